@@ -3,8 +3,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+BIN = $(VENV)/bin
+PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
 # Embedding a few hundred texts is quicker without a tokenizer's threads fighting torch's.
 export TOKENIZERS_PARALLELISM = false
@@ -26,7 +26,7 @@ SITE := build/release/site
 BESIDE := bench docs examples tests ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md Makefile README.md \
 	constraints.txt pyproject.toml
 
-.PHONY: demo check quick test lint types layers docs dist wheel tests real clean
+.PHONY: demo check quick newest test lint types layers docs dist wheel tests real clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/testnuc demo
@@ -35,6 +35,15 @@ check: lint types layers quick
 
 # from the source: there is no wheel to wait for
 quick: $(VENV)/.test
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "$(QUICK)"
+
+# The quick tier once more, with the newest Python that is here (pyenv's too).
+NEWEST = $(firstword $(foreach minor,14 13 12 11, \
+	$(shell python3.$(minor) -c 'import sys; print(sys.executable)' 2>/dev/null) \
+	$(wildcard $(HOME)/.pyenv/versions/3.$(minor).*/bin/python3.$(minor))) $(PYTHON))
+newest: VENV := build/newest
+newest:
+	$(MAKE) PYTHON=$(NEWEST) VENV=$(VENV) $(VENV)/.check
 	$(PYTEST) -n $(JOBS) --dist worksteal -m "$(QUICK)"
 
 test: lint types layers docs tests
@@ -95,6 +104,10 @@ $(VENV)/.made:
 $(VENV)/.demo: $(VENV)/.made pyproject.toml constraints.txt
 	@echo "installing into $(VENV): torch is the largest part, a few minutes on a slow line"
 	$(PIP) -e '.[demo]'
+	touch $@
+
+$(VENV)/.check: $(VENV)/.made pyproject.toml constraints.txt
+	$(PIP) -e '.[check]'
 	touch $@
 
 $(VENV)/.test: $(VENV)/.made pyproject.toml constraints.txt

@@ -10,16 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
+from bench.evaluation.neighborhoods import nearest, splits
+from bench.evaluation.recording import Recording, embedded, record
+from testnuc.datasets import Dataset, load
 from testnuc.errors import InvalidInputError
-from testnuc.evaluation import (
-    Dataset,
-    Recording,
-    embedded,
-    load,
-    nearest,
-    record,
-    splits,
-)
 from testnuc.testing import HashEmbedder, LoopbackLLM
 
 if TYPE_CHECKING:

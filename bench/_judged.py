@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from testnuc._engine.judgment_arrays import default_model
 from testnuc.trust.calibration import chances, fit_trust
-from testnuc.trust.candidates import candidates_of, choose, differing
+from testnuc.trust.candidates import candidates_of, choose, default_model, differing
 from testnuc.trust.certificates import certify
 from testnuc.trust.evidence import Draws
 from testnuc.trust.model import HeadModel

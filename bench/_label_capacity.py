@@ -15,7 +15,7 @@ from testnuc.errors import InvalidInputError
 from testnuc.trust.auto_policy import diagnose
 from testnuc.trust.candidates import candidates_of
 from testnuc.trust.model import Texts, most_texts
-from testnuc.voting import PoolLabels, vote_multilabel, vote_pool
+from testnuc.voting import Labels, vote_multilabel, vote_pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,11 +52,11 @@ def capacity(labels: int, texts: int) -> Report:
     near, similar = _neighbors(vectors, gold)
     # two labels for a text: its own, and one by chance
     sets = np.stack([own, (own + rng.integers(1, labels, texts)) % labels], axis=1)
-    pool = PoolLabels(
+    pool = Labels(
         np.arange(0, 2 * texts + 1, 2, dtype=np.int64),
         sets.ravel().astype(np.int32),
         np.ones(2 * texts, np.float32),
-        np.ones(texts, np.uint8),
+        np.ones(texts, np.bool_),
     )
     steps: dict[str, Callable[[], Any]] = {
         "vote": lambda: vote_pool(near, similar, own, None, own, None, n_classes=labels).label,

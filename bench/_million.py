@@ -10,9 +10,9 @@ import numpy as np
 import orjson
 
 from bench._report import Report
+from bench.evaluation.recording import KnownVectors
 from testnuc import Sampling, TestNUC, Unsure, embedders
 from testnuc.embedders.sentence_transformers import WHEEL_MODEL
-from testnuc.evaluation.recording import KnownVectors
 from testnuc.limits import PICO, Price
 from testnuc.protocols import TokenUsage
 from testnuc.testing import LoopbackLLM

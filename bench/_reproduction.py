@@ -8,16 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bench._answers import dataset_of, recorded, recordings_by_method, vectors_of
-from testnuc.evaluation import (
-    Recording,
-    accuracy_over_k,
-    gold_votes_over_k,
-    paper_accuracy,
-    plot,
-    purity_over_k,
-)
-from testnuc.evaluation.costs import METHODS
-from testnuc.evaluation.plots import frame
+from bench.evaluation.costs import METHODS
+from bench.evaluation.neighborhoods import gold_votes_over_k, purity_over_k
+from bench.evaluation.paper_tables import paper_accuracy
+from bench.evaluation.plots import frame, plot
+from bench.evaluation.recording import Recording
+from bench.evaluation.studies import accuracy_over_k
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,7 +6,6 @@ import contextlib
 import io
 import logging
 import re
-from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +16,10 @@ from bench._report import Report
 from testnuc import Sampling, SyncTestNUC
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from testnuc.testing.formats import count_tokens
-from testnuc.testing.http_connection import json_response
-from testnuc.testing.listener import Listener
+from testnuc.testing.server import HTTPRequest, Response, Server, json_response
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from testnuc.testing.http_connection import HTTPRequest, Response
 
 __all__ = ["against_scikit_llm"]
 
@@ -34,13 +30,14 @@ _REPEATED = 0.2
 _SAMPLE = re.compile(r"Text sample: ```(.*?)```", re.DOTALL)
 
 
-@dataclass(slots=True)
-class _Answers:
+class _Answers(Server):
     """Labels of texts, in the order of the answers, and what was sent."""
 
-    of: Mapping[str, Sequence[str]]
-    calls: int = 0
-    tokens: int = 0
+    def __init__(self, of: Mapping[str, Sequence[str]]) -> None:
+        super().__init__()
+        self._of = of
+        self.calls = 0
+        self.tokens = 0
 
     def respond(self, call: HTTPRequest) -> Response:
         """Answer as scikit-llm asks, in the format of OpenAI."""
@@ -49,7 +46,7 @@ class _Answers:
         self.tokens += sum(count_tokens(len(message["content"])) for message in messages)
         found = _SAMPLE.search(messages[-1]["content"])
         assert found is not None
-        content = orjson.dumps({"label": list(self.of[found[1]])}).decode()
+        content = orjson.dumps({"label": list(self._of[found[1]])}).decode()
         choice = {
             "index": 0,
             "finish_reason": "stop",
@@ -156,18 +153,14 @@ def _by_scikit_llm(
 
     logging.getLogger("httpx").setLevel(logging.WARNING)
     server = _Answers(answers)
-    listener = Listener(server.respond)
-    listener.start_thread()
-    try:
-        SKLLMConfig.set_gpt_url(f"http://127.0.0.1:{listener.port}/v1")
+    with server:
+        SKLLMConfig.set_gpt_url(server.base_url)
         classifier: Any = MultiLabelZeroShotGPTClassifier(
             model="custom_url::test", key="none", org="none"
         )
         classifier.fit(None, [labels])
         with contextlib.redirect_stderr(io.StringIO()):
             made = classifier.predict(texts)
-    finally:
-        listener.stop_thread()
     found = [[str(name) for name in row if name] for row in made.tolist()]
     return server.calls, server.tokens, found
 

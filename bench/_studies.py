@@ -8,10 +8,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from bench._answers import agreement, dataset_of, recorded, recordings_by_method, vectors_of
-from testnuc import TestNUC
-from testnuc.evaluation import (
-    Dataset,
-    Recording,
+from bench.evaluation.costs import METHODS, measure_costs
+from bench.evaluation.paper_tables import paper_accuracy, paper_tables
+from bench.evaluation.plots import plot
+from bench.evaluation.recording import KnownVectors, Recording, record, record_runs
+from bench.evaluation.studies import (
     accuracy_of_the_choice,
     accuracy_over_embedders,
     accuracy_over_k,
@@ -19,16 +20,10 @@ from testnuc.evaluation import (
     accuracy_over_pool_size,
     accuracy_with_foreign_texts,
     consistency,
-    measure_costs,
-    paper_accuracy,
-    paper_tables,
-    plot,
-    record,
-    record_runs,
     voted_runs,
 )
-from testnuc.evaluation.costs import METHODS
-from testnuc.evaluation.recording import KnownVectors
+from testnuc import TestNUC
+from testnuc.datasets import Dataset
 from testnuc.limits import Price
 from testnuc.testing import LoopbackLLM
 

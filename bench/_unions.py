@@ -11,9 +11,11 @@ from bench._recorded import read_recorded
 from testnuc.index import NearestVectors
 from testnuc.trust.evidence import Draws
 from testnuc.trust.head import FOLDS, OneVsRest, fit_one_vs_rest
-from testnuc.trust.label_pairs import LabelPairs, pairs_of
-from testnuc.trust.multilabel import JudgedSets, MultilabelLearned, learn_sets
-from testnuc.voting import PoolLabels, keep_own, vote_multilabel
+from testnuc.trust.judgment import Judged
+from testnuc.trust.label_scores import LabelScores, scores_of
+from testnuc.trust.learned import Learned
+from testnuc.trust.thresholds import learn_thresholds
+from testnuc.voting import Labels, keep_own, vote_multilabel
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,26 +49,42 @@ class Unions:
         """The fold of each text: by chance, as content hashes are."""
         return np.random.default_rng(7).integers(0, FOLDS, len(self.gold))
 
-    def pairs(self) -> tuple[LabelPairs, tuple[OneVsRest, ...]]:
+    def scores(self) -> tuple[LabelScores, tuple[OneVsRest, ...]]:
         """Return what speaks for each label, given by default, and the heads."""
-        pool = PoolLabels.of([[(int(c), None) for c in np.flatnonzero(row)] for row in self.said])
+        pool = _labels(self.said)
         n, n_classes = self.gold.shape
         own = np.arange(n)
         voted = vote_multilabel(self.ids, self.similarities, own, pool, n_classes=n_classes)
         voted = keep_own(voted, own, pool)
         heads = fit_one_vs_rest(self.vectors, self.said.astype(np.float32), self.folds)
-        return pairs_of(voted, pool, self.folds, n_classes, heads, self.vectors), heads
+        return scores_of(voted, pool, self.folds, n_classes, heads, self.vectors), heads
 
     def learned(
-        self, pairs: LabelPairs, heads: tuple[OneVsRest, ...], m: int, seed: int
-    ) -> MultilabelLearned:
+        self, scores: LabelScores, heads: tuple[OneVsRest, ...], m: int, seed: int
+    ) -> Learned:
         """Return what is learned from m texts that are drawn at random."""
         n, n_classes = self.gold.shape
         rows = np.random.default_rng([seed, m]).permutation(n)[:m].astype(np.int64)
-        right = [frozenset(np.flatnonzero(self.gold[row]).tolist()) for row in rows]
-        judged = JudgedSets(rows, right, Draws.at_random(n, m), np.ones(m, dtype=np.bool_))
-        names = [str(c) for c in range(n_classes)]
-        return learn_sets(pairs, judged, names, 0.5, heads)
+        draws, person = Draws.at_random(n, m), np.ones(m, dtype=np.bool_)
+        judged = Judged(rows, _labels(self.gold[rows]), draws, person)
+        lesson = learn_thresholds(scores, judged, n_classes, 0.5, heads)
+        return Learned(
+            labels=tuple(str(c) for c in range(n_classes)),
+            name=lesson.name,
+            rule=lesson.rule,
+            gain=lesson.gain,
+            judged=(),
+            texts=n,
+            trust=lesson.trust,
+            rows=rows,
+            right=lesson.right,
+            person=person,
+            draws=draws,
+        )
+
+
+def _labels(table: NDArray[np.bool_]) -> Labels:
+    return Labels.of([[(int(c), None) for c in np.flatnonzero(row)] for row in table])
 
 
 def _texts(

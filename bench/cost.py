@@ -17,8 +17,8 @@ import orjson
 
 from bench._million import report_of
 from bench._report import Report
+from bench.evaluation.recording import KnownVectors
 from testnuc import Sampling, SmallPoolWarning, TestNUC
-from testnuc.evaluation.recording import KnownVectors
 from testnuc.limits import PICO, Price
 from testnuc.protocols import TokenUsage
 from testnuc.testing import HashEmbedder, LoopbackLLM
@@ -124,11 +124,11 @@ async def _single_texts(data: _Data, k: int, neighbors: str) -> tuple[Usage, int
         await nuc.add(data.pool)
         if neighbors == "stored":
             await nuc.predict_pool()
-        before = nuc.engine.parts.meter.mark()
+        before = nuc._parts.meter.mark()
         results = await nuc.classify_many(data.own)
         _check(llm, nuc)
         voted = {neighbor.text for result in results for neighbor in result.neighbors}
-        return nuc.engine.parts.meter.since(before), len(voted)
+        return nuc._parts.meter.since(before), len(voted)
 
 
 def _check(llm: LoopbackLLM, nuc: TestNUC) -> None:

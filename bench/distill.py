@@ -141,7 +141,8 @@ def _serve(path: Path, dim: int, n_classes: int, pipe: Connection) -> None:
 
     async def main() -> None:
         embedder = Synthetic(dim, n_classes)
-        nuc = client_of({"labels": None, "head": path, "embedder": embedder})
+        head = {"labels": list(Head.load(path).labels), "head": str(path)}
+        nuc = client_of({**head, "embedder": embedder})
         service = Service(nuc, ServerSettings(port=0), page=page_of(nuc))
         urls: list[str] = []
 

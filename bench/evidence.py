@@ -19,7 +19,7 @@ from bench._judged import Judge, chance_of
 from bench._recorded import read_recorded
 from bench._report import Report
 from bench.trust import auroc
-from testnuc.evaluation.scores import calibration_error
+from testnuc.metrics import calibration_error
 from testnuc.trust.certificates import wants_decisions
 
 if TYPE_CHECKING:

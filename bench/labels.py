@@ -18,9 +18,9 @@ import orjson
 
 from bench._label_capacity import capacity
 from bench._report import Report
+from bench.evaluation.recording import KnownVectors
 from testnuc import SmallPoolWarning, TestNUC, embedders
 from testnuc._engine.shortlist import described, nearest_labels, neighbors_labels
-from testnuc.evaluation.recording import KnownVectors
 from testnuc.index import NearestVectors
 from testnuc.labels import LabelSet
 from testnuc.testing import LoopbackLLM

@@ -44,11 +44,11 @@ class _PrecomputedEmbedder:
 def _size(results: Results) -> float:
     """Return the size of the results in MB: neighbors, votes and predictions."""
     rows: Any = results._rows
-    neighborhoods, vote = rows._neighborhoods, rows._result
-    arrays = [neighborhoods.neighbors, neighborhoods.similarities, *neighborhoods.answers()]
-    arrays += [vote.label, vote.share, vote.margin, vote.weight, vote.voters]
+    run, labels = rows._run, rows._labels
+    arrays = [run.batch.neighbors, run.batch.similarities, run.answers.label]
+    arrays += [run.answers.confidence, labels.starts, labels.label, labels.share, labels.known]
     size: float = sum(array.nbytes for array in arrays)
-    size += sum(sys.getsizeof(p) + sys.getsizeof(p.confidence) for p in neighborhoods.predictions)
+    size += sum(sys.getsizeof(p) + sys.getsizeof(p.confidence) for p in run.answers.predictions)
     return size / _MB
 
 

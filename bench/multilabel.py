@@ -18,15 +18,16 @@ from bench._scikit_llm import against_scikit_llm
 from bench._timing import machine
 from bench._unions import SIZES, Unions, recorded_unions, simulated_unions
 from testnuc.trust.head import FOLDS
-from testnuc.voting import PoolLabels, vote_multilabel, vote_pool
+from testnuc.trust.thresholds import Thresholds
+from testnuc.voting import Labels, vote_multilabel, vote_pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
-    from testnuc.trust.label_pairs import LabelPairs
-    from testnuc.trust.multilabel import MultilabelLearned
+    from testnuc.trust.label_scores import LabelScores
+    from testnuc.trust.learned import Learned
 
 #: B, K, C, N of the kernel's cases.
 _SHAPES = {
@@ -44,7 +45,7 @@ _ACCURACIES = (0.8, 0.9)
 _LABELS = 5
 
 
-def _pool(n: int, n_classes: int, random: np.random.Generator) -> PoolLabels:
+def _pool(n: int, n_classes: int, random: np.random.Generator) -> Labels:
     sizes = random.choice(len(SIZES), n, p=SIZES)
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     first = np.repeat(random.integers(0, n_classes, n), sizes)
@@ -52,7 +53,7 @@ def _pool(n: int, n_classes: int, random: np.random.Generator) -> PoolLabels:
     step = np.arange(offsets[-1]) - np.repeat(offsets[:-1], sizes)
     labels = ((first + step) % n_classes).astype(np.int32)
     confidences = random.random(labels.size).astype(np.float32)
-    return PoolLabels(offsets, labels, confidences, np.ones(n, np.uint8))
+    return Labels(offsets, labels, confidences, np.ones(n, np.bool_))
 
 
 def _cpu(run: Callable[[], object], repeats: int) -> float:
@@ -88,7 +89,7 @@ def _kernels(names: list[str], repeats: int) -> Report:
         report.row(
             **{
                 "B,K,C,N": name,
-                "labels a text": float(np.diff(pool.offsets).mean()),
+                "labels a text": float(np.diff(pool.starts).mean()),
                 "one label": one,
                 "several": several,
                 "several / one": several / one,
@@ -114,30 +115,35 @@ def _scores(right: NDArray[np.bool_], given: NDArray[np.bool_]) -> NDArray[np.fl
     )
 
 
-def _table(pairs: LabelPairs, given: NDArray[np.bool_], n_classes: int) -> NDArray[np.bool_]:
-    table = np.zeros((len(pairs), n_classes), np.bool_)
-    table[pairs.rows[given], pairs.labels[given]] = True
+def _table(scores: LabelScores, given: NDArray[np.bool_], n_classes: int) -> NDArray[np.bool_]:
+    table = np.zeros((len(scores), n_classes), np.bool_)
+    table[scores.vote.rows[given], scores.vote.label[given]] = True
     return table
 
 
 def _measured(name: str, data: Unions, draws: int) -> Iterator[dict[str, Any]]:
     """Yield a row for each way to label; judged texts are scored as the others."""
-    (pairs, heads), n_classes = data.pairs(), data.gold.shape[1]
-    ways = {"LLM": data.said, "default": _table(pairs, pairs.given, n_classes)}
+    (scores, heads), n_classes = data.scores(), data.gold.shape[1]
+    ways = {"LLM": data.said, "default": _table(scores, scores.given, n_classes)}
     for threshold in (0.3, 0.5, 0.7):
         limits = np.full((FOLDS, n_classes), threshold, np.float32)
-        ways[f"vote at {threshold:g}"] = _table(pairs, pairs.above(limits), n_classes)
-    ways["head at 0.5"] = _table(pairs, pairs.heads > 0.5, n_classes)
+        ways[f"vote at {threshold:g}"] = _table(scores, scores.above(limits), n_classes)
+    ways["head at 0.5"] = _table(scores, scores.heads > 0.5, n_classes)
     for way, given in ways.items():
         yield _row(name, way, _scores(data.gold, given), "")
     for m in _JUDGED:
-        found = [data.learned(pairs, heads, m, seed) for seed in range(draws)]
-        scores = [
-            _scores(data.gold, _table(pairs, one.apply(pairs).given, n_classes)) for one in found
+        found = [data.learned(scores, heads, m, seed) for seed in range(draws)]
+        means = [
+            _scores(data.gold, _table(scores, _given(one, scores), n_classes)) for one in found
         ]
         chosen = Counter(one.decides for one in found)
         detail = ", ".join(f"{kind} {count}" for kind, count in chosen.most_common())
-        yield _row(name, f"{m} judgments", np.mean(scores, axis=0), detail)
+        yield _row(name, f"{m} judgments", np.mean(means, axis=0), detail)
+
+
+def _given(learned: Learned, scores: LabelScores) -> NDArray[np.bool_]:
+    assert isinstance(learned.rule, Thresholds)
+    return learned.rule.decide(scores).is_given()
 
 
 def _row(name: str, way: str, scores: NDArray[np.float64], chosen: str) -> dict[str, Any]:
@@ -164,10 +170,12 @@ def _gain(sets: Mapping[str, Unions], draws: int) -> Report:
 
 
 def _certified(
-    learned: MultilabelLearned, gold: NDArray[np.bool_], right: NDArray[np.bool_]
+    learned: Learned, gold: NDArray[np.bool_], right: NDArray[np.bool_]
 ) -> Iterator[tuple[str, float, float, float]]:
     """Yield kind, promised accuracy, certified part and true accuracy of each certificate."""
-    frequent = np.argsort(-np.bincount(learned.given_labels), kind="stable")[:_LABELS]
+    rule = learned.rule
+    assert isinstance(rule, Thresholds)
+    frequent = np.argsort(-np.bincount(rule.given_labels), kind="stable")[:_LABELS]
     for accuracy in _ACCURACIES:
         made = learned.certify(accuracy, 0.9)
         inside = learned.trust >= made.trust
@@ -175,20 +183,20 @@ def _certified(
         yield "all labels of a text", accuracy, made.part, true
         for label in frequent.tolist():
             made = learned.certify(accuracy, 0.9, label=learned.labels[label])
-            inside = (learned.given_labels == label) & (learned.given_chances >= made.trust)
-            true = float(gold[learned.given_rows[inside], label].mean()) if made.part else 1.0
+            inside = (rule.given_labels == label) & (rule.given_chances >= made.trust)
+            true = float(gold[rule.given_rows[inside], label].mean()) if made.part else 1.0
             yield "one label", accuracy, made.part, true
 
 
 def _certificates(sets: Mapping[str, Unions], draws: int) -> Report:
     report = Report("certificates", f"### Certificates by {_CERTIFY} judgments, {draws} draws")
     for name, data in sets.items():
-        (pairs, heads), n_classes = data.pairs(), data.gold.shape[1]
+        (scores, heads), n_classes = data.scores(), data.gold.shape[1]
         found: dict[tuple[str, float], list[tuple[float, float]]] = {}
         for seed in range(draws):
-            learned = data.learned(pairs, heads, _CERTIFY, seed)
-            given = learned.apply(pairs).given
-            right = (_table(pairs, given, n_classes) == data.gold).all(1)
+            learned = data.learned(scores, heads, _CERTIFY, seed)
+            given = _given(learned, scores)
+            right = (_table(scores, given, n_classes) == data.gold).all(1)
             for kind, accuracy, part, true in _certified(learned, data.gold, right):
                 found.setdefault((kind, accuracy), []).append((part, true))
         for (kind, accuracy), made in found.items():

@@ -10,11 +10,11 @@ import warnings
 from typing import TYPE_CHECKING
 
 from bench._report import Report
+from bench.evaluation.recording import KnownVectors
 from testnuc import SmallPoolWarning, TestNUC, embedders
 from testnuc._base.checks import hash_text
 from testnuc.embedders.cache import EmbeddingCache
 from testnuc.embedders.sentence_transformers import WHEEL_MODEL
-from testnuc.evaluation.recording import KnownVectors
 from testnuc.index.memory_pool import Pool
 from testnuc.stores.memory import MemoryStore
 from testnuc.testing import serve_in_process

@@ -12,10 +12,11 @@ import numpy as np
 
 from bench._answers import answers_in, dataset_of, file_of
 from bench._report import Report
-from testnuc import TestNUC, vote_curve
-from testnuc.evaluation import PAPER_DATASETS, load
-from testnuc.evaluation.recording import KnownVectors
+from bench.evaluation.recording import KnownVectors
+from testnuc import TestNUC
+from testnuc.datasets import PAPER_DATASETS, load
 from testnuc.testing import LoopbackLLM
+from testnuc.voting import vote_curve
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,7 @@ from bench._clusters import HOW, parts, vectors
 from bench._report import Report
 from bench._timing import machine
 from testnuc._base.checks import hash_text
-from testnuc._engine.neighborhoods import Neighborhoods
+from testnuc._engine.labeling import Labeling
 from testnuc._engine.retrieval import StoredVoters
 from testnuc.protocols import Answer, PoolText, Reply, Request, StoredPrediction
 from testnuc.types import Prediction
@@ -117,7 +117,7 @@ class _Steps:
 
 @contextmanager
 def _voting(steps: _Steps) -> Iterator[None]:
-    vote = Neighborhoods.vote
+    vote = Labeling.labels
 
     def timed(*arguments: Any, **options: Any) -> Any:
         before = time.process_time()
@@ -126,11 +126,11 @@ def _voting(steps: _Steps) -> Iterator[None]:
         finally:
             steps.cpu["vote"] += time.process_time() - before
 
-    Neighborhoods.vote = timed  # type: ignore[method-assign]
+    Labeling.labels = timed  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Neighborhoods.vote = vote  # type: ignore[method-assign]
+        Labeling.labels = vote  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -159,7 +159,7 @@ def _client(store: str | None, embedder: _Embedder, **more: Any) -> testnuc.Test
 
 async def _fill(nuc: testnuc.TestNUC, n: int, dim: int, every: int) -> None:
     """Write pool and predictions directly into the store; every `every`-th text has none."""
-    client = nuc.engine.parts
+    client = nuc._parts
     await client.ready()
     ask, scope = client.predictor.ask, client.predictor.scope
     start = 0
@@ -182,7 +182,7 @@ async def _classify(
     nuc: testnuc.TestNUC, embedder: _Embedder, texts: list[str]
 ) -> dict[str, float]:
     steps = _Steps()
-    parts: Any = nuc.engine.parts
+    parts: Any = nuc._parts
     pipeline = parts.pipeline
     steps.watch(parts.pool, "search", "search")
     steps.watch(pipeline.retriever, "build", "texts")

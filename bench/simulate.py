@@ -1,4 +1,4 @@
-"""Simulation: whole clients in virtual time with faults, by seed; prints broken promises."""
+"""Simulation: whole clients with faults, or with random features, by seed; prints violations."""
 
 from __future__ import annotations
 
@@ -44,11 +44,35 @@ def _run(seeds: range) -> tuple[dict[int, list[str]], Counter[str]]:
     return found, counts
 
 
+def _run_features(seeds: range) -> tuple[dict[int, list[str]], Counter[str]]:
+    """Run clients with random features and operations; return as `_run`."""
+    simulate = import_module("tests.simulation.features").simulate
+    logging.disable(logging.CRITICAL)
+    found: dict[int, list[str]] = {}
+    counts: Counter[str] = Counter()
+    for seed in seeds:
+        try:
+            world = simulate(seed)
+        except Exception as error:  # noqa: BLE001 - printed with its seed
+            found[seed] = [f"the simulation itself failed: {error!r}"]
+            continue
+        if world.broken:
+            found[seed] = world.broken
+        counts["worlds"] += 1
+        counts["operations"] += len(world.trace)
+        counts["calls"] += world.model.calls + world.better.calls
+    return found, counts
+
+
+_WORLDS = {"faults": _run, "features": _run_features}
+
+
 def main(argv: list[str]) -> None:
     """Print the violations and the seed of each; exit code 1 if there are any."""
     parser = argparse.ArgumentParser(prog="python -m bench simulate", description=__doc__)
     parser.add_argument("--seeds", type=int, default=10_000, help="number of seeds")
     parser.add_argument("--start", type=int, default=0, help="the first seed")
+    parser.add_argument("--world", choices=_WORLDS, default="faults", help="what is simulated")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     arguments = parser.parse_args(argv)
     end = arguments.start + arguments.seeds
@@ -58,7 +82,7 @@ def main(argv: list[str]) -> None:
     counts: Counter[str] = Counter()
     context: Any = multiprocessing.get_context("spawn")
     with context.Pool(arguments.jobs) as pool:
-        for found, counted in pool.imap(_run, parts):
+        for found, counted in pool.imap(_WORLDS[arguments.world], parts):
             counts += counted
             broken += len(found)
             for seed, words in found.items():

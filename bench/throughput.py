@@ -22,7 +22,7 @@ from bench._report import Report
 from testnuc.testing import serve_in_process
 
 _LABELS = [f"intent number {i}" for i in range(77)]
-_CLIENTS = ("aiohttp", "testnuc", "testnuc-sqlite", "openai", "litellm")
+_CLIENTS = ("aiohttp", "testnuc", "classify_many", "testnuc-sqlite", "openai", "litellm")
 #: Divisor of the number of calls for slow clients.
 _SLOW = {"openai": 8, "litellm": 12}
 #: Timeout of a client in seconds; it is reported and not run again.
@@ -89,8 +89,13 @@ def _body(system: str, user: str) -> dict[str, Any]:
     }
 
 
-async def _testnuc(base_url: str, texts: list[str], concurrency: int, store: Any = None) -> int:
-    """Run the full path of testnuc: limits, retries, single-flight, store, encode, parse."""
+async def _testnuc(
+    base_url: str, texts: list[str], concurrency: int, store: Any = None, *, many: bool = False
+) -> int:
+    """Run the full path of testnuc: limits, retries, single-flight, store, encode, parse.
+
+    `many`: from `classify_many` to results, embeddings included; without it, the calls alone.
+    """
     from testnuc import TestNUC
     from testnuc.testing import HashEmbedder
 
@@ -102,12 +107,15 @@ async def _testnuc(base_url: str, texts: list[str], concurrency: int, store: Any
         embedder=HashEmbedder(),
         store=store,
         max_concurrency=concurrency,
+        k=0 if many else None,
     ) as nuc:
+        if many:
+            return sum(label in _LABELS for label in (await nuc.classify_many(texts)).labels)
         # calls only, without embedding and retrieval
         from testnuc._base.checks import hash_text
 
         labeled = 0
-        scheduler, predictor = nuc.engine.parts.scheduler, nuc.engine.parts.predictor
+        scheduler, predictor = nuc._parts.scheduler, nuc._parts.predictor
         asks = (predictor.ask(text, hash_text(text), i) for i, text in enumerate(texts))
         async with aclosing(scheduler.run(asks)) as outcomes:
             async for _, outcome in outcomes:
@@ -159,6 +167,8 @@ def _child(client: str, base_url: str, n: int, concurrency: int, loop: str) -> N
                 return await _aiohttp(base, given, c)
             if client == "testnuc":
                 return await _testnuc(base, given, c)
+            if client == "classify_many":
+                return await _testnuc(base, given, c, many=True)
             if client == "testnuc-sqlite":
                 return await _testnuc(base, given, c, Path(folder.name) / "bench.db")
             return await _sdk(base, given, c, client)
@@ -209,7 +219,7 @@ def _measure(
 def _usable(client: str) -> bool:
     if client == "testnuc-sqlite":
         return find_spec("testnuc.stores.sqlite") is not None
-    return client in ("aiohttp", "testnuc") or find_spec(client) is not None
+    return client in ("aiohttp", "testnuc", "classify_many") or find_spec(client) is not None
 
 
 def _compare(

@@ -13,8 +13,8 @@ import numpy as np
 import orjson
 
 from bench._report import Report
-from testnuc.evaluation.scores import calibration_error
 from testnuc.index import NearestVectors
+from testnuc.metrics import calibration_error
 from testnuc.trust import MAX_NEIGHBORS, correct, diagnose, factors
 from testnuc.voting import VotePolicy, VoteResult, vote_pool
 

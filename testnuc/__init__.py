@@ -25,31 +25,12 @@ from testnuc._version import __version__ as __version__
 if TYPE_CHECKING:
     from testnuc.client import TestNUC
     from testnuc.errors import (
-        AuthenticationError,
-        BadRequestError,
         BudgetExceededError,
-        CallTimeoutError,
-        ConfigurationError,
-        ConnectionFailedError,
-        ContentRefusedError,
-        EmbeddingError,
-        EmptyReplyError,
         InvalidInputError,
-        MismatchedReplyError,
-        MissingDependencyError,
-        NotAnsweredError,
         ProviderError,
-        QuotaExceededError,
-        RateLimitedError,
-        RefusalError,
-        ReplyError,
-        ServerError,
         SmallPoolWarning,
         StoreError,
         TestNUCError,
-        TruncatedReplyError,
-        UnknownModelError,
-        UnreadableReplyError,
     )
     from testnuc.head import Head
     from testnuc.label_tree import LabelTree
@@ -66,37 +47,19 @@ if TYPE_CHECKING:
     )
     from testnuc.providers.anthropic import Anthropic
     from testnuc.providers.openai import OpenAI
-    from testnuc.report import read_marks
     from testnuc.results import Results
-    from testnuc.scoring import Comparison, Evaluation, Measured, compare
     from testnuc.sync import SyncTestNUC
-    from testnuc.trust import (
-        Certificate,
-        Diagnosis,
-        JoinedReview,
-        Learned,
-        MultilabelLearned,
-        Review,
-        ReviewItem,
-        ReviewReason,
-        Unsure,
-        join_reviews,
-        review_queue,
-    )
+    from testnuc.trust import Certificate, Learned, Review, Unsure
     from testnuc.types import (
         Classification,
         Estimate,
-        LaneEstimate,
         MultilabelClassification,
-        MultilabelPrediction,
         Neighbor,
-        PoolStats,
         Prediction,
-        Reason,
         TreeClassification,
         Usage,
     )
-    from testnuc.voting import VotePolicy, VoteResult, decided, vote, vote_curve, vote_pool
+    from testnuc.voting import VotePolicy
 
 # a library leaves the handling of its log records to the application
 logging.getLogger(__name__).addHandler(logging.NullHandler())
@@ -105,31 +68,12 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 _HOMES = {
     "client": ("TestNUC",),
     "errors": (
-        "AuthenticationError",
-        "BadRequestError",
         "BudgetExceededError",
-        "CallTimeoutError",
-        "ConfigurationError",
-        "ConnectionFailedError",
-        "ContentRefusedError",
-        "EmbeddingError",
-        "EmptyReplyError",
         "InvalidInputError",
-        "MismatchedReplyError",
-        "MissingDependencyError",
-        "NotAnsweredError",
         "ProviderError",
-        "QuotaExceededError",
-        "RateLimitedError",
-        "RefusalError",
-        "ReplyError",
-        "ServerError",
         "SmallPoolWarning",
         "StoreError",
         "TestNUCError",
-        "TruncatedReplyError",
-        "UnknownModelError",
-        "UnreadableReplyError",
     ),
     "head": ("Head",),
     "label_tree": ("LabelTree",),
@@ -146,93 +90,59 @@ _HOMES = {
     ),
     "providers.anthropic": ("Anthropic",),
     "providers.openai": ("OpenAI",),
-    "report": ("read_marks",),
     "results": ("Results",),
-    "scoring": ("Comparison", "Evaluation", "Measured", "compare"),
     "sync": ("SyncTestNUC",),
-    "trust": (
-        "Certificate",
-        "Diagnosis",
-        "JoinedReview",
-        "Learned",
-        "MultilabelLearned",
-        "Review",
-        "ReviewItem",
-        "ReviewReason",
-        "join_reviews",
-        "Unsure",
-        "review_queue",
-    ),
+    "trust": ("Certificate", "Learned", "Review", "Unsure"),
     "types": (
         "Classification",
         "Estimate",
-        "LaneEstimate",
         "MultilabelClassification",
-        "MultilabelPrediction",
         "Neighbor",
-        "PoolStats",
         "Prediction",
-        "Reason",
         "TreeClassification",
         "Usage",
     ),
-    "voting": ("VotePolicy", "VoteResult", "decided", "vote", "vote_curve", "vote_pool"),
+    "voting": ("VotePolicy",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
+#: Where the other public names are.
+_MODULES = (
+    "datasets",
+    "errors",
+    "metrics",
+    "results",
+    "review",
+    "scoring",
+    "trust",
+    "types",
+    "voting",
+)
 
 __all__ = [
     "Anthropic",
-    "AuthenticationError",
-    "BadRequestError",
     "BatchPolicy",
     "BestOfN",
     "Budget",
     "BudgetExceededError",
-    "CallTimeoutError",
     "Certificate",
     "Classification",
-    "Comparison",
-    "ConfigurationError",
-    "ConnectionFailedError",
-    "ContentRefusedError",
-    "Diagnosis",
-    "EmbeddingError",
-    "EmptyReplyError",
     "Estimate",
-    "Evaluation",
     "Head",
     "InvalidInputError",
-    "JoinedReview",
     "LabelSet",
     "LabelTree",
-    "LaneEstimate",
     "Learned",
-    "Measured",
-    "MismatchedReplyError",
-    "MissingDependencyError",
     "MultilabelClassification",
-    "MultilabelLearned",
-    "MultilabelPrediction",
     "Neighbor",
-    "NotAnsweredError",
     "OpenAI",
-    "PoolStats",
     "Prediction",
     "ProviderError",
-    "QuotaExceededError",
     "RateLimit",
-    "RateLimitedError",
-    "Reason",
-    "RefusalError",
-    "ReplyError",
     "Results",
     "RetryPolicy",
     "Review",
-    "ReviewItem",
-    "ReviewReason",
     "Sampling",
     "SelfConsistency",
-    "ServerError",
     "SmallPoolWarning",
     "StandardPrompting",
     "StoreError",
@@ -242,33 +152,23 @@ __all__ = [
     "TopKICL",
     "TopKICLP",
     "TreeClassification",
-    "TruncatedReplyError",
-    "UnknownModelError",
-    "UnreadableReplyError",
     "Unsure",
     "Usage",
     "VotePolicy",
-    "VoteResult",
     "WeightedBestOfN",
-    "compare",
-    "decided",
-    "join_reviews",
-    "read_marks",
-    "review_queue",
-    "vote",
-    "vote_curve",
-    "vote_pool",
 ]
 
 
 def __getattr__(name: str) -> object:
-    home = _HOME.get(name)
-    if home is None:
+    if name in _HOME:
+        value: object = getattr(import_module(f"testnuc.{_HOME[name]}"), name)
+    elif name in _MODULES:
+        return import_module(f"testnuc.{name}")
+    else:
         raise AttributeError(f"module 'testnuc' has no attribute {name!r}")
-    value: object = getattr(import_module(f"testnuc.{home}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return list(__all__)

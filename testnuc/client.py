@@ -2,32 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
+import asyncio
+import logging
+import time
+from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from testnuc._engine.components import Components
-from testnuc._engine.engine import Engine
-from testnuc._engine.parameters import refuse_flat_names
-from testnuc.limits import BatchPolicy, Budget, RateLimit, RetryPolicy
-from testnuc.methods import Sampling
-from testnuc.progress import Observer
-from testnuc.protocols import WireProvider
+from testnuc._base.checks import checked_whole, hash_text, valid_text
+from testnuc._engine.components import Components, Internals
+from testnuc._engine.distilling import distill
+from testnuc._engine.escalation import Escalation
+from testnuc._engine.inputs import checked_texts, distinct, labeled
+from testnuc._engine.learning import Learning
+from testnuc._engine.parameters import takes_arguments_of
+from testnuc._engine.reporting import compare, coverage, shown, summarize, warn_of_few
+from testnuc._engine.retrieval import known_labels
+from testnuc._engine.rows import Rows, classification
+from testnuc._engine.streaming import stream_windows
+from testnuc.errors import InvalidInputError, with_note
+from testnuc.progress import Counter
+from testnuc.protocols import PoolText
 from testnuc.results import Results
 from testnuc.scoring import Evaluation, checked_gold, evaluated
-from testnuc.types import Classification, Estimate, PoolStats, Usage
+from testnuc.transport.telemetry import operation
+from testnuc.trust import Review
+from testnuc.types import PoolStats
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
     from types import TracebackType
 
     from testnuc.head import Head
     from testnuc.labels import LabelSet
-    from testnuc.protocols import APIKey, Embedder, Method, Provider, Store
-    from testnuc.trust import Diagnosis, Learned, MultilabelLearned, Review, Unsure
+    from testnuc.progress import Observer
+    from testnuc.protocols import Provider, WireProvider
+    from testnuc.trust import Diagnosis, Learned
+    from testnuc.types import Classification, Estimate, Usage
     from testnuc.voting import VotePolicy
 
-__all__ = ["TestNUC"]
+__all__ = ["TestNUC", "parts_of"]
+
+_log = logging.getLogger("testnuc.client")
+
+#: Texts embedded between two turns of the event loop.
+_TURN = 1_024
 
 
 class TestNUC:
@@ -152,65 +172,14 @@ class TestNUC:
 
     __test__ = False
 
-    @refuse_flat_names
-    def __init__(
-        self,
-        labels: Sequence[str] | Mapping[str, Any],
-        model: str | Provider | WireProvider = "openai/gpt-4o-mini",
-        *,
-        base_url: str | None = None,
-        api_key: APIKey | None = None,
-        embedder: str | Embedder = "sentence-transformers/all-MiniLM-L6-v2",
-        store: str | os.PathLike[str] | Store | None = None,
-        k: int | None = None,
-        policy: str | VotePolicy = "auto",
-        instructions: str | None = None,
-        none_label: str | None = None,
-        multilabel: bool = False,
-        shortlist: int | str | None = "auto",
-        method: Method | None = None,
-        sampling: Sampling | None = None,
-        neighbors: Literal["predict", "stored"] = "predict",
-        join_pool: bool = True,
-        rate_limit: RateLimit | None = None,
-        max_concurrency: int = 64,
-        retry: RetryPolicy | None = None,
-        budget: Budget | None = None,
-        batches: BatchPolicy | None = None,
-        referee: str | Provider | WireProvider | None = None,
-        escalate: float = 0.0,
-        ask: str | Unsure = "all",
-        head: str | os.PathLike[str] | Head | None = None,
-    ) -> None:
-        parts = Components(
-            labels,
-            model,
-            base_url=base_url,
-            api_key=api_key,
-            embedder=embedder,
-            store=store,
-            k=k,
-            policy=policy,
-            instructions=instructions,
-            none_label=none_label,
-            multilabel=multilabel,
-            shortlist=shortlist,
-            method=method,
-            sampling=sampling,
-            neighbors=neighbors,
-            join_pool=join_pool,
-            rate_limit=rate_limit,
-            max_concurrency=max_concurrency,
-            retry=retry,
-            budget=budget,
-            batches=batches,
-            referee=referee,
-            escalate=escalate,
-            ask=ask,
-            head=head,
-        )
-        #: For the command line and benchmarks; no part of the public interface.
-        self.engine = Engine(parts)
+    #: Subclasses have others: the scikit-learn classifier, and tests.
+    _internals = Internals()
+
+    @takes_arguments_of(Components.__init__)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._parts = parts = Components(self._internals, *args, **kwargs)
+        self._learning = Learning(parts)
+        self._escalation = Escalation(parts, self._learning)
         self.labels: LabelSet = parts.labels
         self.model = parts.model
 
@@ -219,10 +188,15 @@ class TestNUC:
 
     def __len__(self) -> int:
         """Return the number of texts in the pool."""
-        return len(self.engine)
+        return len(self._parts.pool)
 
     async def __aenter__(self) -> Self:
-        await self.engine.parts.ready()
+        try:
+            await self._ready()
+        except BaseException:
+            # nobody else closes what is open already: `__aexit__` is not called
+            await self.aclose()
+            raise
         return self
 
     async def __aexit__(
@@ -235,23 +209,26 @@ class TestNUC:
 
     async def aclose(self) -> None:
         """Wait a few seconds for calls in flight, store their answers, and close everything."""
-        await self.engine.aclose()
+        await self._parts.aclose(self._escalation.aclose)
+
+    async def _ready(self, lane: str = "live") -> None:
+        """Open everything; what was learned is read once the store is open."""
+        await self._parts.ready(lane, opened=self._learning.load)
 
     @property
-    def policy(self) -> VotePolicy | None:
-        """The vote policy; None: decided from the predictions, or by `learn`."""
-        settings = self.engine.settings
-        return None if settings.careful else settings.policy
+    def policy(self) -> VotePolicy:
+        """The vote policy, as it was given; "auto" is `VotePolicy.auto`."""
+        return self._parts.policy
 
     @property
     def k(self) -> int:
         """Number of neighbors retrieved for a text."""
-        return self.engine.settings.k
+        return self._parts.pipeline.settings.k
 
     @property
     def usage(self) -> Usage:
         """Calls, tokens and US dollars that this client has spent so far."""
-        return self.engine.usage
+        return self._parts.meter.since()
 
     async def add(
         self, texts: Iterable[str], labels: Sequence[str] | Sequence[Sequence[str]] | None = None
@@ -273,7 +250,25 @@ class TestNUC:
             The embedder rejected some texts (the error of the first is raised); all others were
             added.
         """
-        await self.engine.add(texts, labels)
+        parts = self._parts
+        entries, places = await distinct(await checked_texts(texts))
+        if labels is not None:
+            entries = labeled(entries, places, labels, parts.labels)
+        await self._ready()
+        failed: list[Exception] = []
+        for start in range(0, len(entries), _TURN):
+            part = entries[start : start + _TURN]
+            vectors, rejected = await parts.embedding.each(
+                [e.text for e in part], [e.hash for e in part]
+            )
+            failed += rejected.values()
+            rows = [at for at in range(len(part)) if at not in rejected]
+            if rows:
+                await parts.pool.add([part[row] for row in rows], vectors[rows])
+        if failed:
+            raise with_note(
+                failed[0], f"{len(failed):,} of {len(entries):,} texts were not added, the rest was"
+            )
 
     async def remove(self, texts: Iterable[str]) -> int:
         """Remove texts from the pool; their predictions stay stored.
@@ -283,7 +278,12 @@ class TestNUC:
         int
             How many of them were in the pool.
         """
-        return await self.engine.remove(texts)
+        entries, _ = await distinct(await checked_texts(texts))
+        await self._ready()
+        removed = await self._parts.pool.remove([entry.hash for entry in entries])
+        if removed:
+            self._parts.pipeline.pool_predictions.forget_diagnosis()
+        return removed
 
     async def forget(self, *, model: str | None = None) -> int:
         """Delete stored predictions, so that the LLM is called again.
@@ -299,11 +299,25 @@ class TestNUC:
         int
             How many predictions were deleted.
         """
-        return await self.engine.forget(model=model)
+        parts = self._parts
+        await self._ready()
+        if model is None:
+            gone = await parts.store.forget(scope=parts.predictor.scope)
+        else:
+            gone = await parts.store.forget(model=model)
+        if model in {None, self.model}:
+            parts.predictor.forget()
+        parts.pipeline.pool_predictions.forget_diagnosis()
+        return gone
 
     async def stats(self) -> PoolStats:
         """Return the size of the pool, and the number of stored predictions of this client."""
-        return await self.engine.stats()
+        parts = self._parts
+        await self._ready()
+        predicted = await parts.store.count(parts.predictor.scope)
+        known = await known_labels(parts.pool)
+        foreign = sum(not self.labels.knows(label) for label in known.values())
+        return PoolStats(len(self), predicted, self.model, len(self.labels.names), foreign)
 
     async def predict_pool(
         self, *, progress: bool = False, lane: Literal["live", "batch"] = "live"
@@ -322,7 +336,12 @@ class TestNUC:
         ProviderError
             No call can succeed: a wrong key, an unknown model.
         """
-        await self.engine.predict_pool(progress=progress, lane=lane)
+        await self._ready(lane)
+        with shown(self._parts, len(self), progress=progress) as bar:
+            bar.stage("asking" if lane == "live" else "waiting for batches")
+            async with aclosing(self._parts.pipeline.predict_pool(lane)) as answered:
+                async for texts in answered:
+                    bar.advance(texts)
 
     async def estimate(self, texts: Iterable[str]) -> Estimate:
         """Estimate calls, tokens, US dollars and time of `classify_many` before anything is sent.
@@ -350,7 +369,13 @@ class TestNUC:
         InvalidInputError
             A text is empty or not a string.
         """
-        return await self.engine.estimate(texts)
+        entries, _ = await distinct(await checked_texts(texts))
+        await self._ready()
+        estimate = await self._parts.estimator.usage(entries, self._parts.pipeline.settings)
+        if self._escalation.referee is None:
+            return estimate
+        calls, usd = await self._escalation.cost(entries)
+        return replace(estimate, referee_calls=calls, referee_usd=usd)
 
     async def classify(self, text: str) -> Classification:
         """Label one text by the vote of the pool's nearest texts.
@@ -366,7 +391,24 @@ class TestNUC:
             The text gets no label. If neighbors can vote, a failed call does not raise: it is the
             result's ``error``.
         """
-        return await self.engine.classify(text)
+        problem = valid_text(text)
+        if problem is not None:
+            raise InvalidInputError(f"the text {problem}")
+        await self._ready()
+        parts, pipeline = self._parts, self._parts.pipeline
+        entry = PoolText(text, hash_text(text))
+        with operation(parts.telemetry, "classify", model=self.model) as span:
+            run = await pipeline.prepare([entry], together=False, partial=True)
+            stopped = await pipeline.complete(run, waves=True)
+            warn_of_few(parts, run)
+            await pipeline.settle(run, stopped=stopped is not None, together=False)
+            result = classification(run, 0, 0, text)
+            span.set(voters=result.voters, trust=result.trust)
+            if parts.telemetry is not None:
+                parts.telemetry.texts("unlabeled" if result.label is None else "labeled", 1)
+            if result.label is None and result.error is not None:
+                raise result.error
+        return result
 
     async def classify_many(
         self,
@@ -404,7 +446,68 @@ class TestNUC:
         ProviderError
             No call can succeed: a wrong key, an unknown model.
         """
-        return await self.engine.classify_many(texts, progress=progress, lane=lane)
+        parts, pipeline, referee = self._parts, self._parts.pipeline, self._escalation.referee
+        given = await checked_texts(texts)
+        await self._ready(lane)
+        before, started = parts.meter.mark(), time.perf_counter()
+        refereed = None if referee is None else referee.meter.mark()
+        entries, places = await distinct(given)
+        facts = {"model": self.model, "lane": lane, "texts": len(given), "distinct": len(entries)}
+        with operation(parts.telemetry, "classify_many", **facts) as span:
+            with shown(parts, len(entries), progress=progress) as bar:
+                bar.stage("embedding")
+                counter = Counter(bar)
+                with operation(parts.telemetry, "prepare"):
+                    run = await pipeline.prepare(
+                        entries,
+                        together=True,
+                        ask_first=lane == "live",
+                        partial=True,
+                        # optional, so that observers written for 0.1.0 still count texts once
+                        on_embedded=getattr(bar, "embedded", int),
+                        on_answered=counter.add,
+                    )
+                bar.stage("asking" if lane == "live" else "waiting for batches")
+                known = sum(map(run.answers.has_outcome, range(len(entries))))
+                if known > counter.done:
+                    bar.advance(known - counter.done)
+                with operation(parts.telemetry, "predict"):
+                    # a wave in the batch lane can take a day
+                    waves = not pipeline.join_pool and lane == "live"
+                    stopped = await pipeline.complete(
+                        run, waves=waves, lane=lane, on_own=bar.advance
+                    )
+                if stopped is None:
+                    bar.advance(run.labeling.n_skipped)
+                    await compare(parts, run, lane)
+                else:
+                    _log.warning("the run stopped early: %s: %s", type(stopped).__name__, stopped)
+            warn_of_few(parts, run)
+            run, escalated = await self._escalation.settle(run, stopped=stopped is not None)
+            with operation(parts.telemetry, "vote"):
+                rows = await asyncio.to_thread(Rows, run, given, places)
+            usage, seconds = parts.meter.since(before), time.perf_counter() - started
+            span.set(calls=usage.calls, store_hits=usage.store_hits, usd=usage.usd)
+        taught, covered = run.votes.settings.learned, coverage(parts, run)
+        results = Results(
+            rows,
+            usage,
+            seconds,
+            model=self.model,
+            choices=self.labels.names,
+            descriptions=self.labels.descriptions,
+            instructions=parts.instructions,
+            stopped=stopped,
+            diagnosis=run.votes.diagnosis,
+            # what it proves takes time to compute
+            learned=None if taught is None else await asyncio.to_thread(str, taught),
+            escalated=escalated,
+            notes=list(filter(None, run.notes)),
+            coverage=covered,
+            referee_usage=None if referee is None else referee.meter.since(refereed),
+        )
+        summarize(parts, results, len(entries))
+        return results
 
     async def evaluate(
         self,
@@ -436,7 +539,7 @@ class TestNUC:
         gold = checked_gold(given, list(labels), self.labels.names)
         return evaluated(await self.classify_many(given, progress=progress), gold)
 
-    def stream(
+    async def stream(
         self, texts: Iterable[str] | AsyncIterable[str], *, window: int = 4_096
     ) -> AsyncGenerator[Classification, None]:
         """Label texts from any iterable in bounded memory; yields results as they finish.
@@ -454,7 +557,13 @@ class TestNUC:
             In completion order; ``.index`` is the position of the text. An invalid text yields a
             result with ``.error``.
         """
-        return self.engine.stream(texts, window=window)
+        checked_whole("window", window, least=1)
+        await self._ready()
+        # closed together with this generator, so that no calls are made for unread results
+        windows = stream_windows(self._parts.pipeline, texts, window, self._escalation)
+        async with aclosing(windows) as results:
+            async for result in results:
+                yield result
 
     async def diagnose(self) -> Diagnosis:
         """Judge from the pool's predictions, without labels, whether a vote would help.
@@ -462,7 +571,14 @@ class TestNUC:
         Makes no call: it reads the predictions that `classify_many`, `stream` or `predict_pool`
         stored. ``print`` the result, or call its ``plot()``.
         """
-        return await self.engine.diagnose()
+        if self.labels.multilabel:
+            raise InvalidInputError(
+                "diagnose does not support multilabel=True: it compares single labels; judge some "
+                "texts instead, with `review` and `learn`"
+            )
+        await self._ready()
+        pipeline = self._parts.pipeline
+        return await pipeline.pool_predictions.diagnose(pipeline.settings)
 
     async def review(self, n: int = 50, goal: str | None = None, *, seed: int = 0) -> Review:
         """Draw texts of the pool to be judged by a person, or by a better model.
@@ -492,7 +608,10 @@ class TestNUC:
         InvalidInputError
             The pool has too few texts with a prediction.
         """
-        return await self.engine.review(n, goal, seed)
+        await self._ready()
+        review = await self._learning.review(n, goal, seed)
+        review.asks = self._ask
+        return review
 
     async def ask(
         self,
@@ -512,26 +631,30 @@ class TestNUC:
         shown : {"all", "candidates"}
             The labels that it chooses from: all, or those that a candidate gives to the text.
         """
-        await self.engine.ask(review, model, shown)
+        await self._ask(review, model, shown)
+
+    async def _ask(self, review: Review, model: Any, shown: str) -> None:
+        await self._ready()
+        await self._escalation.ask(review, model, shown)
 
     @property
-    def learned(self) -> Learned | MultilabelLearned | None:
+    def learned(self) -> Learned | None:
         """What was learned from judged texts, here or by an earlier run; None: nothing.
 
         A store is read when the client is opened.
         """
-        return self.engine.learned
+        return self._learning.learned
 
     @property
     def referee_usage(self) -> Usage:
         """Calls, tokens and US dollars of referees so far; they are not part of `usage`."""
-        return self.engine.referee_usage
+        return self._escalation.usage
 
     async def learn(
         self,
         texts: Review | Iterable[str],
         labels: Sequence[str | None] | Sequence[Sequence[str]] | None = None,
-    ) -> Learned | MultilabelLearned:
+    ) -> Learned:
         """Learn from judged texts how to label, and what trust means.
 
         Of several ways to label (the LLM's own labels, the vote, and models of your texts) that one
@@ -550,7 +673,7 @@ class TestNUC:
 
         Returns
         -------
-        Learned, or with ``multilabel=True`` MultilabelLearned
+        Learned
             ``print`` it.
 
         Raises
@@ -558,7 +681,13 @@ class TestNUC:
         InvalidInputError
             A text is invalid, or a label is not in the set.
         """
-        return await self.engine.learn(texts, labels)
+        if (labels is None) is not isinstance(texts, Review):
+            raise InvalidInputError("give a review, or texts and their labels")
+        await self._ready()
+        if isinstance(texts, Review):
+            return await self._learning.learn_from(texts)
+        assert labels is not None
+        return await self._learning.learn_labels(texts, labels)
 
     async def distill(self, path: str | os.PathLike[str]) -> Head:
         """Train a head on the labels that the pool has now, and write it to a file.
@@ -580,8 +709,17 @@ class TestNUC:
         InvalidInputError
             The pool has too few texts with a prediction, or the file cannot be written.
         """
-        return await self.engine.distill(path)
+        await self._ready()
+        head = await distill(self._parts)
+        await asyncio.to_thread(head.save, path)
+        return head
 
     async def unlearn(self) -> bool:
         """Forget what was learned, here and in the store; returns whether there was anything."""
-        return await self.engine.unlearn()
+        await self._ready()
+        return await self._learning.unlearn()
+
+
+def parts_of(client: TestNUC) -> Components:
+    """Return what a client is made of, for the command line and the service."""
+    return client._parts  # noqa: SLF001 - of this module

@@ -7,9 +7,9 @@
       ConfigurationError                 a key, a file or a setting is missing or invalid
         MissingDependencyError (ImportError)   an optional package is not installed
       ProviderError                      the LLM provider did not return a usable answer
-        AuthenticationError              401, 403: invalid API key; stops the run
-        UnknownModelError                404: unknown model or endpoint; stops the run
-        BadRequestError                  400, 413, 422 ..: request rejected; stops the run
+        AuthenticationError              401, 403: invalid API key; stops the run*
+        UnknownModelError                404: unknown model or endpoint; stops the run*
+        BadRequestError                  400, 413, 422 ..: request rejected; stops the run*
           ContentRefusedError            the provider's content filter rejected this text
         RateLimitedError                 429: too many requests
           QuotaExceededError             429 that a retry cannot fix; stops the run
@@ -29,6 +29,9 @@
 
 Do not parse messages: the attributes of `ProviderError` hold status, request id and attempts. The
 only warning is `SmallPoolWarning`.
+
+Once other texts were answered, those marked with * are errors of single texts, and the run
+goes on. It stops when twenty calls in a row fail with a 401, 403 or 404, as with an expired key.
 """
 
 from __future__ import annotations
@@ -63,6 +66,13 @@ __all__ = [
     "UnknownModelError",
     "UnreadableReplyError",
 ]
+
+
+def printable(text: str) -> str:
+    """Return a text in one line, without the characters that control a terminal or a log."""
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else " " for c in text)
+    return " ".join(text.split())
 
 
 class TestNUCError(Exception):
@@ -114,7 +124,8 @@ class ProviderError(TestNUCError):
         retry_after: float | None = None,
         attempts: int = 1,
     ) -> None:
-        super().__init__(message)
+        # of a server's words none forges a line of a log
+        super().__init__(printable(str(message)))
         self.status_code = status_code
         self.request_id = request_id
         self.retry_after = retry_after
@@ -134,7 +145,7 @@ class UnknownModelError(ProviderError):
 
 
 class BadRequestError(ProviderError):
-    """The provider rejected the request (400, 413, 422 and other 4xx)."""
+    """The provider, or a firewall before it, rejected the request (400, 413, 422, other 4xx)."""
 
     fatal = True
 
@@ -177,7 +188,10 @@ class CallTimeoutError(ProviderError):
 
 
 class NotAnsweredError(ProviderError):
-    """The batch expired or was cancelled before this request was executed; it was not billed."""
+    """The batch ended without a result for this request.
+
+    It was not executed, or the provider does not return its result; the message says which.
+    """
 
     retryable = True
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import logging
 import weakref
-import zipfile
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 import orjson
 
 from testnuc import embedders
+from testnuc._base.arrays import DAMAGED, read_archive
 from testnuc._base.checks import checked_number, hash_text, valid_text
 from testnuc._base.jsonl import write_whole
 from testnuc._base.loop_thread import Background, at_exit
@@ -30,6 +30,7 @@ from testnuc.trust.drift import TrustDrift
 from testnuc.trust.head import OneVsRest, Softmax
 from testnuc.trust.set_rule import SetRule
 from testnuc.types import SEPARATOR, Classification, MultilabelClassification, Usage
+from testnuc.voting import Labels
 
 if TYPE_CHECKING:
     import os
@@ -39,23 +40,13 @@ if TYPE_CHECKING:
 
     from testnuc.protocols import Embedder, Request
 
-__all__ = ["Head", "HeadSets", "TrainedOn", "TrustDrift"]
+__all__ = ["Head", "TrainedOn", "TrustDrift"]
 
 _log = logging.getLogger("testnuc.head")
 
 _VERSION = 1
 #: Texts whose probabilities are in memory at a time.
 _BLOCK = 4_096
-#: What reading raises where a byte of the archive or of its header differs.
-_DAMAGED = (
-    zipfile.BadZipFile,
-    AttributeError,
-    EOFError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
 _TINY = np.float32(1e-4)
 _SURE = 0.9
 #: Labels that are at least this probable are shown with a text that can have several.
@@ -79,25 +70,6 @@ class TrainedOn:
     agreement: float
     #: What trust is calibrated on: "judged texts", or "agreement with the labels".
     calibrated_on: str
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HeadSets:
-    """The labels of n texts by a head, several for each."""
-
-    #: float32[n, C], uncalibrated.
-    probabilities: NDArray[np.float32]
-    #: bool[n, C].
-    given: NDArray[np.bool_]
-    #: float32[n, C], the chance that each label applies.
-    chances: NDArray[np.float32]
-    #: float32[n], the chance that all labels of the text are right.
-    trust: NDArray[np.float32]
-
-    @property
-    def shown(self) -> NDArray[np.bool_]:
-        """The labels that results have a share of: those given, and probable ones; bool[n, C]."""
-        return self.given | (self.probabilities >= _SHOWN)
 
 
 class Head:
@@ -230,7 +202,8 @@ class Head:
         ----------
         path : str or path
         embedder : str or Embedder, optional
-            Needed where the head was trained with an embedder object of your own.
+            Needed where the head was trained with an embedder object of your own, a model in a
+            folder, or one that is neither of OpenAI nor of sentence-transformers.
         least_trust : float, optional
             The trust from which it labels in front of an LLM, 0 to 1; see `Head`.
 
@@ -243,39 +216,63 @@ class Head:
         if least_trust is not None:
             checked_number("least_trust", least_trust, 0, 1)
         try:
-            with np.load(io.BytesIO(Path(path).read_bytes()), allow_pickle=False) as file:
-                header: dict[str, Any] = orjson.loads(file["header"].tobytes())
-                weights = file["weights"].astype(np.float32)
+            raw, stored = read_archive(Path(path).read_bytes(), "header", "weights")
+            header: dict[str, Any] = orjson.loads(raw.tobytes())
             if header["format"] != "testnuc head" or header["version"] != _VERSION:
                 raise InvalidInputError(  # noqa: TRY301
                     f"{path} is not a head that this version of testnuc can read; upgrade testnuc, "
                     "or distill again"
                 )
-            shape = (weights.ndim, weights.shape[-1])
-            if shape != (2, len(header["labels"])) or not np.isfinite(weights).all():
-                raise ValueError("the weights do not fit the labels")
-            given, sets = header["certificate"], header.get("sets")
-            start, slope = header["curve"]
-            made = cls(
-                header["labels"],
-                weights,
-                (float(start), float(slope)),
-                embedder=header["embedder"],
-                trained_on=TrainedOn(**header["trained_on"]),
-                drift=TrustDrift(*header["trust"]),
-                certificate=None if given is None else Certificate(**given),
-                sets=None if sets is None else SetRule.of(sets),
+            made = cls._of(
+                header, stored, None if embedder is None else embedders.resolve(embedder)
             )
         except OSError as exc:
             raise InvalidInputError(f"{path} cannot be read: {exc.strerror or exc}") from exc
         except InvalidInputError:
             raise
-        except _DAMAGED as exc:
+        except DAMAGED as exc:
             # what numpy advises about the file helps no one
             raise InvalidInputError(f"{path} is damaged, or is not a head from `distill`") from exc
-        made.loadable = bool(header["loadable"])
         if least_trust is not None:
             made.least_trust = least_trust
+        return made
+
+    @classmethod
+    def _of(cls, header: dict[str, Any], stored: NDArray[Any], embedder: Embedder | None) -> Self:
+        """Return the head in a file; raises one of `DAMAGED`."""
+        labels, name = header["labels"], header["embedder"]
+        given, sets = header["certificate"], header.get("sets")
+        if stored.dtype.kind != "f":
+            raise ValueError("the weights are no floating-point numbers")
+        with np.errstate(all="ignore"):
+            weights = stored.astype(np.float32)
+        start, slope = map(float, header["curve"])
+        mean, spread, texts = header["trust"]
+        if (
+            not all(isinstance(one, str) for one in [name, *labels])
+            or len(set(labels)) != len(labels)
+            or (weights.ndim, weights.shape[-1]) != (2, len(labels))
+            or not np.isfinite(weights).all()
+        ):
+            raise ValueError("the weights do not fit the labels")
+        made = cls(
+            labels,
+            weights,
+            (start, slope),
+            embedder=name,
+            trained_on=TrainedOn(**header["trained_on"]),
+            drift=TrustDrift(float(mean), float(spread), int(texts)),
+            certificate=None if given is None else Certificate(**given),
+            sets=None if sets is None else SetRule.of(sets),
+        )
+        # else whoever made the file would say what is loaded here
+        made.loadable = bool(header["loadable"]) and embedders.is_known(name)
+        # what is wrong with a value of the header shows when it is used
+        text = np.zeros((1, made.dim), np.float16)
+        rated = made.labels_of(text).trust
+        assert rated is not None
+        if not str(made) or not np.isfinite([made.least_trust, *rated]).all():
+            raise ValueError("trust is not a number")
         if embedder is not None:
             made._embedder = made.checked_embedder(embedders.resolve(embedder))
             made._own_embedder = isinstance(embedder, str)
@@ -326,7 +323,7 @@ class Head:
         self._check(vectors)
         if self.sets is not None:
             raise InvalidInputError(
-                "the head gives several labels for a text; use `predict_sets`, or `predict`"
+                "the head gives several labels for a text; use `labels_of`, or `predict`"
             )
         found = np.empty(len(vectors), dtype=np.int32)
         trust = np.empty(len(vectors), dtype=np.float32)
@@ -343,19 +340,35 @@ class Head:
             found[rows], trust[rows] = label, 1 / (1 + np.exp(-odds))
         return found, trust
 
-    def predict_sets(self, vectors: NDArray[np.floating]) -> HeadSets:
-        """Label embeddings with several labels each.
+    def labels_of(self, vectors: NDArray[np.floating]) -> Labels:
+        """Label embeddings, with one label or several each.
 
         Parameters
         ----------
         vectors : float[n, dim]
             Unit norm.
+
+        Returns
+        -------
+        Labels
+            Of the head's labels by position, with the trust of each text.
         """
-        self._check(vectors)
         if self.sets is None:
-            raise InvalidInputError("the head gives one label for a text; use `predict_vectors`")
+            label, trust = self.predict_vectors(vectors)
+            return Labels.single(label, trust=trust.astype(np.float64))
+        self._check(vectors)
         probabilities = OneVsRest(self.weights).probabilities(vectors.astype(np.float32))
-        return HeadSets(probabilities, *self.sets.apply(probabilities))
+        given, chances, trust = self.sets.apply(probabilities)
+        at = np.nonzero(given | (probabilities >= _SHOWN))
+        return Labels.pairs(
+            len(vectors),
+            at[0],
+            at[1],
+            probabilities[at],
+            given=given[at],
+            chance=chances[at],
+            trust=trust.astype(np.float64),
+        )
 
     def _check(self, vectors: NDArray[np.floating]) -> None:
         if vectors.ndim != 2 or vectors.shape[1] != self.dim:
@@ -395,7 +408,7 @@ class Head:
             if problem is not None:
                 raise InvalidInputError(f"text {at} {problem}")
         vectors, errors = self._embedded(given)
-        rows = self._one_each(given, vectors) if self.sets is None else self._sets(given, vectors)
+        rows = self._records(given, vectors)
         for at, error in errors.items():
             kind = Classification if self.sets is None else MultilabelClassification
             said = {**_by_head(at, given[at]), "source": None}
@@ -412,64 +425,62 @@ class Head:
             notes=() if drift is None else (drift,),
         )
 
-    def _one_each(self, texts: Sequence[str], vectors: NDArray[np.float16]) -> list[Classification]:
-        found, trust = self.predict_vectors(vectors)
-        said = zip(texts, found.tolist(), trust.tolist(), strict=True)
-        return [
-            Classification(label=self.labels[label], trust=chance, **_by_head(at, text))
-            for at, (text, label, chance) in enumerate(said)
-        ]
-
-    def _sets(self, texts: Sequence[str], vectors: NDArray[np.float16]) -> list[Classification]:
+    def _records(self, texts: Sequence[str], vectors: NDArray[np.float16]) -> list[Classification]:
+        if self.sets is None:
+            label, trust = self.predict_vectors(vectors)
+            return [
+                Classification(label=self.labels[one], trust=chance, **_by_head(at, text))
+                for at, (text, one, chance) in enumerate(
+                    zip(texts, label.tolist(), trust.tolist(), strict=True)
+                )
+            ]
         rows: list[Classification] = []
         for start in range(0, len(texts), _BLOCK):
-            found = self.predict_sets(vectors[start : start + _BLOCK])
-            shown = found.shown
+            found = self.labels_of(vectors[start : start + _BLOCK])
             for at, text in enumerate(texts[start : start + _BLOCK]):
-                speaks = np.flatnonzero(shown[at])
-                order = speaks[np.argsort(-found.probabilities[at, speaks], kind="stable")]
-                given = [place for place in order.tolist() if found.given[at, place]]
-                names = [self.labels[place] for place in given]
-                row = MultilabelClassification(
-                    label=SEPARATOR.join(names),
-                    labels=tuple(names),
-                    shares={
-                        self.labels[place]: float(found.probabilities[at, place])
-                        for place in order.tolist()
-                    },
-                    trusts=dict(zip(names, found.chances[at, given].tolist(), strict=True)),
-                    trust=float(found.trust[at]),
-                    **_by_head(start + at, text),
-                )
-                rows.append(row)
+                rows.append(self._record(start + at, text, found.at(np.array([at]))))
         return rows
+
+    def _record(self, index: int, text: str, of: Labels) -> Classification:
+        """Return the classification of one text that can have several labels."""
+        assert of.trust is not None
+        assert of.chance is not None
+        names = [self.labels[one] for one in of.label.tolist()]
+        given = [at for at, passed in enumerate(of.is_given().tolist()) if passed]
+        chosen = tuple(names[at] for at in given)
+        return MultilabelClassification(
+            label=SEPARATOR.join(chosen),
+            labels=chosen,
+            shares=dict(zip(names, of.share.tolist(), strict=True)),
+            trusts=dict(zip(chosen, of.chance[given].tolist(), strict=True)),
+            trust=float(of.trust[0]),
+            **_by_head(index, text),
+        )
 
     async def answer(self, request: Request) -> Reply:
         """Label texts as a provider, with trust as the confidence."""
         vectors = unit(await self._loaded().embed(list(request.texts)))
-        if self.sets is not None:
-            sets = self.predict_sets(vectors)
-            return Reply(
-                tuple(
-                    Answer("", None, tuple((self.labels[c], float(chances[c])) for c in said))
-                    for given, chances in zip(sets.given, sets.chances, strict=True)
-                    for said in [np.flatnonzero(given).tolist()]
-                )
-            )
-        found, trust = self.predict_vectors(vectors)
-        return Reply(
-            tuple(
-                Answer(self.labels[label], chance)
-                for label, chance in zip(found.tolist(), trust.tolist(), strict=True)
-            )
-        )
+        found = self.labels_of(vectors)
+        answers = []
+        for row in range(len(vectors)):
+            of = found.at(np.array([row]))
+            chance = of.trust if self.sets is None else of.chance
+            assert chance is not None
+            said = [
+                (self.labels[label], float(sure))
+                for label, sure, passed in zip(of.label, chance, of.is_given(), strict=True)
+                if passed
+            ]
+            answers.append(Answer(*said[0]) if self.sets is None else Answer("", None, tuple(said)))
+        return Reply(tuple(answers))
 
     def _loaded(self) -> Embedder:
         if self._embedder is None:
             if not self.loadable:
                 raise InvalidInputError(
-                    f"the head was trained with an embedder of your own, {self.embedder!r}; give "
-                    "it, as Head.load(path, embedder=..)"
+                    f"the head was trained with an embedder of your own, {self.embedder!r}, which "
+                    "is not loaded because a file names it; give it, as Head.load(path, "
+                    "embedder=..)"
                 )
             self._embedder, self._own_embedder = embedders.resolve(self.embedder), True
         return self._embedder

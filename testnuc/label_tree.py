@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LabelTree", "flattened", "is_nested"]
 
+#: Levels of nested labels; deeper ones would exhaust the stack.
+_DEEPEST = 32
+
 
 class LabelTree(Mapping[str, str]):
     """Labels in a tree, as a mapping of paths to descriptions.
@@ -145,6 +148,10 @@ def flattened(labels: Mapping[str, Any] | Sequence[Any]) -> dict[str, str]:
 def _walk(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield the paths below a node, with their descriptions."""
     at = f" below {LEVELS.join(path)!r}" if path else ""
+    if len(path) > _DEEPEST:
+        raise InvalidInputError(
+            f"labels are nested deeper than {_DEEPEST} levels{at:.80}; give fewer levels"
+        )
     if isinstance(value, Mapping):
         for name, below in value.items():
             _check(name, at)

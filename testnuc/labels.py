@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from rapidfuzz import fuzz, process
 
 from testnuc.errors import InvalidInputError
+from testnuc.label_matching import fold_case, fold_punctuation, typo_of
 from testnuc.label_tree import LabelTree, flattened, is_nested
 from testnuc.types import SEPARATOR, MultilabelPrediction, Prediction, split_labels
 
 if TYPE_CHECKING:
     from testnuc.protocols import Answer
 
-__all__ = ["LabelSet"]
-
-#: Least similarity (0..1) of a fuzzy match, which must also be the unique best one.
-MIN_RATIO = 0.9
+__all__ = ["LabelSet", "as_stored"]
 
 #: Size of the cache of matched replies.
 CACHE_SIZE = 8192
-
-_DIGITS = re.compile(r"\d+")
 
 #: Unicode categories that a label must not contain.
 _FORBIDDEN = {"Cc": "a control character", "Cs": "a lone surrogate"}
@@ -90,8 +84,8 @@ class LabelSet:
             _check_several(names, none_label)
         elif len(names) < 2:
             raise InvalidInputError(
-                f"labels needs at least two labels, got {names!r}. For a yes-or-no label, add "
-                'none_label="other".'
+                f"labels needs at least two labels, got {names!r}. For a yes-or-no label, add a "
+                "none_label, such as 'other'."
             )
         #: The labels, in the order given; an added `none_label` comes last.
         self.names: tuple[str, ...] = tuple(names)
@@ -101,22 +95,24 @@ class LabelSet:
         # made when it is needed: a prompt of few labels needs none
         self._tree: tuple[LabelTree | None] | None = (None,) if multilabel else None
         self._index = {name: i for i, name in enumerate(self.names)}
-        #: Normalized labels -> position; -1 if two labels share a form, which is then ambiguous.
+        #: Normalized labels -> position; -1 if labels share a form: then only the label itself
+        #: matches.
         self._strict: dict[str, int] = {}
         self._loose: dict[str, int] = {}
         self._matched: dict[str, int | None] = {}
         #: Longer replies are prose, not labels.
         self._too_long = 2 * max(map(len, self.names)) + 100
         for i, name in enumerate(self.names):
-            folded = _fold_case(name)
+            folded = fold_case(name)
             first = self._strict.setdefault(folded, i)
             if first != i:
                 raise InvalidInputError(
                     f"labels {self.names[first]!r} and {name!r} differ in case or white space "
                     "only, which LLMs do not distinguish. Remove or rename one of them."
                 )
-            folded = _fold_punctuation(folded)
-            self._loose[folded] = -1 if folded in self._loose else i
+            folded = fold_punctuation(folded)
+            if folded:  # not ":)"
+                self._loose[folded] = -1 if folded in self._loose else i
 
     @property
     def tree(self) -> LabelTree | None:
@@ -133,9 +129,9 @@ class LabelSet:
         """Return the position of the label that a reply matches, or None.
 
         Tried in order: an exact match; a match without regard to case and white space; a unique
-        match without regard to punctuation; a unique fuzzy match with a similarity (rapidfuzz's
-        ratio of the normalized forms) of at least 0.9 and the same numbers. A reply that matches
-        none is never replaced by a default label.
+        match without regard to punctuation, except where it can carry the meaning (C#, A-, 1.5); a
+        unique match but for a letter that is missing, or too many, inside one word of five letters
+        or more. A reply that matches none is never replaced by a default label.
 
         Parameters
         ----------
@@ -172,32 +168,22 @@ class LabelSet:
         """
         if len(said) > self._too_long:
             return None
-        folded = _fold_case(said)
+        folded = fold_case(said)
         found = self._strict.get(folded)
         if found is None:
-            found = self._loose.get(_fold_punctuation(folded.replace("`", " ")), -1)
+            found = self._loose.get(fold_punctuation(folded.replace("`", " ")), -1)
         return None if found < 0 else found
 
     def _match_folded(self, said: str) -> int | None:
-        folded = _fold_case(said)
+        folded = fold_case(said)
         found = self._strict.get(folded)
         if found is not None:
             return found
-        folded = _fold_punctuation(folded)
-        if not folded:
-            return None
+        folded = fold_punctuation(folded)
         found = self._loose.get(folded)
-        if found is not None:
-            return None if found < 0 else found
-        best = process.extract(
-            folded, self._loose.keys(), scorer=fuzz.ratio, limit=2, score_cutoff=100 * MIN_RATIO
-        )
-        if not best or (len(best) > 1 and best[0][1] == best[1][1]):
-            return None
-        similar = best[0][0]
-        if _DIGITS.findall(similar) != _DIGITS.findall(folded):
-            return None  # "level 1" must not match "level 10"
-        found = self._loose[similar]
+        if found is None:
+            similar = typo_of(folded, self._loose.keys())
+            found = -1 if similar is None else self._loose[similar]
         return None if found < 0 else found
 
     def knows(self, label: str) -> bool:
@@ -232,18 +218,14 @@ class LabelSet:
         """
         if self.multilabel:
             given = answer.labels
-            pairs = ((answer.label, answer.confidence),) if given is None else given
-            return self.several(Prediction(None, None, orjson.dumps(pairs).decode()))
+            return self._several(((answer.label, answer.confidence),) if given is None else given)
         index = self.match(answer.label)
         label = None if index is None else self.names[index]
         said = None if label == answer.label else answer.label
         return Prediction(label, answer.confidence, said)
 
     def several(self, prediction: Prediction) -> MultilabelPrediction:
-        """Return a prediction with its labels, from what was said; a store returns plain ones.
-
-        Labels outside the set are dropped, and of duplicates the largest confidence counts. An
-        answer that has no other labels than those outside abstains.
+        """Return a prediction with its labels; a store returns plain ones, made by `as_stored`.
 
         Parameters
         ----------
@@ -252,11 +234,17 @@ class LabelSet:
         """
         if isinstance(prediction, MultilabelPrediction):
             return prediction
-        said = prediction.said
-        if said is None:
-            pairs = [(name, prediction.confidence) for name in split_labels(prediction.label)]
-        else:
-            pairs = orjson.loads(said)
+        if prediction.said is not None:
+            return self._several(orjson.loads(prediction.said))
+        names = split_labels(prediction.label)
+        return self._several([(name, prediction.confidence) for name in names])
+
+    def _several(self, pairs: Sequence[tuple[str, float | None]]) -> MultilabelPrediction:
+        """Return the prediction of an answer: labels with their confidences.
+
+        Labels outside the set are dropped, and of duplicates the largest confidence counts. An
+        answer that has no other labels than those outside abstains.
+        """
         found: dict[int, float | None] = {}
         outside = []
         for name, confidence in pairs:
@@ -271,7 +259,7 @@ class LabelSet:
         return MultilabelPrediction(
             label=SEPARATOR.join(labels) if labels or not outside else None,
             confidence=min(stated) if stated and len(stated) == len(labels) else None,
-            said=said,
+            said=SEPARATOR.join(outside) or None,
             labels=labels,
             confidences=confidences,
             outside=tuple(outside),
@@ -290,6 +278,18 @@ class LabelSet:
         shown = ", ".join(repr(name) for name in self.names[:5])
         more = f", .. {len(self.names) - 5} more" if len(self.names) > 5 else ""
         return f"LabelSet([{shown}{more}])"
+
+
+def as_stored(prediction: Prediction) -> Prediction:
+    """Return a prediction as stores hold it.
+
+    Several labels are one string, and JSON with the confidence of each: so did version 0.1.0.
+    """
+    if not isinstance(prediction, MultilabelPrediction):
+        return prediction
+    pairs = [*zip(prediction.labels, prediction.confidences, strict=True)]
+    pairs += [(name, None) for name in prediction.outside]
+    return Prediction(prediction.label, prediction.confidence, orjson.dumps(pairs).decode())
 
 
 def _check_several(names: Sequence[str], none_label: str | None) -> None:
@@ -367,18 +367,3 @@ def _check_name(name: object, what: str) -> None:
                 f"{what} {name!r:.200} contains {problem} ({character!a}); a label is one line of "
                 "text. Replace the character with a space."
             )
-
-
-def _fold_case(text: str) -> str:
-    """Normalize case, white space and Unicode composition."""
-    text = unicodedata.normalize("NFKC", text).casefold()
-    return " ".join(unicodedata.normalize("NFKC", text).split())
-
-
-def _fold_punctuation(folded: str) -> str:
-    """Remove punctuation; symbols such as ``+`` and emoji carry meaning and stay."""
-    if folded.isalnum():
-        return folded
-    return " ".join(
-        "".join(" " if unicodedata.category(c)[0] == "P" else c for c in folded).split()
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from testnuc._base.checks import checked_choice, checked_number, checked_whole
 from testnuc._base.display import brief
 from testnuc.errors import InvalidInputError
-from testnuc.protocols import Method
+from testnuc.protocols import Method, implements
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,10 +28,6 @@ __all__ = [
     "WeightedBestOfN",
     "resolve",
 ]
-
-# the modules that version 0.1.0 pickled its methods from
-for _old in ("best_of_n", "self_consistency", "standard", "topk_icl"):
-    sys.modules[f"{__name__}.{_old}"] = sys.modules[__name__]
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +270,7 @@ def resolve(method: Any, *, texts_per_call: int = 1) -> Method:
     """
     if method is None:
         return StandardPrompting()
-    if isinstance(method, type) or not isinstance(method, Method):
+    if isinstance(method, type) or not implements(method, Method):
         raise InvalidInputError(
             f"method is {method!r}; pass an object such as SelfConsistency(n=10) or TopKICL(k=10)"
         )

@@ -14,7 +14,15 @@ if TYPE_CHECKING:
 
     from testnuc.types import Usage
 
-__all__ = ["Counter", "LineProgress", "Observer", "Progress", "Silent", "start_progress"]
+__all__ = [
+    "BarProgress",
+    "Counter",
+    "LineProgress",
+    "Observer",
+    "Silent",
+    "display_of",
+    "start_progress",
+]
 
 #: Seconds between lines.
 _LINE = 10.0
@@ -56,13 +64,18 @@ def start_progress(
         observer = progress
     elif not progress:
         observer = Silent()
-    elif sys.stderr.isatty() or "ipykernel" in sys.modules:
-        observer = Progress()
     else:
-        # redrawn, a bar would fill a log file
-        observer = LineProgress(usage)
+        observer = display_of(usage)
     observer.start(texts)
     return observer
+
+
+def display_of(usage: Callable[[], Usage]) -> LineProgress:
+    """Return what shows the progress of a run: a bar, if it can be redrawn, else lines."""
+    if sys.stderr.isatty() or "ipykernel" in sys.modules:
+        return BarProgress(usage)
+    # redrawn, a bar would fill a log file
+    return LineProgress(usage)
 
 
 class Silent:
@@ -72,49 +85,6 @@ class Silent:
         """Do nothing."""
 
     stage = advance = close = start
-
-
-class Progress:
-    """A tqdm progress bar for the terminal or a notebook."""
-
-    def __init__(self) -> None:
-        self._bar: Any = None
-        self._embedding = False
-        self._done = 0
-
-    def start(self, texts: int) -> None:
-        """Draw the bar, with the number of texts."""
-        from tqdm.auto import tqdm
-
-        self._bar = tqdm(total=texts, unit=" texts", dynamic_ncols=True)
-
-    def stage(self, name: str) -> None:
-        """Show the name of the stage: first the texts embedded are counted, then those answered."""
-        self._embedding = name == "embedding"
-        self._bar.reset()
-        self._bar.set_description(name)
-        if not self._embedding:
-            self._bar.update(self._done)
-
-    def embedded(self, texts: int) -> None:
-        """Count texts with an embedding."""
-        self._bar.update(texts)
-
-    def advance(self, texts: int = 1) -> None:
-        """Count finished texts; also while others are embedded."""
-        self._done += texts
-        if self._embedding:
-            self._bar.set_postfix_str(f"{self._done:,} answered", refresh=False)
-        else:
-            self._bar.update(texts)
-
-    def note(self, error: Exception) -> None:
-        """Show the last error."""
-        self._bar.set_postfix_str(short(error))
-
-    def close(self) -> None:
-        """Close the bar."""
-        self._bar.close()
 
 
 class Counter:
@@ -241,6 +211,38 @@ class LineProgress:
     def _tick(self) -> None:
         self._update()
         self._schedule()
+
+
+class BarProgress(LineProgress):
+    """A tqdm bar on a terminal or in a notebook, with the same figures."""
+
+    every = 0.1
+    _bar: Any = None
+
+    def start(self, texts: int) -> None:
+        """Draw the bar."""
+        from tqdm.auto import tqdm
+
+        form = "{desc} {bar:20} {n_fmt}/{total_fmt}{postfix}"
+        self._bar = tqdm(total=texts, bar_format=form, dynamic_ncols=True, file=sys.stderr)
+        super().start(texts)
+
+    def stage(self, name: str) -> None:
+        """Set the name of the present stage."""
+        super().stage(name)
+        self.show()
+
+    def close(self) -> None:
+        """Draw the bar for the last time."""
+        super().close()
+        self.show()
+        self._bar.close()
+
+    def show(self) -> None:
+        """Draw the bar."""
+        self._bar.n = self.count
+        self._bar.set_description_str(self._stage, refresh=False)
+        self._bar.set_postfix_str(self.figures())
 
 
 def short(error: Exception) -> str:

@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    Protocol,
+    TypeAlias,
+    TypeGuard,
+    TypeVar,
+    runtime_checkable,
+)
 
 from testnuc._base.display import brief
 
@@ -37,7 +46,25 @@ __all__ = [
     "Task",
     "TokenUsage",
     "WireProvider",
+    "implements",
 ]
+
+
+T = TypeVar("T")
+
+
+def implements(value: object, protocol: type[T]) -> TypeGuard[T]:
+    """Whether an object has all public members of a protocol.
+
+    From Python 3.12 on, `isinstance` does not see what an object delegates by ``__getattr__``.
+    """
+    return all(
+        hasattr(value, name)
+        for kind in protocol.__mro__
+        if getattr(kind, "_is_protocol", False)
+        for name in vars(kind)
+        if not name.startswith("_")
+    )
 
 
 #: A key, or a function or coroutine function that is asked for it, and again when it expires.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import orjson
 
 from testnuc.errors import TestNUCError
 from testnuc.types import (
+    SEPARATOR,
     Classification,
     MultilabelClassification,
     MultilabelPrediction,
@@ -18,6 +20,7 @@ from testnuc.types import (
     TreeClassification,
     Usage,
     row,
+    split_labels,
 )
 
 if TYPE_CHECKING:
@@ -27,15 +30,22 @@ __all__ = [
     "PREFIX",
     "cell_of",
     "file_row",
+    "guarded",
     "line_of",
     "result_of",
     "rounded",
     "text_of",
+    "unguarded",
     "usage_of",
 ]
 
 #: Prefix of our columns in files, which hold the user's own columns, too.
 PREFIX = "nuc_"
+
+
+#: What a spreadsheet may run, also if apostrophes precede it, so that each value can be read back.
+_FORMULA = re.compile(r"'*(?:[=@\t\r]|[+-](?![0-9.,]*\Z))")
+_GUARDED = re.compile(rf"'{_FORMULA.pattern}")
 
 
 def file_row(result: Classification, *, full: bool = False) -> dict[str, Any]:
@@ -124,12 +134,19 @@ def _several(
     }
     # "" is an answer without labels; a list without items is not written everywhere
     if record.get("nuc_own_label") is not None or record.get("nuc_own_confidences") is not None:
-        outside = [name for name, _ in orjson.loads(said)] if said else []
         labels = tuple(map(str, _structure(record.get("nuc_own_labels"), [])))
         sure = tuple(map(_number, _structure(record.get("nuc_own_confidences"), [])))
-        outside = [name for name in outside if name not in labels]
+        outside = split_labels(said)
+        if said is not None and said.startswith("[["):
+            # in older files, the whole answer as JSON
+            outside = [name for name, _ in orjson.loads(said) if name not in labels]
         fields["prediction"] = MultilabelPrediction(
-            record.get("nuc_own_label"), confidence, said, labels, sure, tuple(outside)
+            record.get("nuc_own_label"),
+            confidence,
+            SEPARATOR.join(outside) or None,
+            labels,
+            sure,
+            tuple(outside),
         )
     return MultilabelClassification, fields
 
@@ -166,6 +183,19 @@ def cell_of(value: Any) -> Any:
     """Return a value as a cell of a table, which holds lists and objects as JSON."""
     structured = isinstance(value, dict | list | tuple)
     return orjson.dumps(value, default=str).decode() if structured else value
+
+
+def guarded(value: Any) -> Any:
+    """Return a cell of a CSV file that no spreadsheet runs as a formula: an apostrophe precedes it.
+
+    Numbers and lone signs stay; `unguarded` returns the value.
+    """
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
+
+
+def unguarded(value: Any) -> Any:
+    """Return the value of a cell that `guarded` may have changed."""
+    return value[1:] if isinstance(value, str) and _GUARDED.match(value) else value
 
 
 def line_of(record: dict[str, Any]) -> bytes:

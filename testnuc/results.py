@@ -19,7 +19,6 @@ from testnuc.types import (
     Classification,
     MultilabelClassification,
     MultilabelPrediction,
-    Prediction,  # noqa: F401 - pickles of version 0.1.0 name it here
     TreeClassification,
     Usage,
     error_text,

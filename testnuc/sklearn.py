@@ -11,18 +11,19 @@ import warnings
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
 from testnuc._base.checks import hash_text
 from testnuc._base.loop_thread import Background, at_exit
-from testnuc._engine.components import Components
-from testnuc._engine.engine import Engine
+from testnuc._engine.components import Internals
 from testnuc._engine.inputs import values
-from testnuc._engine.learning_base import LEAST_TEXTS
+from testnuc._engine.learning import LEAST_TEXTS
 from testnuc._engine.parameters import client_arguments
 from testnuc._engine.small_pool import few_predictions
+from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError, MissingDependencyError, TestNUCError, with_count
 from testnuc.head import Head
 from testnuc.index.memory_pool import Pool
@@ -186,7 +187,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         fitted.run(fitted.fit(texts, labels))
         self.close()
         self.classes_ = classes
-        self.learned_ = fitted.engine.learned
+        self.learned_ = fitted.learned
         self._fitted = fitted
         predicted = fitted.predicted
         if predicted is not None:
@@ -257,14 +258,14 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self)
         texts = _column(X)
-        results: Results = self._fitted.run(self._fitted.engine.classify_many(texts))
+        results: Results = self._fitted.run(self._fitted.classify_many(texts))
         return results
 
     @property
     def usage_(self) -> Usage:
         """Usage since `fit` began, in this process."""
         check_is_fitted(self)
-        return self._fitted.engine.usage
+        return self._fitted.usage
 
     def close(self) -> None:
         """Stop the thread and close the connections; call `fit` to start again."""
@@ -294,12 +295,8 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         learned = state.pop("_learned", None)
-        # version 0.1.0 pickled the result of `tune`; its decision is among the settings
-        state.pop("tuning_", None)
-        later = {"reasoning_effort": "least", "multilabel": False, "score_labels": False}
-        super().__setstate__({**later, **state})
+        super().__setstate__(state)
         if learned is not None:
-            self.__dict__.setdefault("learned_", None)
             fitted = _Fitted(self._client_arguments(learned["labels"]), self.store)
             fitted.run(fitted.restore(learned))
             self._fitted = fitted
@@ -405,30 +402,30 @@ class HeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.fit()
 
 
-class _Fitted:
-    """A fitted engine and its event loop thread; closed with the estimator.
+class _Fitted(TestNUC):
+    """A fitted client and its event loop thread; closed with the estimator.
 
     Its pool holds exactly the texts given to `fit`.
     """
 
     def __init__(self, arguments: Mapping[str, Any], store: Any) -> None:
         self._memory = MemoryStore() if store is None else None
-        self._parts = Components(
+        # what one fit learns is no other's: a fold of a search must not see the labels of another
+        self._internals = Internals(pool=Pool(), shared=False)
+        super().__init__(
             **arguments,
             store=store if self._memory is None else self._memory,
-            pool=Pool(),
             neighbors="stored",
             join_pool=False,
         )
-        self.engine = Engine(self._parts)
-        # what one fit learns is no other's: a fold of a search must not see the labels of another
-        self.engine.learning.shared = False
         self._texts: list[str] = []
         #: Number of predictions behind the auto policy's decision; None: no such decision.
         self.predicted: int | None = None
         self._background = Background("testnuc-sklearn")
         self.run = self._background.run
-        self._finalizer = weakref.finalize(self, self._background.leave, self.engine.aclose)
+        self._finalizer = weakref.finalize(
+            self, self._background.leave, partial(self._parts.aclose, self._escalation.aclose)
+        )
         # at exit, `_close_all` closes it
         self._finalizer.atexit = False
         _FITTED.add(self)
@@ -437,28 +434,28 @@ class _Fitted:
         if self._finalizer.detach() is None:
             return
         try:
-            self.run(self.engine.aclose())
+            self.run(self.aclose())
         finally:
             self._background.close()
 
     async def fit(self, texts: Sequence[str], labels: Mapping[str, Any]) -> None:
         """Predict the pool, and decide the vote unless the policy is fixed."""
-        engine = self.engine
+        pipeline = self._parts.pipeline
         self._texts = list(dict.fromkeys(texts))
-        await engine.add(texts)
-        await engine.predict_pool()
-        settings = engine.settings
+        await self.add(texts)
+        await self.predict_pool()
+        settings = pipeline.settings
         if settings.policy is not None and not settings.careful:
             return
         if labels and len(self._texts) >= LEAST_TEXTS:
-            await engine.learn(list(labels), list(labels.values()))
+            await self.learn(list(labels), list(labels.values()))
         if settings.careful:
             return
-        if engine.settings.decision is None and not engine.settings.head_decides:
-            found = await engine.diagnose()
-            if engine.learned is None:
+        if pipeline.settings.decision is None and not pipeline.settings.head_decides:
+            found = await self.diagnose()
+            if self.learned is None:
                 self.predicted = found.predictions
-            engine.settings = replace(engine.settings, decision=found.decision)
+            pipeline.settings = replace(pipeline.settings, decision=found.decision)
 
     async def state(self) -> dict[str, Any]:
         """Return the fitted state, for `restore` (pickling)."""
@@ -470,23 +467,19 @@ class _Fitted:
             "texts": self._texts,
             "vectors": await self._parts.embedding.vectors(self._texts, hashes),
             "rows": rows,
-            "settings": self.engine.settings,
+            "settings": self._parts.pipeline.settings,
         }
 
     async def restore(self, learned: Mapping[str, Any]) -> None:
         """Restore the state that `state` returned."""
-        await self._parts.ready()
+        await self._ready()
         self._texts = learned["texts"]
         entries = [PoolText(text, hash_text(text)) for text in self._texts]
         if entries:
             await self._parts.pool.add(entries, learned["vectors"])
         if self._memory is not None:
             await self._memory.put_predictions(learned["rows"])
-        settings = learned.get("settings")
-        if settings is None:
-            # version 0.1.0 pickled the decision and k separately
-            settings = replace(learned["counting"], decision=learned["decision"], k=learned["k"])
-        self.engine.settings = settings
+        self._parts.pipeline.settings = learned["settings"]
 
 
 #: Engines that may still be open.

@@ -16,7 +16,7 @@ from testnuc.client import TestNUC
 
 if TYPE_CHECKING:
     from testnuc.labels import LabelSet
-    from testnuc.trust import Learned, MultilabelLearned
+    from testnuc.trust import Learned
     from testnuc.types import Classification, Usage
     from testnuc.voting import VotePolicy
 
@@ -110,7 +110,7 @@ class SyncTestNUC:
         return self._client.usage
 
     @property
-    def learned(self) -> Learned | MultilabelLearned | None:
+    def learned(self) -> Learned | None:
         """What was learned from judged texts, here or by an earlier run; None: nothing."""
         return self._client.learned
 
@@ -120,8 +120,8 @@ class SyncTestNUC:
         return self._client.referee_usage
 
     @property
-    def policy(self) -> VotePolicy | None:
-        """The vote policy; None: decided from the predictions, or by `learn`."""
+    def policy(self) -> VotePolicy:
+        """The vote policy, as it was given; "auto" is `VotePolicy.auto`."""
         return self._client.policy
 
     @property
@@ -169,7 +169,8 @@ class SyncTestNUC:
                 self._background.close()
 
     def _wait(self, work: Awaitable[T]) -> T:
-        with self._lock:
-            if self._background is None:
-                self._background = Background("testnuc-sync")
+        if self._background is None:
+            with self._lock:
+                if self._background is None:
+                    self._background = Background("testnuc-sync")
         return self._background.run(work)

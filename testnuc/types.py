@@ -81,7 +81,7 @@ class MultilabelPrediction(Prediction):
 
     `label` is all labels in one string, joined by ``"; "``: empty if the text has none; None if the
     answer matches no label and abstains. `confidence` is that of the least sure label, and `said`
-    the answer as JSON.
+    `outside` in one string.
     """
 
     __repr__ = brief
@@ -530,8 +530,6 @@ def row(result: Classification, *, full: bool = False) -> dict[str, Any]:
         fields["own_labels"] = list(result.own_labels)
         if isinstance(own, MultilabelPrediction):
             fields["own_confidences"] = list(own.confidences)
-            # else it says the same again
-            fields["own_said"] = own.said if own.outside else None
     if isinstance(result, TreeClassification):
         fields["path"] = list(result.path)
         fields["path_shares"] = list(result.path_shares)

@@ -180,7 +180,7 @@ async def test_a_failed_text_is_voted_on_by_its_neighbors(client_of):
 async def test_a_wrong_key_stops_the_run_at_once(client_of):
     async with LoopbackLLM(confident, api_key="right") as llm:
         async with TestNUC(**client_of(llm, max_concurrency=4)) as nuc:
-            with pytest.raises(testnuc.AuthenticationError) as caught:
+            with pytest.raises(testnuc.errors.AuthenticationError) as caught:
                 await nuc.classify_many(messages(200))
         assert "secret-key-123" not in f"{caught.value!r} {caught.value}"
         assert llm.requests <= 8
@@ -188,7 +188,7 @@ async def test_a_wrong_key_stops_the_run_at_once(client_of):
 
 async def test_an_unknown_model_stops_the_run_at_once(client_of):
     async with LoopbackLLM(confident, model="other") as llm, TestNUC(**client_of(llm)) as nuc:
-        with pytest.raises(testnuc.UnknownModelError):
+        with pytest.raises(testnuc.errors.UnknownModelError):
             await nuc.classify_many(messages(300))
         assert llm.requests <= 64
 
@@ -265,7 +265,7 @@ async def test_leaving_a_stream_early_leaves_nothing_behind(client_of):
 
 async def test_a_fatal_error_in_a_stream_is_raised(client_of):
     async with LoopbackLLM(confident, api_key="right") as llm, TestNUC(**client_of(llm)) as nuc:
-        with pytest.raises(testnuc.AuthenticationError):
+        with pytest.raises(testnuc.errors.AuthenticationError):
             [r async for r in nuc.stream(messages(30), window=10)]
 
 
@@ -460,7 +460,7 @@ def test_wrong_arguments_are_named(wrong, says):
 
 
 def test_a_missing_key_names_the_environment_variable():
-    with pytest.raises(testnuc.ConfigurationError, match="OPENAI_API_KEY"):
+    with pytest.raises(testnuc.errors.ConfigurationError, match="OPENAI_API_KEY"):
         TestNUC(LABELS, embedder=HashEmbedder())
 
 
@@ -554,7 +554,7 @@ async def test_a_broken_embedder_is_named(client_of):
             results = await nuc.classify_many(messages(3))
             # calls are made meanwhile: what is answered is handed over
             assert 1 <= llm.requests <= 3
-            assert isinstance(results.stopped, testnuc.EmbeddingError)
+            assert isinstance(results.stopped, testnuc.errors.EmbeddingError)
             assert says in str(results.stopped)
             assert results[0].error is None
             assert results[0].label is not None

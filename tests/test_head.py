@@ -7,6 +7,7 @@ import gc
 import io
 import pickle
 import threading
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import orjson
 import pytest
 
 from testnuc import Head, InvalidInputError, TestNUC, embedders
-from testnuc.cli.answer_store import noted_run
+from testnuc.cli.run_note import RunNote
 from testnuc.head import TrainedOn, TrustDrift, unit
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from testnuc.trust.set_rule import SetRule
@@ -163,6 +164,87 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
     (tmp_path / "labels.json").write_text('["refund"]')
     with pytest.raises(InvalidInputError, match=r"not a head from `distill`$"):
         Head.load(tmp_path / "labels.json")
+
+
+def parts_of(path):
+    with np.load(path) as file:
+        return orjson.loads(file["header"].tobytes()), file["weights"]
+
+
+def array_of(shape, content=b"", kind="<f4"):
+    """Return an array whose header declares any shape."""
+    header = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    header += b" " * (-(len(header) + 11) % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + content
+
+
+def archive(path, header, weights, method=zipfile.ZIP_STORED):
+    with zipfile.ZipFile(path, "w", method) as file:
+        file.writestr("header.npy", header)
+        file.writestr("weights.npy", weights)
+
+
+@pytest.mark.parametrize(
+    "shape", ["(10000000000000,)", "(100000, 100000000)", "(-1, 4)", "(2, 10000000000)", "(0, 4)"]
+)
+def test_a_shape_that_the_file_does_not_hold_is_refused(tmp_path, shape):
+    path = tmp_path / "a.head"
+    small().save(path)
+    header = orjson.dumps(parts_of(path)[0])
+    head = array_of(f"({len(header)},)", header, "|u1")
+    archive(path, head, array_of(shape, bytes(64)))
+    with pytest.raises(InvalidInputError, match="damaged"):
+        Head.load(path)
+
+
+def test_a_compressed_head_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
+    path = tmp_path / "bomb.head"
+    archive(path, array_of("(100000000,)", bytes(100_000_000), "|u1"), b"", zipfile.ZIP_DEFLATED)
+    assert path.stat().st_size < 200_000
+    monkeypatch.setattr(zipfile.ZipFile, "open", None)
+    with pytest.raises(InvalidInputError, match="damaged"):
+        Head.load(path)
+
+
+def test_any_value_of_the_header_is_refused_or_works(tmp_path):
+    """No other error than the one that names the file, and trust that is a number."""
+    path, wrong = tmp_path / "a.head", tmp_path / "b.head"
+    small().save(path)
+    header, weights = parts_of(path)
+    values = (None, 5, -1, 1e400, "x", [], {}, [[1]], [None, None], ["a", "a"], ["a", 5], {"a": 1})
+    for name in header:
+        for value in values:
+            raw = orjson.dumps({**header, name: value})
+            np.savez(wrong, weights=weights, header=np.frombuffer(raw, "u1"))
+            wrong.with_name("b.head.npz").replace(wrong)
+            try:
+                found = Head.load(wrong, Clustered() if name == "loadable" else None)
+            except InvalidInputError:
+                continue
+            assert str(found)
+            assert np.isfinite(found.predict_vectors(np.ones((2, found.dim)))[1]).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_weights_that_are_no_numbers_are_refused(tmp_path, bad):
+    path = tmp_path / "a.head"
+    small().save(path)
+    header, weights = parts_of(path)
+    for made in (np.full_like(weights, bad), weights.astype("f8") * 1e200, weights.astype("c8")):
+        np.savez(path, weights=made, header=np.frombuffer(orjson.dumps(header), "u1"))
+        with pytest.raises(InvalidInputError, match="damaged"):
+            Head.load(path.with_name("a.head.npz"))
+
+
+@pytest.mark.parametrize("name", ["./minilm", "minilm", "someone/model", "/tmp/m", "../m"])
+def test_a_file_does_not_say_which_folder_is_loaded(tmp_path, monkeypatch, name):
+    path = tmp_path / "a.head"
+    small(embedder=name).save(path)
+    loaded = []
+    monkeypatch.setattr(embedders, "resolve", lambda name: loaded.append(name) or Clustered())
+    with pytest.raises(InvalidInputError, match="is not loaded because a file names it"):
+        Head.load(path).predict(["c1 text"])
+    assert not loaded
 
 
 def test_another_embedder_or_label_set_is_refused(tmp_path):
@@ -372,7 +454,7 @@ def test_a_file_is_used_from_the_shell(tmp_path, monkeypatch):
             "classify", "in.txt", "--head", "y.npz", "--head-trust", "1", *given, "-o", "c.csv"
         )
         assert code == 0, err
-        assert noted_run("c.csv")["embedder"] == HashEmbedder().name
+        assert RunNote.of("c.csv").options["embedder"] == HashEmbedder().name
         several = [*given, "--multilabel", "--store", "m.db"]
         code, _, err = run_here("classify", "in.txt", *several, "-o", "m.csv")
         assert code == 0, err

@@ -158,9 +158,9 @@ async def test_many_labels_are_asked_by_level_if_that_is_shorter() -> None:
             estimate = await nuc.estimate(["a text"])
             assert "level by level" in estimate.note
             assert estimate.calls == 2
-            assert nuc.engine.parts.shortlist == "levels"
+            assert nuc._parts.shortlist == "levels"
         async with client(llm, flat) as nuc:
-            assert nuc.engine.parts.shortlist == 50
+            assert nuc._parts.shortlist == 50
 
 
 @pytest.mark.slow
@@ -193,7 +193,7 @@ async def test_a_level_is_certified(tmp_path: Path) -> None:
         async with client(llm, labels, policy="auto", k=None, store=store) as nuc:
             # as it was kept in the store
             assert (await nuc.classify(texts[0])).explain() == results[0].explain()
-            again = nuc.engine.learned
+            again = nuc.learned
             assert again is not None
             assert again.certify(0.9, level=1) == top
 

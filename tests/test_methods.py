@@ -300,7 +300,7 @@ async def test_a_wrong_key_stops_every_method_at_once(client_of):
     for method in (SelfConsistency(3), TopKICL(3), TopKICLP(3)):
         async with LoopbackLLM(confident, api_key="right") as llm:
             async with TestNUC(**client_of(llm, method=method, max_concurrency=4)) as nuc:
-                with pytest.raises(testnuc.AuthenticationError):
+                with pytest.raises(testnuc.errors.AuthenticationError):
                     await nuc.classify_many(messages(200))
             assert llm.requests <= 8
 

@@ -22,7 +22,6 @@ def test_the_package_says_that_it_is_typed_and_brings_its_data():
     assert (package / "py.typed").is_file()
     assert (package / "data" / "support_messages.jsonl").is_file()
     assert list((package / "report").glob("*.css"))
-    assert (package / "evaluation" / "paper_tables.json").is_file()
 
 
 def test_metadata():

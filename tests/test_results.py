@@ -196,7 +196,7 @@ def test_marks_are_the_arguments_of_tune(tmp_path, kind):
             "\ufefftext,label,right,right_label\r\n"
             '"fine","a","true","a"\r\n"\'=1+1","a","false","b"\r\n"who knows","a","false",""\r\n'
         )
-    assert testnuc.read_marks(path) == (["fine", "=1+1"], ["a", "b"])
+    assert testnuc.review.read_marks(path) == (["fine", "=1+1"], ["a", "b"])
 
 
 @pytest.mark.parametrize(
@@ -219,4 +219,4 @@ def test_other_files_are_no_marks(tmp_path, name, content, says):
     if content is not None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(InvalidInputError, match=says):
-        testnuc.read_marks(path)
+        testnuc.review.read_marks(path)

@@ -13,7 +13,7 @@ import testnuc
 from testnuc import Classification, Prediction, Results, TestNUC, Usage
 from testnuc._base.display import brief
 from testnuc.errors import InvalidInputError
-from testnuc.evaluation.scores import score
+from testnuc.metrics import score
 from testnuc.scoring import evaluated, paired_difference, wilson
 from testnuc.testing import LoopbackLLM
 from tests.conftest import confident, gold, messages
@@ -99,7 +99,7 @@ async def test_evaluate_refuses_before_a_call_and_measures_with_one_each(client_
 def test_two_runs_are_compared_by_text():
     first = results(["a", "a", "b", "b", "a"], texts=["one", "two", "three", "same", "same"])
     second = results(["b", "b", None, "a", "x"], texts=["same", "one", "two", "same", "other"])
-    of = testnuc.compare(first, second)
+    of = testnuc.scoring.compare(first, second)
     assert (of.texts, of.only_first, of.only_second) == (4, 1, 1)
     # repeated texts are matched in order
     assert [(a.text, a.label, b.label) for a, b in of.differing] == [
@@ -107,14 +107,14 @@ def test_two_runs_are_compared_by_text():
     ]  # fmt: skip
     assert Counter({(a, b): n for a, b, n in of.pairs}) == {("a", "b"): 1, ("a", None): 1}
     assert "4 texts are in both, 2 labels differ (50.0%)" in str(of)
-    known = testnuc.compare(first, second, ["b", "b", "b", "b", "a"])
+    known = testnuc.scoring.compare(first, second, ["b", "b", "b", "b", "a"])
     assert [m.value for m in known.accuracies] == [0.5, 0.75]
     assert known.gain.value == 0.25
     assert "difference +25.0 points" in str(known)
     with pytest.raises(InvalidInputError, match="no text in common"):
-        testnuc.compare(first, results(["a"], texts=["none"]))
+        testnuc.scoring.compare(first, results(["a"], texts=["none"]))
     with pytest.raises(InvalidInputError, match="5 texts and 1 labels"):
-        testnuc.compare(first, second, ["a"])
+        testnuc.scoring.compare(first, second, ["a"])
 
 
 def test_the_frame_to_review_has_unknown_trust_on_top():

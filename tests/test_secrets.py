@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import pickle
@@ -56,7 +57,7 @@ async def test_representations(client_of, logged, key, model):
         results = await nuc.classify_many(messages(20))
         sent = llm.headers[0]
         assert key in f"{sent.get('authorization')} {sent.get('x-api-key')}"
-        parts = nuc.engine.parts
+        parts = nuc._parts
         shown = [
             nuc, results, results[0], nuc.usage, parts.transport, parts.scheduler, parts.embedding,
             parts.store, parts.pool, parts.predictor.provider, nuc.labels,
@@ -105,6 +106,50 @@ async def test_servers_that_repeat_the_key(logged, key, what):
     assert key not in logged.text
 
 
+def chat(content, finish="stop", refusal=None):
+    message = {"role": "assistant", "content": content, "refusal": refusal}
+    choice = {"index": 0, "message": message, "finish_reason": finish}
+    return {"id": "chat-%s", "choices": [choice]}
+
+
+REPLIES = {
+    "a label": chat('{"label": "%s", "confidence": 0.9}'),
+    "a part": chat('{"label": "the key is %.9s", "confidence": 0.9}'),
+    "prose": chat("The key is %s."),
+    "a refusal": chat(None, refusal="I do not tell that %s"),
+    "cut off": chat('{"label": "%s', finish="length"),
+    "one of two": chat('{"answers": [{"id": 1, "label": "%s"}, {"id": 7, "label": "%s"}]}'),
+}
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("what", REPLIES)
+@pytest.mark.parametrize("several", [False, True])
+async def test_models_that_repeat_the_key(logged, tmp_path, key, what, several):
+    body = json.dumps(REPLIES[what])
+    body = body.replace("%.9s", key[:9]).replace("%s", key)
+
+    def answer(_, request):
+        return web.Response(text=body, content_type="application/json")
+
+    async with (
+        serving(answer) as (wire, _),
+        TestNUC(
+            LABELS, "openai/test", base_url=wire.url, api_key=key, embedder=HashEmbedder(), k=0,
+            retry=QUICK, store=tmp_path / "labels.db", multilabel=several,
+            sampling=testnuc.Sampling(texts_per_call=2 if what == "one of two" else 1),
+        ) as nuc,
+    ):  # fmt: skip
+        results = await nuc.classify_many(messages(2))
+        results.to_jsonl(tmp_path / "results.jsonl")
+    shown = [logged.text, *map(repr, results), *(everything_said(r.error) for r in results)]
+    files = [file.read_bytes().decode("latin-1") for file in tmp_path.rglob("*") if file.is_file()]
+    for place in [*shown, *files]:
+        assert key[:9] not in place
+    if what in {"a label", "a part"}:
+        assert all("[key]" in result.prediction.said for result in results)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["refused", "reset-before", "reset-within", "stalled"])
 async def test_broken_connections(client_of, logged, kind):
@@ -127,7 +172,7 @@ async def test_broken_connections(client_of, logged, kind):
     "wrong", ["sk-with a space-Zq81xYk", "sk-line\nbreak-Zq81xYk", "sk-é-Zq81xYk"]
 )
 def test_a_key_that_cannot_be_sent_is_not_quoted(wrong):
-    with pytest.raises(testnuc.ConfigurationError) as caught:
+    with pytest.raises(testnuc.errors.ConfigurationError) as caught:
         TestNUC(LABELS, "openai/test", api_key=wrong, embedder=HashEmbedder())
     assert "Zq81xYk" not in everything_said(caught.value)
 
@@ -159,7 +204,7 @@ async def test_errors_that_cross_processes(client_of):
         LoopbackLLM(confident, api_key="another") as llm,
         TestNUC(**client_of(llm, api_key=KEYS[1])) as nuc,
     ):
-        with pytest.raises(testnuc.AuthenticationError) as caught:
+        with pytest.raises(testnuc.errors.AuthenticationError) as caught:
             await nuc.classify("where is my parcel")
     assert KEYS[1].encode() not in pickle.dumps(caught.value)
 
@@ -195,3 +240,18 @@ def test_the_command_line(tmp_path, status):
     assert done.returncode == 1
     assert key not in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "proxy", ["http://user:Pa55/word@127.0.0.1:9", "http://user:Pa55#word@h:9"]
+)
+async def test_a_password_that_breaks_the_url_of_a_proxy(logged, monkeypatch, client_of, proxy):
+    monkeypatch.setenv("HTTP_PROXY", proxy)
+    monkeypatch.setenv("NO_PROXY", "")
+    model = testnuc.OpenAI("m", base_url="http://api.invalid/v1", api_key=KEYS[0], trust_env=True)
+    async with LoopbackLLM(confident) as llm:
+        parts = {**client_of(llm), "model": model, "base_url": None, "api_key": None}
+        async with TestNUC(**parts) as nuc:
+            with pytest.raises(testnuc.errors.TestNUCError) as caught:
+                await nuc.classify("Where is my parcel?")
+    assert "Pa55" not in everything_said(caught.value) + logged.text

@@ -148,7 +148,7 @@ async def test_a_pool_says_what_ended_it_and_how_much_is_stored():
         await nuc.add(messages(60))
         with pytest.raises(QuotaExceededError, match="no more; 25 texts were answered and stored"):
             await nuc.predict_pool()
-        assert await store.count(nuc.engine.parts.predictor.scope) == 25
+        assert await store.count(nuc._parts.predictor.scope) == 25
 
 
 async def test_stored_answers_are_handed_over_though_no_call_succeeds():
@@ -259,7 +259,7 @@ async def test_an_address_without_a_server_ends_the_run_soon(client_of, way):
 
 
 @pytest.mark.parametrize("way", ["classify_many", "stream"])
-async def test_a_wrong_key_costs_one_request_and_no_embedding(client_of, way):
+async def test_a_wrong_key_costs_few_requests_and_no_embedding(client_of, way):
     embedder = Counting()
     async with LoopbackLLM(confident, api_key="right") as llm:
         async with TestNUC(**client_of(llm, embedder=embedder)) as nuc:
@@ -267,7 +267,8 @@ async def test_a_wrong_key_costs_one_request_and_no_embedding(client_of, way):
                 if way == "stream":
                     [r async for r in nuc.stream(messages(50), window=8)]
                 await nuc.classify_many(messages(50))
-        assert llm.requests == 1
+        # the first text may be at fault: a few others are tried
+        assert llm.requests <= 4
     assert not embedder.texts
 
 
@@ -443,7 +444,7 @@ async def test_an_embedder_that_rejects_everything_ends_the_run(client_of):
 
         async def embed(self, texts):
             self.requests += 1
-            raise testnuc.BadRequestError("unknown parameter dimensions")
+            raise testnuc.errors.BadRequestError("unknown parameter dimensions")
 
     embedder = Closed()
     async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm, embedder=embedder)) as nuc:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
 from hashlib import blake2b
+from ipaddress import ip_address
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +19,19 @@ __all__ = [
     "checked_positive",
     "checked_whole",
     "hash_text",
-    "restore_fields",
+    "is_loopback",
     "valid_text",
 ]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is reachable from this machine only."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def hash_text(text: str) -> bytes:
@@ -81,12 +91,3 @@ def checked_choice(name: str, value: Any, choices: Sequence[str]) -> str:
     if value not in choices:
         raise InvalidInputError(f"{name} is {value!r}; choose from {', '.join(choices)}")
     return str(value)
-
-
-def restore_fields(record: Any, state: Sequence[Any]) -> None:
-    """Restore a frozen dataclass with slots from its pickled values.
-
-    An earlier version may have had fewer fields; those that it lacks get their defaults.
-    """
-    for i, field in enumerate(fields(record)):
-        object.__setattr__(record, field.name, state[i] if i < len(state) else field.default)

@@ -60,6 +60,7 @@ class Background:
         self._loop = asyncio.new_event_loop()
         self._lock = threading.Lock()
         self._closed = False
+        self._process = os.getpid()
         # daemon: an unclosed client does not prevent the process from exiting
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -84,6 +85,9 @@ class Background:
 
         The caller may be the garbage collector, in a thread that holds a lock the cleanup needs.
         """
+        if self._is_inherited:
+            getattr(work, "close", lambda: None)()
+            return
         ended, _ = self._begin(work)
         _until(ended, time.monotonic() + _PATIENCE)
         if ended.done():
@@ -95,7 +99,7 @@ class Background:
         The garbage collector runs finalizers in any thread at any point, so that thread may hold a
         lock that the cleanup needs. This method takes no lock for the same reason.
         """
-        if self._closed:
+        if self._closed or self._is_inherited:
             return
         self._closed = True
         _CLOSING.add(self._thread)
@@ -113,6 +117,8 @@ class Background:
 
     def close(self) -> None:
         """Stop the loop, cancel its tasks, and wait for the thread."""
+        if self._is_inherited:
+            return
         with self._lock:
             if self._closed:
                 return
@@ -149,15 +155,21 @@ class Background:
                 "a synchronous client was called from its own background thread, which would "
                 "deadlock; use TestNUC and await there"
             )
+        if self._is_inherited:
+            # before the lock, which a thread may have held at the fork
+            raise TestNUCError(
+                "this client was used before fork(); create one in the child process"
+            )
         # under the lock, so that nothing starts after the loop was stopped
         with self._lock:
             if self._closed:
                 raise TestNUCError("this client is closed; make a new one")
-            if not self._thread.is_alive():
-                raise TestNUCError(
-                    "this client was created before fork(); create one in the child process"
-                )
             self._loop.call_soon_threadsafe(start)
+
+    @property
+    def _is_inherited(self) -> bool:
+        """Whether the thread is the parent's of a forked process."""
+        return self._process != os.getpid()
 
     def _run(self) -> None:
         """Run the loop until it is stopped, then cancel its remaining tasks."""

@@ -7,9 +7,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from testnuc.labels import as_stored
+from testnuc.protocols import StoredPrediction
 from testnuc.transport import telemetry
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from testnuc.prompts import Demonstration
     from testnuc.types import Prediction
 
@@ -33,6 +37,12 @@ class Ask:
     demonstrations: tuple[Demonstration, ...] = ()
     #: Positions of the labels that the prompt shows; empty: all.
     shown: tuple[int, ...] = ()
+    #: Answers it, if not the function of the scheduler. It goes with the ask: other runs may join.
+    answer: Callable[[tuple[Ask, ...]], Awaitable[list[Outcome]]] | None = None
+
+    def answered(self, scope: bytes, prediction: Prediction) -> StoredPrediction:
+        """Return its answer as a row of the store."""
+        return StoredPrediction(self.key, scope, self.text_hash, self.sample, as_stored(prediction))
 
 
 class Lane(Protocol):

@@ -3,6 +3,10 @@
 A store with leases has ``lease``, ``renew`` and ``release``, and optionally ``lease_seconds``.
 `Leases` renews the leases it holds until their keys have an outcome. For keys leased by other
 processes it polls the store until the answer is stored or the lease expires.
+
+A process that was suspended, or whose store did not respond, may have lost its leases. So a call is
+sent only under a lease that has not expired by the clock of this process; else `confirm` renews it
+first, and a key that another process has taken is awaited.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -30,6 +35,8 @@ LEASE_SECONDS = 30.0
 _FIRST, _GROWTH, _LONGEST = 0.05, 1.5, 2.0
 #: Most keys polled at a time.
 _CHUNK = 1_000
+#: The expiry of a lease that another process took.
+_LOST = float("-inf")
 
 
 class LeaseStore(Protocol):
@@ -67,23 +74,42 @@ class Leases:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     def __post_init__(self) -> None:
-        self._held: set[bytes] = set()
+        #: Leased keys, and when their leases expire, by `_now`.
+        self._held: dict[bytes, float] = {}
         #: Keys leased by other processes, in insertion order.
         self._awaited: dict[bytes, None] = {}
         self._renewal: asyncio.Task[None] | None = None
         self._poller: asyncio.Task[None] | None = None
         self._releases: set[asyncio.Task[None]] = set()
+        # after a suspension one renewal covers the keys of all workers
+        self._confirming = asyncio.Lock()
 
     async def claim(self, keys: Sequence[bytes]) -> set[bytes]:
         """Try to lease keys; returns those that were leased. The others are awaited."""
-        got = await self.store.lease(keys, self.seconds)
-        mine = {key for key, leased in zip(keys, got, strict=True) if leased}
-        self._hold(mine)
+        mine = await self._lease(keys)
         # a key that this process already holds, for another run, is not awaited
         self._awaited.update((key, None) for key in keys if key not in self._held)
         if self._awaited and self._poller is None:
             self._poller = asyncio.create_task(self._poll_loop(), name="testnuc-awaited")
         return mine
+
+    def expired(self, keys: Iterable[bytes]) -> list[bytes]:
+        """Return the held keys whose leases may have expired, for `confirm`."""
+        now = _now()
+        return [key for key in keys if self._held.get(key, now) < now]
+
+    async def confirm(self, keys: Sequence[bytes]) -> set[bytes]:
+        """Renew leases that may have expired, and try to lease those that were lost again.
+
+        Returns the keys that were leased again. Other lost keys are awaited.
+        """
+        async with self._confirming:
+            if self.expired(keys):
+                await self._renew(self.expired(self._held))
+        lost = self.expired(keys)
+        for key in lost:
+            del self._held[key]
+        return await self.claim(lost) if lost else set()
 
     def holds(self, key: bytes) -> bool:
         """Whether this scheduler has leased a key."""
@@ -97,8 +123,7 @@ class Leases:
         gone = []
         for key in keys:
             self._awaited.pop(key, None)
-            if key in self._held:
-                self._held.discard(key)
+            if self._held.pop(key, None) is not None:
                 gone.append(key)
         if gone and not stored:
             task = asyncio.create_task(self._release(gone), name="testnuc-release")
@@ -114,12 +139,27 @@ class Leases:
             task.cancel()
         await asyncio.gather(*tasks, *self._releases, return_exceptions=True)
 
-    def _hold(self, keys: set[bytes]) -> None:
-        self._held |= keys
-        for key in keys:
+    async def _lease(self, keys: Sequence[bytes]) -> set[bytes]:
+        """Lease keys, and hold those that were granted."""
+        # before the call: the store's clock starts no earlier
+        until = _now() + self.seconds
+        got = await self.store.lease(keys, self.seconds)
+        mine = [key for key, leased in zip(keys, got, strict=True) if leased]
+        for key in mine:
+            self._held[key] = until
             self._awaited.pop(key, None)
         if self._held and self._renewal is None:
             self._renewal = asyncio.create_task(self._renew_loop(), name="testnuc-leases")
+        return set(mine)
+
+    async def _renew(self, keys: Sequence[bytes]) -> None:
+        """Renew leases; one that was lost counts as expired."""
+        until = _now() + self.seconds
+        got = await self.store.renew(keys, self.seconds)
+        for key, renewed in zip(keys, got, strict=True):
+            # the key may have got an outcome meanwhile
+            if key in self._held:
+                self._held[key] = until if renewed else _LOST
 
     async def _renew_loop(self) -> None:
         """Renew leases while any are held: calls and queueing can outlast a lease."""
@@ -127,9 +167,9 @@ class Leases:
             while self._held:
                 await self.sleep(self.seconds / 3)
                 if self._held:
-                    # a lost lease costs a duplicate call at worst, so it does not fail the run
+                    # what was sent completes without a lease; the rest is confirmed before it is
                     try:
-                        await self.store.renew(list(self._held), self.seconds)
+                        await self._renew(list(self._held))
                     except StoreError as exc:
                         _log.warning("leases could not be renewed: %s", exc)
         finally:
@@ -168,15 +208,20 @@ class Leases:
             left = [key for key in part if key in self._awaited]
             if not left:
                 continue
-            got = await self.store.lease(left, self.seconds)
-            mine = [key for key, leased in zip(left, got, strict=True) if leased]
+            mine = await self._lease(left)
             if mine:
                 found = True
-                self._hold(set(mine))
-                self.granted(mine)
+                self.granted([key for key in left if key in mine])
         return found
 
     async def _release(self, keys: Sequence[bytes]) -> None:
         # unreleased leases expire
         with contextlib.suppress(StoreError):
             await self.store.release(keys)
+
+
+def _now() -> float:
+    """Return the time of the event loop, plus what the computer slept, which it does not count."""
+    boot = getattr(time, "CLOCK_BOOTTIME", None)
+    slept = 0.0 if boot is None else time.clock_gettime(boot) - time.monotonic()
+    return asyncio.get_running_loop().time() + slept

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
@@ -16,32 +17,39 @@ from testnuc import prompts
 from testnuc._dispatch.inflight import Ask
 from testnuc._dispatch.partial_labels import level_sets, longest_part, part_of
 from testnuc.errors import (
+    AuthenticationError,
     BadRequestError,
     InvalidInputError,
     ProviderError,
     RefusalError,
     ReplyError,
+    UnknownModelError,
     UnreadableReplyError,
 )
 from testnuc.label_tree import path_of
-from testnuc.protocols import Request, Task, WireProvider
+from testnuc.protocols import Request, Task, WireProvider, implements
 from testnuc.types import LEVELS, Prediction
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Mapping, Sequence
     from typing import Any, Literal
 
     from testnuc.labels import LabelSet
     from testnuc.prompts import Demonstration
-    from testnuc.protocols import Answer, Provider, Reply
+    from testnuc.protocols import Answer, Provider, Reply, Store
     from testnuc.transport import Transport
 
 __all__ = ["WHOLE_LIST", "Predictor"]
 
 #: Texts without a readable reply after which a run stops, if no reply was ever readable.
 _SILENT_TEXTS = 20
+#: Calls for different texts in a row that a provider rejects by 401, 403 or 404, after it has
+#: answered others: then key, model or address are rejected, and not some texts.
+_MOST_REJECTED = 20
 #: Most refused texts that are remembered.
 _MOST_REFUSED = 10_000
+#: Unreadable replies for a text after which it is asked about alone, once.
+_LAST_STEP = 2
 #: Half a character, which no store can hold.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 #: Bytes of a typical text, which each call for it repeats.
@@ -63,6 +71,8 @@ class Predictor:
         Labels in each shortlist, and the embedder that chooses them: asks then name the labels that
         their prompt shows, and a packed call shows those of all its texts. Or: a call for each
         level of the tree of labels, only with one text in a call.
+    store : Store, optional
+        Receives the answers of a packed call before its other texts are asked again.
     """
 
     def __init__(
@@ -80,16 +90,16 @@ class Predictor:
         reasoning_effort: str | None = "least",
         score_labels: bool = False,
         shortlist: tuple[int, str] | tuple[str] | None = None,
+        store: Store | None = None,
     ) -> None:
         self.provider = provider
         self.labels = labels
-        #: Stores the answers of a packed call before the other texts are asked again; never raises.
-        self.keep: Callable[[list[tuple[Ask, Prediction]]], Awaitable[None]] | None = None
+        self._store = store
         self._transport = transport
         confidence = "logprobs" if score_labels else confidence
-        # checked once: isinstance with a protocol takes 15 us
-        self._wire = provider if isinstance(provider, WireProvider) else None
-        self._other = None if isinstance(provider, WireProvider) else provider
+        # checked once: it takes microseconds
+        self._wire = provider if implements(provider, WireProvider) else None
+        self._other = None if self._wire is not None else cast("Provider", provider)
         self._system = partial(
             prompts.system_prompt,
             instructions=instructions,
@@ -157,8 +167,13 @@ class Predictor:
         self._plain = self._hash_state(())
         #: Key -> the error of a text that was rejected permanently.
         self._refused: dict[bytes, tuple[type[ProviderError], str, int | None]] = {}
+        #: Text -> the error of its last call, if no reply to it was readable: as a neighbor of
+        #: other texts it is not worth more calls.
+        self.unreadable: dict[bytes, ReplyError] = {}
         #: Hashes of texts without a readable reply; None once a reply was readable.
         self._silent: set[bytes] | None = set()
+        #: Calls rejected by 401, 403 or 404 since the last reply; None before the first reply.
+        self._rejected: set[tuple[bytes, int]] | None = None
 
     @property
     def prompt_bytes(self) -> int:
@@ -225,8 +240,9 @@ class Predictor:
         return Request(task, prompts.user_prompt(texts, asks[0].demonstrations), texts)
 
     def forget(self) -> None:
-        """Send refused texts again."""
+        """Send refused and unreadable texts again."""
         self._refused.clear()
+        self.unreadable.clear()
 
     async def answer(self, asks: tuple[Ask, ...]) -> list[Prediction | Exception]:
         """Return a prediction or an error for each ask, whose texts are distinct.
@@ -256,16 +272,21 @@ class Predictor:
         return [next(rest) if error is None else _again(*error) for error in known]
 
     def _note(self, ask: Ask, outcome: Prediction | Exception) -> Prediction | Exception:
-        """Remember a refusal, and count texts without a readable reply."""
+        """Remember failures, and count texts without a readable reply."""
         if not isinstance(outcome, Exception):
             self._silent = None
+            self.unreadable.pop(ask.text_hash, None)
         elif isinstance(outcome, RefusalError) or (
             isinstance(outcome, BadRequestError) and not outcome.fatal
         ):
             if len(self._refused) >= _MOST_REFUSED:
                 del self._refused[next(iter(self._refused))]
             self._refused[ask.key] = (type(outcome), str(outcome), outcome.status_code)
-        elif isinstance(outcome, ReplyError) and self._silent is not None:
+        elif isinstance(outcome, ReplyError):
+            if len(self.unreadable) < _MOST_REFUSED:
+                self.unreadable[ask.text_hash] = outcome
+            if self._silent is None:
+                return outcome
             if len(self._silent) < _SILENT_TEXTS:
                 self._silent.add(ask.text_hash)
             if len(self._silent) >= _SILENT_TEXTS:
@@ -315,10 +336,13 @@ class Predictor:
         answers: Sequence[Answer | Exception]
         try:
             answers = (await self._call(request)).answers
+            self._rejected = set()
         except ReplyError as exc:
+            self._rejected = set()
             answers = [exc] * len(asks)
             step += 1
         except ProviderError as exc:
+            self._judge(exc, asks)
             refused = isinstance(exc, BadRequestError)
             if len(asks) == 1 or exc.retryable or (exc.fatal and not refused):
                 raise
@@ -329,13 +353,24 @@ class Predictor:
         if len(asks) > 1:
             if failed:
                 await self._kept(asks, outcomes)
-            half = -(-len(failed) // 2)
-            for items in (failed[:half], failed[half:]):
-                if items:
-                    again = await self._answer_part(tuple(asks[i] for i in items), step, part)
-                    for i, outcome in zip(items, again, strict=True):
-                        outcomes[i] = outcome
+            # after two replies that could not be read, the third request for a text is its last
+            size = 1 if step >= _LAST_STEP else max(1, -(-len(failed) // 2))
+            for start in range(0, len(failed), size):
+                items = failed[start : start + size]
+                again = await self._answer_part(tuple(asks[i] for i in items), step, part)
+                for i, outcome in zip(items, again, strict=True):
+                    outcomes[i] = outcome
         return outcomes
+
+    def _judge(self, error: ProviderError, asks: tuple[Ask, ...]) -> None:
+        """Decide whether a 401, 403 or 404 concerns these texts alone: others were answered."""
+        of_key = isinstance(error, (AuthenticationError, UnknownModelError))
+        if self._rejected is None or not of_key:
+            return
+        if len(self._rejected) < _MOST_REJECTED:
+            # the parts of a packed call count as well, the samples of a text once
+            self._rejected.add((asks[0].text_hash, len(asks)))
+        error.fatal = len(self._rejected) >= _MOST_REJECTED
 
     async def _descend(self, ask: Ask) -> Prediction | Exception | None:
         """Ask level by level; None: the LLM chose none of the labels of a level.
@@ -370,7 +405,12 @@ class Predictor:
         try:
             answer = (await self._call(self.request((ask,), labels))).answers[0]
         except ReplyError as exc:
+            self._rejected = set()
             return exc
+        except ProviderError as exc:
+            self._judge(exc, (ask,))
+            raise
+        self._rejected = set()
         return answer if isinstance(answer, Exception) else self._checked(answer, labels)
 
     def _longest_levels(self) -> tuple[Task, ...]:
@@ -423,11 +463,15 @@ class Predictor:
         self, asks: tuple[Ask, ...], outcomes: Sequence[Prediction | Exception | None]
     ) -> None:
         """Store answers before others are asked for again: the client may close meanwhile."""
-        if self.keep is not None:
-            found = zip(asks, outcomes, strict=True)
-            await self.keep(
-                [(ask, o) for ask, o in found if o is not None and not isinstance(o, Exception)]
-            )
+        rows = [
+            ask.answered(self.scope, outcome)
+            for ask, outcome in zip(asks, outcomes, strict=True)
+            if isinstance(outcome, Prediction)
+        ]
+        if rows and self._store is not None:
+            # the scheduler stores all answers, and reports failures
+            with contextlib.suppress(Exception):
+                await self._store.put_predictions(rows)
 
     def _call(self, request: Request) -> Awaitable[Reply]:
         if self._wire is not None:

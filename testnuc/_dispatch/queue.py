@@ -7,6 +7,8 @@ from collections import OrderedDict, deque
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
+from testnuc.transport.calls import ON_WAIT
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
@@ -116,7 +118,7 @@ class FairQueue:
 class WorkerPool:
     """A bounded number of worker tasks, started when requests are queued; idle workers end."""
 
-    #: Most workers; `lend` raises it while calls back off.
+    #: Most workers; more while calls back off.
     limit: int
     #: Most requests in one call.
     per_call: int
@@ -137,7 +139,7 @@ class WorkerPool:
         """Return the number of running workers."""
         return len(self._tasks)
 
-    def lend(self, workers: int) -> None:
+    def _lend(self, workers: int) -> None:
         """Raise the limit while calls back off (a negative number: lower it again).
 
         A call that backs off would otherwise block a worker. The limit at most doubles; calls in
@@ -175,6 +177,7 @@ class WorkerPool:
 
     async def _work(self) -> None:
         self._starting -= 1
+        ON_WAIT.set(self._lend)
         try:
             while len(self._tasks) <= self._most and (bundle := self.queue.take()):
                 for request in bundle:

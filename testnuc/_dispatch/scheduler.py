@@ -24,10 +24,19 @@ from typing import TYPE_CHECKING, cast
 from testnuc._dispatch.inflight import Ask, InFlight, InFlightRequest, ScheduledRun
 from testnuc._dispatch.leases import LEASE_SECONDS, Leases, LeaseStore
 from testnuc._dispatch.queue import FairQueue, WorkerPool
-from testnuc.errors import BadRequestError, ProviderError, ReplyError, StoreError, TestNUCError
-from testnuc.protocols import StoredPrediction
+from testnuc.errors import (
+    AuthenticationError,
+    BadRequestError,
+    ConfigurationError,
+    ProviderError,
+    ReplyError,
+    StoreError,
+    TestNUCError,
+    UnknownModelError,
+)
 from testnuc.stores.memory import MemoryStore
 from testnuc.transport import telemetry
+from testnuc.transport.calls import MAY_SEND, NotSentError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -44,8 +53,9 @@ _CHUNK = 256
 #: Outcomes yielded before control returns to the event loop.
 _TURN = 1_024
 _CLOSED = "the client was closed"
-#: This many HTTP 400 responses before any answer mean that the request itself is malformed.
-_SUSPECTS = 4
+#: This many rejections before any answer mean that every request is rejected; and so many if there
+#: are stored answers, which prove that requests are valid, but not that the key still is.
+_SUSPECTS, _MORE_SUSPECTS = 4, 20
 
 
 class Scheduler:
@@ -60,7 +70,7 @@ class Scheduler:
     meter : Meter
         Counts store hits and joined requests.
     workers : int
-        Most concurrent calls of `answer`; `lend` raises it while calls back off.
+        Most concurrent calls of `answer`; more while calls back off.
     per_call : int
         Most asks in one call of `answer`.
     drain : float
@@ -353,9 +363,9 @@ class Scheduler:
     def _grant(self, keys: list[bytes]) -> None:
         """Queue the leased keys that a run still waits for; release the others."""
         assert self._leases is not None
-        wanted = [] if self._closed else [key for key in keys if key in self._requests]
-        self._leases.done(set(keys).difference(wanted), stored=False)
-        self._enqueue(self._requests[key] for key in wanted)
+        requests = {} if self._closed else self._requests
+        self._leases.done([key for key in keys if key not in requests], stored=False)
+        self._enqueue([requests[key] for key in keys if key in requests])
 
     def _answered_elsewhere(self, key: bytes, prediction: Prediction) -> None:
         request = self._requests.get(key)
@@ -380,19 +390,26 @@ class Scheduler:
         if self._leases is not None:
             self._leases.done(keys, stored=False)
 
-    def lend(self, workers: int) -> None:
-        """Raise the worker limit while calls back off (a negative number: lower it again)."""
-        self._workers.lend(workers)
-
     async def _serve(self, bundle: list[InFlightRequest]) -> None:
+        leases = self._leases
+        if leases is not None:
+            keys = [request.ask.key for request in bundle]
+            if (expired := leases.expired(keys)) and not (
+                bundle := await self._confirmed(leases, bundle, expired)
+            ):
+                return
+            # the call may wait for a permit, or to be retried
+            MAY_SEND.set(lambda: not leases.expired(keys))
         context = bundle[0].waiters[0][0].context if bundle[0].waiters else None
         if context is not None:
             # a worker serves many runs; the call belongs to the trace of the first one waiting
             telemetry.attach(context)
         self._calls += 1
+        self._pause()
+        first = not self.answered
         try:
             outcomes, failure = await self._answered(bundle)
-            if not self._valid and any(map(_is_rejected, outcomes)):
+            if not self._valid and any(map(self._is_suspect, outcomes)):
                 self._valid = await self._has_answers()
         except BaseException:
             # cancelled by `close`
@@ -400,13 +417,57 @@ class Scheduler:
             raise
         finally:
             self._calls -= 1
-        if not self._valid and any(map(_is_rejected, outcomes)):
+        if any(isinstance(outcome, NotSentError) for outcome in outcomes):
+            bundle, outcomes = self._without_unsent(bundle, outcomes)
+        # another call may have been answered while this one was rejected
+        if any(self._is_suspect(outcome) or (first and _is_fatal(outcome)) for outcome in outcomes):
             self._suspects.append((bundle, outcomes))
-            # enough to judge by: wait for the calls in flight before any other is sent
-            self._queue.paused = len(self._suspects) >= _SUSPECTS
         else:
             self._settle(bundle, outcomes, failure)
         self._settle_suspects()
+
+    async def _confirmed(
+        self, leases: Leases, bundle: list[InFlightRequest], expired: list[bytes]
+    ) -> list[InFlightRequest]:
+        """Return the requests of a bundle that this process still has, or again, leased."""
+        # meanwhile runs may leave them
+        for request in bundle:
+            request.sent = False
+        try:
+            again = await leases.confirm(expired)
+        except asyncio.CancelledError:
+            self._drop(bundle)
+            raise
+        except Exception as exc:  # noqa: BLE001 - fails the waiting runs
+            self._fail(expired, exc)
+            again = set()
+        ready = [
+            request
+            for request in bundle
+            if self._requests.get(key := request.ask.key) is request
+            and (key not in expired or leases.holds(key))
+        ]
+        for request in ready:
+            request.sent = True
+        # left by its run, and wanted by another one since
+        self._grant([key for key in again if key not in {r.ask.key for r in ready}])
+        return ready
+
+    def _without_unsent(
+        self, bundle: list[InFlightRequest], outcomes: Sequence[Outcome]
+    ) -> tuple[list[InFlightRequest], Sequence[Outcome]]:
+        """Queue those requests again whose leases expired before they were sent."""
+        pairs = list(zip(bundle, outcomes, strict=True))
+        for request in [r for r, outcome in pairs if isinstance(outcome, NotSentError)]:
+            request.sent = False
+            if self._closed:
+                self._drop([request])
+            elif any(run.lane is self for run, _ in request.waiters):
+                self._enqueue([request])
+            else:
+                self._hand_back(request)
+        kept = [(r, outcome) for r, outcome in pairs if not isinstance(outcome, NotSentError)]
+        return [request for request, _ in kept], [outcome for _, outcome in kept]
 
     async def _answered(
         self, bundle: list[InFlightRequest]
@@ -426,8 +487,14 @@ class Scheduler:
             self.answered = self._valid = True
         if not answered:
             return outcomes, None
+        for outcome in outcomes:
+            if isinstance(outcome, (AuthenticationError, UnknownModelError)):
+                # of a text in the same job, or in the same call
+                outcome.fatal = False
         try:
-            standing = await self._put(answered)
+            standing = await self._store.put_predictions(
+                [ask.answered(self._scope, prediction) for ask, prediction in answered]
+            )
         except Exception as exc:  # noqa: BLE001 - ends the waiting runs, which get the answers
             broken = exc if isinstance(exc, StoreError) else StoreError(f"not stored: {exc}")
             if broken is not exc:
@@ -458,28 +525,38 @@ class Scheduler:
         """
         if not self._suspects:
             return
-        if not self._valid:
-            left = any(r.waiters and not r.sent for r in self._requests.values())
-            if self._calls or (left and len(self._suspects) < _SUSPECTS):
-                return
+        left = any(r.waiters and not r.sent for r in self._requests.values())
+        every = not (self._calls or (left and not self._enough_suspects))
         suspects, self._suspects = self._suspects, []
         for bundle, outcomes in suspects:
+            if any(map(self._is_suspect, outcomes)):
+                if not every:
+                    self._suspects.append((bundle, outcomes))
+                    continue
+            else:
+                for outcome in outcomes:
+                    if isinstance(outcome, ProviderError):
+                        outcome.fatal = False
             self._settle(bundle, outcomes)
-        self._queue.paused = False
+        self._pause()
         self._workers.hire()
 
-    async def keep(self, answered: list[tuple[Ask, Prediction]]) -> None:
-        """Store a part of a call's answers; `_answered` stores all, and reports failures."""
-        if answered:
-            with contextlib.suppress(Exception):
-                await self._put(answered)
+    def _pause(self) -> None:
+        """Send nothing while calls are in flight that may decide about several suspects."""
+        few = len(self._suspects) < _SUSPECTS
+        self._queue.paused = not few and (self._calls > 0 or self._enough_suspects)
 
-    def _put(self, answered: list[tuple[Ask, Prediction]]) -> Awaitable[list[Prediction]]:
-        rows = [
-            StoredPrediction(ask.key, self._scope, ask.text_hash, ask.sample, prediction)
-            for ask, prediction in answered
-        ]
-        return self._store.put_predictions(rows)
+    @property
+    def _enough_suspects(self) -> bool:
+        return len(self._suspects) >= (_MORE_SUSPECTS if self._valid else _SUSPECTS)
+
+    def _is_suspect(self, outcome: Outcome) -> bool:
+        """Whether a rejection may be that of every request, as none of them was accepted."""
+        if isinstance(outcome, BadRequestError):
+            return outcome.fatal and not self._valid
+        if isinstance(outcome, (AuthenticationError, UnknownModelError)):
+            return outcome.fatal and not self.answered
+        return False
 
     def _settle(
         self,
@@ -517,7 +594,7 @@ class Scheduler:
             request.waiters = []
 
     def _stops_the_run(self, error: Exception) -> bool:
-        if isinstance(error, StoreError):
+        if isinstance(error, (StoreError, ConfigurationError)):
             return True
         if isinstance(error, BadRequestError):
             # once any request was answered, the format is valid and the error is due to this text
@@ -550,15 +627,19 @@ class Scheduler:
             request.waiters = [(r, ask) for r, ask in request.waiters if r is not run]
             run.open -= before - len(request.waiters)
             if not request.sent and all(r.lane is not self for r, _ in request.waiters):
-                del self._requests[request.ask.key]
-                if self._leases is not None:
-                    self._leases.done([request.ask.key], stored=False)
-                if request.waiters:
-                    moved.append(request)
+                moved.append(request)
         self._enqueue(r for r in queued if any(waiter.lane is self for waiter, _ in r.waiters))
         for request in moved:
-            request.waiters[0][0].lane.adopt(request.ask, request.waiters)
+            self._hand_back(request)
         self._settle_suspects()
+
+    def _hand_back(self, request: InFlightRequest) -> None:
+        """Remove a request that no run of this lane waits for; another lane may take it over."""
+        del self._requests[request.ask.key]
+        if self._leases is not None:
+            self._leases.done([request.ask.key], stored=False)
+        if request.waiters:
+            request.waiters[0][0].lane.adopt(request.ask, request.waiters)
 
     def adopt(self, ask: Ask, waiters: list[tuple[ScheduledRun, Ask]]) -> None:
         """Take over a request that a faster lane will not send."""
@@ -606,8 +687,8 @@ class Scheduler:
                 await self._leases.close()
 
 
-def _is_rejected(outcome: Outcome) -> bool:
-    return isinstance(outcome, BadRequestError) and outcome.fatal
+def _is_fatal(outcome: Outcome) -> bool:
+    return isinstance(outcome, (AuthenticationError, UnknownModelError)) and outcome.fatal
 
 
 async def _chunks(asks: Iterable[Ask]) -> AsyncGenerator[list[Ask], None]:

@@ -1,14 +1,16 @@
-"""The engine behind the public classes: embed, retrieve, predict, vote.
+"""The parts of a client, and what they do: embed, retrieve, predict, vote.
 
 ::
 
-    engine            all operations of a client; `components` creates and closes its parts
+    components        the parts of a client: created, opened and closed
+    reporting         what a run reports: progress, notes, warnings
     parameters        flat option names, and the arguments they belong to
     inputs            input texts and labels, checked and deduplicated
     pipeline          one run: `prepare`, then `predict`
     first_calls       calls for own labels, before and while texts are embedded
-    retrieval         neighborhoods: neighbors from the pool, predictions from the store
-    neighborhoods     texts, neighbors, predictions and votes of a run; `multilabel`
+    retrieval         neighbors from the pool, predictions from the store
+    run               one run: `batch` (texts and neighbors), `answers`, `votes`, and `labeling`,
+                      the chain of labelers
     sampling          the samples that a method asks for; `examples` for few-shot prompts
     shortlist         the labels that a prompt shows; `whole_list` compares with all labels
     rows              results, made on access
@@ -17,8 +19,9 @@
     pool_predictions  the predictions of the whole pool, diagnosed for the auto policy
     small_pool        warnings about a pool that is too small
 
-    learning          review and learn; `learning_base`, `multilabel_learning`, `judgment_arrays`
+    learning          review and learn; `argmax_learning` or `threshold_learning` fits a rule
     applying          labels by what was learned
     escalation        a referee, a better model: it judges, and labels the least trusted texts
     sparing           texts that a head labels instead of the LLM; `distilling` writes a head
+    multilabel_options  what several labels allow
 """

@@ -9,40 +9,42 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from testnuc._engine.first_calls import STOPS
-from testnuc._engine.judgment_arrays import class_of
-from testnuc._engine.multilabel import LearnedSets, MultilabelNeighborhoods
-from testnuc.trust import Applied, MultilabelLearned
+from testnuc._engine.labeling import Layer
+from testnuc.trust.argmax import Argmax
 from testnuc.trust.head import folds_of
-from testnuc.trust.label_pairs import pairs_of
+from testnuc.trust.judgment import Judged, draws_of
+from testnuc.trust.label_scores import scores_of
 from testnuc.trust.model import NEIGHBORS, Texts
+from testnuc.trust.thresholds import Thresholds
 from testnuc.types import split_labels
+from testnuc.voting import Labels
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from testnuc._engine.neighborhoods import Neighborhoods
+    from testnuc._engine.run import Run
     from testnuc.embedders.cache import EmbeddingCache
+    from testnuc.labels import LabelSet
     from testnuc.trust import Learned
+    from testnuc.trust.judgment import Judgment
 
-__all__ = ["apply_taught", "judge", "said_of", "texts_among"]
+__all__ = ["apply_learned", "classes_of", "judged_classes", "judged_of", "texts_among"]
 
 
-async def apply_taught(
-    neighborhoods: Neighborhoods, embedding: EmbeddingCache, *, stopped: bool = False
-) -> None:
-    """Replace labels and trust of the own texts, if anything was learned.
+async def apply_learned(run: Run, embedding: EmbeddingCache, *, stopped: bool = False) -> None:
+    """Label the own texts by what was learned, if anything was.
 
     `stopped`: an error ended the run. If vectors are missing, a head of several labels counts as
     the vote does; of one label, judged texts alone change, and trust of the others is unknown.
     """
-    learned, vectors = neighborhoods.settings.taught, None
+    learned, vectors = run.votes.settings.learned, None
     if learned is None:
         return
-    entries = neighborhoods.entries
-    if isinstance(learned, MultilabelLearned):
-        entries = entries[: neighborhoods.n_own if learned.heads else 0]
+    entries, rule = run.batch.entries, learned.rule
+    if isinstance(rule, Thresholds):
+        entries = entries[: run.batch.n_own if rule.heads else 0]
     try:
         if entries:
             # those that were searched with
@@ -50,55 +52,87 @@ async def apply_taught(
     except STOPS:
         if not stopped:
             raise
-    if isinstance(learned, MultilabelLearned):
-        await asyncio.to_thread(_apply_sets, neighborhoods, learned, vectors)
-    else:
-        await asyncio.to_thread(_apply, neighborhoods, learned, vectors)
+    label = _single if isinstance(rule, Argmax) else _several
+    labels = await asyncio.to_thread(label, run, learned, vectors)
+    here = np.ones(run.batch.n_own, dtype=np.bool_)
+    # without a vector, a model knows nothing
+    here[[*run.batch.rejected]] = False
+    run.labeling.learned = Layer(labels, here)
 
 
-def said_of(
-    neighborhoods: Neighborhoods, places: Iterable[int], learned: Learned
-) -> dict[int, tuple[int, str]]:
-    """Return the class, -1 = none, and the source of each judged text among some places."""
-    answers, labels = learned.answers, neighborhoods.labels
-    hashes = ((place, neighborhoods.entries[place].hash) for place in places)
-    found = {place: answers[key] for place, key in hashes if key in answers}
-    return {p: (class_of(label, source, labels), source) for p, (label, source) in found.items()}
+def classes_of(label: str | None, source: str | None, labels: LabelSet) -> tuple[int, ...] | None:
+    """Return the classes of a judged text; None: none of the labels is right, or skipped."""
+    if labels.multilabel:
+        return None if label is None else tuple(map(labels.names.index, split_labels(label)))
+    if label is None and source is not None:
+        label = labels.none_label
+    place = None if label is None else labels.index(label)
+    return None if place is None else (place,)
 
 
-def _apply(
-    neighborhoods: Neighborhoods, learned: Learned, vectors: NDArray[np.float16] | None
-) -> None:
-    n_own = neighborhoods.n_own
-    kept = neighborhoods.vote_with_head(slice(0, n_own)).label.copy()
+def judged_of(
+    judgments: Sequence[Judgment], place: Mapping[bytes, int], labels: LabelSet
+) -> Judged:
+    """Return the judged texts among those whose hashes have a place."""
+    known = [j for j in judgments if j.hash in place]
+    classes = [classes_of(j.label, j.source, labels) or () for j in known]
+    return Judged(
+        np.array([place[j.hash] for j in known], dtype=np.int64),
+        Labels.of(
+            [
+                None if j.source is None else [(one, None) for one in given]
+                for j, given in zip(known, classes, strict=True)
+            ]
+        ),
+        draws_of(known, len(place)),
+        np.array([j.source != "referee" for j in known], dtype=np.bool_),
+    )
+
+
+def judged_classes(
+    run: Run, places: Iterable[int], learned: Learned
+) -> dict[int, tuple[tuple[int, ...] | None, str]]:
+    """Return the classes of each judged text among some places, and who judged it.
+
+    None: none of the labels is right; where a text can have several, it may have no label.
+    """
+    answers, labels = learned.answers, run.batch.labels
+    said = {place: answers.get(run.batch.entries[place].hash) for place in places}
+    return {
+        place: (classes_of(*answer, labels), answer[1])
+        for place, answer in said.items()
+        if answer is not None
+    }
+
+
+def _single(run: Run, learned: Learned, vectors: NDArray[np.float16] | None) -> Labels:
+    batch, n_own = run.batch, run.batch.n_own
+    kept = run.labeling.labels().first()
+    judged = judged_classes(run, range(n_own if vectors is None else len(vectors)), learned)
+    run.labeling.judge({place: of for place, of in judged.items() if place < n_own})
     if vectors is None:
-        neighborhoods.applied = Applied(kept, np.full(n_own, np.nan))
-        judge(neighborhoods, said_of(neighborhoods, range(n_own), learned))
-        return
-    judged = np.full(len(vectors), -1, dtype=np.int32)
-    said = said_of(neighborhoods, range(len(vectors)), learned)
-    for place, (label, _) in said.items():
-        judged[place] = label
+        return Labels.single(kept, trust=np.full(n_own, np.nan))
+    known = np.full(len(vectors), -1, dtype=np.int32)
+    for place, (classes, _) in judged.items():
+        known[place] = classes[0] if classes else -1
     texts = Texts(
         vectors,
-        neighborhoods.answers()[0],
-        neighborhoods.neighbors[:, :NEIGHBORS],
-        neighborhoods.similarities[:, :NEIGHBORS],
-        folds_of([entry.hash for entry in neighborhoods.entries]),
-        len(neighborhoods.labels.names),
-        judged if (judged >= 0).any() else None,
+        run.answers.label,
+        batch.neighbors[:, :NEIGHBORS],
+        batch.similarities[:, :NEIGHBORS],
+        folds_of([entry.hash for entry in batch.entries]),
+        len(batch.labels.names),
+        known if (known >= 0).any() else None,
     )
-    if neighborhoods.refitted is not None:
-        learned = replace(learned, model=neighborhoods.refitted)
-    neighborhoods.applied = applied = learned.apply(texts, kept)
-    # without a vector, the model knows nothing
-    rejected = [*neighborhoods.rejected]
-    applied.label[rejected], applied.trust[rejected] = kept[rejected], np.nan
-    judge(neighborhoods, {place: found for place, found in said.items() if place < n_own})
+    rule = learned.rule
+    assert isinstance(rule, Argmax)
+    if run.labeling.refitted is not None:
+        rule = replace(rule, model=run.labeling.refitted)
+    return rule.apply(texts, kept, batch.labels.tree)
 
 
 def texts_among(
-    neighborhoods: Neighborhoods,
+    run: Run,
     rows: NDArray[np.int64],
     vectors: NDArray[np.float16],
     own: NDArray[np.int32],
@@ -108,75 +142,32 @@ def texts_among(
     `rows`: int64[n], their places; `vectors`: float16[n, dim]; `own`: int32[n], the LLM's labels,
     -1 = none.
     """
-    place = np.full(len(neighborhoods.entries) + 1, -1, dtype=np.int64)
+    batch = run.batch
+    place = np.full(len(batch.entries) + 1, -1, dtype=np.int64)
     place[rows] = np.arange(len(rows))
-    near = place[neighborhoods.neighbors[rows, :NEIGHBORS]]
+    near = place[batch.neighbors[rows, :NEIGHBORS]]
     # missing ones last
     order = np.argsort(near < 0, axis=1, kind="stable")
     return Texts(
         vectors,
         own,
         np.take_along_axis(near, order, axis=1),
-        np.take_along_axis(neighborhoods.similarities[rows, :NEIGHBORS], order, axis=1),
-        folds_of([neighborhoods.entries[row].hash for row in rows.tolist()]),
-        len(neighborhoods.labels.names),
+        np.take_along_axis(batch.similarities[rows, :NEIGHBORS], order, axis=1),
+        folds_of([batch.entries[row].hash for row in rows.tolist()]),
+        len(batch.labels.names),
     )
 
 
-def judge(neighborhoods: Neighborhoods, said: Mapping[int, tuple[int, str]]) -> None:
-    """Let judgments of own texts win.
-
-    `said`: place -> class, -1 = none, and "person" or "referee".
-    """
-    applied = neighborhoods.applied
-    assert applied is not None
-    for place, (label, source) in said.items():
-        neighborhoods.judges[place] = source
-        applied.label[place] = label
-        # how often a referee is right is not known
-        applied.trust[place] = 1.0 if label >= 0 and source == "person" else np.nan
-        applied.judged[place] = True
-
-
-def _apply_sets(
-    neighborhoods: Neighborhoods, learned: MultilabelLearned, vectors: NDArray[np.float16] | None
-) -> None:
-    assert isinstance(neighborhoods, MultilabelNeighborhoods)
-    n, labels = neighborhoods.n_own, neighborhoods.labels
-    entries = neighborhoods.entries[:n]
-    pairs = pairs_of(
-        neighborhoods.plain_labels(slice(0, n)),
-        neighborhoods.pool_labels,
-        folds_of([entry.hash for entry in entries]),
-        len(labels.names),
-        learned.heads if vectors is not None else (),
+def _several(run: Run, learned: Learned, vectors: NDArray[np.float16] | None) -> Labels:
+    n, rule = run.batch.n_own, learned.rule
+    assert isinstance(rule, Thresholds)
+    run.labeling.judge(judged_classes(run, range(n), learned))
+    scores = scores_of(
+        run.votes.of_each_label(slice(0, n)),
+        run.answers.labels(),
+        folds_of(run.batch.hashes()),
+        len(run.batch.labels.names),
+        rule.heads if vectors is not None else (),
         vectors,
     )
-    applied, answers = learned.apply(pairs), learned.answers
-    trust = applied.trust.copy()
-    # without neighbors and a vector
-    trust[[*neighborhoods.rejected]] = np.nan
-    said = {place: answers[e.hash] for place, e in enumerate(entries) if e.hash in answers}
-    judged = np.zeros(n, dtype=np.bool_)
-    more: list[tuple[int, int]] = []
-    sure: list[float] = []
-    for place, (joined, source) in said.items():
-        judged[place], trust[place] = True, 1.0 if source == "person" else np.nan
-        neighborhoods.judges[place] = source
-        names = split_labels(joined)
-        more += [(place, labels.names.index(name)) for name in names]
-        sure += [float(trust[place])] * len(names)
-    left = ~judged[pairs.rows]
-    added = np.array(more, dtype=np.int64).reshape(-1, 2)
-    ones = np.ones(len(more))
-    row = np.concatenate([pairs.rows[left], added[:, 0]])
-    shares = np.concatenate([applied.scores[left], ones.astype(np.float32)])
-    neighborhoods.sets = LearnedSets.of(
-        n,
-        row,
-        np.concatenate([pairs.labels[left], added[:, 1]]),
-        shares,
-        np.concatenate([applied.given[left], ones > 0]),
-        np.concatenate([applied.chances[left], sure]),
-        trust,
-    )
+    return rule.apply(scores)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,11 +14,11 @@ from testnuc._base.checks import checked_choice, checked_number, checked_whole
 from testnuc._dispatch.predictor import Predictor
 from testnuc._dispatch.scheduler import Scheduler
 from testnuc._engine.estimate import Estimator
-from testnuc._engine.multilabel import check_options, neighborhoods_class
-from testnuc._engine.neighborhoods import load_kernels
+from testnuc._engine.multilabel_options import check_options
 from testnuc._engine.pipeline import Pipeline
 from testnuc._engine.shortlist import ALL, Shortlist, checked_shortlist
 from testnuc._engine.sparing import HeadRule
+from testnuc._engine.votes import load_kernels
 from testnuc.batch import BatchLane, has_batches
 from testnuc.embedders.cache import EmbeddingCache, embedder_name
 from testnuc.errors import InvalidInputError, TestNUCError
@@ -25,24 +27,25 @@ from testnuc.index.memory_pool import Pool
 from testnuc.labels import LabelSet
 from testnuc.limits import BatchPolicy, Meter, Price, require_price
 from testnuc.methods import Sampling
-from testnuc.protocols import WireProvider
+from testnuc.protocols import WireProvider, implements
 from testnuc.transport import Transport
 from testnuc.transport.telemetry import Telemetry
 from testnuc.trust import Unsure, VoteSettings
+from testnuc.trust.vote_settings import given_policy
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from testnuc.limits import Budget, RateLimit, RetryPolicy
     from testnuc.protocols import APIKey, Embedder, Index, Method, Provider, Store
     from testnuc.voting import VotePolicy
 
-__all__ = ["Components"]
+__all__ = ["Components", "Internals"]
 
 
-class Components:
-    """Embedder, index, provider, store and the objects that connect them; parameters as `TestNUC`.
+@dataclass(frozen=True)
+class Internals:
+    """What is no argument of `TestNUC`.
 
     Parameters
     ----------
@@ -52,10 +55,30 @@ class Components:
         Whether `ready` loads the voting kernels, which takes seconds.
     transport : callable
         Creates the transport; the simulation gives it another clock and other connections.
+    shared : bool
+        Whether what is learned is kept in the store, and read from there.
     """
+
+    pool: Index | None = None
+    kernels: bool = True
+    transport: Callable[..., Transport] = Transport
+    shared: bool = True
+
+
+class Components:
+    """Embedder, index, provider, store and the objects that connect them; parameters as `TestNUC`.
+
+    `TestNUC` takes its parameters, except the first one, from here.
+    """
+
+    #: The process that opened it; threads and connections do not survive a fork.
+    _process: int | None = None
+    _store_open = False
 
     def __init__(
         self,
+        internals: Internals,
+        /,
         labels: Sequence[str] | Mapping[str, Any],
         model: str | Provider | WireProvider = "openai/gpt-4o-mini",
         *,
@@ -78,9 +101,6 @@ class Components:
         retry: RetryPolicy | None = None,
         budget: Budget | None = None,
         batches: BatchPolicy | None = None,
-        pool: Index | None = None,
-        kernels: bool = True,
-        transport: Callable[..., Transport] = Transport,
         referee: str | Provider | WireProvider | None = None,
         escalate: float = 0.0,
         ask: str | Unsure = "all",
@@ -100,8 +120,9 @@ class Components:
         )
         self.labels = LabelSet(labels, none_label=none_label, multilabel=multilabel)
         #: As the user gave them; `pipeline.settings` may add what was learned.
+        self.policy = given_policy(policy)
         self.settings = settings = VoteSettings.of(
-            policy, k, self.labels.names, multilabel=multilabel
+            self.policy, k, self.labels.names, multilabel=multilabel
         )
         checked_whole("max_concurrency", max_concurrency, least=1)
         checked_choice("neighbors", neighbors, ("predict", "stored"))
@@ -112,6 +133,7 @@ class Components:
         self.store, self.embedder = stores.resolve(store), embedders.resolve(embedder)
         # an embedder created here is closed here; one that the user passed stays open
         self._own_embedder = isinstance(embedder, str)
+        pool = internals.pool
         if pool is None:
             pool = self.store.pool(embedder_name(self.embedder))
         # not `pool or ..`: an empty pool is falsy
@@ -126,7 +148,7 @@ class Components:
         self.meter = Meter()
         self.telemetry = Telemetry.of(provider.name, provider.model, url)
         self.embedding.telemetry = self.telemetry
-        self.transport = transport(
+        self.transport = internals.transport(
             rate_limit=rate_limit,
             max_concurrency=max_concurrency,
             retry=retry,
@@ -144,7 +166,7 @@ class Components:
             method,
             per_call,
             made,
-            over_http=isinstance(provider, WireProvider),
+            over_http=implements(provider, WireProvider),
         )
         self.predictor, self._automatic = made(self.shortlist), shortlist == "auto"
         self.scheduler = Scheduler(
@@ -155,8 +177,6 @@ class Components:
             workers=max_concurrency,
             per_call=per_call,
         )
-        self.transport.on_wait = self.scheduler.lend
-        self.predictor.keep = self.scheduler.keep
         self.max_concurrency = max_concurrency
         self._batches = batches or BatchPolicy()
         self.ask, self.head = Unsure.of(ask), self._head_rule(head)
@@ -217,16 +237,14 @@ class Components:
         )
         self._address = (model, base_url, api_key)
         #: As given.
-        self.make_transport, self.referee = transport, referee
+        self.internals, self.referee = internals, referee
         self.escalate = checked_number("escalate", escalate, 0, 1) or 0.0
         if self.escalate and referee is None:
             raise InvalidInputError("escalate needs a referee; name it, as referee='openai/gpt-5'")
-        #: Called when the store is open.
-        self.on_open: Callable[[], Awaitable[None]] | None = None
-        #: Called before the store is closed.
-        self.on_close: Callable[[], Awaitable[None]] | None = None
         self._opening: asyncio.Task[None] | None = None
-        self._kernels, self._closed = kernels, False
+        self._closed = False
+        #: Whether a warning of a small pool was given.
+        self.warned = False
         #: Set when everything is closed.
         self._ended = asyncio.Event()
 
@@ -254,10 +272,13 @@ class Components:
             else (shortlist, self.embedding.name)
             if isinstance(shortlist, int)
             else None,
+            store=self.store,
         )
 
-    async def ready(self, lane: str = "live") -> None:
-        """Open everything that a lane needs; later calls return at once.
+    async def ready(
+        self, lane: str = "live", *, opened: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """Open everything that a lane needs, and call `opened`; later calls return at once.
 
         Raises
         ------
@@ -265,6 +286,8 @@ class Components:
             There is no such lane, or the provider or the store has no batch lane; nothing was sent.
         """
         checked_choice("lane", lane, ("live", "batch"))
+        self._check_process()
+        self._process = os.getpid()
         if lane == "batch" and self.shortlist == "levels" and not self._automatic:
             raise InvalidInputError(
                 "lane is 'batch', but shortlist='levels' would take a batch job for each level; "
@@ -284,14 +307,15 @@ class Components:
         if self._closed:
             raise TestNUCError("this client is closed; make a new one")
         if self._opening is None:
-            self._opening = asyncio.create_task(self._open(), name="testnuc-open")
+            self._opening = asyncio.create_task(self._open(opened), name="testnuc-open")
         await asyncio.shield(self._opening)
         if lane == "batch" and self.batch_lane is not None:
             # resumes the open batches of earlier runs, even if this run does not need them
             await self.batch_lane.resume()
 
-    async def aclose(self) -> None:
+    async def aclose(self, close_referees: Callable[[], Awaitable[None]] | None = None) -> None:
         """Wait a few seconds for calls in flight, store their answers, and close everything."""
+        self._check_process()
         if self._closed:
             # another caller is closing everything
             await self._ended.wait()
@@ -303,11 +327,11 @@ class Components:
             close_embedder = getattr(self.embedder, "close", None)
             if close_embedder is not None and self._own_embedder:
                 closing.push_async_callback(close_embedder)
-            closing.push_async_callback(self.store.close)
+            closing.push_async_callback(self._close_store)
             closing.push_async_callback(self.pool.close)
             closing.push_async_callback(self.transport.aclose)
-            if self.on_close is not None:
-                closing.push_async_callback(self.on_close)
+            if close_referees is not None:
+                closing.push_async_callback(close_referees)
             closing.push_async_callback(self.embedding.close)
             if self.batch_lane is not None:
                 closing.push_async_callback(self.batch_lane.close)
@@ -316,22 +340,33 @@ class Components:
             if self._opening is not None:
                 await asyncio.wait([self._opening])
 
-    async def _open(self) -> None:
-        if not self._kernels:
-            await self._open_store()
-            return
-        kind = neighborhoods_class(multilabel=self.labels.multilabel)
-        kernels = asyncio.to_thread(load_kernels, self.labels, self.pipeline.settings, kind)
-        await asyncio.gather(kernels, self._open_store())
+    async def _close_store(self) -> None:
+        # one close for each open: other clients may use the store, too
+        if self._store_open:
+            await self.store.close()
 
-    async def _open_store(self) -> None:
+    def _check_process(self) -> None:
+        if self._process not in {None, os.getpid()}:
+            raise TestNUCError(
+                "this client was used before fork(); create one in the child process"
+            )
+
+    async def _open(self, opened: Callable[[], Awaitable[None]] | None) -> None:
+        if not self.internals.kernels:
+            await self._open_store(opened)
+            return
+        kernels = asyncio.to_thread(load_kernels, self.labels, self.pipeline.settings)
+        await asyncio.gather(kernels, self._open_store(opened))
+
+    async def _open_store(self, opened: Callable[[], Awaitable[None]] | None) -> None:
         await self.store.open()
+        self._store_open = True
         await self.pool.open()
         # a wrong embedder has an empty pool: it must not be remembered
         if len(self.pool) or not await self.store.count(self.predictor.scope):
             await self.store.describe(self.predictor.scope, self._facts)
-        if self.on_open is not None:
-            await self.on_open()
+        if opened is not None:
+            await opened()
 
     def _head_rule(self, head: str | os.PathLike[str] | Head | None) -> HeadRule | None:
         if head is None:
@@ -359,7 +394,7 @@ class Components:
     ) -> Provider | WireProvider:
         """Return the provider of a model."""
         if not isinstance(model, str):
-            if not (isinstance(model, WireProvider) or callable(getattr(model, "answer", None))):
+            if not (implements(model, WireProvider) or callable(getattr(model, "answer", None))):
                 raise InvalidInputError(
                     f"model is {model!r}; give a name such as 'openai/gpt-4o-mini', or an object "
                     "with `async answer(request)`"

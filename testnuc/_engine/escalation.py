@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from testnuc._base.checks import checked_choice
 from testnuc._dispatch.predictor import Predictor
 from testnuc._dispatch.scheduler import Scheduler
-from testnuc._engine.applying import judge
 from testnuc._engine.estimate import Estimator
 from testnuc._engine.pipeline import STOPS
 from testnuc.errors import InvalidInputError
@@ -24,7 +23,7 @@ from testnuc.labels import LabelSet
 from testnuc.limits import Meter, Price, require_price
 from testnuc.methods import StandardPrompting
 from testnuc.protocols import PoolText
-from testnuc.trust import Learned
+from testnuc.trust.argmax import Argmax
 from testnuc.types import Prediction, error_text
 
 if TYPE_CHECKING:
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
 
     from testnuc._dispatch.scheduler import Ask
     from testnuc._engine.components import Components
-    from testnuc._engine.learning_base import LearningBase
-    from testnuc._engine.neighborhoods import Neighborhoods
+    from testnuc._engine.learning import Learning
+    from testnuc._engine.run import Run
     from testnuc.protocols import Provider, WireProvider
     from testnuc.trust import Review
     from testnuc.types import Usage
@@ -65,7 +64,7 @@ class Referee:
         require_price(parts.budget, self.price, self.model)
         self.meter = Meter()
         self._provider = provider
-        self._transport = parts.make_transport(
+        self._transport = parts.internals.transport(
             max_concurrency=parts.max_concurrency,
             retry=parts.retry,
             price=self.price,
@@ -75,8 +74,6 @@ class Referee:
         self._transport.share(self._transport.admission, parts.transport.account, by_tokens=False)
         #: Shows all labels.
         self.predictor = self._predictor(parts.labels)
-        #: Of a request in progress, by key.
-        self._predictors: dict[bytes, Predictor] = {}
         self._scheduler = Scheduler(
             self._answer,
             parts.store,
@@ -84,7 +81,6 @@ class Referee:
             meter=self.meter,
             workers=parts.max_concurrency,
         )
-        self._transport.on_wait = self._scheduler.lend
         self._described = False
 
     async def ask(
@@ -104,16 +100,12 @@ class Referee:
             if shown is not None and len(shown[place]) > 1:
                 predictor = self._predictor(self._some(entry, shown[place]))
             ask = predictor.ask(entry.text, entry.hash, place)
-            self._predictors[ask.key] = predictor
+            ask.answer = predictor.answer
             asks.append(ask)
         found: list[Prediction | Exception] = [Prediction(None)] * len(texts)
-        try:
-            async with aclosing(self._scheduler.run(asks)) as outcomes:
-                async for ask, outcome in outcomes:
-                    found[ask.place] = outcome
-        finally:
-            for ask in asks:
-                self._predictors.pop(ask.key, None)
+        async with aclosing(self._scheduler.run(asks)) as outcomes:
+            async for ask, outcome in outcomes:
+                found[ask.place] = outcome
         return found
 
     async def aclose(self) -> None:
@@ -122,7 +114,7 @@ class Referee:
         await self._transport.aclose()
 
     async def _answer(self, asks: tuple[Ask, ...]) -> list[Prediction | Exception]:
-        return await self._predictors.get(asks[0].key, self.predictor).answer(asks)
+        return await (asks[0].answer or self.predictor.answer)(asks)
 
     def _some(self, entry: PoolText, names: Sequence[str]) -> LabelSet:
         """Return some labels, in an order that depends on the text alone."""
@@ -156,7 +148,7 @@ class Referee:
 class Escalation:
     """The referees of a client."""
 
-    def __init__(self, parts: Components, learning: LearningBase[Any, Any]) -> None:
+    def __init__(self, parts: Components, learning: Learning) -> None:
         self._parts = parts
         self._learning = learning
         #: By name, or by id.
@@ -165,9 +157,9 @@ class Escalation:
         self._lock = asyncio.Lock()
         #: The client's referee.
         self.referee = None if parts.referee is None else self._referee_of(parts.referee)
-        parts.on_close = self._aclose
 
-    async def _aclose(self) -> None:
+    async def aclose(self) -> None:
+        """Close the referees."""
         for referee in self._referees.values():
             await referee.aclose()
 
@@ -188,7 +180,6 @@ class Escalation:
     ) -> None:
         """Let a referee answer the open items of a review."""
         checked_choice("shown", shown, ("all", "candidates"))
-        await self._parts.ready()
         referee = self._referee_of(model)
         items = [item for item in review if item.source is None]
         given = [[label for label, _ in item.candidates if label is not None] for item in items]
@@ -231,48 +222,44 @@ class Escalation:
         cost = await estimator.of_calls(open_[:most])
         return cost.calls, cost.usd
 
-    async def settle(
-        self, neighborhoods: Neighborhoods, *, stopped: bool = False
-    ) -> tuple[Neighborhoods, str | None]:
+    async def settle(self, run: Run, *, stopped: bool = False) -> tuple[Run, str | None]:
         """Complete a run: apply what was learned, and ask the referee, if there is one.
 
-        If an error ended the run (`stopped`), the referee is not asked. Returns the neighborhoods,
+        If an error ended the run (`stopped`), the referee is not asked. Returns the run,
         others if something was learned meanwhile, and what the referee labeled, or why nothing.
         """
         pipeline = self._parts.pipeline
         if self.referee is None or stopped:
-            await pipeline.settle(neighborhoods, stopped=stopped)
-            return neighborhoods, None
-        before, failure = neighborhoods.settings.taught, None
+            await pipeline.settle(run, stopped=stopped)
+            return run, None
+        before, failure = run.votes.settings.learned, None
         try:
             await self._learn_once()
         except STOPS as error:
             # all texts are labeled: they must not be lost
             failure = f"the referee failed: {error_text(error)}"
-        if pipeline.settings.taught is not before:
-            neighborhoods = await self._again(neighborhoods)
-        await pipeline.settle(neighborhoods)
+        if pipeline.settings.learned is not before:
+            run = await self._again(run)
+        await pipeline.settle(run)
         if failure is None and self._parts.escalate:
             try:
-                return neighborhoods, await self._escalate(neighborhoods)
+                return run, await self._escalate(run)
             except STOPS as error:
                 failure = f"the referee failed: {error_text(error)}"
         if failure is not None:
             _log.warning("%s", failure)
-        return neighborhoods, failure
+        return run, failure
 
-    async def _again(self, old: Neighborhoods) -> Neighborhoods:
-        """Return the neighborhoods by the current settings; makes no call for the own texts."""
-        pipeline, n_own = self._parts.pipeline, old.n_own
-        new = await pipeline.prepare(old.entries[:n_own], together=True, ask_first=False)
+    async def _again(self, old: Run) -> Run:
+        """Return the run by the current settings; makes no call for the own texts."""
+        pipeline, n_own = self._parts.pipeline, old.batch.n_own
+        new = await pipeline.prepare(old.batch.entries[:n_own], together=True, ask_first=False)
         new.notes[:] = old.notes
         for place in range(n_own):
-            outcome = old.predictions[place] or old.errors.get(place)
-            if outcome is not None and not new.has_outcome(place):
-                new.put(place, outcome)
-        async with aclosing(pipeline.predict(new, waves=False)) as answered:
-            async for _ in answered:
-                pass
+            outcome = old.answers.predictions[place] or old.answers.errors.get(place)
+            if outcome is not None and not new.answers.has_outcome(place):
+                new.answers.put(place, outcome)
+        await pipeline.complete(new)
         return new
 
     def _is_due(self, size: int) -> bool:
@@ -303,32 +290,33 @@ class Escalation:
             if review.judged:
                 await self._learning.learn_from(review)
 
-    async def _escalate(self, neighborhoods: Neighborhoods) -> str:
+    async def _escalate(self, run: Run) -> str:
         """Let the referee label the least trusted part of a run; returns what was done."""
-        parts, learned, applied = self._parts, self._learning.learned, neighborhoods.applied
+        parts, learned, layer = self._parts, self._learning.learned, run.labeling.learned
+        rule = None if learned is None else learned.rule
         assert self.referee is not None
-        if not isinstance(learned, Learned) or applied is None:
+        if not isinstance(rule, Argmax) or layer is None or layer.labels.trust is None:
             return "nothing was escalated: there are too few answers to judge the referee"
-        if not learned.referee_better:
-            backed, alone = learned.dissent
+        if not rule.referee_better:
+            backed, alone = rule.dissent
             return (
                 f"nothing was escalated: {self.referee.model} is not shown to be better; where the "
                 f"two differ, neighbors or a model of your texts agree with it {backed} times, and "
                 f"not {alone} times"
             )
-        n = int(parts.escalate * neighborhoods.n_own)
-        trust = np.nan_to_num(applied.trust, nan=-1.0)
-        trust[list(neighborhoods.judges)] = np.inf
+        n = int(parts.escalate * run.batch.n_own)
+        trust = np.nan_to_num(layer.labels.trust, nan=-1.0)
+        trust[list(run.labeling.judges)] = np.inf
         places = np.argsort(trust, kind="stable")[:n]
         places = places[np.isfinite(trust[places])]
-        asked = [neighborhoods.entries[place] for place in places.tolist()]
+        asked = [run.batch.entries[place] for place in places.tolist()]
         answers = await self.referee.ask(asked)
-        said = {}
+        said: dict[int, tuple[tuple[int, ...], str]] = {}
         failed = [answer for answer in answers if isinstance(answer, Exception)]
         for place, answer in zip(places.tolist(), answers, strict=True):
             if isinstance(answer, Prediction) and answer.label is not None:
-                said[place] = (parts.labels.names.index(answer.label), "referee")
-        judge(neighborhoods, said)
+                said[place] = ((parts.labels.names.index(answer.label),), "referee")
+        run.labeling.judge(said)
         note = f"{self.referee.model} labeled the {len(said):,} least trusted texts"
         if failed:
             note += f"; {len(failed):,} of its calls failed, first by {error_text(failed[0])}"

@@ -10,8 +10,10 @@ import orjson
 
 from testnuc import prompts
 from testnuc._dispatch.predictor import WHOLE_LIST
-from testnuc._engine.inputs import scanned, without_foreign_labels
+from testnuc._engine.inputs import without_foreign_labels
+from testnuc._engine.sparing import asked_first
 from testnuc._engine.whole_list import compared_part
+from testnuc.index import scanned
 from testnuc.limits import PICO, RateLimit
 from testnuc.prompts import Demonstration
 from testnuc.protocols import Request, TokenUsage
@@ -128,7 +130,12 @@ class Estimator:
                 if settings.head_decides:
                     rule = rule.where_proved(len(open_), len(known.names))
                 limit = rule.limit(len(open_)) * self.method.samples
-                missing = _spread(missing, limit - stored)
+                random_part = asked_first(open_, len(known.names), self.ask, settings)
+                # which others the LLM is asked about is not known before: only these surely save
+                _, saved = await self._missing(
+                    [open_[place] for place in random_part], range(self.method.samples)
+                )
+                missing = _spread(missing, limit - saved)
             most *= self.method.samples
             others = await self._missing_in_pool(entries, most, self.method.samples)
             stages = 1 + (later and bool(others))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from testnuc._dispatch.predictor import Predictor
     from testnuc._dispatch.scheduler import Scheduler
-    from testnuc._engine.neighborhoods import Snapshot
+    from testnuc._engine.batch import Snapshot
     from testnuc.embedders.cache import EmbeddingCache
     from testnuc.protocols import Index, Method, PoolText, Store
     from testnuc.types import Prediction

@@ -7,7 +7,15 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from testnuc.errors import EmbeddingError, ProviderError, StoreError
+from testnuc.errors import (
+    AuthenticationError,
+    BadRequestError,
+    ConfigurationError,
+    EmbeddingError,
+    ProviderError,
+    StoreError,
+    UnknownModelError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -20,7 +28,11 @@ if TYPE_CHECKING:
 __all__ = ["STOPS", "FirstCalls"]
 
 #: Errors that end a run; what was answered before is handed over.
-STOPS = (ProviderError, StoreError, EmbeddingError)
+STOPS = (ProviderError, StoreError, EmbeddingError, ConfigurationError)
+#: Errors that may concern the first text alone: others are tried before the run ends.
+_OF_A_TEXT = (AuthenticationError, UnknownModelError, BadRequestError)
+#: Calls that are made for other texts then.
+_OTHERS = 3
 
 #: Texts among which the first call is chosen: those before are stored.
 _FIRST_OF = 4_096
@@ -48,20 +60,16 @@ class FirstCalls:
         if self.scheduler.answered:
             return []
         asks: list[Ask] = []
+        most = self.per_call * (1 + _OTHERS)
         for part in _parts(places[:_FIRST_OF]):
             asks += [ask for ask, stored in await self._looked_up(texts, part) if not stored]
-            if len(asks) >= self.per_call:
+            if len(asks) >= most:
                 break
         outcomes: list[tuple[Ask, Prediction | Exception]] = []
         try:
-            async with (
-                # a slow call continues, and the run joins it
-                asyncio.timeout(_PATIENCE),
-                aclosing(self.scheduler.run(asks[: self.per_call])) as found,
-            ):
-                async for answer in found:
-                    # not a comprehension: it would lose them when the time is over
-                    outcomes.append(answer)  # noqa: PERF401
+            # a slow call continues, and the run joins it
+            async with asyncio.timeout(_PATIENCE):
+                await self._try(asks[: self.per_call], asks[self.per_call : most], outcomes)
         except TimeoutError:
             if self.scheduler.closed:
                 # pool and embedder are closed as well
@@ -73,6 +81,31 @@ class FirstCalls:
                     raise
                 return []
         return outcomes
+
+    async def _try(
+        self,
+        asks: Sequence[Ask],
+        others: Sequence[Ask],
+        outcomes: list[tuple[Ask, Prediction | Exception]],
+    ) -> None:
+        """Append the outcomes of some asks; if they are rejected, those of others."""
+        try:
+            await self._run(asks, outcomes)
+        except _OF_A_TEXT:
+            if not others or self.scheduler.closed:
+                raise
+            # the run asks again about those that were rejected
+            outcomes.clear()
+            await self._run(others, outcomes)
+
+    async def _run(
+        self, asks: Sequence[Ask], outcomes: list[tuple[Ask, Prediction | Exception]]
+    ) -> None:
+        """Append the outcomes of some asks."""
+        async with aclosing(self.scheduler.run(asks)) as found:
+            async for answer in found:
+                # not a comprehension: it would lose them when the time is over
+                outcomes.append(answer)  # noqa: PERF401
 
     async def ask_meanwhile(
         self,

@@ -15,19 +15,15 @@ from testnuc.errors import InvalidInputError
 from testnuc.protocols import PoolText
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
     from numpy.typing import NDArray
 
     from testnuc.labels import LabelSet
-    from testnuc.protocols import Index
 
 __all__ = [
     "checked_texts",
     "distinct",
     "known_label",
     "labeled",
-    "scanned",
     "values",
     "without_foreign_labels",
 ]
@@ -112,14 +108,6 @@ def without_foreign_labels(entries: Sequence[PoolText], allowed: LabelSet) -> li
     return [
         e if e.label is None or allowed.knows(e.label) else replace(e, label=None) for e in entries
     ]
-
-
-async def scanned(pool: Index, size: int) -> AsyncGenerator[list[PoolText], None]:
-    """Yield the texts of a pool, `size` at a time."""
-    start: int | None = 0
-    while start is not None:
-        texts, start = await pool.scan(start, size)
-        yield texts
 
 
 async def distinct(texts: Sequence[str]) -> tuple[list[PoolText], NDArray[np.int64]]:

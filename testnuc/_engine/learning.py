@@ -1,176 +1,271 @@
-"""Learn from judgments of texts with one label."""
+"""Learn from judgments: texts are drawn, judgments merged and kept, a rule is learned.
+
+How a rule is fitted is that of one label, `testnuc._engine.argmax_learning`, or of several,
+`testnuc._engine.threshold_learning`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+import logging
+from dataclasses import replace
+from hashlib import blake2b
+from math import isnan
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from testnuc._engine.applying import said_of, texts_among
-from testnuc._engine.judgment_arrays import (
-    Judged,
-    class_of,
-    context_of,
-    default_model,
-    dissent_of,
-    parts_of,
-)
-from testnuc._engine.learning_base import MOST_TEXTS, LearningBase, Offer, PoolFit
-from testnuc.trust.applied import parts_by_level
-from testnuc.trust.calibration import chances, fit_trust
-from testnuc.trust.candidates import LabelCandidate, candidates_of, choose, differing
-from testnuc.trust.certificates import wants_decisions
-from testnuc.trust.learned import Learned, chosen_parts, rounded
-from testnuc.trust.model import NEIGHBORS, HeadModel, most_texts
-from testnuc.trust.review import GOALS
+from testnuc._base.checks import checked_whole
+from testnuc._engine.argmax_learning import ArgmaxLearning, PoolFit
+from testnuc._engine.inputs import checked_texts, distinct, known_label, values
+from testnuc._engine.rows import nearest
+from testnuc._engine.threshold_learning import ThresholdLearning
+from testnuc.embedders.cache import embedder_name
+from testnuc.errors import InvalidInputError, StoreError
+from testnuc.trust.judgment import Judgment
+from testnuc.trust.learned import Learned
+from testnuc.trust.review import Review, ReviewItem, closest_label, draw
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from numpy.typing import NDArray
+    from testnuc._engine.components import Components
 
-    from testnuc._engine.neighborhoods import Neighborhoods
-    from testnuc.trust.judgment import Judgment
-    from testnuc.trust.model import Texts
+__all__ = ["LEAST_TEXTS", "Learning"]
 
-__all__ = ["Learning"]
+_log = logging.getLogger("testnuc.client")
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Candidates:
-    texts: Texts
-    candidates: list[LabelCandidate]
+#: Fewest texts with a prediction to learn from.
+LEAST_TEXTS = 10
+#: Neighbors shown with a text to be judged.
+_SHOWN = 5
 
 
-class Learning(LearningBase[Learned, _Candidates]):
-    """What a client learns from judgments of texts with one label."""
+class Learning:
+    """What a client learns from judgments."""
 
-    _kind, _goals = Learned, GOALS
+    def __init__(self, parts: Components) -> None:
+        self._parts = parts
+        several = parts.labels.multilabel
+        #: How a rule is fitted.
+        self._way = ThresholdLearning(parts) if several else ArgmaxLearning(parts)
+        self._lock = asyncio.Lock()
+        #: What the store was last known to hold.
+        self._data: bytes | None = None
+        self._last: PoolFit[Any] | None = None
 
-    def _goal(self, goal: str | None, before: Learned | None) -> str | None:
-        if goal is None and before is not None and not wants_decisions(before, before.certify()):
-            return "certify"
-        return goal
+    @property
+    def learned(self) -> Learned | None:
+        """What was learned so far."""
+        return self._parts.pipeline.settings.learned
 
-    def _offer(
-        self, fitted: PoolFit[_Candidates], before: Learned | None, open_: NDArray[np.bool_]
-    ) -> Offer:
-        parts, candidates = self._parts, fitted.fit.candidates
-        names = (*parts.labels.names, None)
-        kept, trust = self._kept(fitted, before)
-
-        def shown(row: int) -> Iterable[tuple[str | None, Sequence[str]]]:
-            given: dict[str | None, list[str]] = {}
-            for candidate in candidates:
-                given.setdefault(names[int(candidate.labels[row])], []).append(candidate.name)
-            if before is not None:
-                given.setdefault(names[int(kept[row])], []).append("what was learned so far")
-            return given.items()
-
-        judged = () if before is None else before.judged
-        context = context_of(
-            candidates, judged, fitted.rows, open_, parts.labels, parts.instructions
-        )
-        return Offer(trust, differing(candidates), shown, context)
-
-    async def _from(self, judged: tuple[Judgment, ...]) -> Learned:
+    async def review(self, n: int, goal: str | None, seed: int) -> Review:
+        """Draw texts of the pool to be judged."""
+        checked_whole("n", n, least=1)
+        if goal is not None and goal not in self._way.goals:
+            several = "with multilabel=True " if self._parts.labels.multilabel else ""
+            raise InvalidInputError(
+                f"goal is {goal!r}; {several}choose from {', '.join(self._way.goals)}, or None"
+            )
+        await self.load()
         fitted = await self._fitted()
-        kept = await self._kept_by_settings(fitted)
-        return await asyncio.to_thread(self._learned, fitted, judged, kept)
+        # read once: it can be another later
+        return await asyncio.to_thread(self._drawn, fitted, n, goal, seed, self.learned)
 
-    def _learned(
-        self,
-        fitted: PoolFit[_Candidates],
-        judgments: tuple[Judgment, ...],
-        kept: NDArray[np.int32],
-    ) -> Learned:
-        texts, candidates = fitted.fit.texts, fitted.fit.candidates
-        judged = Judged.of(judgments, fitted.rows)
-        known, where, draws = judged.known, judged.rows, judged.draws
-        gold = np.array(
-            [class_of(j.label, j.source, self._parts.labels) for j in known], dtype=np.int32
+    def _drawn(
+        self, fitted: PoolFit[Any], n: int, goal: str | None, seed: int, before: Learned | None
+    ) -> Review:
+        parts, found = self._parts, fitted.run
+        seen = set() if before is None else {j.hash for j in before.judged}
+        open_ = np.array([key not in seen for key in fitted.rows], dtype=np.bool_)
+        offer = self._way.offer(fitted, before, open_)
+        rng = np.random.default_rng([seed, len(seen)])
+        items: list[ReviewItem] = []
+        for drawn in draw(n, self._way.goal(goal, before), offer.support, open_, offer.trust, rng):
+            row, trust = drawn.row, float(offer.trust[drawn.row])
+            entry, own = found.batch.entries[row], found.answers.predictions[row]
+            items.append(
+                ReviewItem(
+                    index=len(items),
+                    text=entry.text,
+                    hash=entry.hash,
+                    own_label=None if own is None else own.label,
+                    candidates=tuple((label, tuple(by)) for label, by in offer.candidates(row)),
+                    trust=None if isnan(trust) else trust,
+                    neighbors=nearest(found, row, _SHOWN),
+                    goal=drawn.goal,
+                    probability=drawn.probability,
+                    floor=drawn.floor,
+                )
+            )
+        labels = parts.labels
+        return Review(
+            items,
+            labels.names,
+            len(fitted.rows),
+            parts.model,
+            offer.context,
+            multilabel=labels.multilabel,
         )
-        proving = draws.only(draws.drawn)
-        rows, labels = where[draws.drawn], gold[draws.drawn]
-        support = differing(candidates)
-        if proving.all_uniform:
-            support = np.ones_like(support)
-        verdict = choose(texts, candidates, rows, labels, proving, support)
-        taught = texts.with_judged(where[gold >= 0], gold[gold >= 0])
-        model, decides, bases = parts_of(verdict, candidates, taught, every=len(rows) == len(known))
-        vote, _ = chosen_parts(candidates)
-        learned = Learned(
-            labels=self._parts.labels.names,
-            name=verdict.chosen.name,
-            decides=decides,
-            gain=verdict.gain,
-            judged=judgments,
-            texts=len(texts),
-            model=model,
-            vote=vote,
-            bases=() if proving.all_uniform else bases,
-            coefficients=np.tile([0.0, 1.0, 0.0], (5, 1)),
-            trust=np.empty(0, dtype=np.float32),
-            rows=where,
-            right=np.empty(0, dtype=np.bool_),
-            person=judged.person,
-            draws=draws,
-            dissent=dissent_of(known, where, gold, candidates),
+
+    async def _fitted(self) -> PoolFit[Any]:
+        """Return what is fitted on the pool as it is."""
+        parts = self._parts
+        most, k = self._way.wanted()
+        found, vectors = await parts.pipeline.pool_predictions.labeled(
+            parts.pipeline.settings, most, k
         )
-        if decides == "vote":
-            kept = verdict.chosen.labels
-        found = model.probabilities(taught)
-        label = learned.label(taught, kept, found)
-        right = (label[where] == gold) & (gold >= 0)
-        coefficients = fit_trust(
-            taught, found, label, rows, right[draws.drawn], proving.probability
+        n = found.batch.n_own
+        if n < LEAST_TEXTS:
+            raise InvalidInputError(
+                f"the pool has {n} texts with a prediction; label at least {LEAST_TEXTS} first, by "
+                "`classify_many` or `predict_pool`"
+            )
+        hashes = [entry.hash for entry in found.batch.entries[:n]]
+        said = ["" if p is None else f"{p.label}" for p in found.answers.predictions[:n]]
+        digest = blake2b(b"".join(hashes) + "\n".join(said).encode()).digest()
+        if self._last is None or self._last.digest != digest:
+            made = await asyncio.to_thread(self._way.fit, found, vectors, hashes)
+            rows = {key: row for row, key in enumerate(hashes)}
+            self._last = PoolFit(digest, found, rows, made)
+        return self._last
+
+    async def learn_from(self, review: Review) -> Learned:
+        """Learn from the answers of a review, and from all earlier ones."""
+        labels = self._parts.labels
+        if review.labels != labels.names or review.multilabel != labels.multilabel:
+            raise InvalidInputError("the review has another label set than this client")
+        if not review.judged:
+            raise InvalidInputError("the review has no answer yet; answer some of its items")
+        last = review.judged[-1].index
+        return await self._learn(
+            [
+                Judgment(
+                    item.text,
+                    item.hash,
+                    item.answer,
+                    item.source,
+                    item.probability,
+                    item.floor,
+                    review.texts,
+                    item.goal == "certify" and item.probability is not None,
+                )
+                for item in review[: last + 1]
+            ]
         )
-        learned = replace(learned, coefficients=coefficients, right=right)
-        trust = chances(taught, found, label, learned.coefficients)
-        learned = replace(learned, trust=trust.astype(np.float32))
-        levels = parts_by_level(found, label, learned.tree)
-        return learned.with_levels(trust, levels, label[where], gold)
 
-    @staticmethod
-    def _kept(
-        fitted: PoolFit[_Candidates], learned: Learned | None
-    ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-        """Return the labels that are kept now, as far as learned models give them, and trust."""
-        texts = fitted.fit.texts
-        own = texts.own
-        if learned is not None:
-            said = said_of(fitted.neighborhoods, range(len(texts)), learned)
-            pairs = [(row, label) for row, (label, _) in said.items() if label >= 0]
-            judged = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-            texts = texts.with_judged(judged[:, 0], judged[:, 1].astype(np.int32))
-            kept = own if learned.decides != "vote" else learned.vote.label(texts)
-            applied = learned.apply(texts, kept)
-            return applied.label, applied.trust
-        model = default_model(fitted.fit.candidates)
-        found = model.probabilities(texts)
-        trust = found[np.arange(len(texts)), np.maximum(own, 0)].astype(np.float64)
-        return own, np.where(own >= 0, trust, 0.0)
+    async def learn_labels(self, texts: Iterable[str], labels: Sequence[Any]) -> Learned:
+        """Learn from the labels of texts that were chosen at random."""
+        parts = self._parts
+        given = await checked_texts(texts)
+        if isinstance(labels, str) or len(labels) != len(given):
+            raise InvalidInputError(f"there are {len(given)} texts; give a list of as many labels")
+        said = list(values(labels, "labels"))
+        if not said:
+            raise InvalidInputError("there is no labeled text to learn from")
+        said = [self._known(label, position) for position, label in enumerate(said)]
+        entries, places = await distinct(given)
+        of_place: dict[int, str | None] = {}
+        for place, label in zip(places.tolist(), said, strict=True):
+            if of_place.setdefault(place, label) != label:
+                raise InvalidInputError(
+                    f"{entries[place].text[:60]!r} has the label {label!r} and, before, "
+                    f"{of_place[place]!r}; give each text one label"
+                )
+        run = await parts.pipeline.prepare(entries, together=True)
+        await parts.pipeline.predict_own(run)
+        vectors = await parts.embedding.vectors(
+            [e.text for e in entries], [e.hash for e in entries]
+        )
+        # also where classified texts do not join the pool: candidates are fitted on the pool
+        await parts.pool.add(entries, vectors)
+        size = max(len(parts.pool), len(entries))
+        await self.load()
+        before = self.learned
+        left = size - (len(before.judged) if before is not None else 0)
+        return await self._learn(
+            [
+                Judgment(
+                    entry.text,
+                    entry.hash,
+                    of_place[place],
+                    "person",
+                    chance := 1 / max(left - place, 1),
+                    chance,
+                    size,
+                    uniform=True,
+                )
+                for place, entry in enumerate(entries)
+            ]
+        )
 
-    async def _kept_by_settings(self, fitted: PoolFit[_Candidates]) -> NDArray[np.int32]:
-        """Return the labels that the settings of the client give without judgments."""
-        found = fitted.neighborhoods
-        found.settings = self._parts.settings
-        await asyncio.to_thread(found.decide_by_settings)
-        await asyncio.to_thread(found.balance)
-        return (await asyncio.to_thread(found.corrected_vote, slice(0, found.n_own))).label
+    def _known(self, said: Any, position: int) -> str | None:
+        """Return the right label of a text, as a judgment holds it."""
+        labels = self._parts.labels
+        if said is None and not labels.multilabel:
+            return None
+        wrong = isinstance(said, str) and said not in labels
+        close = closest_label(said, labels.names) if wrong else ""
+        return known_label(labels, said, position, close)
 
-    def _wanted(self) -> tuple[int, int]:
-        return most_texts(len(self._parts.labels.names), MOST_TEXTS), NEIGHBORS
+    async def unlearn(self) -> bool:
+        """Forget what was learned; returns whether there was anything."""
+        parts = self._parts
+        drop = getattr(parts.store, "drop_learned", None)
+        if drop is not None:
+            await drop(_key(parts))
+        self._data = None
+        known = self.learned is not None
+        parts.pipeline.settings = parts.settings
+        return known
 
-    def _fit(
-        self, found: Neighborhoods, vectors: NDArray[np.float16], hashes: Sequence[bytes]
-    ) -> _Candidates:
-        n = len(hashes)
-        texts = texts_among(found, np.arange(n), vectors, found.answers()[0][:n].copy())
-        candidates = candidates_of(texts)
-        for i, candidate in enumerate(candidates):
-            if isinstance(candidate.model, HeadModel):
-                candidates[i] = replace(candidate, model=rounded(candidate.model))
-        return _Candidates(texts, candidates)
+    async def load(self) -> None:
+        """Read what was learned from the store, here or by another client since."""
+        parts = self._parts
+        get = getattr(parts.store, "get_learned", None)
+        if get is None or not parts.internals.shared:
+            return
+        data = await get(_key(parts))
+        if data == self._data:
+            return
+        self._data = data
+        if data is None:
+            parts.pipeline.settings = parts.settings
+            return
+        try:
+            learned = await asyncio.to_thread(Learned.from_bytes, data)
+        except StoreError as error:
+            _log.warning("%s; labels are those of the LLM and its neighbors", error)
+            return
+        parts.pipeline.settings = parts.settings.with_learned(learned)
+
+    async def _learn(self, new: Sequence[Judgment]) -> Learned:
+        async with self._lock:
+            await self.load()
+            before = self.learned
+            judged = {j.hash: j for j in before.judged} if before is not None else {}
+            for judgment in new:
+                if judgment.source is not None or judgment.hash not in judged:
+                    # a second judgment takes the place of the first, and its draw
+                    old = judged.get(judgment.hash)
+                    judged[judgment.hash] = (
+                        judgment
+                        if old is None
+                        else replace(old, label=judgment.label, source=judgment.source)
+                    )
+            parts, fitted = self._parts, await self._fitted()
+            learned = await asyncio.to_thread(self._way.learned, fitted, tuple(judged.values()))
+            put = getattr(parts.store, "put_learned", None)
+            if put is not None and parts.internals.shared:
+                data = await asyncio.to_thread(learned.to_bytes)
+                await put(_key(parts), data)
+                self._data = data
+            # once, on success: a concurrent run uses the former settings
+            parts.pipeline.settings = parts.settings.with_learned(learned)
+        return learned
+
+
+def _key(parts: Components) -> bytes:
+    """Return the key of what was learned: of the predictions and of the embedder."""
+    name = embedder_name(parts.embedder).encode()
+    return blake2b(parts.predictor.scope + name, digest_size=16).digest()

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import wraps
-from typing import Any, ParamSpec
+from inspect import signature
+from typing import Any, Concatenate, ParamSpec
 
 from testnuc.errors import InvalidInputError
 from testnuc.head import Head
@@ -19,7 +20,7 @@ from testnuc.methods import Sampling
 from testnuc.trust import Unsure
 from testnuc.voting import VotePolicy
 
-__all__ = ["GROUPS", "client_arguments", "refuse_flat_names"]
+__all__ = ["GROUPS", "client_arguments", "takes_arguments_of"]
 
 P = ParamSpec("P")
 
@@ -64,21 +65,32 @@ def client_arguments(flat: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-def refuse_flat_names(init: Callable[P, None]) -> Callable[P, None]:
-    """Decorate a constructor: a flat name raises an error that names the right argument."""
+def takes_arguments_of(
+    parts: Callable[Concatenate[Any, Any, P], None],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
+    """Give a constructor the parameters of `Components`, without the internals.
 
-    @wraps(init)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> None:
-        for name in kwargs:
-            group = GROUPS.get(name)
-            if group is not None:
-                field = _FIELDS.get(name, name)
-                raise InvalidInputError(
-                    f"{name} is not an argument of the client; give {_WRITTEN[group].format(field)}"
-                )
-        init(*args, **kwargs)
+    A flat name raises an error that names the right argument.
+    """
 
-    return checked
+    def decorate(init: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
+        @wraps(init)
+        def checked(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            for name in kwargs:
+                group = GROUPS.get(name)
+                if group is not None:
+                    where = _WRITTEN[group].format(_FIELDS.get(name, name))
+                    raise InvalidInputError(
+                        f"{name} is not an argument of the client; give {where}"
+                    )
+            init(self, *args, **kwargs)
+
+        known = signature(parts)
+        public = [p for p in known.parameters.values() if p.name != "internals"]
+        checked.__signature__ = known.replace(parameters=public)  # type: ignore[attr-defined]
+        return checked
+
+    return decorate
 
 
 def _sampling(values: Mapping[str, Any], _: Any) -> Sampling:

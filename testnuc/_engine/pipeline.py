@@ -1,7 +1,7 @@
 """The pipeline of a run: embed, retrieve neighbors, predict.
 
 `Pipeline.prepare` retrieves the neighbors of texts from one snapshot of the pool and returns a
-`Neighborhoods`. `Pipeline.predict` obtains the predictions that its votes need.
+`Run`. `Pipeline.predict` obtains the predictions that its votes need.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from testnuc._engine.applying import apply_taught
+from testnuc._engine.applying import apply_learned
+from testnuc._engine.batch import Snapshot
 from testnuc._engine.examples import ExampleFinder
 from testnuc._engine.first_calls import STOPS, FirstCalls
 from testnuc._engine.inputs import without_foreign_labels
-from testnuc._engine.neighborhoods import Snapshot
 from testnuc._engine.pool_predictions import PoolPredictions
 from testnuc._engine.retrieval import SEARCH, Retriever, in_thread_if_large, spread
 from testnuc._engine.sampling import Sampler
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from testnuc._dispatch.predictor import Predictor
     from testnuc._dispatch.scheduler import Ask, Scheduler
-    from testnuc._engine.neighborhoods import Neighborhoods
+    from testnuc._engine.run import Run
     from testnuc._engine.shortlist import Shortlist
     from testnuc._engine.sparing import HeadRule
     from testnuc.embedders.cache import EmbeddingCache
@@ -99,8 +99,8 @@ class Pipeline:
         partial: bool = False,
         on_embedded: Callable[[int], object] = int,
         on_answered: Callable[[], object] | None = None,
-    ) -> Neighborhoods:
-        """Embed distinct texts and retrieve their neighbors.
+    ) -> Run:
+        """Embed distinct texts, retrieve their neighbors, and start a run.
 
         While the provider has not answered any call of this client, one of the calls that are
         needed anyway is made before anything is embedded, so that a wrong address, key or model
@@ -115,8 +115,8 @@ class Pipeline:
         ask_first : bool
             False: make no call.
         partial : bool
-            Whether an error after the first call gives neighborhoods without neighbors, with the
-            error as `failure`, so that answers can be handed over; `predict` then raises it.
+            Whether an error after the first call gives a run without neighbors, with the error as
+            `failure`, so that answers can be handed over; `predict` then raises it.
         on_embedded : callable
             Called with the number of texts after each batch of the embedder.
         on_answered : callable, optional
@@ -139,24 +139,24 @@ class Pipeline:
                 name="testnuc-first-calls",
             )
         try:
-            neighborhoods = await self._prepared(texts, settings, on_embedded, together=together)
+            run = await self._prepared(texts, settings, on_embedded, together=together)
             if asking is not None:
-                neighborhoods.failure = await asking
+                run.failure = await asking
         except STOPS as error:
             if not partial:
                 raise
-            neighborhoods = await self._without_neighbors(texts, settings)
-            neighborhoods.failure = error
+            run = await self._without_neighbors(texts, settings)
+            run.failure = error
         finally:
             if asking is not None and not asking.done():
                 asking.cancel()
                 await asyncio.wait([asking])
-        neighborhoods.notes.append(self.note)
-        sampler = Sampler(self.method, self.predictor, neighborhoods)
+        run.notes.append(self.note)
+        sampler = Sampler(self.method, self.predictor, run)
         for ask, outcome in outcomes:
-            if not neighborhoods.has_outcome(ask.place):
+            if not run.answers.has_outcome(ask.place):
                 sampler.settle(ask, outcome)
-        return neighborhoods
+        return run
 
     async def _asked_first(
         self, texts: Sequence[PoolText], settings: VoteSettings
@@ -178,7 +178,7 @@ class Pipeline:
         on_embedded: Callable[[int], object],
         *,
         together: bool,
-    ) -> Neighborhoods:
+    ) -> Run:
         hashes, started = [entry.hash for entry in texts], time.perf_counter()
         vectors, rejected = await self.embedding.each([e.text for e in texts], hashes, on_embedded)
         advice = self.embedding.advice(time.perf_counter() - started)
@@ -210,15 +210,19 @@ class Pipeline:
             await self.pool.add(searched, found)
         if rejected:
             matches = spread(matches, rows, len(texts))
-        neighborhoods = await self.retriever.build(texts, matches, settings, snapshot, rejected)
+        batch = await self.retriever.build(texts, matches, snapshot, rejected)
         if self.shortlist is not None:
-            await self.shortlist.attach(neighborhoods, vectors, self.retriever.stored)
-        neighborhoods.notes.append(advice)
+            lists = await self.shortlist.of_batch(
+                batch, vectors, settings.argmax, self.retriever.stored
+            )
+            batch = replace(batch, shortlists=lists)
+        run = await self.retriever.start(batch, settings)
+        run.notes.append(advice)
         if self.examples is not None or self.shortlist is not None:
             # there is no prompt without neighbors
             for place, error in rejected.items():
-                neighborhoods.put(place, error)
-        return neighborhoods
+                run.answers.put(place, error)
+        return run
 
     async def _with_known_labels(self, texts: Sequence[PoolText]) -> Sequence[PoolText]:
         known = await self.pool.labels([entry.hash for entry in texts])
@@ -227,101 +231,118 @@ class Pipeline:
             for entry, label in zip(texts, known, strict=True)
         ]
 
-    async def _without_neighbors(
-        self, texts: Sequence[PoolText], settings: VoteSettings
-    ) -> Neighborhoods:
+    async def _without_neighbors(self, texts: Sequence[PoolText], settings: VoteSettings) -> Run:
         # the pool may be what failed
         with suppress(Exception):
             texts = await self._with_known_labels(texts)
         return self.retriever.alone(texts, settings)
 
-    async def salvage(self, neighborhoods: Neighborhoods, error: Exception) -> bool:
-        """Complete the neighborhoods of a run that an error has ended.
+    async def salvage(self, run: Run, error: Exception) -> bool:
+        """Complete a run that an error has ended, with what is answered.
 
         Own texts without an outcome get the error, and are voted on like any text whose own call
         failed. Returns whether any own text was answered, now or by a stored prediction.
         """
-        n_own = neighborhoods.n_own
+        n_own = run.batch.n_own
         # samples of the first call
-        Sampler(self.method, self.predictor, neighborhoods).give_up()
+        Sampler(self.method, self.predictor, run).give_up()
         if not self.lanes["live"].closed:
             # the store may be what failed
             with suppress(Exception):
-                await self.retriever.fill(neighborhoods, range(len(neighborhoods.entries)))
-        answered = neighborhoods.any_answered
+                await self.retriever.fill(run, range(len(run.batch.entries)))
+        answered = run.answers.any_own
         for place in range(n_own):
-            if not neighborhoods.has_outcome(place) and not neighborhoods.is_spared(place):
-                neighborhoods.put(place, error)
+            if not run.answers.has_outcome(place) and not run.labeling.is_skipped(place):
+                run.answers.put(place, error)
         if answered:
-            await asyncio.to_thread(neighborhoods.decide_by_settings)
+            await asyncio.to_thread(run.votes.decide_by_settings)
         return answered
 
+    async def complete(
+        self,
+        run: Run,
+        *,
+        waves: bool = False,
+        lane: str = "live",
+        on_own: Callable[[], object] = int,
+    ) -> Exception | None:
+        """Obtain the predictions that the votes need, as `predict` does.
+
+        If an error ends the run after one of its texts was answered, now or before, the run is
+        completed with what is answered, and the error is returned; else it is raised. `on_own` is
+        called for each own text that gets an outcome.
+        """
+        try:
+            async with aclosing(self.predict(run, waves=waves, lane=lane)) as answered:
+                async for place in answered:
+                    if place < run.batch.n_own:
+                        on_own()
+        except STOPS as error:
+            if not await self.salvage(run, error):
+                raise
+            return error
+        return None
+
     async def predict(
-        self, neighborhoods: Neighborhoods, *, waves: bool, lane: str = "live"
+        self, run: Run, *, waves: bool, lane: str = "live"
     ) -> AsyncGenerator[int, None]:
         """Obtain the predictions that the votes need.
 
         Yields each place that gets a prediction or an error; places that already had one are
         omitted. `waves`: predict neighbors in waves, with early exit once the winner is certain.
         """
-        if neighborhoods.failure is not None:
-            raise neighborhoods.failure
-        found = (
-            self._spared_rounds(neighborhoods)
-            if self.spares
-            else self._rounds(neighborhoods, waves=waves)
-        )
+        if run.failure is not None:
+            raise run.failure
+        found = self._skipping_rounds(run) if self.skips else self._rounds(run, waves=waves)
         async with aclosing(found) as rounds:
             async for places in rounds:
-                async with aclosing(self._predict(neighborhoods, places, lane)) as answered:
+                async with aclosing(self._predict(run, places, lane)) as answered:
                     async for place in answered:
                         yield place
+        if run.votes.settings.learned is not None:
+            # it counts more neighbors than vote
+            await self.retriever.fill(run, range(run.batch.n_own, len(run.batch.entries)))
 
-    async def _rounds(
-        self, neighborhoods: Neighborhoods, *, waves: bool
-    ) -> AsyncGenerator[Iterable[int], None]:
+    async def _rounds(self, run: Run, *, waves: bool) -> AsyncGenerator[Iterable[int], None]:
         """Yield the places to predict; each round depends on the outcomes of the one before."""
-        settings = neighborhoods.settings
-        own, rows = range(neighborhoods.n_own), np.arange(neighborhoods.n_own)
+        settings = run.votes.settings
+        own, rows = range(run.batch.n_own), np.arange(run.batch.n_own)
         if settings.needs_no_neighbors:
             yield own
-            await self.retriever.fill(neighborhoods, range(len(own), len(neighborhoods.entries)))
+            await self.retriever.fill(run, range(len(own), len(run.batch.entries)))
         elif settings.policy is None:
             yield own
-            decision = await self._decide(neighborhoods)
+            decision = await self._decide(run)
             if decision.policy is not None and self.neighbors == "predict":
-                yield _in_order(neighborhoods, rows, decision.k)
+                yield _in_order(run, rows, decision.k)
         elif self.neighbors == "stored":
             # neighbors have their predictions already
             yield own
         elif (
             not waves
-            or neighborhoods.neighbors.shape[1] == 0
             or settings.prior is not None
             # every voter counts in the share of every label
             or self.labels.multilabel
         ):
-            yield _in_order(neighborhoods, rows, None)
+            yield _in_order(run, rows, settings.voters)
         else:
-            *early, last = neighborhoods.waves()
+            *early, last = run.votes.waves()
             for known in early:
-                yield _in_order(neighborhoods, rows, known)
-                rows = rows[~await in_thread_if_large(len(rows), neighborhoods.cut, rows, known)]
+                yield _in_order(run, rows, known)
+                rows = rows[~await in_thread_if_large(len(rows), run.votes.exit_early, rows, known)]
                 if not len(rows):
                     return
-            yield _in_order(neighborhoods, rows, last)
+            yield _in_order(run, rows, last)
 
     @property
-    def spares(self) -> bool:
+    def skips(self) -> bool:
         """Whether a head labels texts instead of the LLM."""
         return self.ask is not None or self.head is not None
 
-    async def _spared_rounds(
-        self, neighborhoods: Neighborhoods
-    ) -> AsyncGenerator[Iterable[int], None]:
+    async def _skipping_rounds(self, run: Run) -> AsyncGenerator[Iterable[int], None]:
         """Yield the own texts to ask about; neighbors get their stored predictions only."""
-        n_own = neighborhoods.n_own
-        entries = neighborhoods.entries[:n_own]
+        n_own = run.batch.n_own
+        entries = run.batch.entries[:n_own]
         vectors, rejected = await self.embedding.each(
             [e.text for e in entries], [e.hash for e in entries]
         )
@@ -330,26 +351,26 @@ class Pipeline:
             dtype=np.int64,
         )
         if self.head is not None:
-            rows = await asyncio.to_thread(self.head.spare, neighborhoods, vectors, rows)
+            rows = await asyncio.to_thread(self.head.label, run, vectors, rows)
         if self.ask is None:
             yield rows.tolist()
         else:
-            async with aclosing(ask_unsure(neighborhoods, vectors, rows, self.ask)) as rounds:
+            async with aclosing(ask_unsure(run, vectors, rows, self.ask)) as rounds:
                 async for places in rounds:
                     yield places
         yield rejected
-        await self.retriever.fill(neighborhoods, range(len(neighborhoods.entries)))
-        settings = neighborhoods.settings
+        await self.retriever.fill(run, range(len(run.batch.entries)))
+        settings = run.votes.settings
         if settings.policy is None and not settings.head_decides:
-            await self._decide(neighborhoods)
+            await self._decide(run)
 
     async def _predict(
-        self, neighborhoods: Neighborhoods, places: Iterable[int], lane: str
+        self, run: Run, places: Iterable[int], lane: str
     ) -> AsyncGenerator[int, None]:
         """Predict the texts at distinct places that have no outcome yet; yields each place."""
         scheduler = self.lanes[lane]
-        left = self._open(neighborhoods, places)
-        sampler = Sampler(self.method, self.predictor, neighborhoods, left)
+        left = self._open(run, places)
+        sampler = Sampler(self.method, self.predictor, run, left)
         # a stage of the batch lane takes hours: the examples of all texts are one stage
         whole = lane != "live"
         asks: Iterator[Ask] | AsyncGenerator[list[Ask], None] = sampler.asks()
@@ -371,25 +392,34 @@ class Pipeline:
             if self.examples is not None:
                 await sampler.remember(self.examples)
 
-    def _open(self, neighborhoods: Neighborhoods, places: Iterable[int]) -> Iterator[int]:
+    def _open(self, run: Run, places: Iterable[int]) -> Iterator[int]:
         for place in places:
-            if neighborhoods.has_outcome(place):
+            if run.answers.has_outcome(place):
                 self.pool_predictions.outcomes += 1
+                continue
+            error = self.predictor.unreadable.get(run.batch.entries[place].hash)
+            if error is not None and place >= run.batch.n_own:
+                # paid for three times already, and only a neighbor
+                run.answers.put(place, error)
             else:
                 yield place
 
-    async def settle(self, neighborhoods: Neighborhoods, *, stopped: bool = False) -> None:
-        """Complete a run: correct by the prior, and apply what was learned."""
-        await asyncio.to_thread(neighborhoods.balance)
-        await apply_taught(neighborhoods, self.embedding, stopped=stopped)
+    async def settle(self, run: Run, *, stopped: bool = False, together: bool = True) -> None:
+        """Complete a run: correct by the prior, and apply what was learned.
 
-    async def predict_own(self, neighborhoods: Neighborhoods) -> None:
+        `together`: whether the texts are a batch; the prior says nothing about a single text.
+        """
+        if together:
+            await asyncio.to_thread(run.votes.fit_prior)
+        await apply_learned(run, self.embedding, stopped=stopped)
+
+    async def predict_own(self, run: Run) -> None:
         """Predict the own texts; neighbors get their stored predictions only."""
-        n_own = neighborhoods.n_own
-        async with aclosing(self._predict(neighborhoods, range(n_own), "live")) as answered:
+        n_own = run.batch.n_own
+        async with aclosing(self._predict(run, range(n_own), "live")) as answered:
             async for _ in answered:
                 pass
-        await self.retriever.fill(neighborhoods, range(n_own, len(neighborhoods.entries)))
+        await self.retriever.fill(run, range(n_own, len(run.batch.entries)))
 
     async def predict_pool(self, lane: str = "live") -> AsyncGenerator[int, None]:
         """Predict every text of the pool that has no prediction.
@@ -407,44 +437,41 @@ class Pipeline:
                 # one stage for all texts: a batch can take a day
                 more, start = await self.pool.scan(start, SEARCH)
                 texts += more
-            neighborhoods = await self.retriever.build(
-                texts, empty_matches(len(texts), 0), self.settings, snapshot
-            )
+            batch = await self.retriever.build(texts, empty_matches(len(texts), 0), snapshot)
+            run = await self.retriever.start(batch, self.settings)
             places = range(len(texts))
             if snapshot is not None and self.neighbors == "stored":
-                await self.retriever.fill(neighborhoods, places)
-            yield sum(map(neighborhoods.has_outcome, places))
+                await self.retriever.fill(run, places)
+            yield sum(map(run.answers.has_outcome, places))
             try:
-                async with aclosing(self._predict(neighborhoods, places, lane)) as finished:
+                async with aclosing(self._predict(run, places, lane)) as finished:
                     async for place in finished:
-                        answered += neighborhoods.predictions[place] is not None
+                        answered += run.answers.predictions[place] is not None
                         yield 1
             except STOPS as error:
                 raise with_count(error, answered) from error
 
-    async def _decide(self, neighborhoods: Neighborhoods) -> Decision:
+    async def _decide(self, run: Run) -> Decision:
         """Make the decision of the auto policy, from the predictions of the batch or the pool."""
-        decision, diagnosis = neighborhoods.settings.decision, None
+        decision, diagnosis = run.votes.settings.decision, None
         if decision is None:
-            n_own = neighborhoods.n_own
+            n_own = run.batch.n_own
             if self.neighbors == "predict":
-                await self.retriever.fill(neighborhoods, range(n_own, len(neighborhoods.entries)))
-            predicted = sum(p is not None for p in neighborhoods.predictions[:n_own])
+                await self.retriever.fill(run, range(n_own, len(run.batch.entries)))
+            predicted = sum(p is not None for p in run.answers.predictions[:n_own])
             if predicted >= min(_BATCH_DECIDES, max(len(self.pool) // 2, MIN_PREDICTIONS)):
-                diagnosis = await asyncio.to_thread(neighborhoods.diagnose)
+                diagnosis = await asyncio.to_thread(run.votes.diagnose)
             else:
                 diagnosis = await self.pool_predictions.recent_diagnosis(self.settings)
             decision = diagnosis.decision
-        neighborhoods.decide(decision, diagnosis)
+        run.votes.decide(decision, diagnosis)
         return decision
 
 
-def _in_order(
-    neighborhoods: Neighborhoods, rows: NDArray[np.int64], known: int | None
-) -> Iterator[int]:
+def _in_order(run: Run, rows: NDArray[np.int64], known: int) -> Iterator[int]:
     """Yield each place once: every own text, followed by its first `known` neighbors."""
-    seen = bytearray(len(neighborhoods.entries))
-    neighbors = neighborhoods.neighbors
+    seen = bytearray(len(run.batch.entries))
+    neighbors = run.batch.neighbors
     for row in rows.tolist():
         for place in (row, *neighbors[row, :known].tolist()):
             if place >= 0 and not seen[place]:

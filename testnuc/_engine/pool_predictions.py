@@ -6,9 +6,10 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from testnuc._engine.inputs import scanned, without_foreign_labels
+from testnuc._engine.inputs import without_foreign_labels
 from testnuc._engine.retrieval import SEARCH
 from testnuc.errors import ProviderError
+from testnuc.index import scanned
 from testnuc.trust import MIN_PREDICTIONS
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from testnuc._engine.neighborhoods import Neighborhoods
     from testnuc._engine.retrieval import Retriever
+    from testnuc._engine.run import Run
     from testnuc.embedders.cache import EmbeddingCache
     from testnuc.protocols import PoolText
     from testnuc.trust import Diagnosis, VoteSettings
@@ -123,18 +124,18 @@ class PoolPredictions:
         if self.closed():
             raise ProviderError("the client was closed")
         if len(texts) < MIN_PREDICTIONS:
-            neighborhoods = self.retriever.alone(texts, settings)
-            await self.retriever.fill(neighborhoods, range(len(texts)))
+            run = self.retriever.alone(texts, settings)
+            await self.retriever.fill(run, range(len(texts)))
         else:
-            neighborhoods, _ = await self._with_neighbors(texts, settings, settings.k)
-        diagnosis = await asyncio.to_thread(neighborhoods.diagnose)
+            run, _ = await self._with_neighbors(texts, settings, settings.k)
+        diagnosis = await asyncio.to_thread(run.votes.diagnose)
         if self._resets == resets:
             self.last = _PoolDiagnosis(size, predicted, outcomes, diagnosis)
         return diagnosis
 
     async def labeled(
         self, settings: VoteSettings, most: int, k: int
-    ) -> tuple[Neighborhoods, NDArray[np.float16]]:
+    ) -> tuple[Run, NDArray[np.float16]]:
         """Return the texts of the pool that have a prediction, k neighbors of each, and vectors.
 
         Of a pool with more than `most` texts, they are spread over it evenly.
@@ -151,9 +152,9 @@ class PoolPredictions:
 
     async def _with_neighbors(
         self, texts: Sequence[PoolText], settings: VoteSettings, k: int
-    ) -> tuple[Neighborhoods, NDArray[np.float16]]:
+    ) -> tuple[Run, NDArray[np.float16]]:
         vectors = await self.embedding.vectors([e.text for e in texts], [e.hash for e in texts])
         matches = await self.retriever.search(texts, vectors, k)
-        neighborhoods = await self.retriever.build(texts, matches, settings)
-        await self.retriever.fill(neighborhoods, range(len(neighborhoods.entries)))
-        return neighborhoods, vectors
+        run = await self.retriever.start(await self.retriever.build(texts, matches), settings)
+        await self.retriever.fill(run, range(len(run.batch.entries)))
+        return run, vectors

@@ -1,4 +1,4 @@
-"""Build neighborhoods: neighbors of texts from the pool, stored predictions from the store.
+"""Build run: neighbors of texts from the pool, stored predictions from the store.
 
 With `neighbors="stored"`, `StoredVoters` knows which texts vote without looking them up one by one.
 """
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from testnuc._engine.inputs import scanned, without_foreign_labels
-from testnuc._engine.multilabel import neighborhoods_class
-from testnuc.index import empty_matches
-from testnuc.protocols import Index, Matches
+from testnuc._engine.batch import TextBatch
+from testnuc._engine.inputs import without_foreign_labels
+from testnuc._engine.run import Run
+from testnuc.index import empty_matches, scanned
+from testnuc.protocols import Index, Matches, implements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from testnuc._dispatch.predictor import Predictor
+    from testnuc._engine.batch import Snapshot
     from testnuc._engine.examples import ExampleFinder
-    from testnuc._engine.neighborhoods import Neighborhoods, Snapshot
     from testnuc.labels import LabelSet
     from testnuc.protocols import Method, PoolText, Store
     from testnuc.trust import VoteSettings
@@ -34,7 +35,7 @@ __all__ = [
     "SEARCH",
     "Retriever",
     "StoredVoters",
-    "build_neighborhoods",
+    "build_batch",
     "distinct_ids",
     "in_thread_if_large",
     "known_labels",
@@ -57,7 +58,7 @@ _UNKNOWN, _VOTES, _SILENT = 0, 1, 2
 
 @dataclass
 class Retriever:
-    """Searches the pool and the stored predictions of one client for neighborhoods."""
+    """Searches the pool and the stored predictions of one client for run."""
 
     method: Method
     #: Whether all texts may be neighbors, or only those with a prediction.
@@ -129,7 +130,7 @@ class Retriever:
             return [hashes[i] for i in rows.tolist()]
 
         rows, want = np.arange(len(vectors)), k
-        filtered = self.pool if isinstance(self.pool, FilteredIndex) else None
+        filtered = self.pool if implements(self.pool, FilteredIndex) else None
         # where many texts have a prediction, the k nearest of them are among few of the nearest
         while len(rows) and want and (filtered is None or want <= _WIDEST * k):
             found = await self.pool.search(vectors[rows], want, exclude=excluded(rows), upto=upto)
@@ -168,19 +169,17 @@ class Retriever:
         self,
         texts: Sequence[PoolText],
         matches: Matches,
-        settings: VoteSettings,
         snapshot: Snapshot | None = None,
         rejected: Mapping[int, Exception] | None = None,
-    ) -> Neighborhoods:
-        """Fetch the neighbors' texts and build the neighborhoods."""
+    ) -> TextBatch:
+        """Fetch the neighbors' texts and build the batch."""
         ids = await in_thread_if_large(len(texts), distinct_ids, matches)
         texts = without_foreign_labels(texts, self.predictor.labels)
         others = without_foreign_labels(await self.pool.fetch(ids), self.predictor.labels)
-        neighborhoods: Neighborhoods = await in_thread_if_large(
+        batch: TextBatch = await in_thread_if_large(
             len(texts),
-            build_neighborhoods,
+            build_batch,
             self.predictor.labels,
-            settings,
             texts,
             ids,
             others,
@@ -188,26 +187,29 @@ class Retriever:
             snapshot,
             rejected,
         )
+        return batch
+
+    async def start(self, batch: TextBatch, settings: VoteSettings) -> Run:
+        """Return the run of a batch; with "stored", neighbors have their predictions."""
+        run = Run(batch, settings)
         if self.neighbors == "stored":
-            await self.fill(neighborhoods, range(len(texts), len(neighborhoods.entries)))
-        return neighborhoods
+            await self.fill(run, range(batch.n_own, len(batch.entries)))
+        return run
 
-    def alone(self, texts: Sequence[PoolText], settings: VoteSettings) -> Neighborhoods:
-        """Return neighborhoods without neighbors."""
-        texts, matches = (
-            without_foreign_labels(texts, self.predictor.labels),
-            empty_matches(len(texts), 0),
-        )
-        ids = distinct_ids(matches)
-        return build_neighborhoods(self.predictor.labels, settings, texts, ids, [], matches)
+    def alone(self, texts: Sequence[PoolText], settings: VoteSettings) -> Run:
+        """Return a run without neighbors."""
+        texts = without_foreign_labels(texts, self.predictor.labels)
+        matches = empty_matches(len(texts), 0)
+        batch = build_batch(self.predictor.labels, texts, distinct_ids(matches), [], matches)
+        return Run(batch, settings)
 
-    async def fill(self, neighborhoods: Neighborhoods, places: Iterable[int]) -> None:
+    async def fill(self, run: Run, places: Iterable[int]) -> None:
         """Set the stored predictions at the given places."""
-        unknown = [place for place in places if not neighborhoods.has_outcome(place)]
-        stored = await self.stored([neighborhoods.entries[i] for i in unknown])
+        unknown = [place for place in places if not run.answers.has_outcome(place)]
+        stored = await self.stored([run.batch.entries[i] for i in unknown])
         for place, prediction in zip(unknown, stored, strict=True):
             if prediction is not None:
-                neighborhoods.put(place, prediction)
+                run.answers.put(place, prediction)
 
 
 def distinct_ids(matches: Matches) -> NDArray[np.int64]:
@@ -224,17 +226,16 @@ def distinct_ids(matches: Matches) -> NDArray[np.int64]:
     return np.flatnonzero(seen)
 
 
-def build_neighborhoods(
+def build_batch(
     labels: LabelSet,
-    settings: VoteSettings,
     texts: Sequence[PoolText],
     ids: NDArray[np.int64],
     others: Sequence[PoolText],
     matches: Matches,
     snapshot: Snapshot | None = None,
     rejected: Mapping[int, Exception] | None = None,
-) -> Neighborhoods:
-    """Return the neighborhoods of texts. Places: own texts first, then other neighbors.
+) -> TextBatch:
+    """Return the batch of texts. Places: own texts first, then other neighbors.
 
     `ids`: int64[n], the pool ids of all neighbors, ascending; `others`: the texts with these ids.
     The ids in `matches` are overwritten with places.
@@ -254,9 +255,8 @@ def build_neighborhoods(
         block = matches.ids[start : start + _ROWS]
         filled = block >= 0
         block[filled] = place_of[np.searchsorted(ids, block[filled])]
-    return neighborhoods_class(multilabel=labels.multilabel)(
+    return TextBatch(
         labels,
-        settings,
         entries,
         len(texts),
         matches.ids,
@@ -304,7 +304,7 @@ class FilteredIndex(Index, Protocol):
 
 async def known_labels(pool: Index) -> dict[bytes, str]:
     """Return the known label of each text of a pool that has one, by hash."""
-    if isinstance(pool, FilteredIndex):
+    if implements(pool, FilteredIndex):
         return await pool.labeled()
     parts = scanned(pool, SEARCH)
     return {e.hash: e.label async for part in parts for e in part if e.label is not None}
@@ -352,7 +352,7 @@ class StoredVoters:
         """Return all rows that can vote, ascending; some of them may turn out not to."""
         if self._rows is None:
             pool, predictor = self.retriever.pool, self.retriever.predictor
-            assert isinstance(pool, FilteredIndex)
+            assert implements(pool, FilteredIndex)
             known = await pool.labeled()
             hashes = {h for h, label in known.items() if predictor.labels.knows(label)} | self.batch
             predicted = getattr(self.retriever.store, "predicted", None)

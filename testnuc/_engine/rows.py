@@ -1,4 +1,4 @@
-"""Classifications, created from neighborhoods on access."""
+"""Classifications, created on access from the labels of a run."""
 
 from __future__ import annotations
 
@@ -7,26 +7,24 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from testnuc._engine.multilabel import MultilabelNeighborhoods
-from testnuc._engine.neighborhoods import LEAST_VOTERS
-from testnuc.trust.applied import trust_of_level
+from testnuc._engine.votes import LEAST_VOTERS
 from testnuc.types import (
+    SEPARATOR,
     Classification,
     MultilabelClassification,
+    Neighbor,
     Reason,
     TreeClassification,
     is_outside,
-    own_labels,
 )
-from testnuc.voting import places_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from testnuc._engine.neighborhoods import Neighborhoods
-    from testnuc.types import Neighbor
+    from testnuc._engine.run import Run
+    from testnuc.voting import Labels
 
-__all__ = ["MultilabelRows", "Rows", "classification", "rows_of"]
+__all__ = ["Rows", "classification"]
 
 #: Fewest neighbors in a result, even if fewer vote.
 _SHOWN = 10
@@ -38,52 +36,60 @@ class Rows(Sequence[Classification]):
     `texts` is the input, including duplicates; `places`, int64[len(texts)], the place of each.
     """
 
-    def __init__(
-        self, neighborhoods: Neighborhoods, texts: Sequence[str], places: NDArray[np.int64]
-    ) -> None:
-        self._neighborhoods = neighborhoods
-        self._texts = texts
-        self._places = places
-        neighborhoods.balance()
-        self._result = neighborhoods.vote(slice(0, neighborhoods.n_own))
+    def __init__(self, run: Run, texts: Sequence[str], places: NDArray[np.int64]) -> None:
+        self._run, self._texts, self._places = run, texts, places
+        self._labels = run.labeling.labels()
 
     def __len__(self) -> int:
         return len(self._texts)
 
-    def labels(self) -> list[str | None]:
-        """Return the label of each text, without creating the records."""
-        if self._neighborhoods.settings.min_trust is not None:
-            # whether a label is withheld depends on the whole record
-            return [row.label for row in self]
-        names = (*self._neighborhoods.labels.names, None)
-        # index -1, the winner of a vote without voters, is None
-        return [names[winner] for winner in self._result.label[self._places].tolist()]
+    @property
+    def _withholds(self) -> bool:
+        # whether a label is withheld depends on the whole record
+        return self._run.votes.settings.min_trust is not None
 
     def label_lists(self) -> list[list[str] | None]:
-        """Return the labels of each text in a list, without creating the records."""
-        return [None if label is None else [label] for label in self.labels()]
+        """Return the labels of each text, without creating the records."""
+        if self._withholds:
+            return [None if row.label is None else [row.label] for row in self]
+        distinct = self._distinct()
+        return [distinct[place] for place in self._places.tolist()]
+
+    def labels(self) -> list[str | None]:
+        """Return the label of each text, or its labels in one string."""
+        return [None if some is None else SEPARATOR.join(some) for some in self.label_lists()]
 
     def failed(self) -> list[int]:
         """Return the positions of the texts with an error."""
-        errors = self._neighborhoods.errors.keys() | self._neighborhoods.rejected.keys()
-        if not errors:
-            return []
+        errors = self._run.answers.errors.keys() | self._run.batch.rejected.keys()
         return [at for at, place in enumerate(self._places.tolist()) if place in errors]
 
     def outside(self) -> list[int]:
         """Return the positions of the texts whose answer is, or has, a label outside the set."""
-        neighborhoods = self._neighborhoods
-        own = neighborhoods.predictions[: neighborhoods.n_own]
+        own = self._run.answers.predictions[: self._run.batch.n_own]
         outside = {at for at, p in enumerate(own) if p is not None and is_outside(p)}
         return [at for at, place in enumerate(self._places.tolist()) if place in outside]
 
     def changed(self) -> int:
-        """Return the number of texts whose label differs from their own prediction."""
-        if self._neighborhoods.settings.min_trust is not None:
+        """Return the number of texts whose labels differ from their own prediction."""
+        if self._withholds:
             return sum(row.changed for row in self)
-        own = self._neighborhoods.answers()[0][: self._neighborhoods.n_own]
-        other = (own >= 0) & (self._result.label >= 0) & (own != self._result.label)
-        return int(other[self._places].sum())
+        own = self._run.answers.predictions
+        changed = [
+            bool(labels is not None and own[place] is not None and _differ(labels, own[place]))
+            for place, labels in enumerate(self._distinct())
+        ]
+        return sum(changed[place] for place in self._places.tolist())
+
+    def _distinct(self) -> list[list[str] | None]:
+        """Return the labels of each own text."""
+        labels, names = self._labels, self._run.batch.labels.names
+        starts, given = labels.starts.tolist(), labels.is_given().tolist()
+        of = [names[one] for one in labels.label.tolist()]
+        return [
+            [of[at] for at in range(first, last) if given[at]] if known else None
+            for known, first, last in zip(labels.known.tolist(), starts, starts[1:], strict=False)
+        ]
 
     @overload
     def __getitem__(self, index: int) -> Classification: ...
@@ -95,206 +101,166 @@ class Rows(Sequence[Classification]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         at = range(len(self))[index]
-        place = int(self._places[at])
-        return classification(self._neighborhoods, place, at, self._texts[at])
+        return classification(self._run, int(self._places[at]), at, self._texts[at])
 
 
-class MultilabelRows(Rows):
-    """The classifications of input texts, each created on access; see `Rows`."""
-
-    def label_lists(self) -> list[list[str] | None]:
-        """Return the labels of each text, without creating the records."""
-        distinct = self._distinct()
-        return [distinct[place] for place in self._places.tolist()]
-
-    def labels(self) -> list[str | None]:
-        """Return the labels of each text in one string."""
-        joined = self._neighborhoods.labels.joined
-        return [None if labels is None else joined(labels) for labels in self.label_lists()]
-
-    def changed(self) -> int:
-        """Return the number of texts whose labels differ from their own prediction."""
-        own = self._neighborhoods.predictions
-        other = [
-            labels is not None
-            and (said := own[place]) is not None
-            and said.label is not None
-            and set(labels) != set(own_labels(said))
-            for place, labels in enumerate(self._distinct())
-        ]
-        return sum(other[place] for place in self._places.tolist())
-
-    def _distinct(self) -> list[list[str] | None]:
-        """Return the labels of each own text."""
-        neighborhoods = self._neighborhoods
-        assert isinstance(neighborhoods, MultilabelNeighborhoods)
-        voted, names = neighborhoods.voted(slice(0, neighborhoods.n_own)), neighborhoods.labels
-        starts, given = voted.starts.tolist(), voted.given.tolist()
-        labels = [names.names[c] for c in voted.labels.tolist()]
-        return [
-            None if label < 0 else [labels[at] for at in range(first, last) if given[at]]
-            for label, first, last in zip(
-                self._result.label.tolist(), starts, starts[1:], strict=False
-            )
-        ]
+def _differ(labels: list[str], own: Any) -> bool:
+    if own.label is None:
+        return False
+    return set(labels) != (set(own.labels) if hasattr(own, "labels") else {own.label})
 
 
-def rows_of(neighborhoods: Neighborhoods, texts: Sequence[str], places: NDArray[np.int64]) -> Rows:
-    """Return the classifications of input texts."""
-    several = isinstance(neighborhoods, MultilabelNeighborhoods)
-    return (MultilabelRows if several else Rows)(neighborhoods, texts, places)
-
-
-def classification(
-    neighborhoods: Neighborhoods, place: int, index: int, text: str
-) -> Classification:
+def classification(run: Run, place: int, index: int, text: str) -> Classification:
     """Return the classification of the own text at `place`."""
-    neighbors = neighborhoods.near(place, max(neighborhoods.settings.k, _SHOWN))
-    if isinstance(neighborhoods, MultilabelNeighborhoods):
-        return _multilabel_classification(neighborhoods, place, index, text, neighbors)
-    names = neighborhoods.labels.names
-    single = neighborhoods.vote(np.array([place]), votes=True)
-    assert single.votes is not None
-    winner, share, voters = int(single.label[0]), float(single.share[0]), int(single.voters[0])
-    weights = single.votes[0]
+    answers = run.answers
+    fields: dict[str, Any] = {
+        "index": index,
+        "text": text,
+        "complete": bool(run.votes.complete[place]),
+        "prediction": answers.predictions[place],
+        "neighbors": nearest(run, place, max(run.votes.settings.k, _SHOWN)),
+        "error": answers.errors.get(place) or run.batch.rejected.get(place),
+    }
+    several = run.batch.labels.multilabel
+    return _of_labels(run, place, fields) if several else _of_label(run, place, fields)
+
+
+def nearest(run: Run, place: int, most: int) -> tuple[Neighbor, ...]:
+    """Return the nearest neighbors of the own text at a place, most similar first."""
+    found = []
+    others = run.votes.neighbors(np.array([place]))[0, :most].tolist()
+    similarities = run.batch.similarities[place, :most].tolist()
+    for other, similarity in zip(others, similarities, strict=True):
+        if other >= 0:
+            own = run.answers.predictions[other]
+            label, confidence = (None, None) if own is None else (own.label, own.confidence)
+            found.append(Neighbor(run.batch.entries[other].text, similarity, label, confidence))
+    return tuple(found)
+
+
+def _of_label(run: Run, place: int, fields: dict[str, Any]) -> Classification:
+    """Return the record of a text with one label."""
+    names, labeling, row = run.batch.labels.names, run.labeling, np.array([place])
+    tally, labels = labeling.tally(row), labeling.labels(row)
+    assert tally.votes is not None
+    winner, share, voters = int(tally.label[0]), float(tally.share[0]), int(tally.voters[0])
+    weights = tally.votes[0]
     heaviest = sorted(np.flatnonzero(weights).tolist(), key=lambda c: (-weights[c], c != winner))
-    basis = neighborhoods.basis(place, single)
-    trust = neighborhoods.trust(place, winner, share, basis)
-    second = neighborhoods.alternative(place, winner, basis)
-    reason = neighborhoods.reason(place)
-    source = neighborhoods.source(place, voters)
-    least = neighborhoods.settings.min_trust
+    # under auto, trust is a share of all neighbors, by similarity, also where they do not decide
+    rests_on = tally
+    if run.votes.settings.auto and labeling.labeler(place) == "vote":
+        rests_on = run.votes.by_similarity(row)
+    assert rests_on.votes is not None
+    basis = rests_on.votes[0], int(rests_on.voters[0])
+    trust = labeling.trust(place, labels, share, basis)
+    second = labeling.alternative(place, labels, basis)
+    reason, least = labeling.reason(place), run.votes.settings.min_trust
     label = names[winner] if winner >= 0 else None
     if least is not None and trust is not None and trust < least and label is not None:
         withheld = f"trust {trust:.2f} is below {least:g}; it would be {label!r}"
         reason = Reason("low_trust", withheld)
         label = None
-    fields: dict[str, Any] = {}
-    kind = Classification if neighborhoods.labels.tree is None else TreeClassification
+    kind = Classification if run.batch.labels.tree is None else TreeClassification
     if kind is TreeClassification:
-        fields = _levels_of(neighborhoods, place, winner, weights, trust, basis)
+        fields |= _levels_of(run, place, winner, weights, trust, basis, labels)
     return kind(
         **fields,
-        index=index,
-        text=text,
         label=label,
         share=share,
-        margin=float(single.margin[0]),
+        margin=float(tally.margin[0]),
         voters=voters,
-        complete=bool(neighborhoods.complete[place]),
-        prediction=neighborhoods.predictions[place],
-        neighbors=neighbors,
         votes={names[c]: float(weights[c]) for c in heaviest},
-        error=neighborhoods.error(place),
         trust=trust,
         reason=reason,
-        source=None if label is None and place not in neighborhoods.judges else source,
+        source=None
+        if label is None and place not in labeling.judges
+        else labeling.source(place, voters),
         alternative=None if second is None else names[second[0]],
         trust_of_alternative=None if second is None else second[1],
     )
 
 
-def _multilabel_classification(
-    neighborhoods: MultilabelNeighborhoods,
-    place: int,
-    index: int,
-    text: str,
-    neighbors: tuple[Neighbor, ...],
-) -> MultilabelClassification:
-    """Return the classification of the own text at `place`."""
-    row = np.array([place])
-    names = neighborhoods.labels.names
-    voted = neighborhoods.voted(row)
-    result = neighborhoods.result(voted, row)
-    share, voters = float(result.share[0]), int(result.voters[0])
-    known, weight = result.label[0] >= 0, float(voted.weight[0])
-    shares = dict(zip((names[c] for c in voted.labels), voted.shares.tolist(), strict=True))
-    given = [name for name, passed in zip(shares, voted.given.tolist(), strict=True) if passed]
-    trust = share if voters >= LEAST_VOTERS else None
-    trusts = {name: shares[name] if voters >= LEAST_VOTERS else None for name in given}
-    sets = neighborhoods.sets_of(place)
-    if sets is not None:
-        at, _ = places_of(sets.starts, row)
-        chances = dict(zip(shares, sets.chances[at].tolist(), strict=True))
-        # a referee's labels have none
-        trusts = {name: None if np.isnan(chances[name]) else chances[name] for name in given}
-        chance = float(sets.trust[place])
-        trust = None if np.isnan(chance) else chance
+def _of_labels(run: Run, place: int, fields: dict[str, Any]) -> MultilabelClassification:
+    """Return the record of a text that can have several labels."""
+    names, labeling, row = run.batch.labels.names, run.labeling, np.array([place])
+    labels, voted = labeling.labels(row), run.votes.of_each_label(row)
+    assert voted.voters is not None
+    assert voted.weight is not None
+    voters, weight, known = int(voted.voters[0]), float(voted.weight[0]), bool(labels.known[0])
+    of = [names[one] for one in labels.label.tolist()]
+    given, share = labels.is_given(), min_side(labels, voters)
+    shares = dict(zip(of, labels.share.tolist(), strict=True))
+    chosen = [name for name, passed in zip(of, given.tolist(), strict=True) if passed]
+    if labeling.labeler(place) == "vote":
+        trust = share if voters >= LEAST_VOTERS else None
+        trusts = {name: shares[name] if voters >= LEAST_VOTERS else None for name in chosen}
+    else:
+        trust = _or_none(labels.trust, 0)
+        at = np.flatnonzero(given).tolist()
+        trusts = {name: _or_none(labels.chance, i) for name, i in zip(chosen, at, strict=True)}
     return MultilabelClassification(
-        index=index,
-        text=text,
-        label=neighborhoods.labels.joined(given) if known else None,
+        **fields,
+        label=SEPARATOR.join(chosen) if known else None,
         share=share,
-        margin=float(result.margin[0]),
+        margin=max(2 * share - 1, 0.0),
         voters=voters,
-        complete=True,
-        prediction=neighborhoods.predictions[place],
-        neighbors=neighbors,
         votes={name: part * weight for name, part in shares.items()},
-        error=neighborhoods.error(place),
         trust=trust if known else None,
-        reason=neighborhoods.reason(place),
-        source=neighborhoods.source(place, voters) if known else None,
-        labels=tuple(given),
+        reason=labeling.reason(place),
+        source=labeling.source(place, voters) if known else None,
+        labels=tuple(chosen),
         shares=shares,
         trusts=trusts,
     )
 
 
+def min_side(labels: Labels, voters: int) -> float:
+    """Return the weight on the side of the closest decision of one text, as a share."""
+    sides = np.where(labels.is_given(), labels.share, 1 - labels.share)
+    return float(sides.min(initial=1.0 if voters else 0.0))
+
+
+def _or_none(values: NDArray[np.float64] | None, at: int) -> float | None:
+    return None if values is None or np.isnan(values[at]) else float(values[at])
+
+
 def _levels_of(
-    neighborhoods: Neighborhoods,
+    run: Run,
     place: int,
     winner: int,
     weights: NDArray[np.float64],
     trust: float | None,
     basis: tuple[NDArray[np.float64], int],
+    labels: Labels,
 ) -> dict[str, Any]:
     """Return the fields of a `TreeClassification` besides those of its label.
 
     `winner` is the label before it is withheld, -1 = none; `weights`, float64[C], those of its
-    votes; `basis` the votes that trust rests on, from `Neighborhoods.basis`.
+    votes; `basis` the votes that trust rests on.
     """
-    tree, least = neighborhoods.labels.tree, neighborhoods.settings.min_trust
+    tree, least = run.batch.labels.tree, run.votes.settings.min_trust
     if tree is None or winner < 0:
         return {}
     path = tree.paths[winner]
-    shares = [
-        _part_of_node(weights, tree.nodes(level), winner) for level in range(1, len(path) + 1)
-    ]
-    trusts = [
-        _trust_of_level(neighborhoods, place, winner, level, trust, basis)
-        for level in range(1, len(path))
-    ]
-    trusts.append(trust)
+    levels = range(1, len(path) + 1)
+    shares = [_share_of_node(weights, tree.nodes(level), winner) for level in levels]
+    trusts = [trust] * len(path)
+    for level in levels[:-1]:
+        if trust is not None and labels.level_trust is not None:
+            above = float(labels.level_trust[0, level - 1])
+            trusts[level - 1] = trust if np.isnan(above) else above
+        elif trust is not None and run.labeling.labeler(place) == "vote":
+            trusts[level - 1] = (
+                _share_of_node(basis[0], tree.nodes(level), winner)
+                if basis[1] >= LEAST_VOTERS
+                else None
+            )
     if least is not None and trust is not None and trust < least:
         kept = sum(one is not None and one >= least for one in trusts)
         path, shares, trusts = path[:kept], shares[:kept], trusts[:kept]
     return {"path": path, "path_shares": tuple(shares), "path_trusts": tuple(trusts)}
 
 
-def _part_of_node(weights: NDArray[np.float64], nodes: NDArray[np.int32], winner: int) -> float:
+def _share_of_node(weights: NDArray[np.float64], nodes: NDArray[np.int32], winner: int) -> float:
     total = float(weights.sum())
     return float(weights[nodes == nodes[winner]].sum()) / total if total else 0.0
-
-
-def _trust_of_level(
-    neighborhoods: Neighborhoods,
-    place: int,
-    winner: int,
-    level: int,
-    trust: float | None,
-    basis: tuple[NDArray[np.float64], int],
-) -> float | None:
-    """Return the trust of a level above the label."""
-    applied = neighborhoods.applied
-    if trust is None or place in neighborhoods.judges or neighborhoods.is_spared(place):
-        # where only the label was weighed, the levels above are trusted as it is, at least
-        return trust
-    tree = neighborhoods.labels.tree
-    assert tree is not None
-    if applied is not None:
-        if applied.levels is None:
-            return trust
-        return float(trust_of_level(np.float64(trust), applied.levels[place, level - 1]))
-    weights, voters = basis
-    return _part_of_node(weights, tree.nodes(level), winner) if voters >= LEAST_VOTERS else None

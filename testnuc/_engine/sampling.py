@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from testnuc._dispatch.predictor import Predictor
     from testnuc._dispatch.scheduler import Ask, Scheduler
     from testnuc._engine.examples import ExampleFinder
-    from testnuc._engine.neighborhoods import Neighborhoods
+    from testnuc._engine.run import Run
     from testnuc._engine.shortlist import Shortlist
     from testnuc.prompts import Demonstration
     from testnuc.protocols import Method, PoolText
@@ -33,7 +33,7 @@ class Sampler:
     method: Method
     predictor: Predictor
     #: Receives the predictions.
-    neighborhoods: Neighborhoods
+    run: Run
     #: Distinct.
     places: Iterator[int] = field(default_factory=lambda: iter(()))
     #: Predictions made with examples, for `ExampleFinder.remember`.
@@ -43,23 +43,23 @@ class Sampler:
         """Record the outcome of one ask; returns True if it was the last one of its text."""
         samples = self.method.samples
         if samples > 1:
-            got = self.neighborhoods.partial.setdefault(ask.place, {})
+            got = self.run.answers.partial.setdefault(ask.place, {})
             got[ask.sample] = outcome
             if len(got) < samples:
                 return False
-            del self.neighborhoods.partial[ask.place]
+            del self.run.answers.partial[ask.place]
             outcome = self._reduced([got[i] for i in range(samples)])
-        self.neighborhoods.put(ask.place, outcome)
-        if self.neighborhoods.snapshot is not None and not isinstance(outcome, Exception):
-            self._seen.append((self.neighborhoods.entries[ask.place], outcome))
+        self.run.answers.put(ask.place, outcome)
+        if self.run.batch.snapshot is not None and not isinstance(outcome, Exception):
+            self._seen.append((self.run.batch.entries[ask.place], outcome))
         return True
 
     def give_up(self) -> None:
         """Reduce the texts that have only some of their samples: no other will follow."""
-        for place, got in list(self.neighborhoods.partial.items()):
+        for place, got in list(self.run.answers.partial.items()):
             if any(not isinstance(outcome, Exception) for outcome in got.values()):
-                del self.neighborhoods.partial[place]
-                self.neighborhoods.put(place, self._reduced([got[i] for i in sorted(got)]))
+                del self.run.answers.partial[place]
+                self.run.answers.put(place, self._reduced([got[i] for i in sorted(got)]))
 
     def asks(self) -> Iterator[Ask]:
         """Yield the asks of all texts."""
@@ -74,10 +74,10 @@ class Sampler:
         Examples that are shown with a label are predicted first, by `scheduler`. `whole`: do so for
         all texts together, because a stage of the batch lane takes hours.
         """
-        snapshot = self.neighborhoods.snapshot
+        snapshot = self.run.batch.snapshot
         assert snapshot is not None
         while block := list(islice(self.places, None if whole else _BLOCK)):
-            entries = [self.neighborhoods.entries[place] for place in block]
+            entries = [self.run.batch.entries[place] for place in block]
             shown = await examples.examples(entries, snapshot, scheduler)
             await self.remember(examples)
             yield [
@@ -92,7 +92,7 @@ class Sampler:
         `packed`: calls have several texts, so that texts with similar lists follow each other.
         """
         places = list(self.places)
-        lists = await shortlist.lists(self.neighborhoods, places)
+        lists = await shortlist.lists(self.run, places)
         order = similar_together(lists) if packed else range(len(places))
         return (
             ask for row in order for ask in self._asks(places[row], (), tuple(lists[row].tolist()))
@@ -106,8 +106,8 @@ class Sampler:
     def _asks(
         self, place: int, shown: tuple[Demonstration, ...], labels: tuple[int, ...] = ()
     ) -> Iterator[Ask]:
-        entry = self.neighborhoods.entries[place]
-        got = self.neighborhoods.partial.get(place, ())
+        entry = self.run.batch.entries[place]
+        got = self.run.answers.partial.get(place, ())
         missing = [sample for sample in range(self.method.samples) if sample not in got]
         for sample in missing:
             yield self.predictor.ask(entry.text, entry.hash, place, sample, shown, labels)

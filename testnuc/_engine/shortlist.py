@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from testnuc._dispatch.predictor import Predictor
-    from testnuc._engine.neighborhoods import Neighborhoods
+    from testnuc._engine.batch import TextBatch
+    from testnuc._engine.run import Run
     from testnuc.embedders.cache import EmbeddingCache
     from testnuc.label_tree import LabelTree
     from testnuc.labels import LabelSet
     from testnuc.protocols import Method, PoolText
+    from testnuc.trust.argmax import Argmax
     from testnuc.trust.model import HeadModel
     from testnuc.types import Prediction
 
@@ -93,9 +95,7 @@ def checked_shortlist(
     if size == "levels":
         problem = problem or _NO_TREE * (labels.tree is None) or _PACKED * (texts_per_call > 1)
     elif isinstance(size, str):
-        problem = (
-            f"shortlist is {size!r}; give a number of labels, 'auto', 'levels', 'all', or None"
-        )
+        problem = f"shortlist is {size!r}; give a number of labels, 'auto', 'levels' or 'all'"
     else:
         checked_whole("shortlist", size, least=2)
     if problem:
@@ -264,25 +264,25 @@ class Shortlist:
     embedding: EmbeddingCache
     _vectors: NDArray[np.float32] | None = None
 
-    async def attach(
+    async def of_batch(
         self,
-        neighborhoods: Neighborhoods,
+        batch: TextBatch,
         vectors: NDArray[np.float16],
+        learned: Argmax | None,
         look_up: Callable[[Sequence[PoolText]], Awaitable[list[Prediction | None]]],
-    ) -> None:
-        """Set the lists of the own texts, from their vectors and what is known of neighbors.
+    ) -> NDArray[np.int32]:
+        """Return the lists of the own texts, from their vectors and what is known of neighbors.
 
         Predictions that arrive during the run are not used, so that lists do not depend on the
         order in which calls are answered.
         """
-        entries = neighborhoods.entries
+        entries = batch.entries
         predictions = await look_up(entries)
         known = [
             self._place(entry.label or (None if stored is None else stored.label))
             for entry, stored in zip(entries, predictions, strict=True)
         ]
-        first = neighbors_labels(known, neighborhoods.neighbors, self.size)
-        learned = neighborhoods.settings.learned
+        first = neighbors_labels(known, batch.neighbors, self.size)
         if learned is not None:
             hashes = [entry.hash for entry in entries[: len(first)]]
             none = self.labels.none_label
@@ -290,21 +290,21 @@ class Shortlist:
             await asyncio.to_thread(
                 with_head, first, learned.model, vectors, hashes, self.size, place
             )
-        neighborhoods.shortlists = await self._nearest(vectors, first)
+        return await self._nearest(vectors, first)
 
-    async def lists(self, neighborhoods: Neighborhoods, places: Sequence[int]) -> NDArray[np.int32]:
+    async def lists(self, run: Run, places: Sequence[int]) -> NDArray[np.int32]:
         """Return the labels to show for the texts at some places, in label order."""
-        own = neighborhoods.shortlists
+        own = run.batch.shortlists
         found = np.empty((len(places), self.size), dtype=np.int32)
         others = []
         for row, place in enumerate(places):
-            if own is None or place >= neighborhoods.n_own:
+            if own is None or place >= run.batch.n_own:
                 others.append(row)
             else:
                 found[row] = own[place]
         for start in range(0, len(others), _BLOCK):
             rows = others[start : start + _BLOCK]
-            entries = [neighborhoods.entries[places[row]] for row in rows]
+            entries = [run.batch.entries[places[row]] for row in rows]
             vectors = await self.embedding.vectors(
                 [e.text for e in entries], [e.hash for e in entries]
             )

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from testnuc._engine.applying import said_of, texts_among
-from testnuc._engine.multilabel import LearnedSets, MultilabelNeighborhoods
+from testnuc._engine.applying import judged_classes, texts_among
+from testnuc._engine.labeling import Layer
 from testnuc.trust import Sparing, Unsure, random_part
 from testnuc.trust.model import SPARED_ROUNDS, fit_model, fits, teach
+from testnuc.voting import Labels
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from testnuc._engine.neighborhoods import Neighborhoods
+    from testnuc._engine.run import Run
     from testnuc.head import Head
     from testnuc.protocols import PoolText
     from testnuc.trust import Learned, VoteSettings
@@ -45,60 +46,41 @@ class HeadRule:
     #: int32[C], the position of each of the head's labels among the client's.
     order: NDArray[np.int32]
 
-    def spare(
-        self, neighborhoods: Neighborhoods, vectors: NDArray[np.float16], rows: NDArray[np.int64]
+    def label(
+        self, run: Run, vectors: NDArray[np.float16], rows: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """Label the sure ones of some own texts; returns the others."""
-        if isinstance(neighborhoods, MultilabelNeighborhoods):
-            found, trust = self._sets(neighborhoods, vectors, rows)
-        else:
-            label, trust = self.head.predict_vectors(vectors[rows])
-            found = self.order[label]
+        parts = [self.head.labels_of(vectors[block]) for block in _blocks(rows)]
+        labels = Labels.stacked(parts) if parts else Labels.of([])
+        trust = np.zeros(0) if labels.trust is None else labels.trust
         drift = self.head.drift.add(trust)
         if drift is not None:
             _log.warning("%s", drift)
-            neighborhoods.notes.append(drift)
+            run.notes.append(drift)
+        labels = replace(labels, label=self.order[labels.label])
         sure = trust >= self.least
-        neighborhoods.spare(rows[sure], found[sure], trust[sure])
+        run.labeling.head = _layer(run.batch.n_own, rows[sure], labels.at(np.flatnonzero(sure)))
         if sure.any():
-            neighborhoods.notes.append(
+            run.notes.append(
                 f"the head labeled {int(sure.sum()):,} of {len(vectors):,} texts, those with a "
                 f"trust of at least {self.least:.2f}; {len(rows) - int(sure.sum()):,} were left to "
                 "the LLM"
             )
         return rows[~sure]
 
-    def _sets(
-        self,
-        neighborhoods: MultilabelNeighborhoods,
-        vectors: NDArray[np.float16],
-        rows: NDArray[np.int64],
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Hand over the labels of some own texts, several each; returns zeros and their trust."""
-        parts = []
-        trust = np.empty(len(rows), dtype=np.float32)
-        for start in range(0, len(rows), _BLOCK):
-            block = rows[start : start + _BLOCK]
-            found = self.head.predict_sets(vectors[block])
-            trust[start : start + _BLOCK] = found.trust
-            at, label = np.nonzero(found.shown)
-            parts.append(
-                (
-                    block[at],
-                    self.order[label],
-                    found.probabilities[at, label],
-                    found.given[at, label],
-                    found.chances[at, label],
-                )
-            )
-        if parts:
-            row, label, share, given, chance = map(np.concatenate, zip(*parts, strict=True))
-            every = np.full(neighborhoods.n_own, np.nan)
-            every[rows] = trust
-            neighborhoods.by_head = LearnedSets.of(
-                neighborhoods.n_own, row, label, share, given, chance, every
-            )
-        return np.zeros(len(rows), dtype=np.int32), trust
+
+def _blocks(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    return (rows[start : start + _BLOCK] for start in range(0, len(rows), _BLOCK))
+
+
+def _layer(n: int, rows: NDArray[np.int64], labels: Labels) -> Layer:
+    """Return labels of some of n texts as those of one labeler."""
+    here = np.zeros(n, dtype=np.bool_)
+    here[rows] = True
+    # texts that it does not label have those of the first one, which nobody reads
+    place = np.zeros(n, dtype=np.int64)
+    place[rows] = np.arange(len(rows))
+    return Layer(labels.at(place) if len(rows) else Labels.of([None] * n), here)
 
 
 def asked_first(
@@ -117,16 +99,16 @@ def asked_first(
 
 
 async def ask_unsure(
-    neighborhoods: Neighborhoods,
+    run: Run,
     vectors: NDArray[np.float16],
     rows: NDArray[np.int64],
     rule: Unsure,
 ) -> AsyncGenerator[list[int], None]:
     """Yield the own texts to ask about, in rounds; the others are spared at the end."""
-    settings = neighborhoods.settings
-    n_classes = len(neighborhoods.labels.names)
+    settings = run.votes.settings
+    n_classes = len(run.batch.labels.names)
     if not fits(len(rows), n_classes):
-        neighborhoods.notes.append(
+        run.notes.append(
             f"the LLM is asked about all texts: a model of {len(rows):,} texts x {n_classes:,} "
             "labels would be too large; label fewer texts at a time, as `stream` does, or use "
             "fewer labels"
@@ -137,29 +119,30 @@ async def ask_unsure(
     if proved:
         rule = rule.where_proved(len(rows), n_classes)
     unknown = np.full(len(rows), -1, dtype=np.int32)
-    texts = texts_among(neighborhoods, rows, vectors[rows], unknown)
-    sparing = Sparing(texts, [neighborhoods.entries[r].hash for r in rows], rule)
+    texts = texts_among(run, rows, vectors[rows], unknown)
+    sparing = Sparing(texts, [run.batch.entries[r].hash for r in rows], rule)
     places = sparing.first
     while len(places):
         yield rows[places].tolist()
-        own = neighborhoods.answers()[0][rows]
+        own = run.answers.label[rows]
         places = await asyncio.to_thread(sparing.next, own)
     left = np.flatnonzero(~sparing.asked)
     if not len(left):
         if rule.stop < 1:
-            neighborhoods.notes.append(
+            run.notes.append(
                 f"the LLM was asked about all {len(rows):,} texts, so no call was saved: it was "
                 "not proved before that a model of its answers gives at least "
                 f"{rule.stop:.1%} of all labels as the LLM does; a lower stop may save calls"
             )
         return
-    neighborhoods.spare(rows[left], sparing.labels[left], sparing.trust[left])
-    if settings.learned is not None and proved:
-        own = neighborhoods.answers()[0][rows]
-        judged = _judged(neighborhoods, rows, settings.learned)
+    labels = Labels.single(sparing.labels[left], trust=sparing.trust[left].astype(np.float64))
+    run.labeling.sampler = _layer(run.batch.n_own, rows[left], labels)
+    if settings.learned is not None and settings.argmax is not None and proved:
+        own = run.answers.label[rows]
+        judged = _judged(run, rows, settings.learned)
         texts = replace(texts, own=np.where(sparing.asked, own, -1).astype(np.int32), judged=judged)
-        neighborhoods.refitted = await asyncio.to_thread(
-            _fitted_again, settings.learned.model, texts, sparing.heads
+        run.labeling.refitted = await asyncio.to_thread(
+            _fitted_again, settings.argmax.model, texts, sparing.heads
         )
     why = (
         "judgments prove that the learned model is better than the LLM"
@@ -167,18 +150,17 @@ async def ask_unsure(
         else f"at least {sparing.agreement:.1%} of all labels are as if it had been asked about "
         "every text, with 90 % confidence"
     )
-    neighborhoods.notes.append(
+    run.notes.append(
         f"the LLM was asked about {len(rows) - len(left):,} of {len(rows):,} texts, and a model of "
         f"its answers labeled the other {len(left):,}: {why}"
     )
 
 
-def _judged(
-    neighborhoods: Neighborhoods, rows: NDArray[np.int64], learned: Learned
-) -> NDArray[np.int32]:
+def _judged(run: Run, rows: NDArray[np.int64], learned: Learned) -> NDArray[np.int32]:
     """Return the class of each judged text, -1 for the others."""
-    said = said_of(neighborhoods, rows.tolist(), learned)
-    return np.array([said.get(row, (-1, ""))[0] for row in rows.tolist()], dtype=np.int32)
+    judged = judged_classes(run, rows.tolist(), learned)
+    classes = [judged[row][0] if row in judged else None for row in rows.tolist()]
+    return np.array([one[0] if one else -1 for one in classes], dtype=np.int32)
 
 
 def _fitted_again(

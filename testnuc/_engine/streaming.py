@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from testnuc._engine.escalation import Escalation
-    from testnuc._engine.neighborhoods import Neighborhoods
     from testnuc._engine.pipeline import Pipeline
+    from testnuc._engine.run import Run
 
     #: A window and the position of a completed text in it; an error; None at the end.
     _Ready: TypeAlias = "tuple[_StreamedWindow, int] | Exception | None"
@@ -86,10 +86,10 @@ async def _produce(
     """Put the results of all windows on the queue, then None or the exception."""
     try:
         async with asyncio.TaskGroup() as tasks, aclosing(_batches(texts, size)) as batches:
-            run = _StreamedRun(escalation)
+            stream = _Stream(escalation)
             async for start, batch in batches:
                 await slots.acquire()
-                window = _StreamedWindow(pipeline, start, batch, ready, run)
+                window = _StreamedWindow(pipeline, start, batch, ready, stream)
                 # the pool grows in the order of the windows
                 predict = await window.prepare()
                 if predict is not None:
@@ -109,25 +109,25 @@ def _first(error: BaseException) -> Exception:
 
 
 @dataclass
-class _StreamedRun:
+class _Stream:
     """What the windows of a stream have in common."""
 
     escalation: Escalation
     #: The error that ended the run.
     stopped: Exception | None = None
     #: Windows in progress.
-    open: list[Neighborhoods] = field(default_factory=list)
+    open: list[Run] = field(default_factory=list)
     _answered: bool = False
 
-    def end(self, neighborhoods: Neighborhoods) -> None:
+    def end(self, run: Run) -> None:
         """Remove a completed window."""
         self._answered = self.answered
-        self.open.remove(neighborhoods)
+        self.open.remove(run)
 
     @property
     def answered(self) -> bool:
         """Whether any text was answered."""
-        return self._answered or any(window.any_answered for window in self.open)
+        return self._answered or any(window.answers.any_own for window in self.open)
 
 
 @dataclass(eq=False)
@@ -138,14 +138,14 @@ class _StreamedWindow:
     start: int
     batch: list[str]
     ready: asyncio.Queue[_Ready]
-    run: _StreamedRun
+    stream: _Stream
 
     def __post_init__(self) -> None:
         #: Results not yet consumed.
         self.untaken = len(self.batch)
         self._problems: dict[int, str] = {}
         self._places: dict[int, int] = {}
-        self._neighborhoods: Neighborhoods | None = None
+        self._run: Run | None = None
 
     async def prepare(self) -> Coroutine[None, None, None] | None:
         """Add the texts to the pool and retrieve neighbors; returns a coroutine that predicts."""
@@ -162,58 +162,58 @@ class _StreamedWindow:
         entries, places = await distinct(valid)
         if not entries:
             return None
-        run = self.run
+        stream = self.stream
         try:
-            neighborhoods = await self.pipeline.prepare(
-                entries, together=True, ask_first=run.stopped is None, partial=True
+            run = await self.pipeline.prepare(
+                entries, together=True, ask_first=stream.stopped is None, partial=True
             )
         except STOPS as error:
-            if not run.answered:
+            if not stream.answered:
                 raise
-            run.stopped = run.stopped or error
+            stream.stopped = stream.stopped or error
             for position in positions:
                 self.ready.put_nowait((self, position))
             return None
-        run.open.append(neighborhoods)
-        self._neighborhoods = neighborhoods
+        stream.open.append(run)
+        self._run = run
         self._places = dict(zip(positions, places.tolist(), strict=True))
         positions_of: list[list[int]] = [[] for _ in entries]
         for position, place in self._places.items():
             positions_of[place].append(position)
-        return self._predict(neighborhoods, positions_of)
+        return self._predict(run, positions_of)
 
     def result(self, position: int) -> Classification:
         """Return the classification of a completed text."""
         text, index = self.batch[position], self.start + position
         if position in self._problems:
             error: Exception | None = InvalidInputError(f"text {index} {self._problems[position]}")
-        elif self._neighborhoods is None:
-            error = self.run.stopped
+        elif self._run is None:
+            error = self.stream.stopped
         else:
-            return classification(self._neighborhoods, self._places[position], index, text)
+            return classification(self._run, self._places[position], index, text)
         return Classification(
             index, text, None, 0.0, 0.0, 0, complete=True, prediction=None, error=error
         )
 
-    async def _predict(self, neighborhoods: Neighborhoods, positions_of: list[list[int]]) -> None:
-        run = self.run
-        left = set(range(neighborhoods.n_own))
+    async def _predict(self, run: Run, positions_of: list[list[int]]) -> None:
+        stream = self.stream
+        left = set(range(run.batch.n_own))
         try:
-            if run.stopped is None:
-                async with aclosing(self._completed(neighborhoods)) as places:
+            if stream.stopped is None:
+                async with aclosing(self._completed(run)) as places:
                     async for place in places:
                         left.discard(place)
                         self._hand_over(positions_of[place])
         except STOPS as error:
-            run.stopped = run.stopped or error
-            if not (await self.pipeline.salvage(neighborhoods, error) or run.answered):
+            stream.stopped = stream.stopped or error
+            if not (await self.pipeline.salvage(run, error) or stream.answered):
                 raise
         else:
-            if run.stopped is not None and left:
-                await self.pipeline.salvage(neighborhoods, run.stopped)
-        run.end(neighborhoods)
+            if stream.stopped is not None and left:
+                await self.pipeline.salvage(run, stream.stopped)
+        stream.end(run)
         if left:
-            await self.pipeline.settle(neighborhoods, stopped=True)
+            await self.pipeline.settle(run, stopped=True)
         for place in sorted(left):
             self._hand_over(positions_of[place])
 
@@ -221,43 +221,41 @@ class _StreamedWindow:
         for position in positions:
             self.ready.put_nowait((self, position))
 
-    def _completed(self, neighborhoods: Neighborhoods) -> AsyncGenerator[int, None]:
+    def _completed(self, run: Run) -> AsyncGenerator[int, None]:
         """Predict, and yield each own text when its vote can be counted."""
         # with waves, a winner is known at the end of a wave; the auto policy and the prior
         # correction need the predictions of the whole window
-        settings = neighborhoods.settings
-        learned = settings.taught is not None
-        refereed = self.run.escalation.referee is not None
+        settings = run.votes.settings
+        learned = settings.learned is not None
+        refereed = self.stream.escalation.referee is not None
         late = settings.policy is None or settings.prior is not None or learned or refereed
-        late = late or self.pipeline.spares or settings.needs_no_neighbors
+        late = late or self.pipeline.skips or settings.needs_no_neighbors
         waves = not late and not self.pipeline.join_pool
         if late or waves:
-            return self._at_the_end(neighborhoods, waves=waves)
-        return self._one_by_one(neighborhoods)
+            return self._at_the_end(run, waves=waves)
+        return self._one_by_one(run)
 
-    async def _at_the_end(
-        self, neighborhoods: Neighborhoods, *, waves: bool
-    ) -> AsyncGenerator[int, None]:
+    async def _at_the_end(self, run: Run, *, waves: bool) -> AsyncGenerator[int, None]:
         """Predict everything, then yield each own text."""
-        async with aclosing(self.pipeline.predict(neighborhoods, waves=waves)) as answered:
+        async with aclosing(self.pipeline.predict(run, waves=waves)) as answered:
             async for _ in answered:
                 pass
-        self._neighborhoods, note = await self.run.escalation.settle(neighborhoods)
+        self._run, note = await self.stream.escalation.settle(run)
         if note is not None:
             _log.info("texts %d to %d: %s", self.start, self.start + len(self.batch) - 1, note)
-        for place in range(neighborhoods.n_own):
+        for place in range(run.batch.n_own):
             yield place
 
-    async def _one_by_one(self, neighborhoods: Neighborhoods) -> AsyncGenerator[int, None]:
+    async def _one_by_one(self, run: Run) -> AsyncGenerator[int, None]:
         """Yield each own text as soon as it and its neighbors have outcomes."""
         # with "stored", neighbors outside the window already have predictions
         stored = self.pipeline.neighbors == "stored"
-        end = neighborhoods.n_own if stored else len(neighborhoods.entries)
-        waits, waits_for = await asyncio.to_thread(_waiting, neighborhoods, end)
+        end = run.batch.n_own if stored else len(run.batch.entries)
+        waits, waits_for = await asyncio.to_thread(_waiting, run, end)
         for place, missing in enumerate(waits):
             if not missing:
                 yield place
-        async with aclosing(self.pipeline.predict(neighborhoods, waves=False)) as answered:
+        async with aclosing(self.pipeline.predict(run, waves=False)) as answered:
             async for other in answered:
                 for place in waits_for[other]:
                     waits[place] -= 1
@@ -265,16 +263,16 @@ class _StreamedWindow:
                         yield place
 
 
-def _waiting(neighborhoods: Neighborhoods, end: int) -> tuple[list[int], list[list[int]]]:
+def _waiting(run: Run, end: int) -> tuple[list[int], list[list[int]]]:
     """Return the number of open predictions of each own text, and the texts that wait for each.
 
     Counts only places below `end` without an outcome.
     """
-    waits = [0] * neighborhoods.n_own
-    waits_for: list[list[int]] = [[] for _ in neighborhoods.entries]
-    for place in range(neighborhoods.n_own):
-        for other in (place, *neighborhoods.neighbors[place].tolist()):
-            if 0 <= other < end and not neighborhoods.has_outcome(other):
+    waits = [0] * run.batch.n_own
+    waits_for: list[list[int]] = [[] for _ in run.batch.entries]
+    for place in range(run.batch.n_own):
+        for other in (place, *run.batch.neighbors[place].tolist()):
+            if 0 <= other < end and not run.answers.has_outcome(other):
                 waits[place] += 1
                 waits_for[other].append(place)
     return waits, waits_for

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from testnuc._dispatch.predictor import WHOLE_LIST
 from testnuc._engine.first_calls import STOPS
+from testnuc._engine.rows import nearest
 from testnuc.scoring import wilson
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from testnuc._dispatch.predictor import Predictor
     from testnuc._dispatch.scheduler import Scheduler
-    from testnuc._engine.neighborhoods import Neighborhoods
+    from testnuc._engine.run import Run
     from testnuc.protocols import PoolText
 
 __all__ = ["compare_with_whole_list", "compared_part"]
@@ -44,20 +45,18 @@ def _rank(text_hash: bytes) -> bytes:
     return blake2b(text_hash, digest_size=8, key=b"whole list").digest()
 
 
-async def compare_with_whole_list(
-    neighborhoods: Neighborhoods, predictor: Predictor, scheduler: Scheduler
-) -> None:
+async def compare_with_whole_list(run: Run, predictor: Predictor, scheduler: Scheduler) -> None:
     """Ask about a part of the own texts with the whole list, and note how often answers agree.
 
     An error ends the comparison, not the run: its texts are labeled.
     """
-    own = range(neighborhoods.n_own)
+    own = range(run.batch.n_own)
     places = [
         place
         for place in own
-        if neighborhoods.entries[place].label is None and not neighborhoods.is_spared(place)
+        if run.batch.entries[place].label is None and not run.labeling.is_skipped(place)
     ]
-    entries = [neighborhoods.entries[place] for place in places]
+    entries = [run.batch.entries[place] for place in places]
     asks = [
         predictor.ask(entries[at].text, entries[at].hash, places[at], WHOLE_LIST)
         for at in compared_part(entries)
@@ -66,7 +65,7 @@ async def compare_with_whole_list(
     try:
         async with aclosing(scheduler.run(asks)) as outcomes:
             async for ask, outcome in outcomes:
-                given = neighborhoods.predictions[ask.place]
+                given = run.answers.predictions[ask.place]
                 if isinstance(outcome, Exception) or given is None:
                     continue
                 if given.label is not None and outcome.label is not None:
@@ -74,10 +73,10 @@ async def compare_with_whole_list(
     except STOPS:
         pass
     if pairs:
-        neighborhoods.notes.extend(_summary(neighborhoods, pairs))
+        run.notes.extend(_summary(run, pairs))
 
 
-def _summary(neighborhoods: Neighborhoods, pairs: Sequence[tuple[int, str, str]]) -> list[str]:
+def _summary(run: Run, pairs: Sequence[tuple[int, str, str]]) -> list[str]:
     """Return what the comparison shows: place of a text, its label, its label by the whole list."""
     other = [(place, short, whole) for place, short, whole in pairs if short != whole]
     agree = wilson(len(pairs) - len(other), len(pairs))
@@ -88,13 +87,13 @@ def _summary(neighborhoods: Neighborhoods, pairs: Sequence[tuple[int, str, str]]
     )
     if not other:
         return [summary]
-    sides = [_side(neighborhoods, *pair) for pair in other]
+    sides = [_side(run, *pair) for pair in other]
     summary += (
         f"; of the {len(other):,} others, the neighbors agree with the prompt of all labels for "
         f"{sides.count(1):,}, with the shorter one for {sides.count(-1):,}"
     )
     notes = [summary]
-    lacked = wilson(sum(_lacks(neighborhoods, *pair) for pair in other), len(pairs))
+    lacked = wilson(sum(_lacks(run, *pair) for pair in other), len(pairs))
     if lacked.low > _HARM:
         notes.append(
             f"the shorter prompts reduce accuracy: for {100 * lacked.value:.1f} % of these texts "
@@ -104,18 +103,18 @@ def _summary(neighborhoods: Neighborhoods, pairs: Sequence[tuple[int, str, str]]
     return notes
 
 
-def _side(neighborhoods: Neighborhoods, place: int, short: str, whole: str) -> int:
+def _side(run: Run, place: int, short: str, whole: str) -> int:
     """Return 1 if the neighbors of a text side with the label by the whole list, -1, or 0."""
     weights = {short: 0.0, whole: 0.0}
-    for near in neighborhoods.near(place, neighborhoods.neighbors.shape[1]):
+    for near in nearest(run, place, run.batch.neighbors.shape[1]):
         if near.label in weights:
             weights[near.label] += max(near.similarity, 0.0)
     return (weights[whole] > weights[short]) - (weights[whole] < weights[short])
 
 
-def _lacks(neighborhoods: Neighborhoods, place: int, short: str, whole: str) -> bool:
+def _lacks(run: Run, place: int, short: str, whole: str) -> bool:
     """Whether the label by the whole list was not among those that a text was shown."""
-    labels, lists = neighborhoods.labels, neighborhoods.shortlists
+    labels, lists = run.batch.labels, run.batch.shortlists
     if lists is not None:
         return labels.index(whole) not in lists[place].tolist()
     # level by level: another top level hides it

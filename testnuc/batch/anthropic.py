@@ -6,13 +6,13 @@ by the custom_ids of its requests, which only its results show.
 
 from __future__ import annotations
 
-from datetime import datetime
+from contextlib import aclosing
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
-from testnuc.batch.base import BatchAPI, BatchResultLine, RemoteBatch
-from testnuc.errors import ProviderError
+from testnuc._base.foreign import count
+from testnuc.batch.base import BatchAPI, BatchResultLine, RemoteBatch, mapping, written
+from testnuc.errors import ProviderError, ServerError, printable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AnthropicBatches"]
 
-#: Allowed clock difference in seconds.
-_SKEW = 600.0
+#: Allowed clock difference in seconds: a batch that is not found is paid for twice.
+_SKEW = 86_400.0
 #: HTTP status of each error type of a single request.
 _STATUS = {
     "invalid_request_error": 400,
@@ -37,6 +37,7 @@ _STATUS = {
 }
 #: Results of requests that were not executed.
 _NOT_EXECUTED = frozenset({"expired", "canceled"})
+_COUNTS = ("processing", "succeeded", "errored", "canceled", "expired")
 
 
 class AnthropicBatches(BatchAPI):
@@ -65,45 +66,54 @@ class AnthropicBatches(BatchAPI):
     async def find(
         self,
         batch: StoredBatch,
-        known: frozenset[str],
+        known: set[str],
         wait: Callable[[float | None], Awaitable[None]],
     ) -> str | None:
         """Search the batches of the right size and time for one with our custom_ids.
 
         Only ended batches show their custom_ids, so this waits for those in progress.
         """
+        unread = None
         for candidate in await self._candidates(batch, known):
             remote = candidate
             while not remote.ended:
                 await wait(remote.poll_after)
                 remote = await self.retrieve(remote.id)
-            if await self._is_ours(remote, f"{batch.id.hex()}-"):
+            try:
+                ours = await self._is_ours(remote, batch)
+            except ProviderError as error:
+                if error.status_code != 404:
+                    raise
+                unread = error
+                continue
+            if ours:
                 return remote.id
+            known.add(remote.id)
+        if unread is not None:
+            raise unread
         return None
 
-    async def _candidates(self, batch: StoredBatch, known: frozenset[str]) -> list[RemoteBatch]:
+    async def _candidates(self, batch: StoredBatch, known: set[str]) -> list[RemoteBatch]:
         candidates: list[RemoteBatch] = []
-        after = ""
-        while True:
-            found, pause, after = await self._listed(after)
-            for one in found:
-                created = datetime.fromisoformat(str(one["created_at"])).timestamp()
-                if created < batch.created - _SKEW:
-                    # documented: newest first, so all that follow are older
-                    return candidates
-                remote = self._remote(one, pause)
-                if remote.total == batch.requests and remote.id not in known:
-                    candidates.append(remote)
-            if not after:
-                return candidates
+        async with aclosing(self._pages()) as pages:
+            async for listed, pause in pages:
+                for one in listed:
+                    created = _moment(one.get("created_at"))
+                    if created is not None and created < batch.created - _SKEW:
+                        # documented: newest first, so all that follow are older
+                        return candidates
+                    remote = self._remote(one, pause)
+                    if remote.total in {0, batch.requests} and remote.id not in known:
+                        candidates.append(remote)
+        return candidates
 
-    async def _is_ours(self, remote: RemoteBatch, prefix: str) -> bool:
-        seen: list[str] = []
-        try:
-            await self.read(remote, lambda line: seen.append(line.custom_id[: len(prefix)]))
-        except ProviderError as error:
-            if error.status_code != 404:
-                raise
+    async def _is_ours(self, remote: RemoteBatch, batch: StoredBatch) -> bool:
+        """Whether a batch has our custom_ids; raises 404 if it should show some, and shows none."""
+        prefix = f"{batch.id.hex()}-"
+        seen: set[str] = set()
+        await self.read(remote, lambda line: seen.add(line.custom_id[: len(prefix)]))
+        if not seen and remote.most_answers(batch.requests):
+            raise ServerError("a batch that may be ours has no results yet", status_code=404)
         return prefix in seen
 
     async def discard(self, uploads: Sequence[str]) -> None:
@@ -115,27 +125,41 @@ class AnthropicBatches(BatchAPI):
         await self._download(f"{self._at(remote.id)}/results", take)
 
     def _remote(self, found: dict[str, Any], wait: float | None) -> RemoteBatch:
-        counts: dict[str, int] = found.get("request_counts") or {}
-        total = sum(counts.values())
-        status = str(found.get("processing_status"))
+        stated = mapping(found.get("request_counts"))
+        counts = {name: count(stated.get(name)) or 0 for name in _COUNTS}
+        total, answered = sum(counts.values()), counts["succeeded"]
+        status = printable(str(found.get("processing_status"))).lower()
         return RemoteBatch(
-            id=str(found["id"]),
+            id=printable(str(found.get("id"))),
             status=status,
             ended=status == "ended",
             total=total,
-            done=total - counts.get("processing", 0),
+            done=total - counts["processing"],
+            answered=answered,
+            unanswered=total - counts["processing"] - answered,
             results=(str(found.get("results_url") or ""),),
             poll_after=wait,
         )
 
-    def _result(self, custom_id: str, found: dict[str, Any]) -> BatchResultLine:
-        result = found["result"]
-        kind = result["type"]
-        if kind == "succeeded":
-            return BatchResultLine(custom_id, 200, orjson.dumps(result["message"]))
+    def _result(self, custom_id: str, found: dict[str, Any]) -> BatchResultLine | None:
+        result = mapping(found.get("result"))
+        kind, message = str(result.get("type")), mapping(result.get("message"))
+        if message and kind != "errored":
+            return BatchResultLine(custom_id, 200, written(message))
         if kind in _NOT_EXECUTED:
             return BatchResultLine(custom_id, 0, b"", kind)
-        error = result.get("error") or {}
-        inner = error.get("error") or error
+        error = result.get("error")
+        if kind != "errored" and not error:
+            return None
+        inner = mapping(mapping(error).get("error")) or mapping(error)
         why = str(inner.get("type"))
-        return BatchResultLine(custom_id, _STATUS.get(why, 500), orjson.dumps(error), why)
+        return BatchResultLine(custom_id, _STATUS.get(why, 500), written(error), why)
+
+
+def _moment(stated: object) -> float | None:
+    """Return a time as a UNIX timestamp; None if it is none."""
+    try:
+        moment = datetime.fromisoformat(str(stated))
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -9,11 +10,13 @@ from urllib.parse import quote, urlencode
 
 import orjson
 
+from testnuc._base.foreign import read_json
 from testnuc.errors import ProviderError, RateLimitedError, ServerError
+from testnuc.limits import LONGEST_WAIT, count
 from testnuc.protocols import WireProvider
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
     from testnuc.protocols import StoredBatch
     from testnuc.transport import AuxiliaryRequests
@@ -27,10 +30,16 @@ __all__ = [
     "QueueFullError",
     "RemoteBatch",
     "json_object",
+    "mapping",
+    "named",
+    "poll_after",
+    "written",
 ]
 
 #: Headers with the polling interval, in milliseconds.
 _POLL_AFTER = ("openai-poll-after-ms", "retry-after-ms")
+#: Most pages of a list that are read.
+_MOST_PAGES = 1_000
 
 
 class QueueFullError(RateLimitedError):
@@ -56,6 +65,10 @@ class RemoteBatch:
     #: All requests, and those that have succeeded or failed.
     total: int
     done: int
+    #: Requests that were answered, so billed; and those that were not, None: all others. By default
+    #: it is unknown, and all of them may have been answered.
+    answered: int = 0
+    unanswered: int | None = 0
     #: Locations of the results, once it has ended.
     results: tuple[str, ...] = ()
     #: Uploaded files, which are deleted once the results are stored.
@@ -64,6 +77,11 @@ class RemoteBatch:
     error: ProviderError | None = None
     #: Polling interval in seconds, if the provider states it.
     poll_after: float | None = None
+
+    def most_answers(self, requests: int) -> int:
+        """Return how many of so many requests may have been answered, so billed."""
+        rest = 0 if self.unanswered is None else requests - self.unanswered
+        return min(requests, max(self.answered, rest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +148,14 @@ class BatchAPI(ABC):
     async def find(
         self,
         batch: StoredBatch,
-        known: frozenset[str],
+        known: set[str],
         wait: Callable[[float | None], Awaitable[None]],
     ) -> str | None:
-        """Find a batch whose id was lost; None if the provider does not have it.
+        """Find a batch whose id was lost; None if the provider does not list it.
 
-        `known` are the ids of other batches; `wait` waits until the next poll.
+        `known` are the ids of other batches, to which it adds those that it rules out; `wait` waits
+        until the next poll. `ProviderError` with status 404: a batch may be ours, and its results
+        are not there.
         """
 
     @abstractmethod
@@ -144,24 +164,27 @@ class BatchAPI(ABC):
 
     @abstractmethod
     async def read(self, remote: RemoteBatch, take: Callable[[BatchResultLine], None]) -> None:
-        """Pass each result to `take`; in any order, possibly more than once."""
+        """Pass each result to `take`; in any order, possibly more than once.
+
+        What can be read is, before it raises the error of what cannot.
+        """
 
     def result(self, content: bytes) -> BatchResultLine | None:
-        """Parse a line of results; None if it is malformed."""
+        """Parse a line of results; None if it is malformed, or does not show what became of it."""
         try:
-            found = orjson.loads(content)
-            custom_id = found["custom_id"]
-            return self._result(custom_id, found) if isinstance(custom_id, str) else None
-        except (ValueError, KeyError, TypeError, AttributeError):
+            found = mapping(read_json(content))
+        except ValueError:
             return None
+        custom_id = found.get("custom_id")
+        return self._result(custom_id, found) if isinstance(custom_id, str) else None
 
     @abstractmethod
     def _remote(self, found: dict[str, Any], wait: float | None) -> RemoteBatch:
         """Return the state of a batch, from the provider's record and polling interval."""
 
     @abstractmethod
-    def _result(self, custom_id: str, found: dict[str, Any]) -> BatchResultLine:
-        """Return a line of results; may raise any error of a malformed record."""
+    def _result(self, custom_id: str, found: dict[str, Any]) -> BatchResultLine | None:
+        """Return a line of results; None if it does not show what became of the request."""
 
     def _at(self, remote_id: str) -> str:
         return f"{self.path}/{quote(remote_id, safe='')}"
@@ -185,17 +208,25 @@ class BatchAPI(ABC):
     ) -> RemoteBatch:
         """Send a request that is answered with a batch."""
         answer = await self._send(method, path, body, again=again)
-        return self._remote(json_object(answer), _poll_after(answer.headers))
+        return self._remote(named(answer), poll_after(answer.headers))
 
-    async def _listed(self, after: str) -> tuple[list[dict[str, Any]], float | None, str]:
-        """Return a page of batches, the polling interval, and where the next page starts, or ""."""
-        query = {"limit": str(self.page), **({self.cursor: after} if after else {})}
-        url = self._provider.at(self.path, urlencode(query))
-        answer = await self._exchanges.send(self._provider, "GET", url)
-        page = json_object(answer)
-        found: list[dict[str, Any]] = page.get("data") or []
-        more = str(found[-1]["id"]) if found and page.get("has_more") else ""
-        return found, _poll_after(answer.headers), more
+    async def _pages(self) -> AsyncGenerator[tuple[list[dict[str, Any]], float | None], None]:
+        """Yield the pages of the list of batches, each with the polling interval."""
+        after, seen = "", {""}
+        while len(seen) <= _MOST_PAGES:
+            query = {"limit": str(self.page), **({self.cursor: after} if after else {})}
+            url = self._provider.at(self.path, urlencode(query))
+            answer = await self._exchanges.send(self._provider, "GET", url)
+            page = json_object(answer)
+            listed = page.get("data", "missing") or []
+            if not isinstance(listed, list):
+                raise ServerError("the list of batches has no `data`")
+            batches = [one for one in listed if _id_of(one)]
+            yield batches, poll_after(answer.headers)
+            after = _id_of(batches[-1]) if batches and page.get("has_more") else ""
+            if after in seen:
+                return
+            seen.add(after)
 
     async def _download(self, path: str, take: Callable[[BatchResultLine], None]) -> None:
         """Pass each line of results to `take`, except malformed ones."""
@@ -211,7 +242,7 @@ class BatchAPI(ABC):
 def json_object(answer: HTTPAnswer) -> dict[str, Any]:
     """Return the body of a response."""
     try:
-        found = orjson.loads(answer.data)
+        found = read_json(answer.data)
     except ValueError:
         found = None
     if not isinstance(found, dict):
@@ -219,10 +250,37 @@ def json_object(answer: HTTPAnswer) -> dict[str, Any]:
     return found
 
 
-def _poll_after(headers: Mapping[str, str]) -> float | None:
+def named(answer: HTTPAnswer) -> dict[str, Any]:
+    """Return the body of a response that has the id of a batch or a file."""
+    found = json_object(answer)
+    if not _id_of(found):
+        raise ServerError("the response of the batch API has no id")
+    return found
+
+
+def mapping(value: object) -> dict[str, Any]:
+    """Return a value that should be an object; an empty one if it is not."""
+    return value if isinstance(value, dict) else {}
+
+
+def _id_of(batch: object) -> str:
+    """Return the id of a record; "" if it has none."""
+    name = mapping(batch).get("id")
+    return name if isinstance(name, str) else ""
+
+
+def written(value: object) -> bytes:
+    """Return a value of a response as JSON, also with integers that orjson refuses."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return json.dumps(value).encode()
+
+
+def poll_after(headers: Mapping[str, str]) -> float | None:
     """Return the polling interval that a server asks for, in seconds."""
     for name in _POLL_AFTER:
-        value = headers.get(name, "")
-        if value.isdecimal():
-            return int(value) / 1000
+        milliseconds = count(headers.get(name))
+        if milliseconds is not None:
+            return min(milliseconds / 1000, LONGEST_WAIT)
     return None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from testnuc._dispatch.partial_labels import part_of
 from testnuc.batch.base import NoneChosenError
 from testnuc.errors import NotAnsweredError, ProviderError, ReplyError
+from testnuc.labels import as_stored
 from testnuc.protocols import Request, StoredPrediction
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ __all__ = ["BatchOutcomes", "ResponseReader", "custom_id"]
 
 #: Decoding needs the number of texts, not the texts.
 _UNKNOWN = ("",)
+#: Most digits of a request's number.
+_DIGITS = 9
 _NONE = "the LLM chose none of the labels that the prompt showed"
 
 
@@ -89,11 +92,8 @@ class BatchOutcomes:
 
     def take(self, line: BatchResultLine) -> None:
         """Add one line; duplicates and unknown custom_ids are ignored."""
-        name, _, digits = line.custom_id.rpartition("-")
-        if name != self._name or not digits.isdecimal():
-            return
-        number = int(digits)
-        if number >= len(self._items) or number in self._answered:
+        number = self._number(line.custom_id)
+        if number is None or number in self._answered:
             return
         if line.status != 200:
             self._failed.setdefault(number, self._error(line))
@@ -108,15 +108,17 @@ class BatchOutcomes:
         self._answered[number] = outcomes
         self.usages.append(usage)
 
-    def outcomes(self) -> Iterator[tuple[Item, list[Outcome]]]:
-        """Yield each request with the outcomes of its texts."""
+    @property
+    def missing(self) -> int:
+        """How many requests have no result."""
+        return len(self._items) - len(self._answered.keys() | self._failed.keys())
+
+    def outcomes(self, missing: Exception) -> Iterator[tuple[Item, list[Outcome]]]:
+        """Yield each request with the outcomes of its texts; `missing` if it has no result."""
         for number, item in enumerate(self._items):
             found = self._answered.get(number)
             if found is None:
-                error = self._failed.get(number) or NotAnsweredError(
-                    "the batch ended without a result for this request"
-                )
-                found = [error] * len(item)
+                found = [self._failed.get(number, missing)] * len(item)
             yield item, found
 
     def stored(self, scope: bytes) -> Iterator[StoredPrediction]:
@@ -126,8 +128,18 @@ class BatchOutcomes:
             for wanted, outcome in pairs:
                 if not isinstance(outcome, Exception):
                     yield StoredPrediction(
-                        wanted.key, scope, wanted.text_hash, wanted.sample, outcome
+                        wanted.key, scope, wanted.text_hash, wanted.sample, as_stored(outcome)
                     )
+
+    def _number(self, name: str) -> int | None:
+        """Return the number of a request from its custom_id; None if it is none of ours."""
+        digits = name.rpartition("-")[2]
+        # longer numbers are not read
+        if len(digits) > _DIGITS or not digits.isdecimal():
+            return None
+        number = int(digits)
+        ours = number < len(self._items) and name == custom_id(self._name, number)
+        return number if ours else None
 
     def _error(self, line: BatchResultLine) -> Exception:
         if line.status:

@@ -18,7 +18,7 @@ from testnuc.batch.registry import batch_api
 from testnuc.batch.retry_rounds import RetryRounds
 from testnuc.batch.token_queue import TokenQueue
 from testnuc.errors import BudgetExceededError, ProviderError, StoreError
-from testnuc.protocols import StoredBatch, WireProvider
+from testnuc.protocols import StoredBatch, WireProvider, implements
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
@@ -62,7 +62,7 @@ class BatchLane:
     ) -> None:
         provider = predictor.provider
         self._api = batch_api(provider, transport.auxiliary)
-        assert isinstance(provider, WireProvider)
+        assert implements(provider, WireProvider)
         self._provider = provider
         self._store = require_batches(store)
         self._predictor = predictor
@@ -80,6 +80,8 @@ class BatchLane:
         self._live = live
         #: Batches that this client follows already.
         self._known: set[bytes] = set()
+        #: Batches that stayed open, and whose reservation was booked in full.
+        self._booked: set[bytes] = set()
         #: The task that predicts a key.
         self._pending_keys: dict[bytes, asyncio.Task[Outcomes]] = {}
         self._tasks: set[asyncio.Task[Outcomes]] = set()
@@ -220,7 +222,7 @@ class BatchLane:
             self._known.discard(batch.id)
             raise
         if usages is not None:
-            self._count(usages, None, 0)
+            self._count(usages, None, 0, booked=batch.id in self._booked)
         return outcomes
 
     async def _run_batch(self, load: PendingBatch) -> Outcomes:
@@ -273,8 +275,6 @@ class BatchLane:
                 batch = await self._created(batch, load)
             except UnknownOutcomeError as failed:
                 billed = True
-                # the provider may list a new batch with a delay
-                await asyncio.sleep(self._policy.first_poll)
                 adopted = await self._lifecycle.adopt(batch)
                 if adopted is None:
                     billed = False
@@ -286,6 +286,8 @@ class BatchLane:
             self._known.discard(batch.id)
             if account is not None and reservation is not None:
                 (account.keep if billed else account.release)(reservation)
+                if billed:
+                    self._booked.add(batch.id)
             raise
         if isinstance(remote.error, QueueFullError):
             self._queue.refused(remote.error.limit)
@@ -312,9 +314,14 @@ class BatchLane:
             return await asyncio.shield(creating)
 
     def _count(
-        self, usages: Sequence[TokenUsage | None], reservation: Reservation | None, requests: int
+        self,
+        usages: Sequence[TokenUsage | None],
+        reservation: Reservation | None,
+        requests: int,
+        *,
+        booked: bool = False,
     ) -> None:
-        """Count the usage of a batch, and settle its reservation."""
+        """Count the usage of a batch, and settle its reservation, if it is not `booked`."""
         usd = tokens = unknown = 0
         for usage in usages:
             usd += self._transport.meter.add(usage, self._price) or 0
@@ -323,7 +330,7 @@ class BatchLane:
             else:
                 tokens += usage.input_tokens + usage.output_tokens
         account = self._transport.account
-        if account is None:
+        if account is None or booked:
             return
         if reservation is None:
             account.book(usd, tokens, len(usages))

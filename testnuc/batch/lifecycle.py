@@ -24,7 +24,7 @@ from testnuc.batch.base import RemoteBatch
 from testnuc.batch.decoding import BatchOutcomes
 from testnuc.batch.manifest import unpack
 from testnuc.errors import NotAnsweredError, ProviderError, RateLimitedError, StoreError
-from testnuc.limits import Meter
+from testnuc.limits import LONG, LONGEST_WAIT, Meter
 from testnuc.types import Usage
 
 if TYPE_CHECKING:
@@ -44,14 +44,18 @@ Outcomes = dict[bytes, "Outcome"]
 
 _log = logging.getLogger("testnuc.batch")
 
-_GONE = 404
-#: Consecutive 404s after which a batch counts as gone.
-_GONE_AFTER = 3
+_GONE = frozenset({404, 410})
+#: Statuses of a list of batches that a provider does not offer, or not to this key.
+_UNLISTED = frozenset({404, 405, 410, 501})
+#: Consecutive refusals after which a batch is not polled or read any more: one may be a mishap.
+_REFUSALS = 3
+_REFUSED_WAIT = 1.0
 #: Attempts to create a batch while no other batch is open.
 _CREATIONS = 10
 _GROWTH = 1.5
-#: Seconds to keep polling while the provider fails.
-_PATIENCE = 3_600.0
+#: Longest time that a batch is polled. Providers promise results within a day.
+_LONGEST = 3 * 86_400.0
+_IS_GONE = "gone"
 #: Predictions stored at a time.
 _CHUNK = 1_000
 
@@ -110,7 +114,11 @@ class BatchLifecycle:
         except ProviderError:
             await self._store.end_batch(batch.id, "refused", Usage())
             raise
-        await self._store.note_batch(batch.id, remote_id)
+        try:
+            await self._store.note_batch(batch.id, remote_id)
+        except StoreError as error:
+            # the batch exists: follow it; after a crash it is searched for
+            _log.warning("the id of batch %s was not stored: %s", remote_id, error)
         return replace(batch, remote_id=remote_id)
 
     async def _created(self, batch: StoredBatch, prepared: bytes, busy: Callable[[], bool]) -> str:
@@ -130,8 +138,9 @@ class BatchLifecycle:
                 tries += not busy()
                 if not error.retryable or tries >= _CREATIONS:
                     raise
-                wait = error.retry_after or pause
-                _log.info("a batch was refused (%s); retrying in %.0f s", error, wait)
+                wait = min(error.retry_after or pause, LONGEST_WAIT)
+                level = logging.WARNING if wait > LONG else logging.INFO
+                _log.log(level, "a batch was refused (%s); retrying in %.0f s", error, wait)
             await self._sleep(wait)
             pause = min(pause * _GROWTH, self._policy.longest_poll)
 
@@ -159,13 +168,38 @@ class BatchLifecycle:
         return batch
 
     async def _found(self, batch: StoredBatch) -> str | None:
+        """Search a batch at the provider, which may list a new one with a delay."""
         others = await self._store.batches(ended=True)
-        known = frozenset(b.remote_id for b in others if b.remote_id is not None)
+        known = {b.remote_id for b in others if b.remote_id is not None}
+        polled = 0.0
 
         async def wait(seconds: float | None) -> None:
-            await self._sleep(self._policy.first_poll if seconds is None else seconds)
+            nonlocal polled
+            seconds = self._policy.first_poll if seconds is None else seconds
+            polled += seconds
+            if polled > _LONGEST:
+                raise _unending(batch)
+            await self._sleep(seconds)
 
-        return await self.api.find(batch, known, wait)
+        longest, waited, pause = self._policy.grace, 0.0, self._policy.first_poll
+        while True:
+            failed = remote_id = None
+            try:
+                remote_id = await self.api.find(batch, known, wait)
+            except ProviderError as error:
+                failed = error
+                if not error.retryable and error.status_code not in _UNLISTED:
+                    raise
+                longest = self._policy.patience
+            if remote_id is not None:
+                return remote_id
+            if waited >= longest:
+                if failed is not None and failed.status_code not in _UNLISTED:
+                    raise failed
+                return None
+            await self._sleep(pause)
+            waited += pause
+            pause = min(pause * _GROWTH, self._policy.longest_poll)
 
     @contextlib.asynccontextmanager
     async def _held(self, batch: StoredBatch) -> AsyncIterator[None]:
@@ -194,17 +228,12 @@ class BatchLifecycle:
         the latter is None if another process counted it. `ProviderError`: the provider cannot be
         reached; the batch stays open.
         """
-        remote = await self._ended(batch)
         joined = BatchOutcomes(batch.id.hex(), unpack(batch.items), self._reader)
-        if remote.error is None and remote.results:
-            try:
-                await self.api.read(remote, joined.take)
-            except ProviderError as error:
-                if error.status_code != _GONE:
-                    raise
-                _log.warning("the results of batch %s are gone at the provider", remote.id)
+        remote, lost = await self._results(batch, joined)
+        # answers that the provider does not return are billed, their tokens are unknown
+        usages = [*joined.usages, *[None] * lost]
         meter = Meter(self._price)
-        for usage in joined.usages:
+        for usage in usages:
             meter.add(usage)
         standing: Outcomes = {}
         first = True
@@ -218,12 +247,53 @@ class BatchLifecycle:
             _log.warning("batch %s stays open, its results were not stored: %s", remote.id, error)
         await self.api.discard(uploads)
         outcomes: Outcomes = {}
-        for item, found in joined.outcomes():
+        for item, found in joined.outcomes(remote.error or _missing(remote, lost)):
             for wanted, outcome in zip(item, found, strict=True):
-                if isinstance(outcome, Exception):
-                    outcome = remote.error or outcome  # noqa: PLW2901 - more specific
                 outcomes[wanted.key] = standing.get(wanted.key, outcome)
-        return remote, outcomes, joined.usages if first else None
+        return remote, outcomes, usages if first else None
+
+    async def _results(self, batch: StoredBatch, joined: BatchOutcomes) -> tuple[RemoteBatch, int]:
+        """Read the results of a batch; return its final state, and how many answers lack.
+
+        Results that the provider should have are asked for again, for as long as the policy says.
+        """
+        waited, pause, refusals = 0.0, self._policy.first_poll, 0
+        while True:
+            remote = await self._ended(batch)
+            before = len(joined.usages)
+            unread = await self._read(remote, joined)
+            refusals = refusals + 1 if unread is not None and _is_refusal(unread) else 0
+            lost = joined.missing
+            if unread is None:
+                lost = min(lost, remote.most_answers(batch.requests) - len(joined.usages))
+            if lost <= 0 or remote.status == _IS_GONE:
+                return remote, max(0, lost)
+            if refusals >= _REFUSALS or waited >= self._policy.patience:
+                if unread is None or unread.status_code in _GONE:
+                    return remote, lost
+                raise unread
+            if waited == 0 or len(joined.usages) > before:
+                _log.warning(
+                    "batch %s: %s, and %d results are not there%s; asking again for up to %.0f s",
+                    remote.id, remote.status, lost, f" ({unread})" if unread else "",
+                    self._policy.patience - waited,
+                )  # fmt: skip
+            if len(joined.usages) > before:
+                # in case the provider loses them
+                with contextlib.suppress(StoreError):
+                    await self._keep(joined.stored(batch.scope))
+            await self._sleep(pause)
+            waited += pause
+            pause = min(pause * _GROWTH, self._policy.longest_poll)
+
+    async def _read(self, remote: RemoteBatch, joined: BatchOutcomes) -> ProviderError | None:
+        """Read the results that are there; return why some are not."""
+        try:
+            if remote.results:
+                await self.api.read(remote, joined.take)
+        except ProviderError as error:
+            return error
+        return None
 
     async def _keep(self, rows: Iterator[StoredPrediction]) -> Outcomes:
         kept: Outcomes = {}
@@ -234,27 +304,77 @@ class BatchLifecycle:
 
     async def _ended(self, batch: StoredBatch) -> RemoteBatch:
         assert batch.remote_id is not None
-        pause, failing, unknown = self._policy.first_poll, 0.0, 0
-        logged = None
+        pause, polled, failing, refusals = self._policy.first_poll, 0.0, 0.0, 0
+        progress = _Progress(batch)
         while True:
-            wait = None
+            wait = pause
             try:
                 remote = await self.api.retrieve(batch.remote_id)
             except ProviderError as error:
-                unknown = unknown + 1 if error.status_code == _GONE else 0
-                if unknown == _GONE_AFTER:
-                    _log.warning("batch %s is gone at the provider", batch.remote_id)
-                    return RemoteBatch(batch.remote_id, "gone", ended=True, total=0, done=0)
+                gone = error.status_code in _GONE
+                if _is_refusal(error):
+                    refusals, wait = refusals + 1, min(pause, _REFUSED_WAIT)
+                else:
+                    refusals = 0
                 # a batch takes hours: keep polling while the provider fails for minutes
-                if not unknown and (not error.retryable or failing > _PATIENCE):
+                if refusals >= _REFUSALS or (failing >= self._policy.patience and not gone):
                     raise
-                failing += pause
+                if failing >= self._policy.patience:
+                    _log.warning("batch %s is gone at the provider", batch.remote_id)
+                    return RemoteBatch(batch.remote_id, _IS_GONE, ended=True, total=0, done=0)
+                failing += wait
             else:
-                if logged != (remote.status, remote.done):
-                    logged = remote.status, remote.done
-                    _log.info("batch %s: %s, %d of %d", remote.id, *logged, batch.requests)
+                # without a wait there would be no pause at all
+                wait = remote.poll_after or pause
+                progress.log(remote, wait)
                 if remote.ended:
                     return remote
-                failing, unknown, wait = 0.0, 0, remote.poll_after
-            await self._sleep(pause if wait is None else wait)
+                failing, refusals = 0.0, 0
+            if polled > _LONGEST:
+                raise _unending(batch)
+            await self._sleep(wait)
+            polled += wait
             pause = min(pause * _GROWTH, self._policy.longest_poll)
+
+
+class _Progress:
+    """Logs the states of a batch, each once."""
+
+    def __init__(self, batch: StoredBatch) -> None:
+        self._requests = batch.requests
+        self._logged: object = None
+        self._warned = False
+
+    def log(self, remote: RemoteBatch, wait: float) -> None:
+        if self._logged != (remote.status, remote.done):
+            self._logged = remote.status, remote.done
+            _log.info(
+                "batch %s: %s, %d of %d", remote.id, remote.status, remote.done, self._requests
+            )
+        if wait > LONG and not (self._warned or remote.ended):
+            self._warned = True
+            _log.warning(
+                "the provider asks to wait for %.0f s until batch %s is polled again",
+                wait, remote.id,
+            )  # fmt: skip
+
+
+def _is_refusal(error: ProviderError) -> bool:
+    """Whether a provider will not answer a request later, as far as it shows."""
+    return not error.retryable and error.status_code not in _GONE
+
+
+def _missing(remote: RemoteBatch, lost: int) -> NotAnsweredError:
+    what = "without a result for this request"
+    if lost:
+        what += f"; the provider answered {lost} requests more than it has returned"
+    return NotAnsweredError(f"the batch ended ({remote.status}) {what}")
+
+
+def _unending(batch: StoredBatch) -> NotAnsweredError:
+    error = NotAnsweredError(
+        f"batch {batch.remote_id or batch.id.hex()} has not ended in {_LONGEST / 3600:.0f} hours; "
+        "its texts are not sent again while it is open: run again to wait for it, or cancel it"
+    )
+    error.retryable = False
+    return error

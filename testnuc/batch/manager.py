@@ -10,21 +10,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from testnuc import providers
+from testnuc._base.checks import is_loopback
 from testnuc.batch.base import RemoteBatch
 from testnuc.batch.decoding import ResponseReader
 from testnuc.batch.lifecycle import BatchLifecycle
 from testnuc.batch.manifest import require_batches
 from testnuc.batch.registry import batch_api
-from testnuc.errors import InvalidInputError, TestNUCError
+from testnuc.errors import ConfigurationError, InvalidInputError, TestNUCError
 from testnuc.labels import LabelSet
 from testnuc.limits import BatchPolicy, Price
 from testnuc.protocols import Task
 from testnuc.transport import Transport
+from testnuc.transport.endpoint import Endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from testnuc.protocols import Store, StoredBatch
+    from testnuc.protocols import Store, StoredBatch, WireProvider
 
 __all__ = ["BatchManager", "BatchState"]
 
@@ -41,10 +43,19 @@ class BatchState:
 
 
 class BatchManager:
-    """Manages the batches of a store; use it as ``async with``."""
+    """Manages the batches of a store; use it as ``async with``.
 
-    def __init__(self, store: Store) -> None:
+    Parameters
+    ----------
+    store : Store
+    base_url : str, optional
+        The address of the batches. A store does not decide where the key is sent: without this, it
+        is the provider's own, that of the environment, or one of this machine.
+    """
+
+    def __init__(self, store: Store, base_url: str | None = None) -> None:
         self._store = require_batches(store)
+        self._base_url = base_url
         self._policy = BatchPolicy()
         self._transport = Transport()
         #: By provider, model, base URL and scope: batches of a run share one.
@@ -134,7 +145,7 @@ class BatchManager:
         name, model, base_url = facts["provider"], facts["model"], facts["base_url"]
         known = (name, model, base_url, batch.scope)
         if known not in self._lifecycles:
-            provider = providers.resolve(f"{name}/{model}", base_url=base_url)
+            provider = self._provider(f"{name}/{model}", str(base_url))
             several = facts.get("multilabel", False)
             labels = LabelSet(facts["labels"], none_label=facts["none_label"], multilabel=several)
             # decoding needs no prompt
@@ -147,3 +158,14 @@ class BatchManager:
                 price=Price.of(name, model, provider.url, batch=True),
             )
         return self._lifecycles[known]
+
+    def _provider(self, model: str, address: str) -> WireProvider:
+        provider = providers.resolve(model, base_url=self._base_url)
+        if provider.identity == address:
+            return provider
+        if self._base_url is None and is_loopback(Endpoint.parse(address).host):
+            return providers.resolve(model, base_url=address)
+        raise ConfigurationError(
+            f"the store has a batch at {address}, and the key would be sent there; if that is "
+            f"right, name it: --base-url {address}"
+        )

@@ -6,6 +6,7 @@ import struct
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from testnuc.errors import InvalidInputError, StoreError
+from testnuc.protocols import implements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -78,7 +79,7 @@ class BatchStore(Protocol):
 
 def require_batches(store: object) -> BatchStore:
     """Return the store, if it supports batches; else raise `InvalidInputError`."""
-    if isinstance(store, BatchStore):
+    if implements(store, BatchStore):
         return store
     raise InvalidInputError(
         f"lane='batch' needs a store with the methods put_batch, claim_batch, note_batch, "

@@ -9,19 +9,23 @@ from __future__ import annotations
 import logging
 import re
 import secrets
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import orjson
 
+from testnuc._base.foreign import count
 from testnuc.batch.base import (
     BatchAPI,
     BatchResultLine,
     QueueFullError,
     RemoteBatch,
-    json_object,
+    mapping,
+    named,
+    written,
 )
-from testnuc.errors import InvalidInputError, ProviderError, TestNUCError
+from testnuc.errors import InvalidInputError, ProviderError, ServerError, TestNUCError, printable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -37,11 +41,13 @@ _log = logging.getLogger("testnuc.batch")
 _CHAT, _RESPONSES = "/v1/chat/completions", "/v1/responses"
 #: Key in a batch's metadata; the value is our id.
 _TAG = "testnuc"
-_ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
+_ENDED = frozenset({"completed", "failed", "expired", "cancelled", "canceled"})
 #: The limit of enqueued tokens, in the error of a batch that exceeds it.
-_LIMIT = re.compile(r"limit:\s*([\d,]*\d)", re.IGNORECASE)
+_LIMIT = re.compile(r"limit: {0,9}([0-9][0-9,]{0,20})", re.IGNORECASE)
 #: Error codes of requests that were not executed.
 _NOT_EXECUTED = frozenset({"batch_expired", "batch_cancelled"})
+#: A field of each answer: chat completions, responses.
+_ANSWER = ("choices", "output")
 
 
 class OpenAIBatches(BatchAPI):
@@ -84,7 +90,7 @@ class OpenAIBatches(BatchAPI):
         )
         kind = f"multipart/form-data; boundary={boundary}"
         answer = await self._send("POST", "/files", form, content_type=kind)
-        return str(json_object(answer)["id"]).encode()
+        return str(named(answer)["id"]).encode()
 
     async def create(self, name: str, prepared: bytes) -> RemoteBatch:
         """Create the batch of a file."""
@@ -99,25 +105,29 @@ class OpenAIBatches(BatchAPI):
     async def find(
         self,
         batch: StoredBatch,
-        known: frozenset[str],  # noqa: ARG002 - the name in the metadata is enough
+        known: set[str],  # noqa: ARG002 - the name in the metadata is enough
         wait: Callable[[float | None], Awaitable[None]],  # noqa: ARG002
     ) -> str | None:
         """Find the batch with our id in its metadata."""
         name = batch.id.hex()
-        after = ""
-        while True:
-            # the order is not documented: search all pages
-            found, _, after = await self._listed(after)
-            for one in found:
-                if (one.get("metadata") or {}).get(_TAG) == name:
-                    return str(one["id"])
-            if not after:
-                return None
+        # the order is not documented: search all pages
+        async with aclosing(self._pages()) as pages:
+            async for listed, _ in pages:
+                for one in listed:
+                    if mapping(one.get("metadata")).get(_TAG) == name:
+                        return str(one["id"])
+        return None
 
     async def read(self, remote: RemoteBatch, take: Callable[[BatchResultLine], None]) -> None:
         """Download both files of results."""
+        failed = None
         for file in remote.results:
-            await self._download(f"/files/{quote(file, safe='')}/content", take)
+            try:
+                await self._download(f"/files/{quote(file, safe='')}/content", take)
+            except ProviderError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     async def discard(self, uploads: Sequence[str]) -> None:
         """Delete uploaded files, which hold texts and count against the account's storage."""
@@ -128,42 +138,69 @@ class OpenAIBatches(BatchAPI):
                 _log.info("the uploaded file %s was not deleted: %s", file, error)
 
     def _remote(self, found: dict[str, Any], wait: float | None) -> RemoteBatch:
-        counts = found.get("request_counts") or {}
-        files = (found.get("output_file_id"), found.get("error_file_id"))
-        status = str(found.get("status"))
+        counts = mapping(found.get("request_counts"))
+        completed, failed = count(counts.get("completed")), count(counts.get("failed")) or 0
+        files = [found.get(name) for name in ("output_file_id", "error_file_id")]
+        results = tuple(file for file in files if isinstance(file, str) and file)
+        status = printable(str(found.get("status"))).lower()
+        error = self._error(found) if status == "failed" else None
+        answered, unanswered = completed or 0, None
+        if status == "completed":
+            # all others were answered, whatever the count says
+            unanswered = failed
+        elif not completed and (files[0] or (completed is None and (error is None or results))):
+            # an output contradicts a count of 0
+            unanswered = 0
+        uploaded = found.get("input_file_id")
         return RemoteBatch(
-            id=str(found["id"]),
+            id=printable(str(found.get("id"))),
             status=status,
             ended=status in _ENDED,
-            total=counts.get("total") or 0,
-            done=(counts.get("completed") or 0) + (counts.get("failed") or 0),
-            results=tuple(str(file) for file in files if file),
-            uploads=tuple(str(file) for file in (found.get("input_file_id"),) if file),
-            error=self._error(found) if status == "failed" else None,
+            total=count(counts.get("total")) or 0,
+            done=(completed or 0) + failed,
+            answered=answered,
+            unanswered=unanswered,
+            results=results,
+            uploads=(uploaded,) if isinstance(uploaded, str) and uploaded else (),
+            error=error,
             poll_after=wait,
         )
 
-    def _result(self, custom_id: str, found: dict[str, Any]) -> BatchResultLine:
-        answer, error = found.get("response"), found.get("error") or {}
-        if answer and answer.get("body") is not None:
-            return BatchResultLine(
-                custom_id, int(answer["status_code"]), orjson.dumps(answer["body"])
-            )
-        why = str(error.get("code") or "no response")
+    def _result(self, custom_id: str, found: dict[str, Any]) -> BatchResultLine | None:
+        response, error = mapping(found.get("response")), found.get("error")
+        body, status = response.get("body"), _failure(response.get("status_code"))
+        answered = any(mapping(body).get(field) for field in _ANSWER)
+        if answered or (body and status is None):
+            return BatchResultLine(custom_id, 200, written(body))
+        if not error and status is None:
+            return None
+        why = str(mapping(error).get("code") or "no response")
         if why in _NOT_EXECUTED:
             return BatchResultLine(custom_id, 0, b"", why)
-        return BatchResultLine(custom_id, 500, orjson.dumps({"error": error}), why)
+        return BatchResultLine(custom_id, status or 500, written(body or {"error": error}), why)
 
-    def _error(self, found: dict[str, Any]) -> ProviderError:
-        listed = (found.get("errors") or {}).get("data") or [{}]
-        first = {"message": "the batch failed", **listed[0]}
-        code = str(first.get("code") or "")
+    def _error(self, found: dict[str, Any]) -> ProviderError | None:
+        """Return why a batch failed; None if it does not say."""
+        listed = mapping(found.get("errors")).get("data")
+        first = mapping(listed[0]) if isinstance(listed, list) and listed else {}
+        if not first:
+            return None
+        message, code = (
+            str(first.get("message") or "the batch failed"),
+            str(first.get("code") or ""),
+        )
         if code == "token_limit_exceeded":
-            stated = _LIMIT.search(str(first["message"]))
+            stated = _LIMIT.search(message)
             limit = int(stated[1].replace(",", "")) if stated else None
-            return QueueFullError(str(first["message"]), limit=limit)
+            return QueueFullError(message, limit=limit)
         # a failure of the provider is retried, a refusal is not
         status = 500 if not code or "server" in code else 400
-        error = self._provider.error(status, {}, orjson.dumps({"error": first}))
-        assert isinstance(error, ProviderError)
-        return error
+        body = {"error": {**first, "message": message}}
+        error = self._provider.error(status, {}, written(body))
+        return error if isinstance(error, ProviderError) else ServerError(message)
+
+
+def _failure(status: object) -> int | None:
+    """Return the HTTP status of a failed request; None if it is none."""
+    digits = str(status)
+    return int(digits) if len(digits) == 3 and digits[0] in "45" and digits.isdigit() else None

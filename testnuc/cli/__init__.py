@@ -1,24 +1,25 @@
 """The command line. Each command imports its module when it runs, so that --help is fast.
 
-options           shared options, and `runs`, which connects a declaration to its function
-judging_commands  declarations of review, learn, certify, distill, unlearn and compare
+::
 
-batch, classify, compare, demo, diagnose, evaluate, judging, report, serve, store, study
-what each command does
-answering         judging in the terminal; `judging_page` on a page
+    options           shared options, and `runs`, which connects a declaration to its function
+    judging_commands  declarations of review, learn, certify, distill, unlearn and compare
 
-reading           texts from files; `decoding` recognizes encoding, delimiter and columns
-label_files       labels from files; `parquet` and `xlsx` for both
-files             outputs
-answer_store      the store of a run; `answered_texts` opens it without calls
-options_of_run    options that later commands need not repeat
-settings          testnuc.toml and environment variables
-client_factory    a client from options
+    batch, classify, compare, demo, diagnose, evaluate, judging, report, serve, store
+                      what each command does
+    answering         judging in the terminal; `judging_page` on a page
 
-event_loop        runs a coroutine, with Ctrl-C
-progress          the progress of a run; `long_texts` notes texts that will be cut
-next_steps        the command that comes next
-wording           errors in the terms of the shell
+    reading           texts from files; `decoding` recognizes encoding, delimiter and columns
+    label_files       labels from files; `parquet` and `xlsx` for both
+    files             outputs; `distinct_files` refuses one that is read and written
+    answer_store      the store of a run; `answered_texts` opens it without calls
+    run_note          what is remembered of a run; `options_of_run` makes options of it
+    settings          testnuc.toml and environment variables
+    client_factory    a client from options
+
+    event_loop        runs a coroutine, with Ctrl-C
+    progress          the progress of a run; `long_texts` notes texts that will be cut
+    next_steps        the command that comes next
 """
 
 from __future__ import annotations
@@ -27,32 +28,32 @@ import io
 import os
 import sys
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, NoReturn
 
 import typer
 
 from testnuc._version import __version__
 from testnuc.cli.judging_commands import add_judging
 from testnuc.cli.options import (
-    BASE_URL,
     CALL_OPTIONS,
     DELIMITER,
     DRY_RUN,
-    EMBEDDER,
     ENCODING,
     LABELS_OF_FILE,
     LABELS_OF_HEAD,
     LABELS_OF_RUN,
     LIMIT,
-    MODEL,
     MULTILABEL_OPTIONS,
     OVERWRITE,
     RESULTS_OR_STORE,
     TEXT_COLUMN,
     argument,
-    options_of,
+    rare,
     runs,
+    settings_of,
 )
+from testnuc.cli.settings import FILE, UNNAMED, misspelled, read_settings, source_of
 from testnuc.errors import ConfigurationError, InvalidInputError, StoreError, TestNUCError
 
 __all__ = ["app", "main"]
@@ -75,13 +76,15 @@ _STORE = argument("STORE", "Path of an SQLite store, or postgresql://..")
 _IDS = typer.Argument(
     None, help="Start of an id, or the provider's id.", metavar="[ID]..", show_default=False
 )
-_limits = partial(typer.Option, rich_help_panel="Request limits")
+_ADDRESS = typer.Option(
+    None, help="The server of the batches; needed if the store names one on another machine."
+)
 _referee = partial(typer.Option, rich_help_panel="Referee")
 _batches = partial(typer.Option, rich_help_panel="Batches")
 _FILE = argument("FILE", "A .jsonl or .parquet file.")
 
 
-def _version(asked: bool) -> None:  # noqa: FBT001 - what typer calls
+def _version(asked: bool) -> None:
     if asked:
         python = ".".join(map(str, sys.version_info[:3]))
         print(f"testnuc {__version__} (Python {python})")  # noqa: T201 - the command's output
@@ -97,8 +100,8 @@ def settings(
         envvar="TESTNUC_CONFIG",
         show_envvar=False,
     ),
-    version: bool = typer.Option(  # noqa: FBT001, ARG001
-        False,  # noqa: FBT003
+    version: bool = typer.Option(  # noqa: ARG001
+        False,
         "--version",
         help="Print the version.",
         callback=_version,
@@ -106,10 +109,11 @@ def settings(
     ),
 ) -> None:
     """Read defaults of options from the environment and the settings file."""
-    from testnuc.cli.settings import defaults
-
-    context.default_map, notes = defaults(options_of(app), config, os.environ)
-    for note in notes:
+    if config is None:
+        context.obj = UNNAMED
+    if config is not None or Path(FILE).is_file():
+        context.default_map = read_settings(Path(config or FILE), _SETTINGS)
+    for note in misspelled(os.environ, _SETTINGS):
         print(f"note: {note}", file=sys.stderr)  # noqa: T201 - this is the command's output
 
 
@@ -134,12 +138,12 @@ def classify(
         "-o",
         help="A file of one of these kinds; default or -: JSON Lines to stdout.",
     ),
-    lane: str = _batches(
+    lane: Literal["live", "batch"] = _batches(
         "live",
         help="live, or batch: the provider's batch API, at half the price, within a day; see "
         "--store.",
     ),
-    rest: str = _batches(
+    rest: Literal["batch", "live", "error"] = rare(
         "batch",
         help="Requests that a batch leaves unanswered: retry in another (batch), send live, "
         "or error.",
@@ -152,12 +156,12 @@ def classify(
         help="Part of the texts that the referee labels, such as 10%.",
         show_default="10% with --referee, of one label",
     ),
-    full: bool = typer.Option(False, "--full", help="Also write neighbors, votes and usage."),  # noqa: FBT001, FBT003
-    dry_run: bool = DRY_RUN,  # noqa: FBT001
+    full: bool = typer.Option(False, "--full", help="Also write neighbors, votes and usage."),
+    dry_run: bool = DRY_RUN,
     limit: int | None = LIMIT,
     encoding: str | None = ENCODING,
     delimiter: str | None = DELIMITER,
-    overwrite: bool = OVERWRITE,  # noqa: FBT001
+    overwrite: bool = OVERWRITE,
 ) -> None:
     """Label the texts of a file; they vote on each other."""
 
@@ -172,11 +176,11 @@ def evaluate(
     text_column: str = TEXT_COLUMN,
     label_column: str = typer.Option("label", help="Column or field with the correct label."),
     output: str | None = typer.Option(None, "--output", "-o", help="A .json file for all scores."),
-    dry_run: bool = DRY_RUN,  # noqa: FBT001
+    dry_run: bool = DRY_RUN,
     limit: int | None = LIMIT,
     encoding: str | None = ENCODING,
     delimiter: str | None = DELIMITER,
-    overwrite: bool = OVERWRITE,  # noqa: FBT001
+    overwrite: bool = OVERWRITE,
 ) -> None:
     """Measure accuracy with and without the vote, on texts with known labels."""
 
@@ -211,49 +215,25 @@ def serve(
     cors_origin: str | None = typer.Option(
         None, help="Origins whose pages may send requests, separated by commas; *: all."
     ),
-    access_log: bool = typer.Option(  # noqa: FBT001
-        True,  # noqa: FBT003
+    access_log: bool = typer.Option(
+        True,
         help="Log each request, without its texts, to stderr.",
     ),
-    max_texts: int = _limits(1_000, help="Maximum number of texts in a request."),
-    max_text_chars: int = _limits(32_000, help="Maximum number of characters in a text."),
-    max_body: int = _limits(4 * 1024 * 1024, help="Maximum size of a request in bytes."),
-    max_pending: int = _limits(
+    max_texts: int = rare(1_000, help="Maximum number of texts in a request."),
+    max_text_chars: int = rare(32_000, help="Maximum number of characters in a text."),
+    max_body: int = rare(4 * 1024 * 1024, help="Maximum size of a request in bytes."),
+    max_pending: int = rare(
         4_096, help="Maximum number of texts in progress; further requests get 429."
     ),
-    request_timeout: float = _limits(300.0, help="Seconds until a request times out."),
-    grace: float = _limits(
+    request_timeout: float = rare(300.0, help="Seconds until a request times out."),
+    grace: float = rare(
         0.0, help="Seconds after SIGTERM during which requests are still accepted."
     ),
-    drain_timeout: float = _limits(
+    drain_timeout: float = rare(
         30.0, help="Seconds after that for requests in progress to finish."
     ),
 ) -> None:
     """Serve labels over HTTP: POST /v1/classify."""
-
-
-@app.command()
-@runs("study:run")
-def study(
-    study: str = argument("STUDY", "purity, gold-votes, k, policies, pool-size or choice."),
-    data: str = argument(
-        "DATA",
-        "Labeled texts: a .csv or .jsonl file, or a dataset of the paper, such as banking77.",
-    ),
-    data_dir: str | None = typer.Option(
-        None, help="Folder with the paper's datasets; default: download them."
-    ),
-    limit: int | None = typer.Option(None, help="Number of texts to sample; default: all."),
-    model: str = MODEL,
-    base_url: str | None = BASE_URL,
-    embedder: str | None = EMBEDDER,
-    store: str | None = typer.Option(None, help="Path of the store for answers."),
-    output: str | None = typer.Option(
-        None, "--output", "-o", help="A .csv or .png file; both are written."
-    ),
-    yes: bool = typer.Option(False, "--yes", help="Accept the estimated cost without a prompt."),  # noqa: FBT001, FBT003
-) -> None:
-    """Study the vote on labeled texts; prints a table and plots a figure."""
 
 
 @app.command()
@@ -268,8 +248,10 @@ def report(
     output: str = typer.Option("report.html", "--output", "-o", help="A .html file."),
     text_column: str = TEXT_COLUMN,
     title: str | None = typer.Option(None, help="Default: the name of the file."),
-    most: int = typer.Option(
-        20_000, help="Maximum number of texts listed; if there are more, those to review first."
+    rows: int = typer.Option(
+        20_000,
+        min=1,
+        help="Maximum number of texts listed: those to review first.",
     ),
 ) -> None:
     """Write an HTML page for judging and browsing results."""
@@ -297,14 +279,17 @@ def stats(place: str = _STORE) -> None:
 @runs("batch:list_")
 def list_(
     store: str = _STORE,
-    ended: bool = typer.Option(False, "--all", help="Include batches that have ended."),  # noqa: FBT001, FBT003
+    ended: bool = typer.Option(False, "--all", help="Include batches that have ended."),
+    base_url: str | None = _ADDRESS,
 ) -> None:
     """List the open batches, with their status at the provider."""
 
 
 @batch.command("resume")
 @runs("batch:resume")
-def resume(store: str = _STORE, ids: list[str] | None = _IDS) -> None:
+def resume(
+    store: str = _STORE, ids: list[str] | None = _IDS, base_url: str | None = _ADDRESS
+) -> None:
     """Wait for open batches (all, or those named), and store their answers."""
 
 
@@ -313,9 +298,16 @@ def resume(store: str = _STORE, ids: list[str] | None = _IDS) -> None:
 def cancel(
     store: str = _STORE,
     ids: list[str] | None = _IDS,
-    everything: bool = typer.Option(False, "--all", help="All open batches."),  # noqa: FBT001, FBT003
+    everything: bool = typer.Option(False, "--all", help="All open batches."),
+    base_url: str | None = _ADDRESS,
 ) -> None:
     """Ask the provider to end batches early; answers so far are billed and can be stored."""
+
+
+#: The base class of errors in the use of options; typer comes with a click of its own.
+_USAGE_ERROR: Any = typer.BadParameter.__base__
+#: Command -> the options that a settings file may set.
+_SETTINGS = settings_of(app)
 
 
 def main() -> None:
@@ -329,11 +321,31 @@ def main() -> None:
         # a text that the terminal cannot show must not end the command, as it does not on stderr
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
     except TestNUCError as exc:
-        from testnuc.cli.wording import in_shell_words
-
-        known = {name for of in options_of(app).values() for name in of}
-        print(f"testnuc: {in_shell_words(str(exc), known)}", file=sys.stderr)  # noqa: T201
         mistake = isinstance(exc, InvalidInputError | ConfigurationError | StoreError)
-        sys.exit(2 if mistake else 1)
+        _fail(str(exc), 2 if mistake else 1)
+    except typer.Abort:
+        _fail("aborted", 1)
+    except _USAGE_ERROR as exc:
+        _fail(_of_usage(exc), exc.exit_code)
+
+
+def _of_usage(error: Any) -> str:
+    """Return a mistake in an option, and where it is if not on the command line."""
+    message, parameter = str(error.format_message()), getattr(error, "param", None)
+    if parameter is None or error.ctx is None:
+        return message
+    source = source_of(error.ctx, parameter.name)
+    if source == "ENVIRONMENT":
+        return f"{parameter.envvar}: {message}"
+    if source == "DEFAULT_MAP":
+        return f"{error.ctx.find_root().params.get('config') or FILE}: {message}"
+    return message
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    # a command without arguments has shown its help
+    if message:
+        print(f"testnuc: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201
+    sys.exit(status)

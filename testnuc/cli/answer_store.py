@@ -1,45 +1,47 @@
-"""The store of one run's answers, and what it knows of the file that the run wrote."""
+"""The store of one run's answers: the user's, or one beside the output."""
 
 from __future__ import annotations
 
-import hashlib
+import os
+import re
 import shutil
+import sys
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import orjson
-
-from testnuc._base.jsonl import write_whole
-from testnuc.cli.options import client_options
+from testnuc._base.checks import hash_text
+from testnuc.cli.run_note import RunNote, folder_of
 from testnuc.errors import InvalidInputError
+from testnuc.stores.sqlite import answered_texts
+
+if sys.platform != "win32":
+    import fcntl
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Sequence
 
-__all__ = ["AnswerStore", "is_as_written", "noted_column", "noted_run"]
+__all__ = ["AnswerStore"]
 
-_NOTE = "output.json"
-#: Options that change how a run goes, not what it writes.
-_NO_MATTER = {
-    "store",
-    "api_key",
-    "budget_usd",
-    "max_concurrency",
-    "requests_per_minute",
-    "tokens_per_minute",
-}
+#: The store of the first texts, and those of others.
+_STORE = "answers.db"
+_STORE_NAME = re.compile(r"answers(-[0-9a-f]{32})?\.db")
 
 
 @dataclass(slots=True)
 class AnswerStore:
-    """The store of one run's answers; beside the output, where the user named none."""
+    """The store of one run's answers; beside the output, where the user named none.
+
+    The folder beside an output keeps a store for each set of texts that were written there: no
+    answer is lost when the output is replaced, and runs on other texts do not disturb each other.
+    """
 
     #: Its path or URL; None: in memory.
     where: str | None
     #: The folder beside the output.
     folder: Path | None = None
-    #: Whether this run creates the folder.
+    #: Whether it is not there yet.
     new: bool = False
 
     @property
@@ -48,100 +50,103 @@ class AnswerStore:
         return self.where is not None and not self.new
 
     @classmethod
-    def beside(cls, output: str) -> str:
-        """Return the place of the store of an output."""
-        return str(_folder(output) / "answers.db")
-
-    @classmethod
-    def of(cls, client: dict[str, Any], output: str | None) -> AnswerStore:
+    def of(cls, store: str | None, output: str | None) -> AnswerStore:
         """Return the user's store, or one beside the output.
 
         An interrupted run can then be resumed, and later commands need neither calls nor
         embeddings. Without an output there is no place for one.
         """
-        if client["store"] is not None:
-            return cls(client["store"])
-        if output is None:
-            return cls(None)
-        folder = _folder(output)
-        return cls(cls.beside(output), folder, not folder.exists())
+        if store is not None or output is None:
+            return cls(store)
+        name = RunNote.of(output).store or ""
+        return cls._at(folder_of(output) / (name if _STORE_NAME.fullmatch(name) else _STORE))
 
-    def create(self) -> None:
-        """Create the folder."""
+    def of_others(self, texts: Sequence[str]) -> AnswerStore:
+        """Return the store beside the output for texts of which the output holds none.
+
+        It is the one that has answers to most of these texts, or a new one.
+        """
+        if self.folder is None or not texts:
+            return self
+        hashes = set(map(hash_text, texts))
+        own = f"answers-{hash_text(texts[0]).hex()}.db"
+        places = sorted(p for p in self.folder.glob("*.db") if _STORE_NAME.fullmatch(p.name))
+        held = {place: len(hashes & (answered_texts(place) or set())) for place in places}
+        best = max(places, key=held.__getitem__, default=None)
+        return self._at(best if best is not None and held[best] else self.folder / own)
+
+    @classmethod
+    def _at(cls, place: Path) -> AnswerStore:
+        return cls(str(place), place.parent, not place.exists())
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Create the folder; if an error ends the use, remove what holds no answer."""
         if self.folder is None:
+            yield
             return
+        lock = _locked(self.folder)
         try:
-            self.folder.mkdir(exist_ok=True)
+            yield
+        except BaseException:
+            if self.new and _is_alone(lock):
+                self._remove_if_empty()
+            raise
+        finally:
+            if lock is not None:
+                os.close(lock)
+
+    def _remove_if_empty(self) -> None:
+        """Remove the store, unless it holds answers, and the folder, unless it holds more."""
+        assert self.where is not None
+        assert self.folder is not None
+        if Path(self.where).exists() and answered_texts(self.where) != set():
+            return
+        shutil.rmtree(f"{self.where}.index", ignore_errors=True)
+        with suppress(OSError):
+            for end in ("", "-wal", "-shm"):
+                Path(f"{self.where}{end}").unlink(missing_ok=True)
+            self.folder.rmdir()
+
+
+def _locked(folder: Path) -> int | None:
+    """Create a folder if it is missing, and lock it against removal; None: there are no locks."""
+    while True:
+        try:
+            folder.mkdir(exist_ok=True)
         except OSError as exc:
             raise InvalidInputError(
-                f"{self.folder} cannot be created: {exc.strerror or exc}; write the output "
+                f"{folder} cannot be created: {exc.strerror or exc}; write the output "
                 "elsewhere, or name a --store"
             ) from exc
-
-    def remove(self) -> None:
-        """Remove the folder."""
-        if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
-
-    def note(
-        self, output: str, text_column: str, client: Mapping[str, Any], run: Mapping[str, Any]
-    ) -> None:
-        """Note the output's column of texts and content, the options given, and its run's."""
-        if self.folder is not None:
-            facts = {
-                "text_column": text_column,
-                "written": _digest(output),
-                "options": _options(client),
-                "run": dict(run),
-            }
-            write_whole(self.folder / _NOTE, [orjson.dumps(facts)])
-
-
-def noted_column(output: str) -> str | None:
-    """Return the column of texts that was noted of an output; None: nothing was."""
-    return _noted(output).get("text_column")
+        if sys.platform == "win32":
+            return None
+        try:
+            lock = os.open(folder, os.O_RDONLY)
+        except FileNotFoundError:
+            # another process has removed it since
+            continue
+        except OSError:
+            return None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            if folder.stat().st_ino == os.fstat(lock).st_ino:
+                return lock
+        except FileNotFoundError:
+            pass
+        except OSError:
+            # a file system without locks
+            os.close(lock)
+            return None
+        os.close(lock)
 
 
-def noted_run(output: str) -> dict[str, Any]:
-    """Return the options that were noted of an output's run."""
-    run = _noted(output).get("run")
-    return run if isinstance(run, dict) else {}
-
-
-def is_as_written(output: str, client: Mapping[str, Any]) -> bool:
-    """Whether an output is what a run with these options wrote, as far as anything was noted."""
-    facts = _noted(output)
-    if not facts:
-        return True
-    return facts.get("written") == _digest(output) and facts.get("options") == _options(client)
-
-
-def _noted(output: str) -> dict[str, Any]:
+def _is_alone(lock: int | None) -> bool:
+    """Whether no other process uses the folder."""
+    if lock is None or sys.platform == "win32":
+        return False
     try:
-        facts = orjson.loads((_folder(output) / _NOTE).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return facts if isinstance(facts, dict) else {}
-
-
-def _options(client: Mapping[str, Any]) -> str:
-    """Return the hash of the options that decide what is written."""
-    defaults = client_options()
-    kept = {
-        name: value
-        for name, value in client.items()
-        if name not in _NO_MATTER and value != defaults.get(name)
-    }
-    return hashlib.sha256(orjson.dumps(kept, default=str, option=orjson.OPT_SORT_KEYS)).hexdigest()
-
-
-def _folder(output: str) -> Path:
-    return Path(f"{output}.resume")
-
-
-def _digest(file: str) -> str | None:
-    try:
-        with Path(file).open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest()
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        return None
+        return False
+    return True

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 from testnuc._base.checks import hash_text, valid_text
 from testnuc.cli.answer_store import AnswerStore
 from testnuc.cli.client_factory import client_of
-from testnuc.cli.files import check_output, require_store
+from testnuc.cli.files import check_output
 from testnuc.cli.options_of_run import held_scopes, with_options_of_run
 from testnuc.cli.reading import Table, holds_rows, read_table, to_stderr, usable
+from testnuc.client import parts_of
 from testnuc.errors import InvalidInputError, SmallPoolWarning
+from testnuc.index import scanned
+from testnuc.labels import as_stored
 from testnuc.protocols import StoredPrediction
 from testnuc.results import read_results
 from testnuc.types import MultilabelClassification, Prediction
@@ -21,6 +24,7 @@ from testnuc.types import MultilabelClassification, Prediction
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
+    from testnuc.cli.options import Options
     from testnuc.client import TestNUC
     from testnuc.results import Results
     from testnuc.types import Classification
@@ -52,7 +56,7 @@ class LabeledTable:
 
 @asynccontextmanager
 async def opened(
-    source: str, client: dict[str, Any], text_column: str
+    source: str, client: Options, text_column: str
 ) -> AsyncIterator[tuple[TestNUC, Table | None]]:
     """Open the client of a store, or of results and their store; it makes no call.
 
@@ -60,26 +64,25 @@ async def opened(
     """
     client = await with_options_of_run(client, source)
     if holds_rows(source):
-        table, kept = read_table(source, text_column), AnswerStore.of(client, source)
+        table, kept = read_table(source, text_column), AnswerStore.of(client["store"], source)
     else:
         table, kept = None, AnswerStore(source)
-        require_store(source)
     # nothing is sent, so no key is needed
-    nuc = client_of({**client, "store": kept.where}, api_key="not-needed")
+    nuc = client_of(client.but(store=kept.where), api_key="not-needed")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SmallPoolWarning)
         answered = [] if table is None else _answered(nuc, table, source)
-        kept.create()
-        async with nuc:
-            if answered:
-                await _take(nuc, answered)
-            if not (await nuc.stats()).predicted:
-                held = await held_scopes(str(kept.where))
-                raise InvalidInputError(
-                    f"{kept.where} holds no answer of {nuc.model} with these labels and settings: "
-                    f"{held}; give the options of the run that filled it"
-                )
-            yield nuc, table
+        with kept.in_use():
+            async with nuc:
+                if answered:
+                    await _take(nuc, answered)
+                if not (await nuc.stats()).predicted:
+                    held = await held_scopes(str(kept.where))
+                    raise InvalidInputError(
+                        f"{kept.where} holds no answer of {nuc.model} with these labels and "
+                        f"settings: {held}; give the options of the run that filled it"
+                    )
+                yield nuc, table
 
 
 async def texts_for(nuc: TestNUC, given: Table | None, source: str, output: str | None) -> Table:
@@ -91,11 +94,9 @@ async def texts_for(nuc: TestNUC, given: Table | None, source: str, output: str 
 
 async def _stored_texts(nuc: TestNUC, store: str) -> Table:
     """Return the texts of the pool that have a stored answer of this client."""
-    parts = nuc.engine.parts
+    parts = parts_of(nuc)
     rows: list[dict[str, Any]] = []
-    start: int | None = 0
-    while start is not None:
-        found, start = await parts.pool.scan(start, _CHUNK)
+    async for found in scanned(parts.pool, _CHUNK):
         known = await parts.store.get_predictions([parts.predictor.key(e.text) for e in found])
         rows += [
             {"text": entry.text}
@@ -111,9 +112,9 @@ async def _stored_texts(nuc: TestNUC, store: str) -> Table:
     return Table(rows, ["text"], "text")
 
 
-async def stored_results(store: str, client: dict[str, Any]) -> Results:
+async def stored_results(store: str, client: Options) -> Results:
     """Return the results of the texts in a store; it makes no call."""
-    async with opened(store, {**client, "neighbors": "stored"}, "text") as (nuc, _):
+    async with opened(store, client.but(neighbors="stored"), "text") as (nuc, _):
         table = await _stored_texts(nuc, store)
         return await nuc.classify_many(table.texts)
 
@@ -160,13 +161,14 @@ def with_empty_set(result: Classification) -> Classification:
 
 async def _take(nuc: TestNUC, answered: list[Classification]) -> None:
     """Add the texts of results to the pool, and their answers to the store, if they lack."""
-    parts = nuc.engine.parts
+    parts = parts_of(nuc)
     rows = []
     for result in answered:
         assert result.prediction is not None
         text_hash = hash_text(result.text)
         key = parts.predictor.key(result.text)
-        rows.append(StoredPrediction(key, parts.predictor.scope, text_hash, 0, result.prediction))
+        said = as_stored(result.prediction)
+        rows.append(StoredPrediction(key, parts.predictor.scope, text_hash, 0, said))
     await parts.store.put_predictions(rows)
     texts = list(dict.fromkeys(result.text for result in answered))
     if len(nuc) < len(texts):

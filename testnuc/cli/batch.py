@@ -26,11 +26,11 @@ __all__ = ["cancel", "list_", "resume"]
 _SHOWN = 12
 
 
-def list_(store: str, *, ended: bool) -> None:
+def list_(store: str, *, ended: bool, base_url: str | None) -> None:
     """List the open batches, or all."""
 
     async def look() -> list[BatchState]:
-        async with _manager(store) as manager:
+        async with _manager(store, base_url) as manager:
             return await manager.states(ended=ended)
 
     states = run_to_end(look())
@@ -39,11 +39,11 @@ def list_(store: str, *, ended: bool) -> None:
         print("there are no batches" if ended else "no batch is open")  # noqa: T201
 
 
-def resume(store: str, ids: list[str] | None) -> None:
+def resume(store: str, ids: list[str] | None, *, base_url: str | None) -> None:
     """Wait for open batches, and store their answers."""
 
     async def work() -> list[BatchState]:
-        async with _manager(store) as manager:
+        async with _manager(store, base_url) as manager:
             batches = await manager.pick(ids or [])
             to_stderr(f"waiting for {len(batches)} batches; Ctrl-C stops waiting, not the batches")
             return await manager.resume(batches, lambda state: _print([state]))
@@ -57,13 +57,13 @@ def resume(store: str, ids: list[str] | None) -> None:
     _exit(states)
 
 
-def cancel(store: str, ids: list[str] | None, *, everything: bool) -> None:
+def cancel(store: str, ids: list[str] | None, *, everything: bool, base_url: str | None) -> None:
     """Ask the provider to end batches early."""
     if bool(ids) == everything:
         raise InvalidInputError("name the batches to cancel, or give --all")
 
     async def work() -> list[BatchState]:
-        async with _manager(store) as manager:
+        async with _manager(store, base_url) as manager:
             return [await cancelled(manager, batch) for batch in await manager.pick(ids or [])]
 
     async def cancelled(manager: BatchManager, batch: StoredBatch) -> BatchState:
@@ -80,9 +80,9 @@ def cancel(store: str, ids: list[str] | None, *, everything: bool) -> None:
 
 
 @asynccontextmanager
-async def _manager(place: str) -> AsyncIterator[BatchManager]:
+async def _manager(place: str, base_url: str | None) -> AsyncIterator[BatchManager]:
     require_store(place)
-    async with opened_store(place) as store, BatchManager(store) as manager:
+    async with opened_store(place) as store, BatchManager(store, base_url) as manager:
         yield manager
 
 

@@ -8,23 +8,24 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from testnuc._base.checks import checked_choice
-from testnuc.cli.answer_store import AnswerStore, is_as_written
-from testnuc.cli.client_factory import client_of, embedder_of
+from testnuc.cli.answer_store import AnswerStore
+from testnuc.cli.client_factory import client_of, completed
 from testnuc.cli.event_loop import run_to_end
-from testnuc.cli.files import check_output, held_by, write_results
+from testnuc.cli.files import check_output, held_by, require_folder, write_results
 from testnuc.cli.long_texts import about_embedder, about_model
 from testnuc.cli.next_steps import can_be_judged, next_step
-from testnuc.cli.options_of_run import remembered, run_of, with_embedder
-from testnuc.cli.progress import RunProgress
 from testnuc.cli.reading import STANDARD, read_table, to_stderr, usable
+from testnuc.cli.run_note import RunNote
 from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError, SmallPoolWarning
 from testnuc.limits import BatchPolicy
+from testnuc.progress import display_of
 from testnuc.results import run_record
 from testnuc.types import error_text
 
 if TYPE_CHECKING:
+    from testnuc.cli.options import Options
+    from testnuc.progress import LineProgress
     from testnuc.results import Results
     from testnuc.types import Estimate, Usage
 
@@ -42,7 +43,7 @@ def run(
     full: bool,
     dry_run: bool,
     overwrite: bool,
-    client: dict[str, Any],
+    client: Options,
     lane: Any,
     rest: Any,
     referee: str | None,
@@ -52,44 +53,44 @@ def run(
     """Read, label, write; progress and summary go to stderr, so that stdout can be piped."""
     part = _share_of(escalate, referee, multilabel=client["multilabel"])
     if referee is not None:
-        client = {**client, "referee": referee, "escalate": part}
+        client = client.but(referee=referee, escalate=part)
     if lane == "batch" and not client["store"]:
         raise InvalidInputError(
             "--lane batch needs --store PATH: batches take hours, and the store is where a later "
             "process finds them if this one ends"
         )
-    policy = BatchPolicy(rest=rest)
-    checked_choice("lane", lane, ("live", "batch"))
     output = None if output == STANDARD else output
+    if output is not None:
+        require_folder(output)
     table = read_table(file, text_column, guess=False, **reading)
-    store = AnswerStore.of(client, output)
-    asked, client = client, run_to_end(with_embedder(client, store.where))
-    # later commands find the embedder of a head, too
-    client = {**client, "embedder": embedder_of(client)}
-    others = again = False
-    if output is not None and Path(output).is_file():
-        same, others, added = held_by(output, table)
-        # nothing is lost if a run replaces what it wrote before: the answers are stored
-        again = store.keeps and same and not added and is_as_written(output, asked)
-    check_output(output, file, table, full=full, overwrite=overwrite or dry_run or again)
-    if others and not dry_run:
-        # the answers beside the output are those of other texts
-        store.remove()
+    store = AnswerStore.of(client["store"], output)
+    same, others, added = held_by(output, table)
+    if others:
+        # the pool of its store is other texts
+        store = store.of_others(list(map(str, table.texts)))
+    asked, client = client, completed(client, store.where)
+    # nothing is lost if a run replaces what it wrote before: the answers are stored
+    asked_for = client.but(embedder=asked["embedder"])
+    again = same and not added and RunNote.of(str(output)).says(str(output), asked_for)
+    check_output(
+        output, file, table, full=full, overwrite=overwrite or dry_run or (again and store.keeps)
+    )
     problems, valid = usable(table, file)
     texts = [table.texts[at] for at in valid]
     if dry_run:
         show_estimate(texts, client, store)
         return
-    results, caught = label_all(texts, client, store, lane=lane, batches=policy)
+    results, caught = label_all(texts, client, store, lane=lane, batches=BatchPolicy(rest=rest))
     labeled = dict(zip(valid, results, strict=True))
     try:
-        write_results(output, table, labeled, problems, run=_record(results, client, full=full))
+        write_results(output, table, labeled, problems, run=run_record(results) if full else None)
     except InvalidInputError as exc:
         if store.where is None:
             raise
         raise InvalidInputError(f"{exc}; the answers are stored in {store.where}") from exc
     if output is not None:
-        store.note(output, table.text_column, asked, run_of(client, results))
+        name = None if store.folder is None else Path(str(store.where)).name
+        RunNote.written_now(output, name, table.text_column, client).save(output)
     if results.diagnosis is None:
         # else the diagnosis says the same
         notes(caught)
@@ -98,8 +99,7 @@ def run(
         store,
         invalid=len(problems),
         output=output,
-        client=client,
-        text_column=table.text_column,
+        client=asked,
     )
 
 
@@ -120,14 +120,6 @@ def _share_of(escalate: str | None, referee: str | None, *, multilabel: bool) ->
     return part
 
 
-def _record(results: Results, client: dict[str, Any], *, full: bool) -> dict[str, Any] | None:
-    """Return the record of a run with its options, for commands that read the file."""
-    if not full:
-        return None
-    ((name, run),) = run_record(results).items()
-    return {name: {**run, "options": remembered(client)}}
-
-
 def label_all(
     texts: list[str],
     client: dict[str, Any],
@@ -138,10 +130,13 @@ def label_all(
 ) -> tuple[Results, list[warnings.WarningMessage]]:
     """Label texts; after Ctrl-C, print how to resume."""
     nuc = client_of(client, store=store.where, batches=batches)
-    progress = RunProgress(lambda: nuc.usage)
+    progress = display_of(lambda: nuc.usage)
 
     async def label() -> Results:
-        store.create()
+        with store.in_use():
+            return await labeled()
+
+    async def labeled() -> Results:
         async with nuc:
             for note in (about_model(nuc, texts), await about_embedder(nuc, texts)):
                 if note is not None:
@@ -154,10 +149,6 @@ def label_all(
             results = run_to_end(label())
         except KeyboardInterrupt:
             _interrupted(nuc, progress, store, lane=lane)
-        except Exception:
-            if store.new and not nuc.usage.calls:
-                store.remove()
-            raise
     return results, list(caught)
 
 
@@ -167,8 +158,7 @@ def end(
     *,
     invalid: int = 0,
     output: str | None = None,
-    client: dict[str, Any] | None = None,
-    text_column: str = "text",
+    client: Options | None = None,
 ) -> None:
     """Print what failed, a summary, and what comes next; exit with a status.
 
@@ -190,10 +180,7 @@ def end(
             "are done"
         )
     source = _source(store, output)
-    if store.folder is not None:
-        # the output's options are noted beside it
-        client, text_column = None if client is None else {}, "text"
-    then = None if client is None else next_step(results, source, client, text_column)
+    then = None if client is None else next_step(results, source, client)
     # a run without a file is judged in another one
     judging = "see below" if then else f"testnuc review {source or 'RESULTS'} -n 50"
     for step in (_advice(results, judging), then):
@@ -242,7 +229,9 @@ def _source(store: AnswerStore, output: str | None) -> str | None:
     return None if store.folder is not None else store.where
 
 
-def _interrupted(nuc: TestNUC, progress: RunProgress, store: AnswerStore, *, lane: str) -> NoReturn:
+def _interrupted(
+    nuc: TestNUC, progress: LineProgress, store: AnswerStore, *, lane: str
+) -> NoReturn:
     usage = nuc.usage
     line = f"interrupted: {progress.done:,} of {progress.texts:,} texts are answered"
     if not progress.done:
@@ -261,8 +250,6 @@ def _interrupted(nuc: TestNUC, progress: RunProgress, store: AnswerStore, *, lan
         )
     # on a line of its own, after the progress bar
     print(f"\ntestnuc: {line}", file=sys.stderr)  # noqa: T201 - the command's output
-    if store.new and not usage.calls:
-        store.remove()
     sys.exit(130)
 
 

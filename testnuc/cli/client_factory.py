@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from testnuc._engine.parameters import client_arguments
+from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.label_files import read_labels
-from testnuc.cli.options_of_run import EMBEDDER
+from testnuc.cli.options_of_run import EMBEDDER, with_embedder
 from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError
 from testnuc.head import Head
@@ -14,7 +15,9 @@ from testnuc.head import Head
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["client_of", "embedder_of"]
+    from testnuc.cli.options import Options
+
+__all__ = ["client_of", "completed"]
 
 
 def client_of(options: Mapping[str, Any], **instead: Any) -> TestNUC:
@@ -23,30 +26,27 @@ def client_of(options: Mapping[str, Any], **instead: Any) -> TestNUC:
     if str(given.get("shortlist")).isdecimal():
         given["shortlist"] = int(given["shortlist"])
     labels = given.pop("labels")
-    if given.get("head") is not None:
-        head = _head_of(given)
-        labels = head.labels if labels is None else labels
     if labels is None:
         raise InvalidInputError("there are no labels; give --labels, a file or a,b,c")
-    return TestNUC(read_labels(labels), **given)
-
-
-def embedder_of(options: Mapping[str, Any]) -> str:
-    """Return the name of the embedder: the option's, or the head's where none was named."""
-    name: str = options["embedder"]
-    if options.get("head") is None or name != EMBEDDER:
-        return name
-    head = options["head"]
-    head = head if isinstance(head, Head) else Head.load(head)
-    return head.embedder if head.loadable else name
-
-
-def _head_of(given: dict[str, Any]) -> Head:
-    """Return the head of a client, and complete the client's arguments by it."""
-    given["embedder"], head = embedder_of(given), given["head"]
-    if not isinstance(head, Head):
+    head = given.get("head")
+    if isinstance(head, str):
         head = Head.load(head, given["embedder"], least_trust=0.0)
         # nothing is left to an LLM, so neither a key nor neighbors are needed
         given.update(head=head, model=head, k=0, join_pool=False, base_url=None)
-    given["multilabel"] = given.get("multilabel") or head.sets is not None
-    return head
+    return TestNUC(read_labels(labels), **given)
+
+
+def completed(options: Options, store: str | None) -> Options:
+    """Return the options, with labels that are read, and what store and head know besides."""
+    options = run_to_end(with_embedder(options, store))
+    if options["labels"] is not None:
+        options = options.but(labels=read_labels(options["labels"]))
+    if options["head"] is None:
+        return options
+    head = Head.load(options["head"])
+    embedder, labels = options["embedder"], options["labels"]
+    return options.but(
+        embedder=head.embedder if head.loadable and embedder == EMBEDDER else embedder,
+        labels=list(head.labels) if labels is None else labels,
+        multilabel=options["multilabel"] or head.sets is not None,
+    )

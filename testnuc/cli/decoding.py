@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from testnuc.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 __all__ = [
     "DELIMITERS",
+    "EMPTY_CELLS",
     "checked_delimiter",
     "decoded",
     "delimiter_of",
@@ -38,6 +39,8 @@ _MARKS = (
 _PROBE = 4_096
 #: Characters and rows that are parsed to recognize a delimiter.
 _SAMPLE, _ROWS = 65_536, 50
+#: Empty cells that a table may have beside twice as many as it has filled.
+EMPTY_CELLS = 5_000_000
 
 
 def decoded(raw: bytes, name: str, encoding: str | None = None) -> tuple[str, str]:
@@ -58,13 +61,23 @@ def decoded(raw: bytes, name: str, encoding: str | None = None) -> tuple[str, st
         encoding = marked if encoding == "utf-8" else encoding
     try:
         # utf-16-le keeps the mark
-        return raw.decode(encoding).removeprefix("\ufeff"), encoding
+        content = raw.decode(encoding).removeprefix("\ufeff")
     except UnicodeDecodeError as exc:
         line = raw.count(b"\n", 0, exc.start) + 1
         raise InvalidInputError(
             f"{name} is not text in {encoding}: the byte 0x{raw[exc.start]:02x} in line {line}; "
             "name its --encoding, or save it as UTF-8"
         ) from exc
+    except ValueError as exc:  # "punycode" does not say where
+        raise InvalidInputError(
+            f"{name} is not text in {encoding}; name its --encoding, or save it as UTF-8"
+        ) from exc
+    if "\0" in content:
+        line = content.count("\n", 0, content.index("\0")) + 1
+        raise InvalidInputError(
+            f"{name} holds a zero byte in line {line}, which is no part of a text; remove it"
+        )
+    return content, encoding
 
 
 def _checked(encoding: str) -> str:
@@ -162,20 +175,30 @@ def named(delimiter: str) -> str:
 
 
 def rows_by_name(
-    header: Sequence[str], lines: Iterable[Sequence[Any]]
+    file: str, header: Sequence[str], lines: Sequence[Sequence[Any]], empty: Any
 ) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return the columns and rows of a table.
+    """Return the columns and rows of a table; a cell that a line lacks is `empty`.
 
     Of the columns without a name, empty ones are left out, and several are named by position.
     """
-    unnamed = [at for at, name in enumerate(header) if not name]
-    names = list(header)
-    for at in unnamed if len(unnamed) > 1 else ():
-        names[at] = f"unnamed column {at + 1}"
-    rows = [dict(zip(names, line, strict=False)) for line in lines]
-    for name in [names[at] for at in unnamed]:
-        if all(row.get(name) in {"", None} for row in rows):
-            names.remove(name)
-            for row in rows:
-                row.pop(name, None)
-    return names, rows
+    unnamed = {at for at, name in enumerate(header) if not name}
+    used = {
+        at
+        for line in lines
+        for at, value in enumerate(line)
+        if at in unnamed and value not in ("", None)
+    }
+    kept = [
+        (at, name or (f"unnamed column {at + 1}" if len(unnamed) > 1 else ""))
+        for at, name in enumerate(header)
+        if name or at in used
+    ]
+    # each row has a cell in each column: a header of a million columns could take all memory
+    cells, filled = len(kept) * len(lines), sum(map(len, lines))
+    if cells > EMPTY_CELLS + 2 * filled:
+        raise InvalidInputError(
+            f"{file} has {len(kept):,} columns and {len(lines):,} rows, almost all of whose cells "
+            "are empty; leave out the columns that are not needed"
+        )
+    rows = [{name: line[at] if at < len(line) else empty for at, name in kept} for line in lines]
+    return [name for _, name in kept], rows

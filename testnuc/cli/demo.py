@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 import warnings
 from functools import partial
 from importlib.resources import files
@@ -11,9 +13,6 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import orjson
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from testnuc.cli.answering import answer
 from testnuc.cli.event_loop import run_to_end
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from testnuc.results import Results
-    from testnuc.trust import Learned, MultilabelLearned, Review
+    from testnuc.trust import Learned, Review
     from testnuc.types import Classification
 
 __all__ = ["run"]
@@ -42,8 +41,7 @@ def run() -> None:
     lines = (data / "support_messages.jsonl").read_text(encoding="utf-8").splitlines()
     messages = [orjson.loads(line) for line in lines]
     gold = {message["text"]: message["label"] for message in messages}
-    console = Console(highlight=False)
-    console.print(
+    _say(
         f"{len(gold):,} messages to a web shop, {len(labels)} labels. A small model on this "
         f"machine ({WHEEL_MODEL}) labels them: no key, no network. The defaults decide the rest; "
         "the correct labels, which are included, only score."
@@ -54,12 +52,12 @@ def run() -> None:
             TestNUC, labels, "local/zero-shot", embedder=WHEEL_MODEL, store=place / "answers.db"
         )
         results, review = run_to_end(_label(client, gold))
-        _report(console, results, gold)
+        _report(results, gold)
         if sys.stdin.isatty() and sys.stdout.isatty():
-            _judge(console, review, place / "review.json")
+            _judge(review, place / "review.json")
         by_hand = len(review.judged)
         learned, after = run_to_end(_learn(client, gold, review))
-        _report_learned(console, learned, results, after, gold, by_hand)
+        _report_learned(learned, results, after, gold, by_hand)
 
 
 async def _label(client: Callable[[], TestNUC], gold: Mapping[str, str]) -> tuple[Results, Review]:
@@ -70,7 +68,7 @@ async def _label(client: Callable[[], TestNUC], gold: Mapping[str, str]) -> tupl
 
 async def _learn(
     client: Callable[[], TestNUC], gold: Mapping[str, str], review: Review
-) -> tuple[Learned | MultilabelLearned, Results]:
+) -> tuple[Learned, Results]:
     """Learn from a review, and from further texts that the correct labels judge."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SmallPoolWarning)
@@ -84,42 +82,33 @@ async def _learn(
             return learned, await nuc.classify_many(gold)
 
 
-def _report(console: Console, results: Results, gold: Mapping[str, str]) -> None:
+def _report(results: Results, gold: Mapping[str, str]) -> None:
     rows = sorted(results, key=lambda row: -(row.trust or 0.0))
-    table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False)
-    for heading, width in (("trust", _BAR + 5), ("label", 18), ("", 5)):
-        table.add_column(heading, no_wrap=True, overflow="ellipsis", min_width=width)
-    table.add_column("message", no_wrap=True, overflow="ellipsis")
+    _say("")
     for row in [*rows[:_SHOWN], *rows[-_SHOWN:]]:
-        right = row.label == gold[row.text]
-        table.add_row(
-            _bar(row.trust), str(row.label),
-            "[green]right[/]" if right else "[red]wrong[/]", escape(row.text),
-        )  # fmt: skip
-    console.print()
-    console.print(table)
+        right = "right" if row.label == gold[row.text] else "wrong"
+        _say(f"{_bar(row.trust):<{_BAR + 5}}  {row.label!s:<18.18}  {right}  {row.text}", cut=True)
     third = len(rows) // 3
     parts = (rows[:third], rows[third : 2 * third], rows[2 * third :])
     shares = [f"{_accuracy(part, gold):.0%}" for part in parts]
-    console.print(
+    _say(
         f"\n{len(rows):,} labels in {results.seconds:.1f} s; {_accuracy(rows, gold):.1%} right: "
         f"{shares[0]} in the third of most trust, then {shares[1]}, then {shares[2]}."
     )
     if results.diagnosis is not None:
-        console.print(f"{results.diagnosis.sentence('see below')}.", markup=False)
+        _say(f"{results.diagnosis.sentence('see below')}.")
 
 
-def _judge(console: Console, review: Review, place: Path) -> None:
-    console.print(
-        f"\n[bold]Your turn: judge {len(review)} messages[/], where ways to label disagree. "
-        "q skips this step."
+def _judge(review: Review, place: Path) -> None:
+    _say(
+        f"\nYour turn: judge {len(review)} messages, where ways to label disagree. q skips this "
+        "step."
     )
     answer(review, str(place))
 
 
 def _report_learned(
-    console: Console,
-    learned: Learned | MultilabelLearned,
+    learned: Learned,
     before: Results,
     after: Results,
     gold: Mapping[str, str],
@@ -127,23 +116,25 @@ def _report_learned(
 ) -> None:
     others = _ENOUGH - by_hand
     judged = f"{by_hand} by you, {others} by" if by_hand else f"{others} by"
-    console.print(f"\nJudged: {judged} the included correct labels, as a person would.")
-    console.print(str(learned), markup=False)
+    _say(f"\nJudged: {judged} the included correct labels, as a person would.\n{learned}")
     moved = [(a, b) for a, b in zip(before, after, strict=True) if a.label != b.label and b.label]
-    console.print(
-        f"\nRight before: {_accuracy(before, gold):.1%}. Right now: "
-        f"[bold]{_accuracy(after, gold):.1%}[/]; {len(moved):,} labels changed, for example:"
+    _say(
+        f"\nRight before: {_accuracy(before, gold):.1%}. Right now: {_accuracy(after, gold):.1%}; "
+        f"{len(moved):,} labels changed, for example:"
     )
     better = [(a, b) for a, b in moved if b.label == gold[b.text]]
     for a, b in sorted(better, key=lambda pair: -(pair[1].trust or 0.0))[:_SHOWN]:
-        change = f"[red]{escape(str(a.label))}[/] -> [green]{escape(str(b.label))}[/]"
-        console.print(f"  {change}: {escape(b.text)}", no_wrap=True, overflow="ellipsis")
-    console.print(
-        "\nThe same with your texts and a better model, from one command to the next:\n"
-        "  testnuc classify FILE --labels LABELS --model openai/gpt-4o-mini -o labeled.csv",
-        markup=False,
-        soft_wrap=True,
-    )
+        _say(f"  {a.label} -> {b.label}: {b.text}", cut=True)
+    _say("\nThe same with your texts and a better model, from one command to the next:")
+    command = "testnuc classify FILE --labels LABELS --model openai/gpt-4o-mini -o labeled.csv"
+    print(f"  {command}")  # noqa: T201 - the command's output
+
+
+def _say(text: str, *, cut: bool = False) -> None:
+    """Print a text, wrapped to the terminal; or one line of it, cut."""
+    width = shutil.get_terminal_size().columns
+    for line in [text[:width]] if cut else text.split("\n"):
+        print(line if cut else textwrap.fill(line, width))  # noqa: T201 - the command's output
 
 
 def _accuracy(rows: Results | list[Classification], gold: Mapping[str, str]) -> float:

@@ -7,27 +7,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table as Grid
-
 from testnuc._base.jsonl import write_whole
 from testnuc.cli.answer_store import AnswerStore
 from testnuc.cli.answered_texts import with_empty_set
 from testnuc.cli.classify import end, label_all, notes, show_estimate
-from testnuc.cli.event_loop import run_to_end
+from testnuc.cli.client_factory import completed
 from testnuc.cli.files import require_folder, require_new
 from testnuc.cli.label_files import read_labels
-from testnuc.cli.options_of_run import with_embedder
 from testnuc.cli.reading import read_table, require_column, to_stderr, usable
 from testnuc.errors import InvalidInputError
-from testnuc.evaluation.scores import MultilabelScores, Scores, score, score_multilabel
+from testnuc.metrics import MultilabelScores, Scores, score, score_multilabel
 from testnuc.results import read_results
 from testnuc.types import SEPARATOR, split_labels
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from testnuc.cli.options import Options
     from testnuc.results import Results
     from testnuc.types import Classification
 
@@ -62,7 +58,7 @@ def run(
     output: str | None,
     dry_run: bool,
     overwrite: bool,
-    client: dict[str, Any],
+    client: Options,
     **reading: Any,
 ) -> None:
     """Score the results in a file; if it holds none, label its texts first."""
@@ -94,8 +90,8 @@ def run(
         _, valid = usable(table, file)
         where = [at for at in valid if at in gold]
         _take_labels(client, gold, label_column, file)
-        client = run_to_end(with_embedder(client, client["store"]))
-        texts, kept = [table.texts[at] for at in where], AnswerStore.of(client, None)
+        client = completed(client, client["store"])
+        texts, kept = [table.texts[at] for at in where], AnswerStore.of(client["store"], None)
         if dry_run:
             show_estimate(texts, client, kept)
             return
@@ -178,32 +174,32 @@ def _take_labels(
 def _show(
     alone: Scores | MultilabelScores, voted: Scores | MultilabelScores, rows: Mapping[str, str]
 ) -> None:
-    console = Console(highlight=False)
-    grid = _grid("", "alone", "voted")
-    for name, field in rows.items():
-        grid.add_row(name, _figure(getattr(alone, field)), _figure(getattr(voted, field)))
-    console.print(grid)
-    console.print("\nthe labels, voted, those with the lowest F1 first")
-    grid = _grid("label", "precision", "recall", "F1", "texts", "F1 alone")
+    _print(
+        ("", "alone", "voted"),
+        *((n, _figure(getattr(alone, f)), _figure(getattr(voted, f))) for n, f in rows.items()),
+    )
+    print("\nthe labels, voted, those with the lowest F1 first")  # noqa: T201
     before = {of.label: of.f1 for of in alone.per_class}
     ordered = sorted(voted.per_class, key=lambda of: of.f1)
-    for of in ordered[:_CLASSES]:
-        figures = (of.precision, of.recall, of.f1, of.support, before.get(of.label))
-        grid.add_row(escape(of.label), *map(_figure, figures))
-    console.print(grid)
+    figures = [
+        (of.label, of.precision, of.recall, of.f1, of.support, before.get(of.label))
+        for of in ordered[:_CLASSES]
+    ]
+    heading = ("label", "precision", "recall", "F1", "texts", "F1 alone")
+    _print(heading, *((label, *map(_figure, of)) for label, *of in figures))
     if len(ordered) > _CLASSES:
-        console.print(f".. and {len(ordered) - _CLASSES} more: -o scores.json holds all")
+        print(f".. and {len(ordered) - _CLASSES} more: -o scores.json holds all")  # noqa: T201
 
 
-def _grid(first: str, *others: str) -> Grid:
-    grid = Grid(box=None, padding=(0, 2, 0, 0))
-    grid.add_column(first)
-    for heading in others:
-        grid.add_column(heading, justify="right")
-    return grid
+def _print(*rows: Sequence[str]) -> None:
+    """Print rows in columns, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *others in rows:
+        cells = (f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True))
+        print("  ".join([f"{first:<{widths[0]}}", *cells]))  # noqa: T201 - the command's output
 
 
-def _figure(value: float | None) -> str:
+def _figure(value: Any) -> str:
     if value is None:
         return "unknown"
     return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"

@@ -7,6 +7,7 @@ import io
 import os
 import sys
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -20,7 +21,7 @@ from testnuc.cli.reading import (
     to_stderr,
 )
 from testnuc.errors import InvalidInputError
-from testnuc.records import PREFIX, cell_of, file_row
+from testnuc.records import PREFIX, cell_of, file_row, guarded
 from testnuc.types import MultilabelClassification, Reason, TreeClassification
 
 if TYPE_CHECKING:
@@ -68,6 +69,17 @@ def require_folder(output: str) -> None:
         raise InvalidInputError(
             f"{output}: there is no folder {Path(output).parent}; create it first"
         )
+    for name in (output, f"{output}.resume"):
+        try:
+            mode = Path(name).stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as exc:
+            raise InvalidInputError(
+                f"{name} cannot be written: {exc.strerror}; name another file"
+            ) from exc
+        if not (S_ISREG(mode) or S_ISDIR(mode)):
+            raise InvalidInputError(f"{name} is a pipe or a device; name a file, or - for stdout")
 
 
 def require_store(place: str) -> None:
@@ -93,21 +105,17 @@ def free_name(output: str) -> str:
     return str(path)
 
 
-def held_by(output: str, table: Table) -> tuple[bool, bool, set[str]]:
+def held_by(output: str | None, table: Table) -> tuple[bool, bool, set[str]]:
     """Return whether an output holds these texts or the first of them, or none of them.
 
     Also return columns that they lack: those that were added since a run wrote it, such as correct
     labels, must not be lost. A .txt output holds no texts by which to recognize it.
     """
     try:
-        held = (
-            None
-            if Path(output).suffix.lower() == ".txt"
-            else read_table(output, table.text_column, quiet=True)
-        )
+        if output is None or Path(output).suffix.lower() == ".txt":
+            return False, False, set()
+        held = read_table(output, table.text_column, quiet=True)
     except InvalidInputError:
-        held = None
-    if held is None:
         return False, False, set()
     added = {name for name in held.columns if not name.startswith(PREFIX)} - set(table.columns)
     texts = list(map(str, table.texts[: len(held.rows)]))
@@ -242,5 +250,10 @@ def _as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], delimiter
     out = io.StringIO(newline="")
     writer = csv.DictWriter(out, columns, extrasaction="ignore", delimiter=delimiter)
     writer.writeheader()
-    writer.writerows({name: cell_of(value) for name, value in row.items()} for row in rows)
+    writer.writerows({name: _csv_cell(name, value) for name, value in row.items()} for row in rows)
     return out.getvalue()
+
+
+def _csv_cell(name: str, value: Any) -> Any:
+    """Return a value as a cell; the user's own columns stay as they are."""
+    return guarded(cell_of(value)) if name.startswith(PREFIX) else cell_of(value)

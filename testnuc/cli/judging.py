@@ -22,13 +22,14 @@ from testnuc.report.marks import read_marks
 from testnuc.results import read_results, run_record
 from testnuc.trust.certificates import wants_decisions
 from testnuc.trust.joining import join_reviews
-from testnuc.trust.multilabel import MultilabelLearned
 from testnuc.trust.review import GOALS, Review, ReviewItem
+from testnuc.trust.thresholds import Thresholds
 from testnuc.types import MultilabelClassification, split_labels
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from testnuc.cli.options import Options
     from testnuc.client import TestNUC
     from testnuc.head import Head
     from testnuc.results import Results
@@ -50,7 +51,7 @@ def review(
     by_hand: bool,
     open_page: bool | None,
     text_column: str,
-    client: dict[str, Any],
+    client: Options,
 ) -> None:
     """Draw texts to be judged, continue a review, or join several; let a person judge; learn.
 
@@ -72,7 +73,7 @@ def review(
         raise InvalidInputError(f"--goal is {goal!r}; choose from {', '.join(GOALS)}")
     output = _new_review(output)
     # without what the source itself knows
-    run = shlex.split(command("learn", source, client, text_column=text_column))[2:]
+    run = shlex.split(command("learn", source, client.given(), text_column=text_column))[2:]
 
     async def draw() -> tuple[Review, Table | None]:
         async with opened(source, client, text_column) as (nuc, table):
@@ -137,14 +138,14 @@ def learn(
     output: str | None,
     overwrite: bool,
     text_column: str,
-    client: dict[str, Any],
+    client: Options,
 ) -> None:
     """Learn from reviews, or from marks of the page, and print what was learned."""
     if output is not None:
         require_new(output, overwrite=overwrite)
     take = _lesson(judged, at_random=at_random)
 
-    async def run() -> tuple[Learned | MultilabelLearned, LabeledTable | None]:
+    async def run() -> tuple[Learned, LabeledTable | None]:
         async with opened(source, client, text_column) as (nuc, given):
             if output is None:
                 return await take(nuc), None
@@ -178,10 +179,10 @@ def learn(
 
 
 def _after(
-    learned: Learned | MultilabelLearned,
+    learned: Learned,
     certificate: Certificate,
     source: str,
-    client: dict[str, Any],
+    client: Options,
     text_column: str,
 ) -> str:
     """Return what comes after a certificate: the command that writes it, or gets more evidence.
@@ -191,7 +192,8 @@ def _after(
     if certificate.part:
         asked = _options_of(certificate, certificate.accuracy)
         output = free_name("certified.csv")
-        then = command("certify", source, client, *asked, "-o", output, text_column=text_column)
+        asked += ["-o", output]
+        then = command("certify", source, client.given(), *asked, text_column=text_column)
         return (
             f"next, write the {certificate.part:.0%} of the texts whose labels are at least "
             f"{certificate.accuracy:.0%} right: {then}"
@@ -200,11 +202,11 @@ def _after(
     if not wants_decisions(learned, certificate):
         n, what = certificate.more, "drawn at random"
         goal = ["--goal", "certify"]
-    then = command("review", source, client, "-n", str(n), *goal, text_column=text_column)
+    then = command("review", source, client.given(), "-n", str(n), *goal, text_column=text_column)
     text = f"next, judge {n:,} more texts, {what}, then learn from them, too: {then}"
     if certificate.provable is not None:
         lower = _options_of(certificate, certificate.provable[0])
-        then = command("certify", source, client, *lower, text_column=text_column)
+        then = command("certify", source, client.given(), *lower, text_column=text_column)
         text = f"to see what is proved now: {then}\n{text}"
     return text
 
@@ -222,9 +224,7 @@ def _options_of(certificate: Certificate, accuracy: float) -> list[str]:
     ]
 
 
-def _lesson(
-    files: Sequence[str], *, at_random: bool
-) -> Callable[[TestNUC], Awaitable[Learned | MultilabelLearned]]:
+def _lesson(files: Sequence[str], *, at_random: bool) -> Callable[[TestNUC], Awaitable[Learned]]:
     """Read what was judged; returns a function by which a client learns from it."""
     if all(map(_is_review, files)):
         judged = _read_reviews(files)
@@ -259,7 +259,7 @@ def certify(
     output: str | None,
     overwrite: bool,
     text_column: str,
-    client: dict[str, Any],
+    client: Options,
 ) -> None:
     """Print the certificate; write the texts that it covers."""
     if output is not None:
@@ -299,18 +299,18 @@ def certify(
         f"{len(covered):,} of {len(results):,} texts, those certified and the {people:,} that a "
         f"person judged, written to {output}"
     )
-    more = command("review", source, client, "--goal", "correct", text_column=text_column)
+    more = command("review", source, client.given(), "--goal", "correct", text_column=text_column)
     to_stderr(f"to correct the least trusted labels: {more}")
 
 
 def _certificate(
-    learned: Learned | MultilabelLearned,
+    learned: Learned,
     accuracy: float,
     confidence: float,
     level: int | None,
     label: str | None,
 ) -> Certificate:
-    if isinstance(learned, MultilabelLearned):
+    if isinstance(learned.rule, Thresholds):
         if level is not None:
             raise InvalidInputError(
                 f"--level is {level}, but these texts have several labels, which are in no tree; "
@@ -324,7 +324,7 @@ def _certificate(
     return learned.certify(accuracy, confidence, level=level)
 
 
-def distill(source: str, *, output: str, text_column: str, client: dict[str, Any]) -> None:
+def distill(source: str, *, output: str, text_column: str, client: Options) -> None:
     """Train a head on the labels, write it, and print what it is."""
     if Path(output).suffix.lower() != ".head":
         # it is replaced without --overwrite, so it must not be a file of texts
@@ -339,7 +339,7 @@ def distill(source: str, *, output: str, text_column: str, client: dict[str, Any
     to_stderr(f"written to {output}; to use it: testnuc classify FILE --head {output}")
 
 
-def unlearn(source: str, *, text_column: str, client: dict[str, Any]) -> None:
+def unlearn(source: str, *, text_column: str, client: Options) -> None:
     """Drop what was learned; answers and judged files stay."""
 
     async def drop() -> bool:

@@ -42,8 +42,8 @@ def review(
         help="A .json file.",
         show_default="review.json, or review-2.json, ..",
     ),
-    by_hand: bool = typer.Option(False, "--answer", help="Judge the texts in the terminal."),  # noqa: FBT001, FBT003
-    open_page: bool | None = typer.Option(  # noqa: FBT001
+    by_hand: bool = typer.Option(False, "--answer", help="Judge the texts in the terminal."),
+    open_page: bool | None = typer.Option(
         None,
         "--open/--no-open",
         help="Open the page in a browser, and learn when it is done.",
@@ -59,15 +59,15 @@ def learn(
     client: dict[str, Any],
     source: str = RESULTS_OR_STORE,
     judged: list[str] = _JUDGED,
-    at_random: bool = typer.Option(  # noqa: FBT001
-        False,  # noqa: FBT003
+    at_random: bool = typer.Option(
+        False,
         "--at-random",
         help="The marked texts were drawn at random over all.",
     ),
     output: str | None = typer.Option(
         None, "--output", "-o", help="A file for all texts with the labels that follow."
     ),
-    overwrite: bool = OVERWRITE,  # noqa: FBT001
+    overwrite: bool = OVERWRITE,
     text_column: str = TEXT_COLUMN,
 ) -> None:
     """Learn from judged texts how to label, and what trust means; later runs use it."""
@@ -88,7 +88,7 @@ def certify(
     output: str | None = typer.Option(
         None, "--output", "-o", help="A file for the certified texts and labels."
     ),
-    overwrite: bool = OVERWRITE,  # noqa: FBT001
+    overwrite: bool = OVERWRITE,
     text_column: str = TEXT_COLUMN,
 ) -> None:
     """Find the trust above which labels are right, as proved by the judged texts."""

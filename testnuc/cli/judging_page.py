@@ -163,7 +163,7 @@ class _Page:
             return web.Response(status=400, text=str(exc))
         return self._saved()
 
-    def _take(self, place: int, is_judged: bool, said: Any) -> None:  # noqa: FBT001
+    def _take(self, place: int, is_judged: bool, said: Any) -> None:
         if is_judged:
             self._review.answer(place, said)
             return

@@ -20,6 +20,10 @@ __all__ = ["read_labels"]
 _TABLES = {".csv", ".tsv", ".jsonl", ".parquet", ".xlsx"}
 _YAML = {".yaml", ".yml"}
 _LISTS = {".txt", ".json", *_YAML}
+#: Characters of labels in YAML, whose reader takes a second for 100,000.
+_LONGEST_YAML = 1_000_000
+#: Levels of YAML: its reader takes a second for a thousand.
+_DEEPEST = 100
 _NAME, _DESCRIPTION = "label", "description"
 
 
@@ -101,8 +105,35 @@ def _yaml(name: str, content: str) -> Any:
             f"{name} needs PyYAML; install it with: pip install 'testnuc[yaml]', or give a .json "
             "or .csv file"
         ) from exc
+    if len(content) > _LONGEST_YAML:
+        raise InvalidInputError(
+            f"{name} has {len(content):,} characters, and labels in YAML may have "
+            f"{_LONGEST_YAML:,}; give a .json or .csv file"
+        )
+
+    # every scalar is a string: the label `no` is not false
+    class Loader(yaml.BaseLoader):  # type: ignore[misc]
+        """Reads no aliases: a few lines of them can stand for any number of labels."""
+
+        depth = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                event = self.peek_event()
+                raise InvalidInputError(
+                    f"{name}, line {event.start_mark.line + 1}: *{event.anchor} is an alias, which "
+                    "labels may not have; write out what it stands for"
+                )
+            self.depth += 1
+            if self.depth > _DEEPEST:
+                raise RecursionError
+            node = super().compose_node(parent, index)
+            self.depth -= 1
+            return node
+
     try:
-        # every scalar is a string: the label `no` is not false
-        return yaml.load(content, Loader=yaml.BaseLoader)  # noqa: S506 - creates no objects
+        return yaml.load(content, Loader=Loader)  # noqa: S506 - creates no objects
+    except RecursionError as exc:
+        raise InvalidInputError(f"{name} is nested too deep; give fewer levels") from exc
     except yaml.YAMLError as exc:
         raise InvalidInputError(f"{name} is not YAML: {exc}") from exc

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from testnuc.client import parts_of
 from testnuc.embedders.openai import OpenAIEmbedder
 from testnuc.limits import context_window
 
@@ -20,7 +21,7 @@ _BYTES_PER_TOKEN = 3.2
 
 async def about_embedder(nuc: TestNUC, texts: Sequence[str]) -> str | None:
     """Return how many texts the embedder reads in part or rejects; loads a local model."""
-    embedder = nuc.engine.parts.embedder
+    embedder = parts_of(nuc).embedder
     measure = getattr(embedder, "cut", None)
     if measure is None:
         return None
@@ -41,7 +42,7 @@ async def about_embedder(nuc: TestNUC, texts: Sequence[str]) -> str | None:
 
 def about_model(nuc: TestNUC, texts: Sequence[str]) -> str | None:
     """Return about how many texts do not fit into one call of the LLM."""
-    provider = nuc.engine.parts.predictor.provider
+    provider = parts_of(nuc).predictor.provider
     window = context_window(provider.name, provider.model, getattr(provider, "url", None))
     if window is None:
         return None

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from importlib import import_module
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import typer
 from typer.models import OptionInfo
+
+from testnuc.cli.settings import FILE, PREFIX, require_named, source_of
 
 __all__ = [
     "BASE_URL",
@@ -28,17 +30,37 @@ __all__ = [
     "OVERWRITE",
     "RESULTS_OR_STORE",
     "TEXT_COLUMN",
+    "Options",
     "argument",
     "client_options",
-    "options_of",
+    "rare",
     "runs",
+    "settings_of",
 ]
 
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 # options in the panels of the help
 _vote = partial(typer.Option, rich_help_panel="Vote")
 _limits = partial(typer.Option, rich_help_panel="Limits")
 _files = partial(typer.Option, rich_help_panel="Files")
 _fewer = partial(typer.Option, rich_help_panel="Fewer calls")
+#: An option that few need: the help names it at its end, and docs/cli.md describes it.
+rare = partial(typer.Option, hidden=True)
+
+#: Parameters that name a file, in the order of messages.
+_FILES = (
+    "file",
+    "source",
+    "sources",
+    "judged",
+    "labels",
+    "head",
+    "pool",
+    "token_file",
+    "store",
+    "output",
+    "plot",
+)
 
 #: Given for one run only, never in the settings.
 _OF_ONE_RUN = frozenset(
@@ -87,17 +109,17 @@ def _labels(default: str) -> Any:
 RESULTS_OR_STORE = argument(
     "RESULTS|STORE", "A file written by `classify -o` (.csv, .jsonl or .parquet), or a store."
 )
-DRY_RUN = typer.Option(default=False, help="Estimate the cost without sending anything.")
+DRY_RUN = typer.Option(False, "--dry-run", help="Estimate the cost without sending anything.")
 LABELS_OF_FILE = _labels("the labels in FILE")
 LABELS_OF_HEAD = _labels("the labels of --head")
 LABELS_OF_RUN = _labels("the labels in the store or the file, if it holds them")
 TEXT_COLUMN = typer.Option("text", help="Column or field with the text.")
-ENCODING = _files(None, help="Encoding of FILE, such as cp1252.", show_default="recognized")
-DELIMITER = _files(
+ENCODING = rare(None, help="Encoding of FILE, such as cp1252.", show_default="recognized")
+DELIMITER = rare(
     None, help="Column delimiter of FILE: a character, or tab.", show_default="recognized"
 )
 LIMIT = _files(None, help="Read only the first texts, for a trial.")
-OVERWRITE = _files(default=False, help="Replace an output that exists.")
+OVERWRITE = _files(False, "--overwrite", help="Replace an output that exists.")
 MODEL = typer.Option("openai/gpt-4o-mini", help="A model, such as openai/.. or local/zero-shot.")
 BASE_URL = typer.Option(None, help="An OpenAI-compatible server.")
 EMBEDDER = typer.Option(
@@ -120,60 +142,99 @@ def _client(
     ),
     instructions: str | None = typer.Option(None, help="Your guidelines for the LLM."),
     none_label: str | None = typer.Option(None, help='A label that means "none of these".'),
-    multilabel: bool = typer.Option(  # noqa: FBT001
-        False,  # noqa: FBT003
+    multilabel: bool = typer.Option(
+        False,
         "--multilabel",
         help="A text can have several labels, or none.",
     ),
-    texts_per_call: int = typer.Option(1, help="Texts packed in one prompt."),
-    shortlist: str = typer.Option(
+    texts_per_call: int = rare(1, min=1, help="Texts packed in one prompt."),
+    shortlist: str = rare(
         "auto",
         help="Labels shown in a prompt: a number (the likely ones), all, levels (of a tree, one at "
         "a time), or auto (50 of more than 200, or levels).",
     ),
-    reasoning_effort: str = typer.Option(
+    reasoning_effort: str = rare(
         "least",
         help="Effort of reasoning models: none, minimal, low, ..; least: the lowest accepted.",
     ),
-    score_labels: bool = typer.Option(  # noqa: FBT001
-        False,  # noqa: FBT003
+    score_labels: bool = rare(
+        False,
         "--score-labels",
         help="Choose labels by token log-probabilities; for small models.",
     ),
     k: int | None = _vote(
         None,
+        min=0,
         help="Number of neighbors that vote; 0: no vote.",
         show_default="10, or chosen by auto",
     ),
-    policy: str = _vote("auto", help="auto, weighted, confidence_weighted, filtered or majority."),
-    neighbors: str = _vote(
+    policy: Literal["auto", "weighted", "confidence_weighted", "filtered", "majority"] = _vote(
+        "auto", help="How a vote weighs."
+    ),
+    neighbors: Literal["predict", "stored"] = _vote(
         "predict",
         help="predict: ask about neighbors; stored: only those with a stored answer vote.",
     ),
-    min_trust: float | None = _vote(None, help="Withhold labels with lower trust."),
-    threshold: float | None = _vote(
-        None, help="With --multilabel: minimum share of the vote for a label.", show_default="0.5"
+    min_trust: float | None = _vote(None, min=0, max=1, help="Withhold labels with lower trust."),
+    threshold: float | None = rare(
+        None,
+        min=0,
+        max=1,
+        help="With --multilabel: minimum share of the vote for a label.",
+        show_default="0.5",
     ),
-    budget_usd: float | None = _limits(None, help="Maximum cost in US dollars."),
-    max_concurrency: int = _limits(64, help="Maximum number of concurrent calls."),
-    requests_per_minute: int | None = _limits(None, help="The provider's limit."),
-    tokens_per_minute: int | None = _limits(None, help="The provider's limit."),
-    ask: str = _fewer(
+    budget_usd: float | None = _limits(None, min=0, help="Maximum cost in US dollars."),
+    max_concurrency: int = _limits(64, min=1, help="Maximum number of concurrent calls."),
+    requests_per_minute: int | None = rare(None, min=1, help="The provider's limit."),
+    tokens_per_minute: int | None = rare(None, min=1, help="The provider's limit."),
+    ask: Literal["all", "unsure"] = _fewer(
         "all",
         help="all, or unsure: ask about part of the texts; a model of the answers labels the rest.",
     ),
-    stop: float = _fewer(
-        0.99, help="With unsure: share of all labels proved to equal those of --ask all."
+    stop: float = rare(
+        0.99,
+        min=0,
+        max=1,
+        help="With unsure: share of all labels proved to equal those of --ask all.",
     ),
-    most: float = _fewer(1.0, help="With unsure: maximum share of the texts to ask about, 0 to 1."),
+    most: float = rare(
+        1.0, min=0, max=1, help="With unsure: maximum share of the texts to ask about, 0 to 1."
+    ),
     head: str | None = _fewer(
         None, help="A file from `testnuc distill`, which labels without an LLM."
     ),
-    head_trust: float | None = _fewer(
-        None, help="Trust below which the LLM labels a text instead.", show_default="none do"
+    head_trust: float | None = rare(
+        None,
+        min=0,
+        max=1,
+        help="Trust below which the LLM labels a text instead.",
+        show_default="none do",
     ),
 ) -> None:
     """Never called: `runs` reads its signature."""
+
+
+class Options(dict[str, Any]):
+    """The options of a client by flat name, and which of them the command line names."""
+
+    def __init__(self, values: dict[str, Any], named: frozenset[str]) -> None:
+        super().__init__(values)
+        self.named = named
+
+    def given(self, names: Collection[str] = ()) -> dict[str, Any]:
+        """Return the options that the command line names; of some names, if any."""
+        return {n: v for n, v in self.items() if n in self.named and (not names or n in names)}
+
+    def but(self, **values: Any) -> Options:
+        """Return these options with other values for some."""
+        return Options({**self, **values}, self.named)
+
+
+def _require_distinct(files: dict[str, Any]) -> None:
+    if files.keys() & {"output", "plot", "store"}:
+        from testnuc.cli.distinct_files import require_distinct
+
+        require_distinct({**files, "config": files["config"] or FILE})
 
 
 def client_options() -> dict[str, Any]:
@@ -201,9 +262,15 @@ def runs(
             if "client" in own and p.name not in without
         ]
 
-        def run(**given: Any) -> None:
+        def run(context: typer.Context, **given: Any) -> None:
+            require_named(context, given)
+            config = context.find_root().params.get("config")
+            files = {name: given[name] for name in _FILES if name in given}
+            _require_distinct({**files, "config": config})
             if shared:
-                given["client"] = {p.name: given.pop(p.name) for p in shared}
+                values = {p.name: given.pop(p.name) for p in shared}
+                named = frozenset(n for n in values if source_of(context, n) == "COMMANDLINE")
+                given["client"] = Options(values, named)
             module, _, function = place.partition(":")
             try:
                 getattr(import_module(f"testnuc.cli.{module}"), function)(**given)
@@ -212,8 +279,9 @@ def runs(
                 print("\ntestnuc: interrupted", file=sys.stderr)  # noqa: T201
                 sys.exit(130)
 
-        parameters = [
-            p.replace(kind=p.KEYWORD_ONLY, annotation=types[p.name])
+        parameters = [inspect.Parameter("context", _KEYWORD, annotation=typer.Context)]
+        parameters += [
+            p.replace(kind=_KEYWORD, annotation=types[p.name])
             for p in [*own.values(), *shared]
             if p.name != "client"
         ]
@@ -226,39 +294,23 @@ def runs(
     return add
 
 
-def options_of(app: typer.Typer) -> dict[str, dict[str, Callable[[Any], Any]]]:
-    """Return the options that settings may set: command -> option -> parser of its value."""
-    found: dict[str, dict[str, Callable[[Any], Any]]] = {}
+def settings_of(app: typer.Typer) -> dict[str, set[str]]:
+    """Let the environment set the options of commands, and their help name those that it hides.
+
+    Returns command -> the options that a settings file may set.
+    """
+    found: dict[str, set[str]] = {}
     for command in app.registered_commands:
         assert command.callback is not None
-        parameters = inspect.signature(command.callback, eval_str=True).parameters.values()
-        found[command.name or command.callback.__name__] = {
-            p.name: _READERS[(get_args(p.annotation) or (p.annotation,))[0]]
-            for p in parameters
-            if isinstance(p.default, OptionInfo) and p.name not in _OF_ONE_RUN
+        options = {
+            p.name: p.default
+            for p in inspect.signature(command.callback).parameters.values()
+            if isinstance(p.default, OptionInfo)
         }
+        hidden = [f"--{name.replace('_', '-')}" for name, of in options.items() if of.hidden]
+        if hidden:
+            command.epilog = f"Rarely needed, see docs/cli.md: {', '.join(hidden)}."
+        found[command.name or command.callback.__name__] = options.keys() - _OF_ONE_RUN
+        for name in options.keys() - _OF_ONE_RUN:
+            options[name].envvar, options[name].show_envvar = PREFIX + name.upper(), False
     return found
-
-
-def _reader(kind: Callable[[Any], Any], wanted: str, *refused: type) -> Callable[[Any], Any]:
-    """Return a parser that raises `ValueError` with what is wanted."""
-
-    def read(value: Any) -> Any:
-        try:
-            if not isinstance(value, refused):
-                return kind(value)
-        except (LookupError, TypeError, ValueError):
-            pass
-        raise ValueError(f"give {wanted}")
-
-    return read
-
-
-_FLAGS = {"true": True, "1": True, "yes": True, "on": True}
-_FLAGS |= {"false": False, "0": False, "no": False, "off": False}
-_READERS = {
-    str: _reader(str, "a string", bool),
-    int: _reader(int, "an integer", bool, float),
-    float: _reader(float, "a number", bool),
-    bool: _reader(lambda value: _FLAGS[str(value).lower()], "true or false"),
-}

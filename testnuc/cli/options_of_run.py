@@ -1,4 +1,4 @@
-"""The options of the run that filled a store or wrote a file, so that they need not be repeated."""
+"""Options of the run that filled a store or wrote a file, so that they need not be repeated."""
 
 from __future__ import annotations
 
@@ -6,30 +6,25 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from testnuc import stores
-from testnuc._base.jsonl import table as records_of
+from testnuc import embedders, stores
 from testnuc._engine.shortlist import ALL, AUTOMATIC_ABOVE
-from testnuc.cli.answer_store import AnswerStore, noted_run
+from testnuc.cli.answer_store import AnswerStore
 from testnuc.cli.files import require_store
 from testnuc.cli.label_files import read_labels
-from testnuc.cli.options import client_options
+from testnuc.cli.options import Options, client_options
 from testnuc.cli.reading import existing, holds_rows
+from testnuc.cli.run_note import RunNote
 from testnuc.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
-
-    from testnuc.results import Results
+    from collections.abc import AsyncIterator, Collection, Mapping
 
 __all__ = [
     "EMBEDDER",
     "OF_ANSWERS",
     "held_scopes",
     "opened_store",
-    "remembered",
-    "run_of",
     "with_embedder",
-    "with_options_of_file",
     "with_options_of_run",
 ]
 
@@ -48,71 +43,71 @@ OF_ANSWERS = (
     "threshold",
     "score_labels",
 )
-#: And how they are voted on.
-_KEPT = (*OF_ANSWERS, "k", "policy")
 _SHOWN = 6
 
 
-def remembered(client: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a run that a file of its results records."""
-    defaults = client_options()
-    found = {name: client[name] for name in _KEPT if client[name] != defaults[name]}
-    # a password may be part of an address
-    if "@" in str(found.get("base_url", "")):
-        del found["base_url"]
-    labels = read_labels(client["labels"])
-    return {**found, **({"descriptions": dict(labels)} if isinstance(labels, dict) else {})}
-
-
-def run_of(client: Mapping[str, Any], results: Results) -> dict[str, Any]:
-    """Return the options of a run that later commands on its output need."""
-    # as the client names them: a label that means "none of these" is one of them
-    return {**remembered(client), "model": client["model"], "labels": list(results.choices)}
-
-
-async def with_options_of_run(client: dict[str, Any], source: str) -> dict[str, Any]:
+async def with_options_of_run(client: Options, source: str) -> Options:
     """Return the options, with those of the run behind a file of results or a store.
 
-    What the command line gave wins. Only a file that `classify --full` wrote records its run.
+    What the command line names wins; the environment and the settings file, which are for new runs,
+    do not. An embedder that only the user may name is not loaded: the command may do with stored
+    vectors.
     """
-    rows = holds_rows(source)
-    store = source
-    if rows:
-        client = with_options_of_file(client, source)
-        store = client["store"] or AnswerStore.beside(source)
+    store: str | None = source
+    run: Mapping[str, Any] = {}
+    if holds_rows(source):
+        existing(source)
+        run, store = RunNote.of(source).options, AnswerStore.of(client["store"], source).where
     else:
         require_store(source)
-    if _is_there(store):
-        client = await _with_scope(client, store)
-    if client["labels"] is None:
+    there = store is not None and _is_there(store)
+    if there and not run:
+        run = await _scope_in(str(store), client)
+    merged = _with_run(client, run)
+    if merged["labels"] is None:
         raise InvalidInputError(
             f"{source} does not hold the label set; name it with --labels, or if `learn` wrote the "
             "file, name the results that it read"
         )
-    return await with_embedder(client, store)
+    named = merged["embedder"] is not None and merged["embedder"] == client["embedder"]
+    merged = await _with_stored_embedder(merged, store)
+    name = merged["embedder"]
+    unloaded = not named and not embedders.is_known(name)
+    return merged.but(embedder=embedders.Unloaded(name, source)) if unloaded else merged
 
 
-def with_options_of_file(client: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return the options, with those of the run that wrote a file where none is given."""
-    run: Mapping[str, Any] = {}
-    path = existing(source)
-    if path.suffix.lower() == ".jsonl":
-        found = (record.get("nuc_run") for record in records_of(path))
-        run = next((run for run in found if isinstance(run, dict)), {})
-    options = run.get("options")
-    facts = {**noted_run(source), **(options if isinstance(options, dict) else {})}
-    facts |= {name: run[name] for name in ("labels", "descriptions") if run.get(name)}
-    if run.get("model"):
-        facts["model"] = run["model"]
-    return _merged(client, facts)
+def _with_run(client: Options, run: Mapping[str, Any]) -> Options:
+    """Return the options, with those of a run where the command line names none."""
+    merged: dict[str, Any] = dict(client)
+    of_vote = ("k", "policy")
+    if run.get("multilabel") and "multilabel" in merged:
+        # shares, and the thresholds that are learned on them, depend on these
+        merged = {name: client_options()[name] for name in of_vote} | merged
+    for name in ("model", "labels", *OF_ANSWERS, *of_vote):
+        if name in run and name in merged and name not in client.named:
+            merged[name] = run[name]
+    return Options(merged, client.named)
 
 
-async def with_embedder(client: dict[str, Any], place: str | None) -> dict[str, Any]:
+async def with_embedder(client: Options, place: str | None) -> Options:
     """Return the options with an embedder: as given, else that of the store, else the default."""
+    found = await _with_stored_embedder(client, place)
+    if client["embedder"] is None and place is not None:
+        require_known(found["embedder"], place)
+    return found
+
+
+async def _with_stored_embedder(client: Options, place: str | None) -> Options:
     if client["embedder"] is not None:
         return client
     found = [] if place is None or not _is_there(place) else await embedders_in(place)
-    return {**client, "embedder": found[0] if len(found) == 1 else EMBEDDER}
+    return client.but(embedder=found[0] if len(found) == 1 else EMBEDDER)
+
+
+def require_known(embedder: str, source: str) -> None:
+    """Check that an embedder may be loaded because a file or a store names it."""
+    if not embedders.is_known(embedder):
+        raise embedders.Unloaded(embedder, source).error
 
 
 def _is_there(store: str) -> bool:
@@ -125,47 +120,53 @@ async def embedders_in(store: str) -> list[str]:
         return [name for name, _ in await opened.embedders()]
 
 
-async def _with_scope(client: Mapping[str, Any], store: str) -> dict[str, Any]:
-    names = None
-    if client["labels"] is not None:
-        names = list(read_labels(client["labels"]))
+async def _scope_in(store: str, client: Options) -> dict[str, Any]:
+    """Return the options of the only run in a store that has those which are given."""
     # a command without the option is about texts with one label
     several = "multilabel" in client
     every = [facts for facts, _ in await _held(store) if several or not facts.get("multilabel")]
     if client.get("multilabel"):
         every = [facts for facts in every if facts.get("multilabel")]
-    held = [
-        facts
-        for facts in every
-        if (names is None or [n for n in facts["labels"] if n != facts.get("none_label")] == names)
-        and client["model"] in {client_options()["model"], facts.get("model")}
-    ]
+    held = [facts for facts in every if _agrees(facts, client, client.named)]
+    if len(held) > 1:
+        usual = client_options()
+        set_ = [name for name in ("labels", "model") if client[name] != usual[name]]
+        held = [facts for facts in held if _agrees(facts, client, set_)]
     if len(held) == 1:
-        # without a shortlist, prompts had all labels, however many
-        many = len(held[0]["labels"]) > AUTOMATIC_ABOVE
-        return _merged(client, {"shortlist": ALL, **held[0]} if many else held[0])
+        return _options_of(held[0], client)
     if client["labels"] is not None:
-        return dict(client)
+        return {}
     if len({tuple(facts["labels"]) for facts in every}) != 1:
         raise InvalidInputError(f"{await held_scopes(store)}; name the labels with --labels")
-    return {**client, "labels": list(every[0]["labels"])}
+    return {"labels": list(every[0]["labels"])}
 
 
-def _merged(client: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options; those that have their default are the run's."""
-    defaults = client_options()
-    merged = dict(client)
-    if facts.get("multilabel") and "multilabel" in merged:
-        # shares, and the thresholds that are learned on them, depend on these
-        merged = {name: defaults[name] for name in ("k", "policy")} | merged
-    for name in ("model", *_KEPT):
-        if name in facts and name in merged and merged[name] == defaults[name]:
-            merged[name] = facts[name]
-    if merged["labels"] is None and facts.get("labels"):
-        described = facts.get("descriptions") or {}
-        names = [str(name) for name in facts["labels"] if name != merged.get("none_label")]
-        merged["labels"] = {n: described.get(n, "") for n in names} if described else names
-    return merged
+def _agrees(facts: Mapping[str, Any], client: Options, asked: Collection[str]) -> bool:
+    """Whether a scope has the labels and the model of a client, as far as these are asked for."""
+    if "model" in asked and client["model"] != facts.get("model"):
+        return False
+    if "labels" not in asked or client["labels"] is None:
+        return True
+    return _labels_of(facts) == list(read_labels(client["labels"]))
+
+
+def _labels_of(facts: Mapping[str, Any]) -> list[str]:
+    return [str(name) for name in facts["labels"] if name != facts.get("none_label")]
+
+
+def _options_of(facts: Mapping[str, Any], client: Options) -> dict[str, Any]:
+    """Return the options of a scope, which names those that are not the default."""
+    usual = client_options()
+    # an embedder that was no name is not known, and neither is an address with a password
+    unknown = {"embedder", *(["base_url"] if "@" in str(client["base_url"]) else [])}
+    run = {name: usual[name] for name in OF_ANSWERS if name not in unknown} | dict(facts)
+    if "shortlist" not in facts and len(facts["labels"]) > AUTOMATIC_ABOVE:
+        # without a shortlist, prompts had all labels, however many
+        run["shortlist"] = ALL
+    described = facts.get("descriptions") or {}
+    names = _labels_of(facts)
+    run["labels"] = {name: described.get(name, "") for name in names} if described else names
+    return run
 
 
 async def _held(store: str) -> list[tuple[dict[str, Any], int]]:

@@ -28,6 +28,11 @@ _OF = {
     "end": ("kind", "counts"),
 }
 _JSON = ("facts", "counts")
+#: Bytes of values that are read: a constant, and so many for each byte of the file; what a value
+#: takes beside its own bytes.
+_MOST_BYTES, _RATIO, _OF_VALUE = 128 * 1024 * 1024, 200, 64
+#: Rows of a table that are read at a time.
+_BATCH = 1_000
 #: Types of columns that are no strings.
 _NUMBERS = {"sample": "int32", "confidence": "float64"}
 
@@ -57,16 +62,17 @@ def writing(path: Path) -> Iterator[Callable[[list[Record]], None]]:
 
 def read(path: Path) -> Iterator[Record]:
     """Yield the records of a file."""
-    arrow, parquet = _pyarrow()
+    arrow, _ = _pyarrow()
     try:
-        with parquet.ParquetFile(str(path)) as file:
-            for batch in file.iter_batches():
-                for row in batch.to_pylist():
-                    yield {
-                        name: orjson.loads(row[name]) if name in _JSON else row[name]
-                        for name in _OF.get(row["kind"], ("kind",))
-                    }
-    except (arrow.ArrowException, KeyError, TypeError) as exc:
+        for batch in _batches(path, whole=False):
+            for row in batch.to_pylist():
+                yield {
+                    name: orjson.loads(row[name]) if name in _JSON else row[name]
+                    for name in _OF.get(row["kind"], ("kind",))
+                }
+    except (arrow.ArrowException, OSError, KeyError, TypeError, ValueError) as exc:
+        if isinstance(exc, InvalidInputError):
+            raise
         raise InvalidInputError(f"{path} is not a Parquet file of a store: {exc}") from exc
 
 
@@ -74,11 +80,67 @@ def read_rows(path: Path) -> tuple[list[dict[str, Any]], Any]:
     """Return the rows of a table, and its schema."""
     arrow, parquet = _pyarrow()
     try:
-        with parquet.ParquetFile(str(path)) as file:
-            whole = file.read()
-    except (arrow.ArrowException, OSError) as exc:
+        rows = [row for batch in _batches(path, whole=True) for row in batch.to_pylist()]
+        schema = parquet.read_schema(str(path))
+    except (arrow.ArrowException, OSError, UnicodeDecodeError) as exc:
         raise InvalidInputError(f"{path} is not a Parquet file: {exc}") from exc
-    return whole.to_pylist(), whole.schema
+    except (OverflowError, ValueError) as exc:  # a time after the year 9999
+        raise InvalidInputError(f"{path} holds a value that Python cannot: {exc}") from exc
+    return rows, schema
+
+
+def _batches(path: Path, *, whole: bool) -> Iterator[Any]:
+    """Yield the batches of a file; bounds what they unpack to, as a `whole` or each alone."""
+    _, parquet = _pyarrow()
+    most = _MOST_BYTES + _RATIO * path.stat().st_size
+    facts = parquet.read_metadata(str(path))
+    groups = [
+        [facts.row_group(group).column(column) for column in range(facts.num_columns)]
+        for group in range(facts.num_row_groups)
+    ]
+    sizes = [
+        sum(_OF_VALUE * leaf.num_values + leaf.total_uncompressed_size for leaf in leaves)
+        for leaves in groups
+    ]
+    size = sum(sizes) if whole else max(sizes, default=0)
+    _require_size(path, max(size, _OF_VALUE * facts.num_rows * whole), most)
+    # a value that is stored once may occur a million times: strings stay numbers until counted
+    strings = {
+        leaf.path_in_schema
+        for leaves in groups
+        for leaf in leaves
+        if leaf.physical_type == "BYTE_ARRAY"
+    }
+    with parquet.ParquetFile(str(path), read_dictionary=sorted(strings)) as file:
+        for batch in file.iter_batches(batch_size=_BATCH):
+            unpacked = sum(map(_size, batch.columns))
+            size = size + unpacked if whole else unpacked
+            _require_size(path, size, most)
+            yield batch
+
+
+def _size(array: Any) -> int:
+    """Return the bytes of an array's strings, each written out, and of its numbers."""
+    from pyarrow import compute, types
+
+    if types.is_dictionary(array.type):
+        lengths = compute.binary_length(array.dictionary)
+        return int(compute.sum(lengths.take(array.indices)).as_py() or 0)
+    if types.is_map(array.type):
+        return _size(array.keys) + _size(array.items)
+    if types.is_list(array.type) or types.is_large_list(array.type):
+        return _size(array.flatten())
+    if types.is_struct(array.type):
+        return sum(map(_size, array.flatten()))
+    return int(array.nbytes)
+
+
+def _require_size(path: Path, size: int, most: int) -> None:
+    if size > most:
+        raise InvalidInputError(
+            f"{path} unpacks to more than {most:,} bytes, far more than a table of its size holds; "
+            "save it as .csv or .jsonl"
+        )
 
 
 def schema_of(rows: Sequence[Mapping[str, Any]], schema: Any, added: Mapping[str, str]) -> Any:

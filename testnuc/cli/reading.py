@@ -16,7 +16,6 @@ import orjson
 
 from testnuc._base.checks import valid_text
 from testnuc._base.jsonl import json_object, long_fields
-from testnuc.cli.answer_store import noted_column
 from testnuc.cli.decoding import (
     DELIMITERS,
     checked_delimiter,
@@ -25,7 +24,9 @@ from testnuc.cli.decoding import (
     named,
     rows_by_name,
 )
+from testnuc.cli.run_note import RunNote
 from testnuc.errors import InvalidInputError
+from testnuc.records import PREFIX, unguarded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -167,7 +168,7 @@ def column_of_results(
     """
     if "nuc_label" not in columns:
         return name
-    known = noted_column(file)
+    known = RunNote.of(file).text_column
     if known not in columns:
         known = None
     if guess and known is not None and name not in (known, _LIKELY[0]):
@@ -212,7 +213,8 @@ def _kind_of_content(content: str, text_column: str, delimiter: str | None) -> s
         return ".jsonl" if start == "{" else ".json"
     header = content.lstrip().split("\n", 1)[0]
     delimiters = DELIMITERS if delimiter is None else (delimiter,)
-    rows = (next(csv.reader([header.strip()], delimiter=d), []) for d in delimiters)
+    with long_fields():
+        rows = [next(csv.reader([header.strip()], delimiter=d), []) for d in delimiters]
     return ".csv" if delimiter or any(text_column in row for row in rows) else ".txt"
 
 
@@ -358,17 +360,41 @@ def _csv_rows(file: str, content: str, delimiter: str) -> tuple[list[str], list[
         with long_fields():
             reader = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter)
             header = next((row for row in reader if row), [])
-            for row in filter(None, reader):
+            start, last = 0, reader.line_num
+            for row in reader:
+                start, last = last, reader.line_num
                 if any(row[len(header) :]):
                     raise InvalidInputError(
                         f"{file}, line {reader.line_num} has {len(row)} columns, the header "
                         f"{len(header)}: put texts that hold {named(delimiter)} in quotes, or name "
                         "another --delimiter"
                     )
-                lines.append([*row, *[""] * (len(header) - len(row))])
+                if row:
+                    lines.append(row)
+            _require_closed(file, content, delimiter, start, last)
     except csv.Error as exc:
         raise InvalidInputError(f"{file} cannot be read as CSV: {exc}") from exc
-    return rows_by_name(header, lines)
+    columns, rows = rows_by_name(file, header, lines, "")
+    ours = [name for name in columns if name.startswith(PREFIX)]
+    for record in rows:
+        record.update({name: unguarded(record[name]) for name in ours})
+    return columns, rows
+
+
+def _require_closed(file: str, content: str, delimiter: str, start: int, last: int) -> None:
+    """Check that the quotes of the last row are closed: it could be the rest of the file."""
+    if last - start < 2:
+        return
+    rest = list(io.StringIO(content, newline=""))[start:]
+    try:
+        list(csv.reader(rest, delimiter=delimiter, strict=True))
+    except csv.Error as exc:
+        if "unexpected end" not in str(exc):
+            return
+        raise InvalidInputError(
+            f"{file}, line {start + 1}: a quote opens and is never closed, so that the rest of the "
+            "file is one text; close it, or write it as two quotes inside quotes"
+        ) from exc
 
 
 def _json_rows(file: str, content: str) -> Iterable[dict[str, Any]]:
@@ -380,7 +406,11 @@ def _json_rows(file: str, content: str) -> Iterable[dict[str, Any]]:
             )
         # not splitlines, which also splits at characters that JSON may hold, such as U+2028
         lines = enumerate(content.split("\n"), 1)
-        return [json_object(line, file, number) for number, line in lines if line.strip()]
+        return [
+            _writable(json_object(line, file, number), file, number)
+            for number, line in lines
+            if line.strip()
+        ]
     try:
         items = orjson.loads(content)
     except orjson.JSONDecodeError as exc:
@@ -389,4 +419,19 @@ def _json_rows(file: str, content: str) -> Iterable[dict[str, Any]]:
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
             raise InvalidInputError(f"{file}, item {number} is neither an object nor a string")
+        _writable(row, file, number)
     return rows
+
+
+def _writable(row: dict[str, Any], file: str, number: int) -> dict[str, Any]:
+    """Return a row that can be written again beside its label, once that is paid for."""
+    for name, value in row.items():
+        if isinstance(value, dict | list):
+            try:
+                orjson.dumps(value)
+            except orjson.JSONEncodeError as exc:
+                raise InvalidInputError(
+                    f"{file}, row {number}: {name!r} is nested too deep to be written again; leave "
+                    "it out"
+                ) from exc
+    return row

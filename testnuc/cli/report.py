@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from testnuc._base.jsonl import table
-from testnuc.cli.answer_store import noted_run
 from testnuc.cli.answered_texts import stored_results
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import require_folder
@@ -20,9 +19,13 @@ from testnuc.cli.reading import (
     read_table,
     to_stderr,
 )
+from testnuc.cli.run_note import RunNote
 from testnuc.errors import InvalidInputError
 from testnuc.report import write
 from testnuc.results import read_results
+
+if TYPE_CHECKING:
+    from testnuc.cli.options import Options
 
 __all__ = ["run"]
 
@@ -33,8 +36,8 @@ def run(
     output: str,
     text_column: str,
     title: str | None,
-    most: int,
-    client: dict[str, Any],
+    rows: int,
+    client: Options,
 ) -> None:
     """Read results and write the page."""
     place = Path(output)
@@ -63,11 +66,11 @@ def run(
         labels = read_labels(client["labels"])
         results.choices = tuple(labels)
         results.descriptions = dict(labels) if isinstance(labels, dict) else {}
-    then = command("learn", file, client, "marks.json", text_column=text_column)
+    then = command("learn", file, client.given(), "marks.json", text_column=text_column)
     title = title or f"testnuc: {Path(file).name}"
     # a .csv does not say it
-    several = client["multilabel"] or noted_run(file).get("multilabel")
-    write(results, place, then=then, title=title, most=most, several=several)
+    several = client["multilabel"] or RunNote.of(file).options.get("multilabel")
+    write(results, place, then=then, title=title, most=rows, several=several)
     to_stderr(f"{len(results):,} texts, written to {output}")
     if not any(result.neighbors for result in results):
         to_stderr(

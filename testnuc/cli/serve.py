@@ -6,16 +6,19 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from testnuc._base.checks import valid_text
-from testnuc.cli.client_factory import client_of
+from testnuc.cli.client_factory import client_of, completed
 from testnuc.cli.event_loop import run_to_end
-from testnuc.cli.options_of_run import with_embedder
 from testnuc.cli.reading import read_table, to_stderr
+from testnuc.client import parts_of
 from testnuc.embedders.openai import OpenAIEmbedder
 from testnuc.errors import ConfigurationError, InvalidInputError
 from testnuc.server import ServerSettings, Service, page_of, serve
+
+if TYPE_CHECKING:
+    from testnuc.cli.options import Options
 
 __all__ = ["run"]
 
@@ -28,7 +31,7 @@ def run(
     text_column: str,
     token_file: str | None,
     cors_origin: str | None,
-    client: dict[str, Any],
+    client: Options,
     **settings: Any,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C; exit code 1 if requests were cut off."""
@@ -36,7 +39,7 @@ def run(
     limits = ServerSettings(token=_token(token_file), cors_origins=origins, **settings)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     texts = [] if pool is None else _texts(pool, text_column)
-    client = run_to_end(with_embedder(client, client["store"]))
+    client = completed(client, client["store"])
     logging.captureWarnings(capture=True)
     nuc = client_of(client)
     service = Service(nuc, limits, page=page_of(nuc))
@@ -45,7 +48,7 @@ def run(
         to_stderr(f"testnuc: serving on {url}; open it in a browser, or see {url}/docs")
 
     async def prepare() -> None:
-        embedder = nuc.engine.parts.embedder
+        embedder = parts_of(nuc).embedder
         if not isinstance(embedder, OpenAIEmbedder):
             # otherwise the first request would wait for the model to load
             await embedder.embed(["ready"])

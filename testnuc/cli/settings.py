@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
-from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
+from testnuc._base.checks import is_loopback
 from testnuc.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
-__all__ = ["FILE", "PREFIX", "defaults", "has_password"]
+    import typer
+
+__all__ = [
+    "FILE",
+    "PREFIX",
+    "UNNAMED",
+    "has_password",
+    "misspelled",
+    "read_settings",
+    "require_named",
+    "source_of",
+]
 
 FILE = "testnuc.toml"
 PREFIX = "TESTNUC_"
+#: Characters of a settings file.
+_LONGEST = 200_000
 #: Environment variables that are not options.
-_OTHER = frozenset({"CONFIG", "TOKEN", "DATA"})
+_OTHER = frozenset({"config", "token", "data"})
 #: Secrets, which a settings file must not contain, and where to put them.
 _SECRETS = {
     "api_key": "set OPENAI_API_KEY or ANTHROPIC_API_KEY",
@@ -29,84 +43,100 @@ _SECRETS = {
     "token": "set TESTNUC_TOKEN, or name a file by token_file",
     "password": "set PGPASSWORD, or use ~/.pgpass",
 }
-#: Command -> option -> parser of its value.
-_Options = Mapping[str, Mapping[str, Any]]
+#: The context of a command whose settings file was not named, but found in the current folder.
+UNNAMED = "unnamed"
+#: Settings that are addresses, with what is sent there.
+_ADDRESSES = {
+    "base_url": "the texts, and the key in the environment,",
+    "store": "the texts, and the password in the environment,",
+}
+#: Commands that have an address only because keys of stored answers contain it.
+_SEND_NOTHING = frozenset(
+    {"certify", "diagnose", "distill", "learn", "report", "review", "unlearn"}
+)
+#: Parameters of a PostgreSQL URL that name a server.
+_SERVERS = ("host", "hostaddr", "service", "servicefile")
 
 
-def defaults(
-    options: _Options, config: str | None, environment: Mapping[str, str]
-) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Return command -> option -> default, and notes on variables that look like a setting.
-
-    The parser of a value raises `ValueError`. Without `config`, `FILE` in the current folder is
-    read, if it is there.
-    """
-    values: dict[str, dict[str, Any]] = {command: {} for command in options}
-    path = Path(config) if config is not None else Path(FILE)
-    if config is not None or path.is_file():
-        _take_file(path, options, values)
-    return values, _take_environment(environment, options, values)
-
-
-def _take_file(path: Path, options: _Options, values: dict[str, dict[str, Any]]) -> None:
+def read_settings(path: Path, options: Mapping[str, Collection[str]]) -> dict[str, dict[str, str]]:
+    """Return command -> option -> value of a settings file; a command checks its own values."""
     try:
-        given = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        with path.open(encoding="utf-8-sig") as file:
+            content = file.read(_LONGEST + 1)
+        if len(content) > _LONGEST:
+            raise ConfigurationError(
+                f"{path} has more than {_LONGEST:,} characters, the most of settings; name a file "
+                "of labels instead of listing them"
+            )
+        given = tomllib.loads(content)
     except FileNotFoundError as exc:
         raise ConfigurationError(f"settings file {path} does not exist; check --config") from exc
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as exc:
         raise ConfigurationError(f"{path} cannot be read as TOML: {exc}") from exc
     every = {name for of in options.values() for name in of}
-    tables = {}
-    for name, value in given.items():
-        key = name.replace("-", "_")
-        if name in options and isinstance(value, dict) and key not in every:
-            tables[name] = value
-            continue
-        _require_known(path, name, key, every, every | set(options))
-        for command, of in options.items():
-            if key in of:
-                values[command][key] = _value(f"{path}: {name}", value, of[key])
+    tables = {
+        name: given.pop(name)
+        for name, value in list(given.items())
+        if name in options and name not in every and isinstance(value, dict)
+    }
+    general = _values(path, "", given, every, {*every, *options})
+    values = {
+        command: {name: value for name, value in general.items() if name in of}
+        for command, of in options.items()
+    }
     # the table of a command wins over the settings of all
     for command, table in tables.items():
         of = options[command]
-        for name, value in table.items():
-            key = name.replace("-", "_")
-            _require_known(path, f"{command}.{name}", key, of, of)
-            values[command][key] = _value(f"{path}: {command}.{name}", value, of[key])
+        values[command] |= _values(path, f"{command}.", table, of, of)
+    return values
 
 
-def _require_known(
-    path: Path, name: str, key: str, known: Iterable[str], near: Iterable[str]
-) -> None:
-    if key in _SECRETS:
-        raise ConfigurationError(
-            f"{path}: {name} is a secret, and a settings file is easily shared; {_SECRETS[key]}"
-        )
-    if key not in known:
-        raise ConfigurationError(f"{path}: {name!r} is not a setting; {_hint(key, near)}")
-
-
-def _hint(key: str, known: Iterable[str]) -> str:
-    names = sorted(known)
-    close = get_close_matches(key, names, 1)
-    return f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(names)}"
-
-
-def _value(name: str, value: Any, convert: Any) -> Any:
-    if isinstance(value, str) and has_password(value):
-        raise ConfigurationError(
-            f"{name} contains a password, and a settings file is easily shared; "
-            f"{_SECRETS['password']}"
-        )
-    if isinstance(value, list | dict):
+def _values(
+    path: Path,
+    prefix: str,
+    table: Mapping[str, Any],
+    known: Collection[str],
+    near: Collection[str],
+) -> dict[str, str]:
+    """Return the values of a table as a shell gives them."""
+    values = {}
+    for name, value in table.items():
+        shown, key = f"{path}: {prefix}{name}", name.replace("-", "_")
+        secret = isinstance(value, str) and has_password(value)
+        if secret or key in _SECRETS:
+            raise ConfigurationError(
+                f"{shown} {'contains a password' if secret else 'is a secret'}, and a settings "
+                f"file is easily shared; {_SECRETS['password' if secret else key]}"
+            )
+        if key not in known:
+            raise ConfigurationError(
+                f"{path}: {prefix + name!r} is not a setting; {_hint(key, near)}"
+            )
         # labels, with or without descriptions
-        if not name.endswith("labels"):
-            raise ConfigurationError(f"{name} is {value!r:.60}; give a single value")
-        value = json.dumps(value)
-    try:
-        return convert(value)
-    except ValueError as exc:
-        raise ConfigurationError(f"{name} is {value!r}; {exc}") from exc
+        if isinstance(value, list | dict) and key != "labels":
+            raise ConfigurationError(f"{shown} is {value!r:.60}; give a single value")
+        values[key] = value if isinstance(value, str) else json.dumps(value, default=str)
+    return values
+
+
+def _hint(key: str, known: Collection[str]) -> str:
+    close = get_close_matches(key, known, 1)
+    return f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(sorted(known))}"
+
+
+def misspelled(environment: Iterable[str], options: Mapping[str, Collection[str]]) -> list[str]:
+    """Return notes on variables that look like a setting."""
+    every = {name for of in options.values() for name in of}
+    keys = {
+        variable: variable.removeprefix(PREFIX).lower()
+        for variable in sorted(environment)
+        if variable.startswith(PREFIX)
+    }
+    return [
+        f"{variable} is not a setting; did you mean {PREFIX}{close[0].upper()}?"
+        for variable, key in keys.items()
+        if key not in every | _OTHER and (close := get_close_matches(key, every, 1))
+    ]
 
 
 def has_password(value: str) -> bool:
@@ -117,23 +147,54 @@ def has_password(value: str) -> bool:
         return False  # no URL: whatever takes it says so
 
 
-def _take_environment(
-    environment: Mapping[str, str], options: _Options, values: dict[str, dict[str, Any]]
-) -> list[str]:
-    notes = []
-    every = sorted({name for of in options.values() for name in of})
-    for variable in sorted(environment):
-        if not variable.startswith(PREFIX) or variable.removeprefix(PREFIX) in _OTHER:
+def source_of(context: Any, option: str) -> str | None:
+    """Return where an option's value is from: COMMANDLINE, ENVIRONMENT, DEFAULT_MAP or DEFAULT."""
+    # typer comes with a click of its own, so that its class has no importable name
+    source = context.get_parameter_source(option)
+    return None if source is None else str(source.name)
+
+
+def require_named(context: typer.Context, given: Mapping[str, Any]) -> None:
+    """Check that nothing is sent to another machine because of a settings file nobody named.
+
+    Such a file may have come with the folder, and the key in the environment is meant for another
+    server. What is sent to this machine is said.
+    """
+    if context.obj != UNNAMED:
+        return
+    for name, what in _ADDRESSES.items():
+        url = given.get(name)
+        if not isinstance(url, str) or "://" not in url:
             continue
-        key = variable.removeprefix(PREFIX).lower()
-        for command, of in options.items():
-            if key in of:
-                try:
-                    values[command][key] = of[key](environment[variable])
-                except ValueError as exc:
-                    raise ConfigurationError(
-                        f"{variable} is {environment[variable]!r}; {exc}"
-                    ) from exc
-        if key not in every and (close := get_close_matches(key, every, 1)):
-            notes.append(f"{variable} is not a setting; did you mean {PREFIX}{close[0].upper()}?")
-    return notes
+        if source_of(context, name) != "DEFAULT_MAP":
+            continue
+        if name == "base_url" and context.info_name in _SEND_NOTHING:
+            continue
+        try:
+            urlsplit(url)
+        except ValueError:
+            continue  # no URL: whatever takes it says so
+        if not _is_here(url):
+            raise ConfigurationError(
+                f"{FILE} in this folder sets {name} to {url}, and {what} would be sent there; if "
+                f"that is right, name the file: --config {FILE}, or TESTNUC_CONFIG={FILE} in the "
+                "environment"
+            )
+        print(  # noqa: T201 - the command's output
+            f"note: {FILE} in this folder sets {name}: {what} are sent to {url}", file=sys.stderr
+        )
+
+
+def _is_here(url: str) -> bool:
+    """Return whether a URL is of this machine, by what it says."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in {"http", "https"}:
+            return is_loopback(parts.hostname or "")
+        # several servers, or a folder with a socket
+        servers = unquote(parts.netloc.rpartition("@")[2]).split(",")
+        elsewhere = any(name in parse_qs(parts.query) for name in _SERVERS)
+    except ValueError:
+        return False
+    hosts = (urlsplit(f"//{server}").hostname or "" for server in servers if server[:1] != "/")
+    return not elsewhere and all(host == "" or is_loopback(host) for host in hosts)

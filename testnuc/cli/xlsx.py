@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import io
+import zipfile
 from datetime import date, time
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from testnuc._base.jsonl import write_whole
-from testnuc.cli.decoding import named, rows_by_name
+from testnuc.cli.decoding import EMPTY_CELLS, named, rows_by_name
 from testnuc.errors import InvalidInputError, MissingDependencyError
 from testnuc.records import cell_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 __all__ = ["CELL", "read_rows", "require", "too_long", "write_rows"]
 
 #: The most characters that Excel has in a cell, and the most rows in a sheet.
 CELL, _ROWS = 32_767, 1_048_576
+#: Bytes that are unpacked of a workbook: a constant, and so many for each byte of the file. A sheet
+#: shrinks to a tenth, one of a single number to a thirtieth. Each part that is opened counts, too.
+_UNPACKED, _RATIO, _OPENED = 8 * 1024 * 1024, 50, 4_096
+_DOCTYPES = (b"<!DOCTYPE", "<!DOCTYPE".encode("utf-16-le")[:-1])
 
 
 def too_long(rows: Sequence[Mapping[str, Any]]) -> int:
@@ -31,23 +36,94 @@ def read_rows(path: Path, text_column: str) -> tuple[list[str], list[dict[str, A
 
     Numbers in the column of texts become text; dates become text in all columns.
     """
-    openpyxl = require()
+    require()
+    from openpyxl.reader.excel import ExcelReader
+
     try:
-        book = openpyxl.load_workbook(path, read_only=True, data_only=True)
+        with path.open("rb") as file:
+            reader = ExcelReader(file, read_only=True, data_only=True, keep_links=False)
+            reader.archive = _Archive(path, file)
+            reader.read()
+            sheets = reader.wb.worksheets
+            for sheet in sheets:
+                # a declared size of all columns and rows would be filled with empty cells
+                sheet.reset_dimensions()
+            named = (sheet for sheet in sheets if text_column in next(_lines(path, sheet), ()))
+            best = next(named, sheets[0] if sheets else None)
+            return ([], []) if best is None else _rows_of(path, best, text_column)
+    except InvalidInputError:
+        raise
     except Exception as exc:
+        if isinstance(exc.__cause__, InvalidInputError):
+            # openpyxl makes another error of it
+            raise exc.__cause__ from None
         raise InvalidInputError(f"{path} is not an Excel workbook (.xlsx): {exc}") from exc
-    try:
-        found = [_rows_of(sheet, text_column) for sheet in book.worksheets]
-    finally:
-        book.close()
-    return next((of for of in found if text_column in of[0]), found[0] if found else ([], []))
 
 
-def _rows_of(sheet: Any, text_column: str) -> tuple[list[str], list[dict[str, Any]]]:
-    lines = (line for line in sheet.iter_rows(values_only=True) if any(v is not None for v in line))
+class _Archive(zipfile.ZipFile):
+    """A workbook's archive, of which no more is unpacked than a workbook of its size holds."""
+
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        super().__init__(file)
+        self._path = path
+        self._left = _UNPACKED + _RATIO * path.stat().st_size
+
+    def open(self, name: Any, *args: Any, **more: Any) -> Any:
+        """Open a member; what is read of it is counted."""
+        info = name if isinstance(name, zipfile.ZipInfo) else self.getinfo(name)
+        if info.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+            raise InvalidInputError(f"{self._path} is compressed in an unusual way; save it again")
+        file = super().open(name, *args, **more)
+        read, before = file.read, b""
+        self._take(_OPENED)
+
+        def counted(n: int | None = -1) -> bytes:
+            nonlocal before
+            if n is None or n < 0:
+                n = self._left + 1
+            content: bytes = read(n)
+            self._take(len(content))
+            # a workbook has no entities: they could stand for any number of characters
+            if any(mark in before + content for mark in _DOCTYPES):
+                raise InvalidInputError(
+                    f"{self._path} defines XML entities, which no workbook needs; save it again"
+                )
+            before = content[-len(_DOCTYPES[-1]) :]
+            return content
+
+        file.read = counted  # type: ignore[method-assign]
+        return file
+
+    def _take(self, size: int) -> None:
+        self._left -= size
+        if self._left < 0:
+            raise InvalidInputError(
+                f"{self._path} unpacks to far more than a workbook of its size holds; save it "
+                "again, or save the sheet as .csv"
+            )
+
+
+def _lines(path: Path, sheet: Any) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a sheet that are not empty, each as wide as it is."""
+    cells = used = 0
+    for number, line in enumerate(sheet.iter_rows(values_only=True), 1):
+        cells += len(line)
+        filled = sum(value is not None for value in line)
+        used += filled
+        if number > _ROWS or cells > EMPTY_CELLS + 2 * used:
+            raise InvalidInputError(
+                f"{path}: up to row {number:,} the sheet {sheet.title!r} holds almost only empty "
+                "cells; delete the cells beyond the table, or save the sheet as .csv"
+            )
+        if filled:
+            yield line
+
+
+def _rows_of(path: Path, sheet: Any, text_column: str) -> tuple[list[str], list[dict[str, Any]]]:
+    lines = _lines(path, sheet)
     header = ["" if name is None else str(name) for name in next(lines, ())]
-    plain = ([v.isoformat() if isinstance(v, date | time) else v for v in line] for line in lines)
-    columns, rows = rows_by_name(header, plain)
+    plain = [[v.isoformat() if isinstance(v, date | time) else v for v in line] for line in lines]
+    columns, rows = rows_by_name(str(path), header, plain, None)
     for row in rows:
         text = row.get(text_column)
         if isinstance(text, int | float):

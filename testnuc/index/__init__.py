@@ -7,7 +7,7 @@ several processes at the same time, because written rows never change.
 from __future__ import annotations
 
 from testnuc.index.files import DamagedIndexError, SavedIndex
-from testnuc.index.matching import check_dim, empty_matches, ranks_of
+from testnuc.index.matching import check_dim, empty_matches, ranks_of, scanned
 from testnuc.index.nearest import EXACT_BELOW, NearestVectors
 
 __all__ = [
@@ -18,4 +18,5 @@ __all__ = [
     "check_dim",
     "empty_matches",
     "ranks_of",
+    "scanned",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -31,9 +32,13 @@ __all__ = [
 ]
 
 _FORMAT = 1
+#: Fields of a record that are numbers.
+_NUMBERS = ("dim", "rows", "vectors_crc", "ranks_crc", "graph_rows", "graph_crc")
 #: Rows per copy to a file.
 _COPY_CHUNK = 8_192
 _BLOCK = 1 << 24
+#: Names that `SavedIndex` gives to its files.
+_NAME = re.compile(r"(vectors|ranks|graph)\.[0-9a-f]+")
 
 
 class DamagedIndexError(Exception):
@@ -69,7 +74,13 @@ class SavedIndex:
         """Return the record with these fields; refuses those of another format version."""
         if facts.get("form") != _FORMAT or set(facts) != {field.name for field in fields(cls)}:
             raise DamagedIndexError("the index was saved by another version")
-        return cls(**facts)
+        saved = cls(**facts)
+        # a store from elsewhere must not name other files: they are written to, and deleted
+        if not all(isinstance(name, str) and _NAME.fullmatch(name) for name in saved.files()):
+            raise DamagedIndexError("the index names files outside of its folder")
+        if not all(type(facts[name]) is int and facts[name] >= 0 for name in _NUMBERS):
+            raise DamagedIndexError("the record of the index is damaged")
+        return saved
 
     def files(self) -> set[str]:
         """Return the names of all files."""

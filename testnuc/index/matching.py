@@ -10,11 +10,13 @@ from testnuc.errors import EmbeddingError
 from testnuc.protocols import Matches
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["check_dim", "empty_matches", "ranks_of"]
+    from testnuc.protocols import Index, PoolText
+
+__all__ = ["check_dim", "empty_matches", "ranks_of", "scanned"]
 
 
 def empty_matches(queries: int, k: int) -> Matches:
@@ -36,3 +38,11 @@ def check_dim(vectors: NDArray[np.float16], dim: int) -> None:
 def ranks_of(hashes: Sequence[bytes]) -> NDArray[np.uint64]:
     """Return the first 8 bytes of each hash, uint64[n]; they order texts of equal similarity."""
     return np.array([int.from_bytes(h[:8], "big") for h in hashes], dtype=np.uint64)
+
+
+async def scanned(pool: Index, size: int) -> AsyncGenerator[list[PoolText], None]:
+    """Yield the texts of a pool, `size` at a time."""
+    start: int | None = 0
+    while start is not None:
+        texts, start = await pool.scan(start, size)
+        yield texts

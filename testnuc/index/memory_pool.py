@@ -4,19 +4,43 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from testnuc.errors import StoreError
 from testnuc.index import EXACT_BELOW, NearestVectors, check_dim, empty_matches, ranks_of
 from testnuc.protocols import Matches, PoolText
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
+    from concurrent.futures import Future
 
     from numpy.typing import NDArray
 
-__all__ = ["Pool"]
+__all__ = ["Pool", "run_until_closed"]
+
+_T = TypeVar("_T")
+_CLOSED = "the pool is closed, and so is its client"
+
+
+def run_until_closed(threads: ThreadPoolExecutor, work: Callable[[], _T]) -> Awaitable[_T]:
+    """Start `work` in a pool's thread; raises `StoreError` if the pool is, or will be, closed."""
+    try:
+        running = threads.submit(work)
+    except RuntimeError as exc:
+        raise StoreError(_CLOSED) from exc
+    return _result(running)
+
+
+async def _result(running: Future[_T]) -> _T:
+    try:
+        return await asyncio.wrap_future(running)
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if running.cancelled() and task is not None and not task.cancelling():
+            raise StoreError(_CLOSED) from None
+        raise
 
 
 class Pool:
@@ -71,10 +95,10 @@ class Pool:
             # no other caller's rows are left to wait for either
             return upto
         # no await since the numbers were assigned: rows are added in the same order
-        added = self._adder.submit(
-            lambda: nearest.add(vectors[new], ranks_of(fresh)) if new else None
+        added = run_until_closed(
+            self._adder, lambda: nearest.add(vectors[new], ranks_of(fresh)) if new else None
         )
-        await asyncio.shield(asyncio.wrap_future(added))
+        await asyncio.shield(added)
         return upto
 
     async def remove(self, hashes: Sequence[bytes]) -> int:
@@ -83,8 +107,8 @@ class Pool:
         for text_hash in hashes:
             self._labels.pop(text_hash, None)
         if rows and self._nearest is not None:
-            removed = self._adder.submit(self._nearest.remove, np.array(rows, dtype=np.int64))
-            await asyncio.shield(asyncio.wrap_future(removed))
+            gone, nearest = np.array(rows, dtype=np.int64), self._nearest
+            await asyncio.shield(run_until_closed(self._adder, lambda: nearest.remove(gone)))
         return len(rows)
 
     async def search(
@@ -106,7 +130,7 @@ class Pool:
         if exclude is not None:
             own = np.array([self._rows.get(h, -1) for h in exclude], dtype=np.int64)
         nearest = self._nearest
-        ids, similarities = await asyncio.get_running_loop().run_in_executor(
+        ids, similarities = await run_until_closed(
             self._searcher, lambda: nearest.search(vectors, k, exclude=own, limit=upto, among=among)
         )
         return Matches(ids, similarities)

@@ -18,13 +18,23 @@ from __future__ import annotations
 
 from testnuc.limits.admission import Admission, Permit
 from testnuc.limits.budget import BudgetAccount, Reservation
-from testnuc.limits.headers import retry_after
+from testnuc.limits.concurrency import LONG
+from testnuc.limits.headers import count, retry_after, usable_wait
 from testnuc.limits.meter import Mark, Meter
-from testnuc.limits.policies import BatchPolicy, Budget, RateLimit, RetryPolicy
+from testnuc.limits.policies import (
+    LONGEST_WAIT,
+    BatchPolicy,
+    Budget,
+    RateLimit,
+    RetryPolicy,
+    longest_pause,
+)
 from testnuc.limits.prices import PICO, Price, context_window, require_price
 from testnuc.limits.protocols import AdmissionControl, BudgetControl
 
 __all__ = [
+    "LONG",
+    "LONGEST_WAIT",
     "PICO",
     "Admission",
     "AdmissionControl",
@@ -40,6 +50,9 @@ __all__ = [
     "Reservation",
     "RetryPolicy",
     "context_window",
+    "count",
+    "longest_pause",
     "require_price",
     "retry_after",
+    "usable_wait",
 ]

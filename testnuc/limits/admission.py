@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from testnuc._base.checks import checked_whole
 from testnuc.errors import InvalidInputError, RateLimitedError
 from testnuc.limits.concurrency import Concurrency
-from testnuc.limits.policies import RateLimit, RetryPolicy
+from testnuc.limits.headers import spell
+from testnuc.limits.policies import LONGEST_WAIT, RateLimit, RetryPolicy, longest_pause
 from testnuc.limits.rates import Forecast, SlidingWindow
 from testnuc.limits.server_quota import ServerQuota
 
@@ -62,8 +63,8 @@ class Admission:
     """Admits calls by requests and tokens per minute, concurrency, pauses and server quota.
 
     Belongs to one event loop; not thread-safe. The waits of `retry` bound the pauses; calls fail at
-    once if a pause exceeds its deadline. `clock` returns monotonic seconds, `wall` seconds since
-    1970, for dates in headers.
+    once while the server asks for a wait beyond its deadline. `clock` returns monotonic seconds,
+    `wall` seconds since 1970, for dates in headers.
     """
 
     def __init__(
@@ -88,9 +89,10 @@ class Admission:
             max_concurrency,
             initial_wait=retry.initial_wait,
             max_wait=retry.max_wait,
+            longest=longest_pause(retry),
             rng=rng or Random(),  # noqa: S311 - jitter, no secret
         )
-        self._longest_pause = retry.deadline
+        self._deadline = retry.deadline
         self._quota = ServerQuota(max_concurrency, retry.max_wait)
         self._clock = clock
         self._wall = wall
@@ -114,6 +116,11 @@ class Admission:
     def waiting(self) -> int:
         """Number of calls in the queue."""
         return sum(not w.future.done() for q in (self._again, self._queue) for w in q)
+
+    @property
+    def pause(self) -> float:
+        """Seconds left of a pause for which the provider asked more than a minute, else 0."""
+        return self._concurrency.long_pause(self._clock())
 
     def try_acquire(self, input_tokens: int = 0, max_output_tokens: int = 0) -> Permit | None:
         """Admit a call by its estimated input and most output tokens; None if it must wait.
@@ -164,6 +171,7 @@ class Admission:
         """
         now = self._clock()
         self._quota.ended(permit.size)
+        self._quota.answered(permit.sent_at)
         self._concurrency.answered(permit.sent_at, now)
         if input_tokens is not None and output_tokens is not None:
             self._forecast.learn(permit.estimate, input_tokens, output_tokens)
@@ -180,6 +188,8 @@ class Admission:
         """
         now = self._clock()
         self._quota.ended(permit.size)
+        if load:
+            self._quota.refused()
         self._concurrency.refused(permit.sent_at, now, wait, load=load)
         self._wake()
 
@@ -260,8 +270,11 @@ class Admission:
     def _drain(self) -> None:
         """Admit waiters from the head while they fit; set the timer for the first that does not."""
         now = self._clock()
-        if self._concurrency.paused_until - now > self._longest_pause:
-            self._dismiss_all()
+        if (
+            self._concurrency.paused_until > now
+            and self._concurrency.asked_until - now > self._deadline
+        ):
+            self._dismiss_all(now)
             return
         while (head := self._head()) is not None:
             queue, waiter = head
@@ -291,18 +304,19 @@ class Admission:
         self._timer_at = _FOREVER
         self._drain()
 
-    def _dismiss_all(self) -> None:
+    def _dismiss_all(self, now: float) -> None:
         """Fail all waiters: the server asked for a pause longer than a call may take."""
-        left = self._concurrency.paused_until - self._clock()
+        asked = self._concurrency.asked_until - now
+        pause = self._concurrency.paused_until - now
         while (head := self._head()) is not None:
             queue, waiter = head
             queue.popleft()
             waiter.future.set_exception(
                 RateLimitedError(
-                    f"the provider asked to wait another {left:.0f} s, longer than the deadline of "
-                    f"a call ({self._longest_pause:.0f} s); try again later, or use a "
-                    "larger RetryPolicy(deadline=..)",
-                    retry_after=left,
+                    f"the provider asked to wait another {spell(asked)}, longer than the deadline "
+                    f"of a call ({self._deadline:g} s); a call is sent again in {spell(pause)}; "
+                    "try again then, or use a larger RetryPolicy(deadline=..)",
+                    retry_after=min(asked, LONGEST_WAIT),
                     attempts=0,
                 )
             )

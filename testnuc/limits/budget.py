@@ -160,6 +160,8 @@ class BudgetAccount:
                 try:
                     reservation = self._grant(amounts, batch=batch)
                 except BudgetExceededError as error:
+                    # this may be the end of another call: its failure is not the cause
+                    error.__context__ = None
                     future.set_exception(error)
                 else:
                     if reservation is None:

@@ -5,12 +5,14 @@ trip by half the share of refused calls (all refused: halved; one in ten: by 5 %
 failures cost little and a storm of refusals ends in a few round trips. It increases by a fixed step
 per round trip. Latency far above its baseline decreases it as well, slowly and not below a quarter.
 
-A server that sends a wait (Retry-After) pauses all calls, not only the refused one. Without such a
-wait, all calls pause after a large part of the latest calls was refused; each such pause is twice
-as long as the one before. After a pause, calls ramp up: if most calls were refused, one is sent
-first; if few were refused, correspondingly more. The ramp widens fourfold whenever a refusal would
-have arrived by now, and by three calls for every answer. A pause ends early when a call that was
-sent after the refused one is answered: then the server does not refuse all calls.
+A server that sends a wait (Retry-After) pauses all calls, not only the refused one, for as long as
+it asks up to a longest pause; then one call is sent to find out. When it first asks for more than
+that, the call is sent after a second: one refusal must not end a run. Without such a wait, all
+calls pause after a large part of the latest calls was refused; each such pause is twice as long as
+the one before. After a pause, calls ramp up: if most calls were refused, one is sent first; if few
+were refused, correspondingly more. The ramp widens fourfold whenever a refusal would have arrived
+by now, and by three calls for every answer. A pause ends early when a call that was sent after the
+refused one is answered: then the server does not refuse all calls.
 """
 
 from __future__ import annotations
@@ -18,15 +20,22 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from testnuc.limits.headers import spell, usable_wait
+from testnuc.limits.policies import LONGEST_WAIT
+
 if TYPE_CHECKING:
     from random import Random
 
-__all__ = ["Concurrency"]
+__all__ = ["LONG", "Concurrency"]
 
 _log = logging.getLogger("testnuc.limits")
 
 #: Seconds by which a pause must grow to be logged: a storm is one line, not hundreds.
 _LOGGED = 1.0
+#: A longer wait that a provider asks for, in seconds, is a warning.
+LONG = 60.0
+#: Seconds before a call that finds out whether a wait beyond the longest pause is meant.
+_DOUBT = 1.0
 _NEVER = float("-inf")
 _NO_RAMP = float("inf")
 #: A round trip is taken to last at least this many seconds, so that windows stay few.
@@ -62,13 +71,22 @@ class Concurrency:
     """The adaptive limit of calls in flight, at most `most`.
 
     `initial_wait` and `max_wait`, the first and longest wait of a refused call in seconds, bound
-    the pauses.
+    the pauses; `longest` bounds those that the server asks for.
     """
 
-    def __init__(self, most: int, *, initial_wait: float, max_wait: float, rng: Random) -> None:
+    def __init__(
+        self,
+        most: int,
+        *,
+        initial_wait: float,
+        max_wait: float,
+        rng: Random,
+        longest: float = LONGEST_WAIT,
+    ) -> None:
         self._most = most
         self._initial_wait = initial_wait
         self._max_wait = max_wait
+        self._longest = longest
         self._rng = rng
         self._limit = float(most)
         self._step = max(1.0, most * _STEP)
@@ -76,7 +94,13 @@ class Concurrency:
         self.cap = most
         #: Nothing is sent before this moment.
         self.paused_until = _NEVER
+        #: What the server asked for; the pause may be shorter.
+        self.asked_until = _NEVER
+        #: Whether that is long, and whether it was logged since the server last answered.
+        self._is_long = self._warned = False
         self._paused_at = _NEVER
+        #: When the server asked for a wait beyond the longest pause first, since it answered.
+        self._doubted_at = _NEVER
         #: When the latest refused call was sent.
         self._cause = _NEVER
         #: Pauses without a wait from the server since the last answer to a call sent after the
@@ -112,6 +136,8 @@ class Concurrency:
         if sent_at > self._first_pause:
             self._streak = 0
         if self._ramp is not _NO_RAMP and sent_at > self._cause:
+            self._warned = False
+            self._doubted_at = _NEVER
             self._share /= 2
             if now < self.paused_until:
                 self.paused_until = _NEVER
@@ -127,6 +153,7 @@ class Concurrency:
         `wait`: seconds that the server asked to wait. `load`: whether it was overloaded; False:
         there was no connection.
         """
+        wait = usable_wait(wait)
         self._outcomes += 1
         self._refused += load
         self._share = min(1.0, self._share + self._fresh)
@@ -145,9 +172,11 @@ class Concurrency:
             self._turn(now)
 
     def _pause(self, sent_at: float, now: float, wait: float | None, most: float) -> None:
+        probes = wait is not None and wait > self._longest
         if wait is not None:
-            if now + wait > self.paused_until + _LOGGED:
-                _log.info("the provider asks all calls to wait for %.1f s", wait)
+            if probes and sent_at <= self._doubted(now):
+                wait = min(_DOUBT, self._longest)
+            self._log_wait(now, wait)
         else:
             if not self._streak:
                 self._first_pause = now
@@ -157,11 +186,49 @@ class Concurrency:
                 self._paused_at = now
             doublings = min(self._streak - 1, _MOST_DOUBLINGS)
             wait = min(most, self._initial_wait * _SHORT * 2.0**doublings)
-        spread = self._rng.uniform(0.0, _SPREAD + _SPREAD_PART * wait)
+        # after a pause the latest wait counts, not what the server asked for before
+        asked = now + wait
+        if now < self.paused_until:
+            asked = max(self.asked_until, asked)
+            self._is_long = self._is_long or wait > LONG
+        else:
+            self._is_long = wait > LONG
+        self.asked_until = asked
+        shorter = min(wait, self._longest)
+        spread = self._rng.uniform(0.0, _SPREAD + _SPREAD_PART * shorter)
         self._cause = max(self._cause, sent_at)
-        self.paused_until = max(self.paused_until, now + wait + spread)
-        self._widen_at = self.paused_until + self._patience
-        self._set_ramp(max(1.0, self._limit * (1 - self._share / _MANY)))
+        self.paused_until = max(self.paused_until, now + shorter + spread)
+        if probes:
+            # the answer to one call shows whether others may follow
+            self._widen_at = _NO_RAMP
+            self._set_ramp(1.0)
+        else:
+            self._widen_at = self.paused_until + self._patience
+            self._set_ramp(max(1.0, self._limit * (1 - self._share / _MANY)))
+
+    def _doubted(self, now: float) -> float:
+        """Return since when it is in doubt whether the server refuses all calls for so long."""
+        if self._doubted_at is _NEVER:
+            self._doubted_at = now
+        return self._doubted_at
+
+    def _log_wait(self, now: float, wait: float) -> None:
+        """Log a wait that the server asks for, a long one as a warning until it answers again."""
+        shorter = min(wait, self._longest)
+        if now + shorter <= self.paused_until + _LOGGED:
+            return
+        level = logging.WARNING if wait > LONG and not self._warned else logging.INFO
+        self._warned = self._warned or wait > LONG
+        _log.log(
+            level,
+            "the provider asks all calls to wait for %s (Retry-After)%s",
+            spell(wait),
+            f"; it is asked again after {spell(shorter)}" if shorter < wait else "",
+        )
+
+    def long_pause(self, now: float) -> float:
+        """Return the seconds left of a pause for which the server asked long, else 0."""
+        return max(0.0, self.paused_until - now) if self._is_long else 0.0
 
     @property
     def _patience(self) -> float:

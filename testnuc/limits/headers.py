@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["count", "duration", "http_date", "reset_delay", "retry_after", "timestamp"]
+__all__ = [
+    "count",
+    "duration",
+    "http_date",
+    "reset_delay",
+    "retry_after",
+    "spell",
+    "timestamp",
+    "usable_wait",
+]
 
 #: Longer values are malformed, and not worth a regular expression.
 _LONGEST = 64
@@ -30,12 +39,13 @@ _SECONDS = {
     "h": 3600.0,
     "d": 86400.0,
 }
-_PART = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|\u00b5s|\u03bcs|ms|s|m|h|d)"
+_PART = r"([0-9]{1,64}(?:\.[0-9]{0,64})?|\.[0-9]{1,64})(ns|us|\u00b5s|\u03bcs|ms|s|m|h|d)"
 _PARTS = re.compile(_PART)
-_DURATION = re.compile(rf"(?:{_PART})+")
+_DURATION = re.compile(rf"(?:{_PART})++")
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+")
 _COUNT = re.compile(r"[0-9]+(?:\.0*)?")
-#: A bare number this large is a moment in seconds since 1970 (in milliseconds: times 1000).
+#: A number from here on is a moment in seconds since 1970; a thousand times larger, and larger
+#: still, in milli-, micro- or nanoseconds.
 _EPOCH = 1e9
 
 
@@ -103,13 +113,34 @@ def reset_delay(text: str | None, now: float) -> float | None:
     `now` is the server's time.
     """
     seconds = duration(text)
-    if seconds is None:
-        moment = timestamp(text)
-        return None if moment is None else max(0.0, moment - now)
-    if seconds >= _EPOCH:
-        moment = seconds / 1000 if seconds >= _EPOCH * 1000 else seconds
-        return max(0.0, moment - now)
-    return seconds
+    if seconds is not None:
+        return _ahead(seconds, now)
+    moment = timestamp(text)
+    return None if moment is None else max(0.0, moment - now)
+
+
+def _ahead(seconds: float, now: float) -> float:
+    """Return a number of seconds, or the seconds until the moment that it stands for."""
+    if seconds < _EPOCH:
+        return seconds
+    while seconds >= _EPOCH * 1000:
+        seconds /= 1000
+    return max(0.0, seconds - now)
+
+
+def spell(seconds: float) -> str:
+    """Write a duration in the unit that people would use."""
+    if seconds >= 100 * 365 * _SECONDS["d"]:
+        return "more than 100 years"
+    for unit, size in (("days", _SECONDS["d"]), ("h", _SECONDS["h"])):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.0f} {unit}"
+    return f"{seconds:.{0 if seconds >= 10 else 1}f} s"
+
+
+def usable_wait(seconds: float | None) -> float | None:
+    """Return a wait that a provider states, or None if it is no number of seconds."""
+    return seconds if seconds is not None and 0 <= seconds < math.inf else None
 
 
 def _get(headers: Mapping[str, str], name: str) -> str | None:
@@ -130,17 +161,17 @@ def server_time(headers: Mapping[str, str], now: float) -> float:
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:
     """Read the wait that the server asks for: ``retry-after-ms``, or ``Retry-After`` in any form.
 
-    `now`: the local time in seconds since 1970, for dates in responses without ``Date``.
+    `now`: the local time in seconds since 1970, for moments in responses without ``Date``.
     """
     text = _short(_get(headers, "retry-after-ms"))
     if text is not None:
         milliseconds = _number(text)
         if milliseconds is not None:
-            return milliseconds / 1000
+            return _ahead(milliseconds / 1000, server_time(headers, now))
     text = _get(headers, "retry-after")
     seconds = duration(text)
     if seconds is not None:
-        return seconds
+        return _ahead(seconds, server_time(headers, now))
     moment = http_date(text)
     if moment is None:
         moment = timestamp(text)

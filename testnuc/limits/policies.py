@@ -8,7 +8,10 @@ from typing import Literal
 from testnuc._base.checks import checked_choice, checked_positive, checked_whole
 from testnuc._base.display import brief
 
-__all__ = ["BatchPolicy", "Budget", "RateLimit", "RetryPolicy"]
+__all__ = ["LONGEST_WAIT", "BatchPolicy", "Budget", "RateLimit", "RetryPolicy", "longest_pause"]
+
+#: A provider that asks for a longer wait, in seconds, is asked again after this one.
+LONGEST_WAIT = 3600.0
 
 
 def _bound(name: str, value: int | None) -> None:
@@ -55,7 +58,9 @@ class RetryPolicy:
         For one attempt, from sending to the last byte of the response.
     max_wait : float
         The longest back-off; a longer wait that the server asks for is obeyed if `deadline`
-        allows, and otherwise fails the call at once.
+        allows, and otherwise fails the call once a second refusal confirms it. After the longer of
+        `max_wait` and `deadline`, at most after an hour, one call is sent whatever the server
+        asked for.
     initial_wait : float
         The longest wait before the second attempt.
     """
@@ -72,6 +77,11 @@ class RetryPolicy:
         checked_positive("timeout", self.timeout)
         checked_positive("max_wait", self.max_wait, zero=True)
         checked_positive("initial_wait", self.initial_wait, zero=True)
+
+
+def longest_pause(policy: RetryPolicy) -> float:
+    """Return the seconds after which a provider that asked for a longer wait is asked again."""
+    return max(policy.max_wait, min(policy.deadline, LONGEST_WAIT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +136,12 @@ class BatchPolicy:
         that the provider asks for takes precedence.
     grace : float
         How long another process may take to create a batch. After that, the process counts as
-        dead, and the batch is searched for at the provider.
+        dead, and the batch is searched for at the provider. A batch whose creation failed without a
+        refusal is searched for as long.
+    patience : float
+        How long a provider is asked again for results that it should have: the batch is completed
+        and they lack, their file cannot be read, or the batch is unknown (404) or cannot be polled.
+        Only then are their requests sent again, and the first ones count as billed.
     """
 
     __repr__ = brief
@@ -139,6 +154,7 @@ class BatchPolicy:
     first_poll: float = 5.0
     longest_poll: float = 60.0
     grace: float = 30.0
+    patience: float = 3_600.0
 
     def __post_init__(self) -> None:
         checked_choice("rest", self.rest, ("batch", "live", "error"))
@@ -146,5 +162,5 @@ class BatchPolicy:
         checked_whole("in_flight", self.in_flight, least=1)
         _bound("max_requests", self.max_requests)
         _bound("max_enqueued_tokens", self.max_enqueued_tokens)
-        for name in ("first_poll", "longest_poll", "grace"):
+        for name in ("first_poll", "longest_poll", "grace", "patience"):
             checked_positive(name, getattr(self, name))

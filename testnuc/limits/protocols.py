@@ -41,6 +41,10 @@ class AdmissionControl(Protocol):
     def observe(self, permit: Permit, headers: Mapping[str, str]) -> None:
         """Read the rate limit headers of a response, before its permit is returned."""
 
+    @property
+    def pause(self) -> float:
+        """Seconds left of a pause for which the provider asked more than a minute, else 0."""
+
 
 class BudgetControl(Protocol):
     """Reserves budget; `testnuc.limits.BudgetAccount` implements it for one process."""

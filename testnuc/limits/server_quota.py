@@ -1,19 +1,30 @@
-"""The provider's own rate limits, by the headers of its responses."""
+"""The provider's own rate limits, by the headers of its responses.
+
+Some servers state limits that do not hold: nothing remains until tomorrow, in every response. Where
+nothing remains for long, one call is sent soon to find out. If it is answered, and still nothing
+remains, the header is ignored until the server refuses a call.
+"""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from testnuc.limits.headers import count, reset_delay, server_time
+from testnuc.limits.concurrency import LONG
+from testnuc.limits.headers import count, reset_delay, server_time, spell
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = ["Quota", "ServerQuota"]
 
-#: Seconds to wait if nothing remains and the server does not send a reset time.
+_log = logging.getLogger("testnuc.limits")
+
+#: Seconds to wait if nothing remains and the server does not send a reset time, and before a call
+#: that finds out whether nothing remains for long.
 _UNKNOWN_RESET = 1.0
+_NEVER = float("inf")
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +49,18 @@ class Quota:
     until: float = 0.0
     #: Amount that may be sent after the reset, until the next response; None: unknown.
     probes: float | None = None
+    #: Seconds until more remains, if that is believed.
+    wait: float = 0.0
+    #: When a response last had the header.
+    seen: float = 0.0
+    #: Since when nothing remains for longer than a wait may be.
+    empty_since: float = _NEVER
+    #: Whether a call was sent to find out, and whether it showed that the header is wrong.
+    tested: bool = False
+    ignored: bool = False
+    #: Whether a long wait, and a wrong header, were logged.
+    warned_wait: bool = False
+    warned_wrong: bool = False
 
     def observe(
         self,
@@ -59,17 +82,27 @@ class Quota:
         # a response to a limit of zero contradicts it: some gateways send zeros for "unknown"
         if remaining is None or (not remaining and count(headers.get(self.limit)) == 0):
             return self.low
+        self.seen = now
         if remaining - flying >= plenty:
             self.low = False
+            self.empty_since = _NEVER
             return False
         wait = reset_delay(headers.get(self.reset), server_time(headers, wall))
         if wait is None:
             wait = _UNKNOWN_RESET
+        is_empty = not remaining and wait > longest
+        if is_empty and self.ignored:
+            self.low = False
+            return False
+        self.empty_since = min(self.empty_since, now) if is_empty else _NEVER
         self.low = True
         self.left = remaining - flying
-        self.until = now + min(wait, longest)
+        believed = self.tested or not is_empty
+        self.until = now + min(wait, longest if believed else _UNKNOWN_RESET)
+        self.wait = wait if believed and not remaining else 0.0
         # after a shortened wait one probe is sent, if nothing else is in flight
-        limit = None if wait > longest else count(headers.get(self.limit))
+        # a limit of zero would admit nothing for ever, and this response contradicts it
+        limit = count(headers.get(self.limit)) or None
         self.probes = 1.0 if wait > longest else limit
         return True
 
@@ -82,9 +115,40 @@ class Quota:
         if self.probes is None:
             self.low = False
         else:
+            self.tested = self.tested or self.empty_since < _NEVER
             self.left = self.probes - flying
             self.until = until
         return self.low
+
+    def log_wait(self, longest: float) -> None:
+        """Say once that requests wait for long."""
+        if self.wait > LONG and not self.warned_wait:
+            self.warned_wait = True
+            _log.warning(
+                "the provider allows no more %s for %s (%s: 0)%s",
+                self.kind,
+                spell(self.wait),
+                self.remaining,
+                f"; one call is sent every {spell(longest)}" if self.wait > longest else "",
+            )
+
+    def answered(self, sent_at: float) -> None:
+        """Ignore the header if nothing remained when a request was sent that was answered."""
+        if sent_at > self.seen:
+            self.low = False  # the server no longer sends it
+        if sent_at <= self.empty_since:
+            return
+        self.low, self.ignored, self.empty_since = False, True, _NEVER
+        if not self.warned_wrong:
+            self.warned_wrong = True
+            _log.warning(
+                "the provider answers although no %s remain by its own headers (%s: 0); they are "
+                "ignored until it refuses a call", self.kind, self.remaining,
+            )  # fmt: skip
+
+    def refused(self) -> None:
+        """Believe the header again: the server refused a request."""
+        self.ignored, self.tested = False, True
 
 
 class ServerQuota:
@@ -139,6 +203,18 @@ class ServerQuota:
             )
         self.low = sum(quota.low for quota in self._quotas)
 
+    def answered(self, sent_at: float) -> None:
+        """Note that a request was answered, after its headers were read."""
+        if self.low:
+            for quota in self._quotas:
+                quota.answered(sent_at)
+            self.low = sum(quota.low for quota in self._quotas)
+
+    def refused(self) -> None:
+        """Note that the server refused a request."""
+        for quota in self._quotas:
+            quota.refused()
+
     def delay(self, now: float, size: tuple[int, int]) -> float:
         """Return the seconds until a request of this size may be sent."""
         delay = 0.0
@@ -153,6 +229,7 @@ class ServerQuota:
             alone = self.requests == 0 and quota.left > 0
             if quota.left < _amount(quota.kind, (1, *size)) and not alone:
                 delay = max(delay, quota.until - now)
+                quota.log_wait(self._longest)
         return delay
 
     @property

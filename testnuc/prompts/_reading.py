@@ -13,68 +13,135 @@ from testnuc.errors import MismatchedReplyError, ReplyError, UnreadableReplyErro
 from testnuc.protocols import Answer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 #: Characters at the end of a reply that are searched for JSON: the answer comes last.
 _SEARCHED = 50_000
-#: Most positions of a reply that are tried as the start of JSON.
-_MAX_STARTS = 1000
+#: Characters that are read in vain, where JSON may begin, before the search ends; an attempt takes
+#: as long as some characters.
+_MOST_READ, _ATTEMPT = 400_000, 100
+#: Characters of the longest reply, with reasoning.
+_LONGEST = 1_000_000
+#: Most values in a reply that is JSON as a whole, and how many more for each text: a million take
+#: seconds to read.
+_MOST_VALUES, _MOST_OF_TEXT = 10_000, 200
 
-_THINKING = re.compile(r"<(think|thinking|reasoning)>.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
-_FENCED = re.compile(r"```[\w-]*\s*\n?(.*?)```", re.DOTALL)
+_TAG = re.compile(r"<(/?)(think|thinking|reasoning)>", re.IGNORECASE)
+_LANGUAGE = re.compile(r"[\w-]*")
 _OPENING = re.compile(r"[{\[]")
-_ID = re.compile(r"\s*(?:text|sample|id)?\s*#?\s*([0-9]{1,9})(?:\.0*)?\s*", re.IGNORECASE)
+#: The beginning of a number, a constant or an escape, which the end of a reply cut off.
+_BEGUN = re.compile(r"[-+.\w\\]{0,8}")
+#: The beginning of a list of answers, with or without the object around it.
+_LIST = re.compile(r'(?:\{\s*"\w{1,40}"\s*:\s*)?\[')
+_CLOSING = re.compile(r"[\]}\s`]*")
+_BETWEEN = re.compile(r"[\s,]*")
+_ID = re.compile(r"(?:text|sample|id)? ?#? ?([0-9]{1,9})(?:\.0*)?", re.IGNORECASE)
 _DECODER = json.JSONDecoder()
 
 
-def parse_reply(
-    content: str, n: int, *, multilabel: bool = False
+def parse_reply(  # noqa: C901 - one branch for each form of an answer
+    content: str, n: int, *, multilabel: bool = False, truncated: bool = False
 ) -> tuple[Answer | ReplyError, ...]:
     """Parse the answers for `n` texts from a reply.
 
-    The JSON may be in a code fence, after reasoning or before other prose. Answers for several
-    texts are matched by id, never by order. A missing id, or a duplicate id with different answers,
-    fails for that text only; an unknown id is ignored. An id 0 or n + 1 fails for all texts: the
-    model may have counted differently, and every answer may belong to the text before or after.
+    The JSON may be in a code fence, after reasoning or before other prose. Of different answers
+    the last one counts, after a draft; where the reply begins with an answer, the others may be to
+    texts that the model invented, and it fails. Answers for several texts are matched by
+    id, never by order. A missing id, or a duplicate id with different answers, fails for that text
+    only; an unknown id is ignored. An id 0 or n + 1 fails for all texts: the model may have counted
+    differently, and every answer may belong to the text before or after.
+    Of a `truncated` reply only what is complete counts: all of it, or some of several texts.
     Errors are returned, never raised.
     """
-    if n == 1 and not multilabel and (answer := _plain_answer(content)):
-        return (answer,)
+    if len(content) > _LONGEST:
+        return _all_errors(UnreadableReplyError, "the reply is too long", content, n)
+    try:
+        whole: Any = orjson.loads(content)
+    except ValueError:
+        found, alone = _within(content, n, multilabel=multilabel, truncated=truncated)
+    else:
+        if n == 1 and not multilabel and (answer := _plain_answer(whole)):
+            return (answer,)
+        found = [whole] if _is_readable(content, n) else []
+        alone = multilabel and n == 1
     answer_of = _several if multilabel else _answer
     items: list[dict[str, Any]] = []
-    for value in _values(content):
-        read = _items(value, multilabel=multilabel)
+    for value in found:
+        read = _items(value, multilabel=multilabel, alone=alone)
         if read is None:
             continue
         if n > 1 and isinstance(value, dict) and "id" in read[0] and len(read) == 1:
             items += read  # one answer per line, or the complete part of a truncated reply
+        elif items and _labels_of(read) != _labels_of(items) and _begins(content):
+            return _all_errors(
+                MismatchedReplyError, "the reply has several answers to one text", content, n
+            )
         else:
             items = read  # the last one wins: drafts come before the answer
     if not items:
         return _all_errors(UnreadableReplyError, "the reply contains no JSON answer", content, n)
     if n == 1:
-        answers = [answer_of(item, content) for item in items]
-        if any(item.get("id") is not None and _id_of(item["id"]) != 1 for item in items) or any(
-            answer != answers[0] for answer in answers
-        ):
-            return _all_errors(
-                MismatchedReplyError, "the reply has answers for other texts", content, 1
-            )
-        return (answers[0],)
+        return (_only(items, content, answer_of),)
     return _match_by_id(items, content, n, answer_of)
 
 
+def _only(
+    items: list[dict[str, Any]],
+    content: str,
+    answer_of: Callable[[dict[str, Any], str], Answer | ReplyError],
+) -> Answer | ReplyError:
+    answers = [answer_of(item, content) for item in items]
+    if any(item.get("id") is not None and _id_of(item["id"]) != 1 for item in items) or any(
+        answer != answers[0] for answer in answers
+    ):
+        return _error(MismatchedReplyError, "the reply has answers for other texts", content)
+    return answers[0]
+
+
+def _within(content: str, n: int, *, multilabel: bool, truncated: bool) -> tuple[list[Any], bool]:
+    """Return the JSON values in a reply, and whether the labels alone are an answer.
+
+    They are where the reply is nothing else but a code fence: a list in prose may be the label
+    options.
+    """
+    several = multilabel and n == 1
+    found = _after_cut(content, n) if truncated else _values(content, n, several=several)
+    return found, several and bool(_after_cut(content, 1))
+
+
+def _is_readable(content: str, n: int) -> bool:
+    """Whether JSON has no more values than answers to `n` texts may have."""
+    return sum(map(content.count, ",[{")) <= _MOST_VALUES + _MOST_OF_TEXT * n
+
+
 def without_thinking(content: str) -> str:
-    """Return a reply without the reasoning that some models write before it."""
-    return _THINKING.sub(" ", content[-_SEARCHED:]).strip()
+    """Return the end of a reply without the reasoning that some models write before the answer."""
+    text = content[-_SEARCHED:]
+    inside = _cut_block(content, text) if len(text) < len(content) else None
+    parts, at = [], 0
+    for tag in _TAG.finditer(text):
+        name = tag[2].lower()
+        if inside is None and not tag[1]:
+            parts.append(text[at : tag.start()])
+            inside = name
+        elif tag[1] and name == inside:
+            inside, at = None, tag.end()
+    if inside is None:
+        parts.append(text[at:])
+    return " ".join(parts).strip()
 
 
-def _plain_answer(content: str) -> Answer | None:
-    """Parse the most common reply, an object with a label and a confidence (fast path)."""
-    try:
-        value = orjson.loads(content)
-    except ValueError:
-        return None
+def _cut_block(content: str, text: str) -> str | None:
+    """Return the name of the block of reasoning in which the searched part begins, or None."""
+    tag = _TAG.search(text)
+    if tag is not None:
+        return tag[2].lower() if tag[1] else None
+    tag = _TAG.match(content[:_ATTEMPT].lstrip())
+    return tag[2].lower() if tag is not None and not tag[1] else None
+
+
+def _plain_answer(value: Any) -> Answer | None:
+    """Return the most common answer, an object with a label and a confidence (fast path)."""
     if type(value) is not dict or len(value) != 2:
         return None
     label, confidence = value.get("label"), value.get("confidence")
@@ -124,36 +191,93 @@ def _all_errors(
     return tuple(_error(kind, message, content) for _ in range(n))
 
 
-def _values(content: str) -> Iterator[Any]:
-    """Yield the JSON values in a reply, in order: one if all of it is JSON."""
+def _values(content: str, n: int, *, several: bool) -> list[Any]:
+    """Return the JSON values in a reply that is not JSON as a whole, in order.
+
+    A value that the end of the reply cut off is the answer to one text, but incomplete, and what
+    came before it were drafts: then there is none. `several`: also if it holds complete values.
+    """
+    text = without_thinking(content)
+    found: list[Any] = []
+    at, left, cut, unfinished = 0, _MOST_READ, False, False
+    while opening := _OPENING.search(text, at):
+        at = opening.start()
+        try:
+            value, at = _DECODER.raw_decode(text, at)
+        except (ValueError, RecursionError) as problem:
+            cut, reached = _stopped(problem, text)
+            # each start may be read up to the end
+            left -= _ATTEMPT + reached - at
+            # what does not end holds all that follows
+            unfinished |= left < 0 or (several and cut)
+            if left < 0:
+                break
+            at += 1
+        else:
+            cut = False
+            found.append(value)
+    return [] if (cut or unfinished) and n == 1 else found
+
+
+def _stopped(problem: Exception, text: str) -> tuple[bool, int]:
+    """Return whether JSON stops at the end of the text, and how far it was read."""
+    if not isinstance(problem, json.JSONDecodeError):
+        return False, len(text)
+    if problem.msg.startswith("Unterminated string"):
+        return True, len(text)
+    return _BEGUN.fullmatch(text, problem.pos) is not None, problem.pos
+
+
+def _after_cut(content: str, n: int) -> list[Any]:
+    """Return the JSON values of a truncated reply that are certain to be answers.
+
+    That is a reply which is JSON but for a code fence, or the first answers to several texts, in
+    the only JSON of the reply.
+    """
+    text = without_thinking(content)
+    if text.startswith("```"):
+        text = text[_LANGUAGE.match(text, 3).end() :].removesuffix("```")  # type: ignore[union-attr]
     try:
-        yield orjson.loads(content)
+        return [orjson.loads(text)]
     except ValueError:
         pass
-    else:
-        return
-    searched = _THINKING.sub(" ", content)[-_SEARCHED:]
-    for block in _FENCED.findall(searched):
+    opening = _OPENING.search(text)
+    if n == 1 or opening is None:
+        return []
+    at = opening.start()
+    if begun := _LIST.match(text, at):
+        at = begun.end()
+    found: list[Any] = []
+    while True:
+        at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]
         try:
-            value = orjson.loads(block.strip())
-        except ValueError:
-            continue
-        yield value
-    at = 0
-    for _ in range(_MAX_STARTS):
-        opening = _OPENING.search(searched, at)
-        if opening is None:
-            return
-        try:
-            value, at = _DECODER.raw_decode(searched, opening.start())
+            value, at = _DECODER.raw_decode(text, at)
         except (ValueError, RecursionError):
-            at = opening.start() + 1
-        else:
-            yield value
+            # the answer that was cut off; what follows a complete list may be other answers
+            whole = text.startswith("{", at) or _CLOSING.fullmatch(text, at)
+            return found if whole else []
+        if not isinstance(value, dict) or "id" not in _lowered(value):
+            return []
+        found.append(value)
 
 
-def _items(value: Any, *, multilabel: bool) -> list[dict[str, Any]] | None:
-    """Return the answers in a JSON value, or None if it has none."""
+def _begins(content: str) -> bool:
+    """Whether a reply begins with JSON, so that its first answer is no draft."""
+    text = without_thinking(content)
+    if text.startswith("```"):
+        text = text[_LANGUAGE.match(text, 3).end() :].lstrip()  # type: ignore[union-attr]
+    return text.startswith(("{", "["))
+
+
+def _labels_of(items: list[dict[str, Any]]) -> list[Any]:
+    return [item.get("labels", item.get("label")) for item in items]
+
+
+def _items(value: Any, *, multilabel: bool, alone: bool) -> list[dict[str, Any]] | None:
+    """Return the answers in a JSON value, or None if it has none.
+
+    `alone`: the labels themselves are an answer, without the field.
+    """
     field = "labels" if multilabel else "label"
     if isinstance(value, dict):
         value = _lowered(value)
@@ -162,18 +286,19 @@ def _items(value: Any, *, multilabel: bool) -> list[dict[str, Any]] | None:
         lists = [inner for inner in value.values() if isinstance(inner, list)]
         if len(lists) != 1:
             return None
-        value = lists[0]
+        value, alone = lists[0], False
     if not isinstance(value, list):
         return None
     items = [_lowered(item) for item in value if isinstance(item, dict)]
     whole = len(items) == len(value) or not multilabel
     if items and whole and all(field in item or "id" in item for item in items):
         return items
-    if not multilabel or not value:
+    if not alone or not value:
         return None
-    # the labels alone, without the field
-    alone = all(isinstance(one, str) or (isinstance(one, dict) and "label" in one) for one in value)
-    return [{"labels": value}] if alone else None
+    labels = all(
+        isinstance(one, str) or (isinstance(one, dict) and "label" in one) for one in value
+    )
+    return [{"labels": value}] if labels else None
 
 
 def _lowered(item: dict[Any, Any]) -> dict[str, Any]:
@@ -186,7 +311,7 @@ def _id_of(value: Any) -> int | None:
     if isinstance(value, int):
         return value
     if isinstance(value, float | str):
-        found = _ID.fullmatch(str(value))
+        found = _ID.fullmatch(" ".join(str(value)[:100].split()))
         return int(found[1]) if found else None
     return None
 
@@ -205,10 +330,15 @@ def _answer(item: dict[str, Any], content: str) -> Answer | ReplyError:
 
 
 def _several(item: dict[str, Any], content: str) -> Answer | ReplyError:
-    """Return the labels of an answer, in its order; duplicates and unknown labels stay."""
+    """Return the labels of an answer, in its order; duplicates and unknown labels stay.
+
+    A label with the confidence 0 does not apply.
+    """
     given = item["labels"] if "labels" in item else item.get("label")
     if isinstance(given, dict):
-        given = [{"label": label, "confidence": value} for label, value in given.items()]
+        if any(value is not True and _score(value) is None for value in given.values()):
+            return _error(UnreadableReplyError, "not all labels have a number", content)
+        given = [{"label": label, "confidence": _score(value)} for label, value in given.items()]
     if isinstance(given, str):
         given = [given]
     if not isinstance(given, list):
@@ -220,8 +350,14 @@ def _several(item: dict[str, Any], content: str) -> Answer | ReplyError:
         answer = _answer(entry, content)
         if isinstance(answer, ReplyError):
             return answer
-        labels.append((answer.label, answer.confidence))
+        if answer.confidence != 0:
+            labels.append((answer.label, answer.confidence))
     return Answer("", None, tuple(labels))
+
+
+def _score(value: Any) -> float | None:
+    """Return the confidence that a label applies, 0 for False."""
+    return 0.0 if value is False else _confidence(value)
 
 
 def _confidence(value: Any) -> float | None:
@@ -252,9 +388,10 @@ def _confidence(value: Any) -> float | None:
     return number if 0 <= number <= 1 else None
 
 
+#: A string that does not end takes the rest, so that no part of it is read again.
 _FIELDS = re.compile(
-    r'"id"\s*:\s*"?(?P<id>[0-9]{1,9})|"label"\s*:\s*"(?P<label>(?:[^"\\]|\\.)*)"'
-    r'|"(?:[^"\\]|\\.)*"',
+    r'"id"\s*:\s*"?(?P<id>[0-9]{1,9})|"label"\s*:\s*"(?P<label>(?:[^"\\]|\\.?)*+)(?P<end>"|\Z)'
+    r'|"(?:[^"\\]|\\.?)*+(?:"|\Z)',
     re.DOTALL,
 )
 
@@ -270,7 +407,7 @@ def label_spans(content: str, n: int) -> dict[int, tuple[int, int]]:
     for field in _FIELDS.finditer(content):
         if field["id"] is not None:
             current = int(field["id"])
-        elif field["label"] is not None and current is not None:
+        elif field["end"] and current is not None:
             if current in found and n > 1:
                 ambiguous.add(current)
             found[current] = field.span("label")

@@ -1,12 +1,14 @@
 """LLM providers by name, imported on first use.
 
-openai, anthropic  the two protocols; `local`, without HTTP
-_http              their base class: encoding, adaptation, decoding
-_dialect           the request format that a server accepts
-_answers           schema, output limit and message of a call
-_reasoning         reasoning models; `_responses`, the Responses API
-_logprobs          confidence from token log-probabilities
-_streams           server-sent events; `_clouds`, Bedrock and Vertex AI
+::
+
+    openai, anthropic  the two protocols; `local`, without HTTP
+    _http              their base class: encoding, adaptation, decoding
+    _dialect           the request format that a server accepts
+    _answers           schema, output limit and message of a call
+    _reasoning         reasoning models; `_responses`, the Responses API
+    _logprobs          confidence from token log-probabilities
+    _streams           server-sent events; `_clouds`, Bedrock and Vertex AI
 """
 
 from __future__ import annotations
@@ -72,6 +74,6 @@ def resolve(
                 f"base_url='{server}' and its api_key."
             )
     raise InvalidInputError(
-        f'model {model!r:.120} has no known provider; use "openai/<model>" (any OpenAI-compatible '
-        'server with base_url=..), "anthropic/<model>", "local/zero-shot", or a provider object.'
+        f'model {model!r:.120} has no known provider; use "openai/<model>" (with base_url: any '
+        'OpenAI-compatible server), "anthropic/<model>" or "local/zero-shot".'
     )

@@ -12,7 +12,7 @@ from testnuc.providers._dialect import Structure
 if TYPE_CHECKING:
     from testnuc.protocols import Task, TokenUsage
 
-__all__ = ["Body", "Message", "answer_schema", "count", "enum_fits", "output_limit"]
+__all__ = ["Body", "Message", "answer_schema", "enum_fits", "output_limit"]
 
 #: Limits of enums, as first documented by OpenAI and copied by other servers.
 MAX_ENUM = 500
@@ -47,6 +47,8 @@ class Message:
     truncated: bool = False
     #: Log-probabilities of the content's tokens, as received.
     logprobs: Any = None
+    #: Whether a stream broke off, so that the answer may be incomplete.
+    broken: bool = False
 
 
 def answer_schema(task: Task, n: int, structure: Structure) -> dict[str, Any]:
@@ -89,8 +91,3 @@ def output_limit(task: Task, n: int, structure: Structure) -> int:
     if task.multilabel:
         longest = min(len(task.labels), MAX_LABELS) * (longest + 32)
     return n * (longest + 48) + (64 if structure < Structure.OBJECT else 320)
-
-
-def count(value: Any) -> int | None:
-    """Return a valid number of tokens, else None."""
-    return value if type(value) is int and value >= 0 else None

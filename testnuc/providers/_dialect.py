@@ -27,7 +27,7 @@ LIMITS = ("max_completion_tokens", "max_tokens")
 #: Refusals of an output limit that is more than the model or its context window has.
 LIMIT_TOO_LARGE = re.compile(
     r"max_(completion_|output_|new_)?tokens.{0,80}(too large|less than|at most|exceed|must be <=)"
-    r"|\b[1-9]\d* in the completion|requested \d+ output tokens",
+    r"|\b[1-9]\d{0,9} in the completion|requested \d+ output tokens",
     re.IGNORECASE,
 )
 
@@ -56,7 +56,7 @@ _LOGPROBS = re.compile(r"logprobs?\b")
 _THINKING = re.compile(r"enable_?[ ]?thinking")
 _STREAM = re.compile(
     r"only supports? (the )?stream|stream(ing)?\W* (mode|must|is required|to be|parameter to)"
-    r"|must (be )?(set )?\W*stream|stream\W*true|non-?stream\w* \w* ?not support"
+    r"|must (be )?(set )?\W*stream|stream\W*true|non-?stream\w{0,9} \w{0,9} ?not support"
 )
 #: OpenRouter's answer to parameters that no provider of the model has.
 _NO_ENDPOINT = re.compile(r"no endpoints found that can handle the requested parameters")

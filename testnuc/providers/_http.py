@@ -16,15 +16,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import orjson
 
+from testnuc._base.foreign import read_json, write_json
 from testnuc.errors import (
     BadRequestError,
     ContentRefusedError,
     EmptyReplyError,
     InvalidInputError,
+    ProviderError,
     RefusalError,
     ReplyError,
     TruncatedReplyError,
     UnreadableReplyError,
+    printable,
 )
 from testnuc.labels import LabelSet
 from testnuc.prompts import parse_reply, without_thinking
@@ -44,10 +47,12 @@ from testnuc.providers._streams import joined
 from testnuc.transport.api_errors import as_error
 from testnuc.transport.endpoint import checked_headers
 from testnuc.transport.keys import KeySource
+from testnuc.transport.redaction import without_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from testnuc.protocols import TokenUsage
     from testnuc.transport.endpoint import Endpoint
 
 __all__ = ["HTTPProvider"]
@@ -60,6 +65,18 @@ BYTES_PER_TOKEN = 3.2
 OVERHEAD_TOKENS = 12
 #: Reserved for a call without an output limit; ample for a label.
 UNLIMITED_OUTPUT = 16_384
+
+#: Most characters of a request id, and of an answer that is no label.
+_IDENTIFIER, _SHOWN = 200, 10_000
+
+#: Most values in a response, and how many more for each text whose labels are scored by the
+#: alternatives of each token.
+_MOST_VALUES, _SCORED = 100_000, 6_000
+#: Most characters of the labels in a reply that are not in the set, and how many are counted for
+#: each in addition: it is compared with the whole set.
+_MOST_OTHERS, _EACH = 200_000, 100
+#: Most bytes of an error in a 200 response.
+_MOST_OF_ERROR = 2**18
 
 #: Size of the cache of prepared bodies; a client has few tasks and pack sizes.
 _PREPARED = 64
@@ -263,8 +280,7 @@ class HTTPProvider(ABC):
         if not error.fatal:
             return None
         # a model's name says nothing about the refusal
-        name = rf"(?<![\w-]){re.escape(self.model)}(?![\w-])"
-        message = re.sub(name, "", str(error))
+        message = re.sub(rf"(?<![\w-]){re.escape(self.model)}(?![\w-])", "", str(error))
         return after_refusal(self.dialect, message, self.structures, self._users, self._sent)
 
     # --- decoding -----------------------------------------------------------------------------
@@ -273,51 +289,81 @@ class HTTPProvider(ABC):
     def parse(self, answer: dict[str, Any]) -> Message:
         """Return the content of a 200 response; raises EmptyReplyError if it has none."""
 
+    @abstractmethod
+    def usage(self, answer: dict[str, Any]) -> TokenUsage | None:
+        """Return the tokens that a 200 response reports; None: unknown."""
+
     def decode(self, request: Request, body: bytes) -> Reply:
         """Decode a 200 response; raises `ReplyError`, which has the tokens, or `ProviderError`."""
-        return self._read(request, self._parse(body))
+        return self._read(request, self._parse(request, body))
 
-    def _parse(self, body: bytes) -> Message:
+    def _parse(self, request: Request, body: bytes) -> Message:
+        ended, stream = True, None
+        more = _SCORED * len(request.texts) if request.task.score_labels else 0
         try:
-            answer = orjson.loads(body)
+            answer = read_json(body, most=_MOST_VALUES + more)
         except ValueError as problem:
-            answer = joined(body)
-            if answer is None:
+            stream = joined(body)
+            if stream is None:
                 page = body.lstrip()[:1] == b"<"
                 why = "a web page, not JSON; check base_url" if page else f"no JSON ({problem})"
                 raise UnreadableReplyError(
                     f"{self._where}: the response is {why}", status_code=200
                 ) from problem
+            answer, ended = stream
         if not isinstance(answer, dict):
             raise UnreadableReplyError(
                 f"{self._where}: the response is not a JSON object", status_code=200
             )
         if answer.get("error"):
-            raise self.error(200, {}, orjson.dumps(answer))
-        return self.parse(answer)
+            raise self._error_within(answer, body if stream is None else write_json(answer))
+        if isinstance(answer.get("id"), str):
+            answer["id"] = self.shown(printable(answer["id"][:_IDENTIFIER]))
+        message = self.parse(answer)
+        # a stream that broke off
+        return message if ended else replace(message, truncated=True, broken=True)
+
+    def _error_within(self, answer: dict[str, Any], body: bytes) -> Exception:
+        """Return the error that a 200 response holds; it is billed if the model wrote something."""
+        error, usage = self.error(200, {}, body[:_MOST_OF_ERROR]), self.usage(answer)
+        billed = usage is not None and usage.output_tokens > 0
+        if not (billed and isinstance(error, ProviderError) and error.retryable):
+            return error
+        return UnreadableReplyError(
+            str(error), usage=usage, request_id=error.request_id, status_code=200
+        )
 
     def _read(self, request: Request, message: Message) -> Reply:
         content = message.content
-        several = request.task.multilabel
+        several, n = request.task.multilabel, len(request.texts)
         answers = (
-            parse_reply(content, len(request.texts), multilabel=several) if content.strip() else ()
+            parse_reply(content, n, multilabel=several, truncated=message.truncated)
+            if content.strip()
+            else ()
         )
         if len(answers) == 1 and isinstance(answers[0], UnreadableReplyError):
             answers = self._label_alone(request.task, message) or answers
+        elif n > 1 or several:
+            answers = _without_crowd(answers, request.task)
         if message.refusal is None and any(isinstance(answer, Answer) for answer in answers):
             self._readable = True
-            return Reply(answers, message.usage, message.request_id)
+            shown = tuple(self._without_key(answer, request.task) for answer in answers)
+            return Reply(shown, message.usage, message.request_id)
         facts: dict[str, Any] = {
-            "content": content[:2000],
+            "content": self.shown(content[:2000]),
             "usage": message.usage,
             "request_id": message.request_id,
             "status_code": 200,
         }
         if message.refusal is not None:
-            words = message.refusal or content
-            facts["content"] = words[:2000]
+            words = facts["content"] = self.shown((message.refusal or content)[:2000])
             why = words[:200] or "stopped by the provider's content filter"
             raise RefusalError(f"{self._where} declined to answer: {why}", **facts)
+        if message.broken:
+            facts["content"] = None  # which would be a reason to ask for another format
+            raise UnreadableReplyError(
+                f"{self._where}: the stream broke off before its end", **facts
+            )
         if message.truncated:
             raise TruncatedReplyError(
                 f"{self._where}: the answer was truncated by the output limit; set a larger one, "
@@ -328,11 +374,32 @@ class HTTPProvider(ABC):
             raise EmptyReplyError(f"{self._where}: the answer is empty", **facts)
         error = answers[0]
         assert isinstance(error, ReplyError)
-        raise type(error)(f"{self._where}: {error}", **facts)
+        raise type(error)(f"{self._where}: {self.shown(str(error))}", **facts)
+
+    def shown(self, text: str) -> str:
+        """Return words of the server without the key."""
+        return without_key(text, self._key if self.keys is None else self.keys.key)
+
+    def _without_key(self, answer: Answer | ReplyError, task: Task) -> Answer | ReplyError:
+        """Return an answer that quotes no key, which would be stored; a label is no secret."""
+        if isinstance(answer, ReplyError):
+            return type(answer)(self.shown(str(answer)), content=self.shown(answer.content or ""))
+        names = [answer.label] if answer.labels is None else [name for name, _ in answer.labels]
+        hidden = [self.shown(name[:_SHOWN]) for name in names]
+        if hidden == names:
+            return answer
+        kept = [a if a in task.labels else b for a, b in zip(names, hidden, strict=True)]
+        if answer.labels is None:
+            return replace(answer, label=kept[0])
+        sure = [confidence for _, confidence in answer.labels]
+        return replace(answer, labels=tuple(zip(kept, sure, strict=True)))
 
     def _label_alone(self, task: Task, message: Message) -> tuple[Answer, ...]:
         """Return the answer of a reply that is a label and nothing else; () if it is not."""
+        content = message.content.strip()
         if message.truncated:  # perhaps the beginning of a longer label
+            return ()
+        if task.multilabel and content.startswith("[") and not content.endswith("]"):
             return ()
         if self._labels is None or self._labels[0] is not task:
             try:
@@ -340,7 +407,7 @@ class HTTPProvider(ABC):
             except InvalidInputError:
                 return ()
         labels = self._labels[1]
-        place = labels.same(without_thinking(message.content))
+        place = labels.same(without_thinking(content))
         return () if place is None else (Answer(labels.names[place]),)
 
     def recover(self, request: Request, error: UnreadableReplyError) -> Reply:
@@ -351,3 +418,15 @@ class HTTPProvider(ABC):
         """Return the error of a non-200 response."""
         key = self._key if self.keys is None else self.keys.key
         return as_error(status, headers, body, where=self._where, key=key, hint=self._hint)
+
+
+def _without_crowd(
+    answers: tuple[Answer | ReplyError, ...], task: Task
+) -> tuple[Answer | ReplyError, ...]:
+    """Return the answers; an error, if so many of their labels are unknown that it takes long."""
+    given = [answer for answer in answers if isinstance(answer, Answer)]
+    said = {name for a in given for name, _ in a.labels or ((a.label, None),)}
+    others = said.difference(task.labels)
+    if sum(map(len, others)) + len(others) * (_EACH + len(task.labels)) <= _MOST_OTHERS:
+        return answers
+    return (UnreadableReplyError(f"the reply has {len(others):,} labels that are not in the set"),)

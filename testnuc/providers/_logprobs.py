@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,14 +18,18 @@ __all__ = ["TOP", "with_logprobs", "with_scores"]
 
 #: Alternatives of each token to ask for: OpenAI's and vLLM's limit.
 TOP = 20
+#: A log-probability below this one is zero.
+_LEAST = -1e4
+#: Tokens and characters of the longest reply whose log-probabilities are read.
+_MOST, _LONGEST = 4_000, 50_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Token:
     text: bytes
     probability: float
-    #: Other tokens that could have been in its place, with their probabilities.
-    others: tuple[tuple[bytes, float], ...] = ()
+    #: Other tokens that could have been in its place, unvalidated.
+    top: Any = None
 
 
 def with_logprobs(
@@ -57,9 +62,11 @@ def with_scores(
     tokens = _tokens(logprobs)
     if not tokens:
         return None
+    # with the closing quote, so that no label is the beginning of another
+    targets = sorted((orjson.dumps(label)[1:], i) for i, label in enumerate(labels))
     found = list(with_logprobs(answers, content, logprobs))
     for i, (start, _) in _spans(content, tokens, len(answers)):
-        scores = _scores(tokens, start, labels)
+        scores = _scores(tokens, start, targets)
         best = max(range(len(labels)), key=scores.__getitem__)
         if scores[best] > 0 and not isinstance(found[i], ReplyError):
             found[i] = Answer(labels[best], scores[best] / math.fsum(scores))
@@ -69,44 +76,49 @@ def with_scores(
 def _spans(content: str, tokens: Sequence[_Token], n: int) -> Iterator[tuple[int, tuple[int, int]]]:
     """Yield the number of each text whose label is located, and the bytes of the label."""
     start = b"".join(token.text for token in tokens).find(_utf8(content))
-    if tokens and start >= 0:
+    if tokens and start >= 0 and len(content) <= _LONGEST:
         for i, (first, last) in label_spans(content, n).items():
             yield i, (start + len(_utf8(content[:first])), start + len(_utf8(content[:last])))
 
 
-def _scores(tokens: Sequence[_Token], start: int, labels: Sequence[str]) -> list[float]:
+def _scores(
+    tokens: Sequence[_Token], start: int, targets: Sequence[tuple[bytes, int]]
+) -> list[float]:
     """Return the probability that the tokens from byte `start` on lead to each label.
 
     The reply is one way through the tree of labels; at each of its tokens, an alternative leads to
     the labels that begin with it, to each of several with an equal part of its probability.
     """
-    # with the closing quote, so that no label is the beginning of another
-    targets = [orjson.dumps(label)[1:] for label in labels]
-    scores = [0.0] * len(labels)
+    chances: dict[tuple[int, int], float] = {}
 
-    def fitting(text: bytes) -> list[int]:
-        return [i for i, t in enumerate(targets) if t.startswith(text) or text.startswith(t)]
+    def share(probability: float, text: bytes) -> int:
+        """Add a probability to the targets that go on as `text`, and return how many there are."""
+        first, last = bisect_left(targets, (text,)), bisect_left(targets, (text + b"\xff",))
+        if first == last and first and text.startswith(targets[first - 1][0]):
+            first -= 1
+        chances[first, last] = chances.get((first, last), 0.0) + probability
+        return last - first
 
-    def share(probability: float, fit: Sequence[int]) -> None:
-        for i in fit:
-            scores[i] += probability / len(fit)
-
-    way, chance, fit, at = b"", 1.0, list(range(len(labels))), 0
+    way, chance, at = b"", 1.0, 0
     for token in tokens:
         # the first token can hold the opening quote, too
         lead = token.text[: max(0, start - at)]
         at += len(token.text)
-        if at <= start:
+        if at <= start or not token.text:
             continue
-        for other, probability in token.others:
-            if len(other) > len(lead) and other.startswith(lead):
-                share(chance * probability, fitting(way + other[len(lead) :]))
+        others = map(_token, token.top[:TOP] if isinstance(token.top, list) else ())
+        for other, probability in filter(None, others):
+            if other != token.text and len(other) > len(lead) and other.startswith(lead):
+                share(chance * probability, way + other[len(lead) :])
         way += token.text[len(lead) :]
         chance *= token.probability
-        fit = fitting(way)
-        if len(fit) <= 1:
+        if share(0.0, way) <= 1:
             break
-    share(chance, fit)
+    share(chance, way)
+    scores = [0.0] * len(targets)
+    for (first, last), probability in chances.items():
+        for _, place in targets[first:last]:
+            scores[place] += probability / (last - first)
     return scores
 
 
@@ -118,13 +130,11 @@ def _tokens(logprobs: Any) -> list[_Token]:
     """Return the tokens with their alternatives; none if one is malformed."""
     listed = logprobs.get("content") if isinstance(logprobs, dict) else None
     tokens: list[_Token] = []
-    for given in listed if isinstance(listed, list) else ():
+    for given in listed if isinstance(listed, list) and len(listed) <= _MOST else ():
         read = _token(given)
         if read is None:
             return []
-        top = given.get("top_logprobs")
-        others = map(_token, top) if isinstance(top, list) else ()
-        tokens.append(_Token(*read, tuple(o for o in others if o and o[0] != read[0])))
+        tokens.append(_Token(*read, given.get("top_logprobs")))
     return tokens
 
 
@@ -133,9 +143,13 @@ def _token(given: Any) -> tuple[bytes, float] | None:
     if not isinstance(given, dict):
         return None
     value, raw, text = given.get("logprob"), given.get("bytes"), given.get("token")
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    probability = math.exp(min(0.0, value))
+    # an integer can be too large for a float; NaN stays
+    value = max(min(value, 0), _LEAST)
+    if math.isnan(value):
+        return None
+    probability = math.exp(value)
     if isinstance(raw, list) and all(type(b) is int and 0 <= b < 256 for b in raw):
         return bytes(raw), probability
     return (_utf8(text), probability) if isinstance(text, str) else None

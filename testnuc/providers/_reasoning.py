@@ -17,7 +17,7 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 #: Names of models that reason by default.
 _THINKING = re.compile(
-    r"^(o\d|gpt-(?!35)([5-9]|\d\d)|codex)(?!.*-chat)|gpt-oss|deepseek-?r\d|reason|think|qwq|magistral"
+    r"^(o\d|gpt-(?!35)([5-9]|\d\d)|codex)(?!.{0,99}-chat)|gpt-oss|deepseek-?r\d|reason|think|qwq|magistral"
     r"|gemini-(2\.5|[3-9]|(pro|flash)(-lite)?-latest)|grok-(3-mini|[4-9]|code)|qwen3|glm-(4\.[5-9]|[5-9])|minimax-m\d|nemotron",
     re.IGNORECASE,
 )
@@ -28,12 +28,12 @@ _NOT_THINKING = re.compile(r"non-?reasoning|no-?think|instruct|gemma|embed", re.
 _LEAST: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), effort)
     for pattern, effort in (
-        (r"^(o\d|gpt-5).*-(pro|chat|preview)|^o1-mini|deep-research", ""),
-        (r"^gpt-5.*codex", "low"),
+        (r"^(o\d|gpt-5).{0,99}-(pro|chat|preview)|^o1-mini|deep-research", ""),
+        (r"^gpt-5.{0,99}codex", "low"),
         (r"^gpt-5(-mini|-nano)?(-\d{4}|$)", "minimal"),
         (r"^gpt-5[.]\d", "none"),
-        (r"^(o[1-9](?!\d)|gpt-([6-9]|\d\d)(?!\d)(?!.*-chat))|gpt-oss", "low"),
-        (r"gemini-((2\.5|[3-9].*)-)?flash(?!.*2\.0)", "none"),
+        (r"^(o[1-9](?!\d)|gpt-([6-9]|\d\d)(?!\d)(?!.{0,99}-chat))|gpt-oss", "low"),
+        (r"gemini-((2\.5|[3-9].{0,99})-)?flash(?!.{0,99}2\.0)", "none"),
         (r"gemini-(2\.5|[3-9]|pro-latest)", "low"),
         (r"grok-4\.3", "none"),
         (r"grok-3-mini|grok-4\.[5-9]|grok-[5-9]", "low"),

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from testnuc._base.foreign import count
 from testnuc.protocols import TokenUsage
-from testnuc.providers._answers import count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,9 +6,12 @@ whatever is asked for.
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from typing import TYPE_CHECKING, Any
 
 import orjson
+
+from testnuc._base.foreign import count_values, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,38 +19,75 @@ if TYPE_CHECKING:
 __all__ = ["joined", "text_of"]
 
 _STARTS = (b"data:", b"event:", b"id:", b":", b"retry:")
+#: Most lines of a stream, its events, of which each token has one, and their values.
+_MOST_LINES, _MOST_EVENTS, _MOST_VALUES = 100_000, 10_000, 150_000
+#: Bytes of events that are read leniently, each as long as `_LEAST` at least: that takes long.
+_LENIENT, _LEAST = 200_000, 100
+#: Bytes at the end of a stream in which its mark is looked for.
+_MARK = 1_000
 
 
-def joined(body: bytes) -> dict[str, Any] | None:
-    """Return the response of a stream, in any protocol; None if the body is not a stream.
+def joined(body: bytes) -> tuple[dict[str, Any], bool] | None:
+    """Return the response of a stream, in any protocol; None if the body is no stream of an answer.
 
-    An event that holds an error is returned as it is.
+    One of an answer has fewer events than 10,000. Also whether the stream says that it has ended:
+    else the response may be incomplete. An event that holds an error is returned as it is.
     """
-    if not body.lstrip()[:8].startswith(_STARTS):
+    body = body.removeprefix(BOM_UTF8)
+    if not body.lstrip()[:8].startswith(_STARTS) or not _is_short(body):
         return None
-    events = list(_events(body))
-    cut = any(_finish(event) == "length" for event in events)
+    try:
+        events = list(_events(body))
+    except ValueError:
+        return None
+    finishes = [reason for reason in map(_finish, events) if reason]
+    cut = "length" in finishes
     for event in events:
         # OpenRouter reports an error after an answer that the output limit cut off
         if event.get("error") and not cut:
-            return event
+            return event, True
         # the Responses API sends the whole response at its end
         if isinstance(event.get("response"), dict) and event["response"].get("output"):
-            return dict(event["response"])
+            return dict(event["response"]), True
     start = next((e["message"] for e in events if isinstance(e.get("message"), dict)), None)
-    return _chat(events) if start is None else _message(start, events)
+    if start is not None:
+        message = _message(start, events)
+        ended = any(event.get("type") == "message_stop" for event in events)
+        return message, ended or _is_done(body) or bool(message["stop_reason"])
+    return _chat(events, finishes), _is_done(body) or bool(finishes)
+
+
+def _is_short(body: bytes) -> bool:
+    lines = max(body.count(b"\n"), body.count(b"\r"))
+    many = body.count(b"data:") > _MOST_EVENTS or count_values(body) > _MOST_VALUES
+    return lines <= _MOST_LINES and not many
+
+
+def _is_done(body: bytes) -> bool:
+    """Whether a stream ends as OpenAI's do."""
+    last = body[-_MARK:].splitlines()
+    return any(line.startswith(b"data:") and line[5:].strip() == b"[DONE]" for line in last)
 
 
 def _events(body: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a stream; raises ValueError if too much of it is no strict JSON."""
+    left = _LENIENT
     for line in body.splitlines():
         name, _, data = line.strip().partition(b":")
-        if name == b"data":
+        if name != b"data":
+            continue
+        try:
+            event = orjson.loads(data)
+        except ValueError:
+            left -= max(_LEAST, len(data))
+            if left < 0:
+                raise
             try:
-                event = orjson.loads(data)
+                event = read_json(data)
             except ValueError:  # [DONE], or a line that was cut off
                 continue
-            if isinstance(event, dict):
-                yield event
+        if isinstance(event, dict):
+            yield event
 
 
 def _choice(event: dict[str, Any]) -> dict[str, Any]:
@@ -61,12 +101,11 @@ def _finish(event: dict[str, Any]) -> Any:
     return _choice(event).get("finish_reason")
 
 
-def _chat(events: list[dict[str, Any]]) -> dict[str, Any]:
+def _chat(events: list[dict[str, Any]], finishes: list[Any]) -> dict[str, Any]:
     answer: dict[str, Any] = {}
     content: list[str] = []
     refusal: list[str] = []
     tokens: list[Any] = []
-    finish = None
     for event in events:
         # Groq reports the usage in a field of its own
         own = event.get("x_groq")
@@ -74,7 +113,6 @@ def _chat(events: list[dict[str, Any]]) -> dict[str, Any]:
         answer |= {name: event[name] for name in ("id", "service_tier") if event.get(name)}
         answer |= {"usage": usage} if usage else {}
         choice = _choice(event)
-        finish = _finish(event) or finish
         delta = choice.get("delta") or choice.get("message")
         if isinstance(delta, dict):
             content.append(text_of(delta.get("content")))
@@ -83,6 +121,7 @@ def _chat(events: list[dict[str, Any]]) -> dict[str, Any]:
         if isinstance(logprobs, dict) and isinstance(logprobs.get("content"), list):
             tokens += logprobs["content"]
     message = {"content": "".join(content), "refusal": "".join(refusal)}
+    finish = finishes[-1] if finishes else None
     choice = {"message": message, "finish_reason": finish, "logprobs": {"content": tokens}}
     return {**answer, "choices": [choice]} if content or finish else answer
 
@@ -90,7 +129,8 @@ def _chat(events: list[dict[str, Any]]) -> dict[str, Any]:
 def text_of(content: Any) -> str:
     """Return the text of a message: a string, or a list of parts."""
     if isinstance(content, list):
-        return "".join(text_of(part.get("text")) for part in content if isinstance(part, dict))
+        texts = (part.get("text") for part in content if isinstance(part, dict))
+        return "".join(text for text in texts if isinstance(text, str))
     return content if isinstance(content, str) else ""
 
 

@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 import orjson
 
 from testnuc._base.checks import checked_choice
+from testnuc._base.foreign import count
 from testnuc.errors import ConfigurationError, EmptyReplyError
 from testnuc.protocols import APIKey, Task, TokenUsage
 from testnuc.providers import _reasoning
-from testnuc.providers._answers import Body, Message, answer_schema, count, output_limit
+from testnuc.providers._answers import Body, Message, answer_schema, output_limit
 from testnuc.providers._clouds import cloud_of
 from testnuc.providers._dialect import Dialect, Structure
 from testnuc.providers._http import HTTPProvider
@@ -197,7 +198,7 @@ class Anthropic(HTTPProvider):
         answer : dict
             A message.
         """
-        usage = _usage(answer.get("usage"))
+        usage = self.usage(answer)
         request_id = answer["id"] if isinstance(answer.get("id"), str) else None
         reason, blocks = answer.get("stop_reason"), answer.get("content")
         if not isinstance(blocks, list):
@@ -221,6 +222,16 @@ class Anthropic(HTTPProvider):
             "" if reason == "refusal" else None,
             truncated=reason in ("max_tokens", "model_context_window_exceeded"),
         )
+
+    def usage(self, answer: dict[str, Any]) -> TokenUsage | None:
+        """Return the tokens that a message reports; None: unknown.
+
+        Parameters
+        ----------
+        answer : dict
+            A message.
+        """
+        return _usage(answer.get("usage"))
 
 
 def _room(thinking: dict[str, Any] | None, *, loose: bool) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from testnuc._base.foreign import count
 from testnuc.errors import (
     BadRequestError,
     EmptyReplyError,
@@ -22,7 +23,7 @@ from testnuc.errors import (
 from testnuc.prompts import VERBALIZED
 from testnuc.protocols import APIKey, Reply, Request, Task, TokenUsage
 from testnuc.providers import _reasoning, _responses
-from testnuc.providers._answers import Body, Message, answer_schema, count, output_limit
+from testnuc.providers._answers import Body, Message, answer_schema, output_limit
 from testnuc.providers._dialect import Dialect, Structure
 from testnuc.providers._http import HTTPProvider
 from testnuc.providers._logprobs import TOP, with_logprobs, with_scores
@@ -44,9 +45,11 @@ _AZURE = (
 
 #: Where servers other than OpenAI's, such as DeepSeek's and Mistral's, count cached input tokens.
 _CACHED = ("prompt_cache_hit_tokens", "num_cached_tokens", "cached_tokens")
+#: Finish reasons of an answer that a limit cut off; Mistral's is "model_length".
+_TRUNCATED = {"length", "max_tokens", "max_output_tokens", "model_length"}
 _LOGPROBS = re.compile(r"logprobs?\b", re.IGNORECASE)
 #: Reasoning models without a temperature; Azure's gpt-35-turbo is GPT-3.5.
-_REASONING = re.compile(r"(o\d|gpt-(?!35)([5-9]|\d\d)|codex)(?!.*-chat)", re.IGNORECASE)
+_REASONING = re.compile(r"(o\d|gpt-(?!35)([5-9]|\d\d)|codex)(?!.{0,99}-chat)", re.IGNORECASE)
 
 
 class OpenAI(HTTPProvider):
@@ -239,7 +242,7 @@ class OpenAI(HTTPProvider):
 
     def decode(self, request: Request, body: bytes) -> Reply:
         """Decode a 200 response; see `HTTPProvider.decode`."""
-        message = self._parse(body)
+        message = self._parse(request, body)
         reply, task = self._read(request, message), request.task
         if task.score_labels:
             scored = with_scores(reply.answers, message.content, message.logprobs, task.labels)
@@ -276,7 +279,7 @@ class OpenAI(HTTPProvider):
         request_id = answer["id"] if isinstance(answer.get("id"), str) else None
         if isinstance(answer.get("output"), list):
             return self._parse_response(answer, request_id)
-        usage = _usage(answer.get("usage"), answer.get("service_tier"))
+        usage = self.usage(answer)
         choices = answer.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices else None
         message = choice.get("message") if isinstance(choice, dict) else None
@@ -294,18 +297,29 @@ class OpenAI(HTTPProvider):
         if not isinstance(refusal, str) or not refusal:
             refusal = "" if finish == "content_filter" else None
         content = text_of(message.get("content"))
-        truncated = finish in ("length", "max_tokens")
+        truncated = isinstance(finish, str) and finish.lower() in _TRUNCATED
         return Message(content, usage, request_id, refusal, truncated, choice.get("logprobs"))
+
+    def usage(self, answer: dict[str, Any]) -> TokenUsage | None:
+        """Return the tokens that a response reports; None: unknown.
+
+        Parameters
+        ----------
+        answer : dict
+            A chat completion, or a response of the Responses API.
+        """
+        read = _responses.usage if isinstance(answer.get("output"), list) else _usage
+        return read(answer.get("usage"), answer.get("service_tier"))
 
     def _parse_response(self, answer: dict[str, Any], request_id: str | None) -> Message:
         """Return the content of the Responses API's answer."""
-        usage = _responses.usage(answer.get("usage"), answer.get("service_tier"))
+        usage = self.usage(answer)
         content, refusal, tokens = _responses.content(answer)
         details = answer.get("incomplete_details")
         reason = details.get("reason") if isinstance(details, dict) else None
         if reason == "content_filter":
             refusal = refusal or ""
-        truncated = reason == "max_output_tokens"
+        truncated = reason == "max_output_tokens" or answer.get("status") == "incomplete"
         return Message(content, usage, request_id, refusal, truncated, {"content": tokens})
 
 

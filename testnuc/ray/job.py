@@ -21,7 +21,8 @@ from testnuc.errors import (
 from testnuc.ray.limits_actor import SharedLimits
 from testnuc.ray.shards import Shard, Shards
 from testnuc.ray.stages import BuildIndex, Embed, Predict, Vote, columns_of, hash_texts
-from testnuc.ray.workers import Settings, Voting, learned_of, stored_learned
+from testnuc.ray.workers import Settings, Voting, stored_learned
+from testnuc.trust import Learned
 
 if TYPE_CHECKING:
     import os
@@ -238,7 +239,7 @@ def classify_dataset(
         fn_constructor_args=(job, pool, dim, decision, learned, column, prefix),
         **stage("vote"),
     )
-    summary = None if learned is None else str(learned_of(learned, multilabel=several))
+    summary = None if learned is None else str(Learned.from_bytes(learned))
     return Labeled(labeled, number, usage, diagnosis, summary)
 
 
@@ -282,7 +283,7 @@ def _check(dataset: ray.data.Dataset, client: Mapping[str, Any], column: str, pr
             f"the dataset already has a column {taken[0]!r}, which a job adds; set a prefix, such "
             "as prefix='testnuc_'"
         )
-    return checked.policy is None
+    return checked.policy.weight == "auto"
 
 
 def _shares(actors: Mapping[str, int], cpus: float) -> dict[str, float]:

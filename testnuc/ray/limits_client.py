@@ -113,6 +113,11 @@ class LimitsClient:
 
     # -- admission -------------------------------------------------------------------------------
 
+    @property
+    def pause(self) -> float:
+        """0: only the actor knows of a pause."""
+        return 0.0
+
     def try_acquire(self, input_tokens: int = 0, max_output_tokens: int = 0) -> None:
         """Return None: every permit comes from the actor."""
         del input_tokens, max_output_tokens

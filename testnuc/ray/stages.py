@@ -18,6 +18,7 @@ from testnuc._base.loop_thread import Background
 from testnuc.embedders.cache import EmbeddingCache
 from testnuc.errors import InvalidInputError
 from testnuc.head import Head
+from testnuc.labels import as_stored
 from testnuc.protocols import PoolText
 from testnuc.ray.shards import Shards, Vectors
 from testnuc.ray.workers import Asking, Voting
@@ -148,7 +149,7 @@ class Predict:
         entries = [PoolText(text, h) for text, h in zip(texts, hashes, strict=True)]
         with self._settings.reporting_errors():
             outcomes = self._loop.run(self._client.predict(entries))
-        said = [o if isinstance(o, Prediction) else Prediction(None) for o in outcomes]
+        said = [as_stored(o) if isinstance(o, Prediction) else Prediction(None) for o in outcomes]
         errors = [error_text(o) if isinstance(o, Exception) else None for o in outcomes]
         for name, values, kind in (
             ("label", [p.label for p in said], pa.string()),

@@ -11,21 +11,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from testnuc._base.checks import hash_text
-from testnuc._engine.components import Components
+from testnuc._engine.components import Components, Internals
 from testnuc._engine.inputs import distinct
-from testnuc._engine.multilabel_learning import learning_of
-from testnuc._engine.rows import rows_of
+from testnuc._engine.learning import Learning
+from testnuc._engine.rows import Rows
 from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.protocols import PoolText
 from testnuc.ray.limits_client import LimitsClient
 from testnuc.ray.shards import Vectors
-from testnuc.trust import Learned, MultilabelLearned
+from testnuc.trust import Learned
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from testnuc._engine.neighborhoods import Neighborhoods
-    from testnuc._engine.rows import Rows
+    from testnuc._engine.run import Run
     from testnuc.limits import Budget, RateLimit
     from testnuc.protocols import Reply, Request
     from testnuc.ray.shards import Shards
@@ -127,16 +126,16 @@ class Asking:
             self._shared_limits.open()
         await self._parts.ready()
         pipeline = self._parts.pipeline
-        neighborhoods = pipeline.retriever.alone(entries, pipeline.settings)
+        run = pipeline.retriever.alone(entries, pipeline.settings)
         try:
-            await pipeline.predict_own(neighborhoods)
+            await pipeline.predict_own(run)
         finally:
             await self._shared_limits.flush()
         if self._shared_limits.broken is not None:
             raise self._shared_limits.broken
         outcomes: list[Prediction | Exception] = []
         for place in range(len(entries)):
-            outcome = neighborhoods.predictions[place] or neighborhoods.errors.get(place)
+            outcome = run.answers.predictions[place] or run.answers.errors.get(place)
             assert outcome is not None
             outcomes.append(outcome)
         return outcomes
@@ -145,23 +144,18 @@ class Asking:
 def _without_votes(settings: Settings, vectors: Vectors) -> Components:
     """Return the parts of a client; votes are counted elsewhere, so that it needs no kernels."""
     given = {name: v for name, v in settings.client.items() if name not in _SHARED}
-    return Components(**given, pool=vectors, kernels=False)
+    return Components(Internals(pool=vectors, kernels=False), **given)
 
 
 async def stored_learned(settings: Settings) -> bytes | None:
     """Return what was learned from judged texts, from the store of a job; None: nothing."""
     parts = _without_votes(settings, Vectors())
-    learning = learning_of(parts)
+    learning = Learning(parts)
     try:
-        await parts.ready()
+        await parts.ready(opened=learning.load)
     finally:
         await parts.aclose()
     return None if learning.learned is None else learning.learned.to_bytes()
-
-
-def learned_of(data: bytes, *, multilabel: bool) -> Learned | MultilabelLearned:
-    """Return what `stored_learned` read."""
-    return (MultilabelLearned if multilabel else Learned).from_bytes(data)
 
 
 class _NoModel:
@@ -215,13 +209,13 @@ class Voting:
     ) -> None:
         given = {name: v for name, v in settings.client.items() if name in _OF_VOTES}
         self._parts = Components(
-            model=_NoModel(), embedder=_NoEmbedder(dim, shards), pool=shards, **given
+            Internals(pool=shards), model=_NoModel(), embedder=_NoEmbedder(dim, shards), **given
         )
         #: Those of the job.
         self.labels = self._parts.labels
         if learned is not None:
-            known = learned_of(learned, multilabel=self.labels.multilabel)
-            self._parts.pipeline.settings = self._parts.settings.with_taught(known)
+            known = Learned.from_bytes(learned)
+            self._parts.pipeline.settings = self._parts.settings.with_learned(known)
         self._shards = shards
         self._decision = decision
 
@@ -229,13 +223,13 @@ class Voting:
         """Return the classification of each text."""
         await self._parts.ready()
         entries, places = await distinct(texts)
-        neighborhoods = await self._neighborhoods(entries)
-        if neighborhoods.settings.policy is None:
-            decision = neighborhoods.settings.decision or self._decision
+        run = await self._run(entries)
+        if run.votes.settings.policy is None:
+            decision = run.votes.settings.decision or self._decision
             assert decision is not None
-            neighborhoods.decide(decision)
-        await self._parts.pipeline.settle(neighborhoods)
-        return await asyncio.to_thread(rows_of, neighborhoods, texts, places)
+            run.votes.decide(decision)
+        await self._parts.pipeline.settle(run)
+        return await asyncio.to_thread(Rows, run, texts, places)
 
     async def decide(self) -> Diagnosis | None:
         """Diagnose the predictions of the job; None where the policy is fixed."""
@@ -243,16 +237,16 @@ class Voting:
             return None
         await self._parts.ready()
         entries = await self._shards.sample(_SAMPLE)
-        neighborhoods = await self._neighborhoods(entries)
-        diagnosis: Diagnosis = await asyncio.to_thread(neighborhoods.diagnose)
+        run = await self._run(entries)
+        diagnosis: Diagnosis = await asyncio.to_thread(run.votes.diagnose)
         return diagnosis
 
-    async def _neighborhoods(self, entries: Sequence[PoolText]) -> Neighborhoods:
-        neighborhoods = await self._parts.pipeline.prepare(entries, together=True)
-        outcomes = await self._shards.outcomes([entry.hash for entry in neighborhoods.entries])
+    async def _run(self, entries: Sequence[PoolText]) -> Run:
+        run = await self._parts.pipeline.prepare(entries, together=True)
+        outcomes = await self._shards.outcomes([entry.hash for entry in run.batch.entries])
         for place, outcome in enumerate(outcomes):
             if outcome is not None:
-                neighborhoods.put(
+                run.answers.put(
                     place, TestNUCError(outcome) if isinstance(outcome, str) else outcome
                 )
-        return neighborhoods
+        return run

@@ -94,7 +94,11 @@ def _from_json(path: str | os.PathLike[str]) -> list[Any]:
     except orjson.JSONDecodeError as exc:
         raise InvalidInputError(f"{path} is not JSON: {exc}") from exc
     if isinstance(marks, dict) and isinstance(marks.get("items"), list):
-        return [{**item, "right_label": item.get("answer")} for item in marks["items"]]
+        # an item that is no object is refused where it is read
+        return [
+            {**item, "right_label": item.get("answer")} if isinstance(item, dict) else item
+            for item in marks["items"]
+        ]
     if not isinstance(marks, list):
         raise InvalidInputError(f"{path} does not hold a list of marks")
     return marks

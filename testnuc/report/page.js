@@ -154,7 +154,7 @@
     const context = review?.context ?? { unlabeled: summary.labels.find(([label]) => label === null)?.[1] ?? 0, differing: summary.disputed };
     const parts = [
       context.unlabeled ? `${many(context.unlabeled, "text has", "texts have")} no label` : "",
-      context.differing ? (review ? `on ${whole(context.differing)} the ways to label differ` : `on ${whole(context.differing)} the neighbors contradict the LLM`) : "",
+      context.differing ? (review ? `on ${whole(context.differing)} the strategies differ` : `on ${whole(context.differing)} the neighbors contradict the LLM`) : "",
     ].filter(Boolean);
     const total = review ? review.texts : data.total;
     const state = !total ? "There is no text yet" : parts.join("; ") || "Every text has a label";

@@ -4,7 +4,10 @@
 signal, `ServerSettings` has address and limits. ``testnuc serve`` combines them. See
 docs/service.md.
 
+::
+
     service    routes; `access` for tokens and origins, `errors` for responses other than 200
+    bodies     a bound on unfinished request bodies
     queue      pending texts; `schemas` reads request bodies
     lifecycle  from start to SIGTERM; `settings`
     metrics    Prometheus metrics; `openapi`, the description of the API; `page`, the page at ``/``

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from testnuc._base.checks import is_loopback
 from testnuc.server.errors import RequestError
-from testnuc.server.settings import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from testnuc import errors
+from testnuc.limits import usable_wait
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,6 +32,8 @@ _RESPONSES: dict[type[Exception], tuple[int, str]] = {
     errors.ConfigurationError: (500, "configuration"),
     errors.TestNUCError: (500, "internal"),
 }
+#: Seconds after which callers ask again, whatever the provider asked for: it may answer sooner.
+_LONGEST_WAIT = 120
 
 
 class RequestError(Exception):
@@ -65,8 +68,10 @@ def request_error(error: Exception) -> RequestError:
     if kind == "unexpected":
         # the message may contain texts or paths; it is in the log
         return RequestError(500, kind, "internal error; see the log of the service")
-    after = getattr(error, "retry_after", None)
-    headers = {"Retry-After": str(max(1, math.ceil(after)))} if after is not None else {}
+    after = usable_wait(getattr(error, "retry_after", None))
+    headers = {}
+    if after is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(min(after, _LONGEST_WAIT))))
     return RequestError(status, kind, str(error), headers=headers)
 
 

@@ -24,6 +24,9 @@ _log = logging.getLogger("testnuc.server")
 
 #: Length of the accept queue; the system may allow less.
 _BACKLOG = 1_024
+#: With more connections, the one that has been idle, or has not sent its request, for longest is
+#: closed. A process has a limit of open files, too; part of it is for stores and providers.
+_MOST_CONNECTIONS, _PART_OF_FILES = 4_096, 0.75
 #: Seconds to send finished responses.
 _LAST_BYTES = 5.0
 
@@ -71,16 +74,20 @@ async def serve(
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(runner.cleanup)
         signals = stack.enter_context(_signals())
-        site = web.TCPSite(runner, settings.host, settings.port, backlog=_BACKLOG)
+        assert runner.server is not None
+        accept = _accepting(service, runner.server, _most_connections())
         try:
-            await site.start()
+            server = await asyncio.get_running_loop().create_server(
+                accept, settings.host, settings.port, backlog=_BACKLOG
+            )
         except OSError as exc:
             raise ConfigurationError(
                 f"cannot listen on {settings.host}:{settings.port}: {exc.strerror or exc}; choose "
                 "another --port, or stop the program that uses it"
             ) from exc
+        stack.callback(server.close)
         if listening is not None:
-            listening(_url(runner))
+            listening(_url(server))
         sweeping = asyncio.create_task(_close_idle(service, runner), name="testnuc-sweep")
         try:
             await _until_signal(service, signals, prepare)
@@ -138,6 +145,47 @@ async def _drain(service: Service, signals: asyncio.Semaphore) -> bool:
     return finished
 
 
+def _accepting(service: Service, server: web.Server, most: int) -> Callable[[], asyncio.Protocol]:
+    """Return what is called for each new connection; it closes an idle one if there are many."""
+
+    def accept() -> asyncio.Protocol:
+        if len(server.connections) >= most:
+            since = {gone: at for gone, at in service.used.items() if at is not None}
+            since |= service.receiving
+            gone = min(filter(_is_open, since), key=since.__getitem__, default=None)
+            if gone is not None:
+                _abort(gone)
+        protocol = server()
+        service.used[protocol] = time.monotonic()
+        return protocol
+
+    return accept
+
+
+def _most_connections() -> int:
+    """Return how many connections are kept open."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return _MOST_CONNECTIONS
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return _MOST_CONNECTIONS
+    return max(1, min(_MOST_CONNECTIONS, int(files * _PART_OF_FILES)))
+
+
+def _is_open(connection: asyncio.BaseProtocol) -> bool:
+    transport = getattr(connection, "transport", None)
+    return transport is not None and not transport.is_closing()
+
+
+def _abort(connection: asyncio.BaseProtocol) -> None:
+    """Close a connection at once; close() would wait until its buffer is sent."""
+    transport = getattr(connection, "transport", None)
+    if transport is not None:
+        transport.abort()
+
+
 async def _close_idle(service: Service, runner: web.AppRunner) -> None:
     """Close connections that send no request, or do not read their response.
 
@@ -154,9 +202,8 @@ async def _close_idle(service: Service, runner: web.AppRunner) -> None:
             del service.used[gone]
         for connection in connections:
             since = service.used.setdefault(connection, now)
-            if since is not None and now - since > idle and connection.transport is not None:
-                # not close(), which would wait until its buffer is sent
-                connection.transport.abort()
+            if since is not None and now - since > idle:
+                _abort(connection)
 
 
 @contextlib.contextmanager
@@ -177,6 +224,6 @@ def _signals() -> Iterator[asyncio.Semaphore]:
             loop.remove_signal_handler(number)
 
 
-def _url(runner: web.AppRunner) -> str:
-    host, port = runner.addresses[0][:2]
+def _url(server: asyncio.Server) -> str:
+    host, port = server.sockets[0].getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

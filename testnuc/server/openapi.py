@@ -60,7 +60,10 @@ def document(labels: LabelSet, settings: ServerSettings) -> dict[str, Any]:
             "/readyz": {
                 "get": _probe(
                     "Readiness.",
-                    {"200": "Requests are accepted.", "503": "Starting or shutting down."},
+                    {
+                        "200": "Requests are accepted.",
+                        "503": "Starting, paused by the provider, or shutting down.",
+                    },
                 )
             },
             "/metrics": {
@@ -185,6 +188,7 @@ def _schemas(labels: LabelSet, settings: ServerSettings) -> dict[str, Any]:
         label=label,
         confidence=_MAYBE_SHARE,
         said={**_MAYBE_STRING, "description": "The answer verbatim, if it differs from `label`."},
+        **({"labels": _list({"enum": list(labels.names)})} if labels.multilabel else {}),
     )
     reason = _object(code={"enum": _CODES}, message=_STRING)
     neighbor = _object(
@@ -247,7 +251,7 @@ def _schemas(labels: LabelSet, settings: ServerSettings) -> dict[str, Any]:
         "Labels": _object(labels=_list(_object(label=_STRING, description=_MAYBE_STRING))),
         "Info": _object(
             version=_STRING,
-            status={"enum": ["starting", "ready", "draining"]},
+            status={"enum": ["starting", "ready", "paused", "draining"]},
             model=_STRING,
             labels={"type": "integer"},
             pool={"type": "integer", "description": "Texts that neighbors come from."},
@@ -257,7 +261,7 @@ def _schemas(labels: LabelSet, settings: ServerSettings) -> dict[str, Any]:
             },
             limits={"type": "object", "additionalProperties": {"type": "integer"}},
         ),
-        "Status": _object(status={"enum": ["alive", "starting", "ready", "draining"]}),
+        "Status": _object(status={"enum": ["alive", "starting", "ready", "paused", "draining"]}),
     }
 
 

@@ -6,8 +6,10 @@ import asyncio
 import inspect
 import logging
 import time
+from base64 import b64encode
 from collections import deque
 from contextlib import aclosing
+from hashlib import sha256
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +17,7 @@ import orjson
 from aiohttp import web
 
 from testnuc._version import __version__
+from testnuc.client import parts_of
 from testnuc.errors import TestNUCError
 from testnuc.server.access import (
     REQUEST_ID,
@@ -25,6 +28,7 @@ from testnuc.server.access import (
     require_caller,
     set_request_id,
 )
+from testnuc.server.bodies import Bodies, BodySize, too_large
 from testnuc.server.errors import RequestError, request_error
 from testnuc.server.metrics import Metrics
 from testnuc.server.openapi import document
@@ -50,16 +54,27 @@ _log = logging.getLogger("testnuc.server")
 #: Results kept for the page.
 _RECENT = 1_000
 _NDJSON = "application/x-ndjson"
-#: The page is self-contained.
-_PAGE_HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-        "img-src data:; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
+
+
+def _page_headers(own: str | None = None) -> dict[str, str]:
+    """Return the headers of a page, which is self-contained.
+
+    Of `own`, which holds nothing of a request, the scripts are allowed by their hash, and no other.
+    """
+    scripts = ["'unsafe-inline'"]
+    if own is not None:
+        parts = [part.partition("</script>")[0] for part in own.split("<script>")[1:]]
+        digests = (sha256(script.encode()).digest() for script in parts)
+        scripts = [f"'sha256-{b64encode(digest).decode()}'" for digest in digests]
+    return {
+        "Content-Security-Policy": (
+            f"default-src 'none'; style-src 'unsafe-inline'; script-src {' '.join(scripts)}; "
+            "img-src data:; connect-src 'self'; "
+            "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        ),
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-store",
+    }
 
 
 class Service:
@@ -80,7 +95,9 @@ class Service:
     app : aiohttp.web.Application
         Serves all routes, for your own runner.
     state : {"starting", "ready", "draining"}
-        Returned by ``/readyz``. Set it to "ready" when the client can be used.
+        Set it to "ready" when the client can be used.
+    status : {"starting", "ready", "paused", "draining"}
+        Returned by ``/readyz``.
     recent : deque of Classification
         The latest results.
     """
@@ -95,8 +112,12 @@ class Service:
         self.closing = False
         self.queue = Queue(self.settings.max_pending, time.monotonic)
         self.recent: deque[Classification] = deque(maxlen=_RECENT)
+        #: Bodies of requests that have not arrived in full.
+        self.bodies = Bodies(self.settings.max_body)
         #: Last use of a connection, by its protocol; None while in use.
         self.used: dict[asyncio.BaseProtocol, float | None] = {}
+        #: Connections whose body has not arrived in full, and since when.
+        self.receiving: dict[asyncio.BaseProtocol, float] = {}
         self._in_flight: set[asyncio.Task[Any]] = set()
         self._metrics = Metrics(lambda: nuc.usage)
         gauge = self._metrics.gauge
@@ -105,7 +126,11 @@ class Service:
         )
         gauge("testnuc_pending_texts_limit", "Limit of pending texts.", lambda: self.queue.limit)
         gauge("testnuc_pool_texts", "Texts in the pool.", lambda: len(nuc))
-        gauge("testnuc_ready", "1 while requests are accepted.", lambda: self.state == "ready")
+        gauge(
+            "testnuc_ready",
+            "1 while requests are accepted and can be answered.",
+            lambda: self.status == "ready",
+        )
         self._page = page
         self._document = orjson.dumps(document(nuc.labels, self.settings))
         folder = files("testnuc.server")
@@ -134,6 +159,12 @@ class Service:
             ]
         )
 
+    @property
+    def status(self) -> Literal["starting", "ready", "paused", "draining"]:
+        """The state, and whether the provider asked for a pause of more than a minute."""
+        paused = self.state == "ready" and parts_of(self.nuc).transport.admission.pause
+        return "paused" if paused else self.state
+
     # -- routes ------------------------------------------------------------------------------------
 
     async def _classify(self, request: web.Request) -> web.StreamResponse:
@@ -143,7 +174,8 @@ class Service:
                 503, "starting", "the service is starting; retry in 1 s",
                 headers={"Retry-After": "1"},
             )  # fmt: skip
-        asked = read(await self._body(request), self.settings)
+        with self.bodies.counted() as size:
+            asked = read(await self._body(request, size), self.settings)
         # shutdown may have begun while the body arrived; it waits for admitted requests only
         self._refuse_if_closing()
         if not asked.texts:
@@ -261,7 +293,7 @@ class Service:
 
     async def _static(self, request: web.Request) -> web.Response:
         html = self._static_pages[request.path]
-        return web.Response(text=html, content_type="text/html", headers=_PAGE_HEADERS)
+        return web.Response(text=html, content_type="text/html", headers=_page_headers(html))
 
     async def _labels(self, _: web.Request) -> web.Response:
         described = self.nuc.labels.descriptions
@@ -273,7 +305,7 @@ class Service:
         return _json(
             {
                 "version": __version__,
-                "status": self.state,
+                "status": self.status,
                 "model": nuc.model,
                 "labels": len(nuc.labels.names),
                 "pool": len(nuc),
@@ -287,13 +319,15 @@ class Service:
             raise RequestError(404, "no_such_route", "this service shows no results")
         page = self._page(list(self.recent))
         html = await page if inspect.isawaitable(page) else page
-        return web.Response(text=html, content_type="text/html", headers=_PAGE_HEADERS)
+        # its own policy, in its head, allows its scripts alone
+        return web.Response(text=html, content_type="text/html", headers=_page_headers())
 
     async def _healthz(self, _: web.Request) -> web.Response:
         return _json({"status": "alive"})
 
     async def _readyz(self, _: web.Request) -> web.Response:
-        return _json({"status": self.state}, 200 if self.state == "ready" else 503)
+        # once the pause is over it is ready: a request finds out whether the provider answers
+        return _json({"status": self.status}, 200 if self.status == "ready" else 503)
 
     async def _metrics_page(self, _: web.Request) -> web.Response:
         headers = {"Content-Type": self._metrics.content_type}
@@ -381,7 +415,7 @@ class Service:
             response.force_close()
         return response
 
-    async def _body(self, request: web.Request) -> bytes:
+    async def _body(self, request: web.Request, size: BodySize) -> bytes:
         if request.content_type != "application/json":
             # also protects from pages in a local browser, which would need a CORS preflight
             raise RequestError(
@@ -395,25 +429,19 @@ class Service:
                 "the body is compressed; send it without Content-Encoding", close=True,
             )  # fmt: skip
         if (request.content_length or 0) > self.settings.max_body:
-            raise self._too_large()
+            raise too_large(self.settings.max_body)
+        self.receiving[request.protocol] = time.monotonic()
         try:
             async with asyncio.timeout(self.settings.body_timeout):
-                return await request.read()
-        except web.HTTPRequestEntityTooLarge as exc:
-            raise self._too_large() from exc
+                return await self.bodies.read(request, size)
         except TimeoutError as exc:
             raise RequestError(
                 408, "slow_body",
                 f"the body did not arrive within {self.settings.body_timeout:g} s",
                 close=True,
             ) from exc  # fmt: skip
-
-    def _too_large(self) -> RequestError:
-        return RequestError(
-            413, "body_too_large",
-            f"the body has more than {self.settings.max_body:,} bytes; send fewer texts per "
-            "request", close=True,
-        )  # fmt: skip
+        finally:
+            del self.receiving[request.protocol]
 
     def _late(self) -> RequestError:
         return RequestError(

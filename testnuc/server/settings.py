@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 
-from testnuc._base.checks import checked_positive, checked_whole
+from testnuc._base.checks import checked_positive, checked_whole, is_loopback
 from testnuc.errors import ConfigurationError, InvalidInputError
 
-__all__ = ["ServerSettings", "is_loopback"]
+__all__ = ["ServerSettings"]
 
 _LEAST_TOKEN = 16
 _ORIGIN = re.compile(r"https?://[^/\s,]+")
@@ -122,13 +121,3 @@ class ServerSettings:
     def limits(self) -> dict[str, int]:
         """Return the limits of requests, by name."""
         return {name: getattr(self, name) for name in _COUNTS}
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address is reachable from this machine only."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -22,6 +22,7 @@ import numpy as np
 
 from testnuc._base.checks import hash_text
 from testnuc.errors import EmbeddingError, InvalidInputError
+from testnuc.index import scanned
 from testnuc.protocols import PoolText, Store, StoredPrediction
 from testnuc.types import Prediction
 
@@ -136,18 +137,14 @@ async def contents(store: Movable) -> tuple[Counter[bytes], Counter[str]]:
     texts: Counter[str] = Counter()
     for embedder, _ in await store.embedders():
         pool = store.pool(embedder)
-        start: int | None = 0
-        while start is not None:
-            found, start = await pool.scan(start, BATCH)
+        async for found in scanned(pool, BATCH):
             texts[embedder] += len(found)
         await pool.close()
     return predictions, texts
 
 
 async def _texts(pool: Index, embedder: str, batch: int) -> AsyncIterator[list[Record]]:
-    start: int | None = 0
-    while start is not None:
-        texts, start = await pool.scan(start, batch)
+    async for texts in scanned(pool, batch):
         vectors = await pool.stored_vectors([entry.hash for entry in texts])
         part = [
             {

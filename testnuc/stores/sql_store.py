@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,13 +14,61 @@ from testnuc.protocols import StoredBatch, StoredPrediction
 from testnuc.types import Prediction, Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
-__all__ = ["SqlStore", "check_vectors"]
+__all__ = ["LONGEST_LEASE", "SqlStore", "check_vectors"]
 
+#: A lease that ends later, in seconds from now, was taken before the clock was set back: else it
+#: would hold others up for as long as that.
+LONGEST_LEASE = 600.0
 _OF_SCOPE = "FROM predictions WHERE scope = (SELECT id FROM scopes WHERE scope = $1)"
+
+
+class DamagedRowError(ValueError):
+    """A stored row has a value that this package does not write."""
+
+
+#: What reading a damaged row raises.
+DAMAGE = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
+
+
+def damaged(place: object, error: Exception) -> StoreError:
+    """Return the error for a damaged row of a store."""
+    found = str(error) if isinstance(error, DamagedRowError) else f"{type(error).__name__}: {error}"
+    return StoreError(
+        f"the store {place} is damaged ({found}); restore a backup, or delete it and start with an "
+        "empty store"
+    )
+
+
+@contextmanager
+def rows_of(place: object) -> Iterator[None]:
+    """Raise `StoreError` where what is read from a store is damaged."""
+    try:
+        yield
+    except DAMAGE as exc:
+        raise damaged(place, exc) from exc
+
+
+def of_types(row: Any, *types: type | tuple[type, ...]) -> tuple[Any, ...]:
+    """Return a stored row; raises `DamagedRowError` if a value is not of its type."""
+    for value, expected in zip(row, types, strict=True):
+        if not isinstance(value, expected):
+            raise DamagedRowError(f"a value is {value!r:.40}")
+    return tuple(row)
+
+
+def to_prediction(label: Any, confidence: Any, said: Any) -> Prediction:
+    """Return a stored prediction; raises `DamagedRowError` if it is none."""
+    if (
+        (label is None or type(label) is str)
+        and (said is None or type(said) is str)
+        and (confidence is None or (type(confidence) in {float, int} and 0 <= confidence <= 1))
+    ):
+        return Prediction(label, confidence, said)
+    raise DamagedRowError(f"a prediction is {label!r:.40}, {confidence!r:.40}, {said!r:.40}")
 
 
 def check_vectors(embedder: str, dim: int, vectors: NDArray[np.float16]) -> None:
@@ -45,6 +94,11 @@ class SqlStore:
     #: SQL for the current time, and for one second of it.
     _now = ""
     _second = ""
+
+    @property
+    def place(self) -> str:
+        """Its path or URL, without a password."""
+        raise NotImplementedError
 
     async def _rows(self, statement: str, *values: Any) -> list[Any]:
         """Return the rows that a statement reads."""
@@ -101,7 +155,8 @@ class SqlStore:
     async def get_learned(self, scope: bytes) -> bytes | None:
         """Return what was learned; None if nothing was."""
         rows = await self._rows("SELECT data FROM learned WHERE scope = $1", scope)
-        return rows[0][0] if rows else None
+        with rows_of(self.place):
+            return of_types(rows[0], bytes)[0] if rows else None
 
     async def drop_learned(self, scope: bytes) -> None:
         """Delete what was learned."""
@@ -127,10 +182,13 @@ class SqlStore:
         """Take or extend the lease of an open batch; False if it is leased or has ended."""
         claimed = await self._change(
             f"UPDATE batches SET owner = $2, until = {self._now} + $3 * {self._second} "
-            f"WHERE id = $1 AND outcome IS NULL AND (owner = $2 OR until <= {self._now})",
+            f"WHERE id = $1 AND outcome IS NULL AND (owner = $2 OR until <= {self._now} "
+            # the clock was set back: a lease that no process takes for so long
+            f"OR until > {self._now} + $4 * {self._second})",
             batch,
             owner,
             seconds,
+            max(seconds, LONGEST_LEASE),
         )
         return claimed == 1
 
@@ -163,35 +221,54 @@ class SqlStore:
             scope,
             ended,
         )
-        return [
-            StoredBatch(
-                id=number,
-                scope=its_scope,
-                facts=orjson.loads(facts),
-                requests=requests,
-                created=created,
-                items=items,
-                remote_id=remote,
-                outcome=outcome,
-                usage=None if usage is None else Usage(**orjson.loads(usage)),
-            )
-            for number, its_scope, requests, created, items, remote, outcome, facts, usage in rows
-        ]
+        texts = (str, type(None))
+        with rows_of(self.place):
+            for row in rows:
+                of_types(tuple(row)[:7], bytes, bytes, int, (float, int), bytes, texts, texts)
+            return [
+                StoredBatch(
+                    id=number,
+                    scope=its_scope,
+                    facts=dict(orjson.loads(facts)),
+                    requests=requests,
+                    created=created,
+                    items=items,
+                    remote_id=remote,
+                    outcome=outcome,
+                    usage=None if usage is None else Usage(**orjson.loads(usage)),
+                )
+                for (
+                    number,
+                    its_scope,
+                    requests,
+                    created,
+                    items,
+                    remote,
+                    outcome,
+                    facts,
+                    usage,
+                ) in rows
+            ]
 
     async def scopes(self) -> list[tuple[bytes, dict[str, Any]]]:
         """Return all scopes and their metadata."""
         rows = await self._rows("SELECT scope, facts FROM scopes ORDER BY id")
-        return [(scope, orjson.loads(facts)) for scope, facts in rows]
+        with rows_of(self.place):
+            return [
+                (of_types((scope,), bytes)[0], dict(orjson.loads(facts))) for scope, facts in rows
+            ]
 
     async def embedders(self) -> list[tuple[str, int]]:
         """Return the name and dimension of each embedder in the store."""
         rows = await self._rows("SELECT name, dim FROM embedders ORDER BY id")
-        return [(name, dim) for name, dim in rows]
+        with rows_of(self.place):
+            return [(name, dim) for name, dim in (of_types(row, str, int) for row in rows)]
 
     async def learned(self) -> list[tuple[bytes, bytes]]:
         """Return all that was learned, with its key."""
         rows = await self._rows("SELECT scope, data FROM learned ORDER BY scope")
-        return [(scope, data) for scope, data in rows]
+        with rows_of(self.place):
+            return [(key, data) for key, data in (of_types(row, bytes, bytes) for row in rows)]
 
     async def predictions(self, after: bytes = b"", count: int = 1_000) -> list[StoredPrediction]:
         """Return up to `count` predictions after a key, ordered by key; empty at the end."""
@@ -202,7 +279,10 @@ class SqlStore:
             after,
             count,
         )
-        return [
-            StoredPrediction(key, scope, text, sample, Prediction(*said))
-            for key, scope, text, sample, *said in rows
-        ]
+        with rows_of(self.place):
+            for row in rows:
+                of_types(tuple(row)[:4], bytes, bytes, bytes, int)
+            return [
+                StoredPrediction(key, scope, text, sample, to_prediction(*said))
+                for key, scope, text, sample, *said in rows
+            ]

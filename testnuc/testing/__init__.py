@@ -2,18 +2,19 @@
 
 Production code does not need this package. See docs/testing.md.
 
-    loopback         LoopbackLLM, the server; `subprocess_server` runs it in a process
-    listener         its socket; `http_connection` reads requests and injects faults
-    formats          the wire formats; `request_checks` validates requests
-    answers          canned answers and latencies; `content` renders them; `faults`; `rate_limit`
-    batch_api        the batch APIs; `batch_formats`, `batch_options`
+::
+
+    loopback         LoopbackLLM, the provider; `subprocess_server` runs it in a process
+    server           its socket, an aiohttp.web application that can break connections
+    formats          the wire formats of OpenAI and Anthropic; `batch_api`, their batch APIs
+    answers          canned answers and latencies; `faults`; `rate_limit`
     embedder         HashEmbedder
 """
 
 from __future__ import annotations
 
 from testnuc.testing.answers import AnswerOf, CannedAnswer, Latency, by_hash
-from testnuc.testing.batch_options import BATCH_OUTCOMES, Batches
+from testnuc.testing.batch_api import BATCH_OUTCOMES, Batches
 from testnuc.testing.embedder import HashEmbedder
 from testnuc.testing.faults import CURABLE_KINDS, FAULT_KINDS, Faults
 from testnuc.testing.loopback import LoopbackLLM

@@ -1,16 +1,29 @@
-"""Canned answers and latencies of the test server."""
+"""Canned answers and latencies of the test server, and how the model words an answer."""
 
 from __future__ import annotations
 
 import inspect
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
+import orjson
+
 from testnuc.errors import InvalidInputError
 
-__all__ = ["AnswerOf", "CannedAnswer", "Latency", "answer_function", "by_hash", "latency_function"]
+__all__ = [
+    "WRONG_LABEL",
+    "AnswerOf",
+    "CannedAnswer",
+    "Content",
+    "Latency",
+    "answer_function",
+    "by_hash",
+    "compose",
+    "latency_function",
+]
 
 #: The answer for a text: a label, or (label, confidence) with a confidence of 0..1 or None; or a
 #: mapping of several labels to their confidences.
@@ -23,6 +36,12 @@ AnswerOf = (
 )
 #: Seconds, a range of seconds, or a callable that draws seconds.
 Latency = float | tuple[float, float] | Callable[[random.Random], float]
+#: The label of ``wrong-label``.
+WRONG_LABEL = "zqx no such label"
+
+_BEFORE = "Sure! I read the samples with care. Here is the result:\n\n```json\n"
+_AFTER = "\n```\n\nLet me know if you need anything else."
+_REFUSAL = "I'm sorry, but I can't help with that."
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -90,3 +109,66 @@ def by_hash(labels: Sequence[str]) -> Callable[[str], tuple[str, float]]:
         return labels[code % len(labels)], 0.5 + (code >> 20) / 8192
 
     return answer
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Output of the model, and its stop reason."""
+
+    text: str
+    #: ``stop``, ``length``, ``refusal`` or ``empty``.
+    finish: str = "stop"
+    #: The labels in `text`, each with its probability, in order.
+    labels: tuple[tuple[str, float], ...] = ()
+
+
+def compose(
+    answers: Sequence[tuple[str | Mapping[str, float | None], float | None]],
+    *,
+    fault: str | None = None,
+    confidence: bool = True,
+    prose: bool = False,
+) -> Content:
+    """Render answers in the format that the prompt requests.
+
+    An answer is a label and its confidence, or a mapping of labels to their confidences. Faults
+    that do not affect content are ignored. `prose`: put the JSON in a code fence and add prose
+    around it.
+    """
+    if fault == "refusal":
+        return Content(_REFUSAL, "refusal")
+    if fault == "empty-choices":
+        return Content("", "empty")
+    if fault == "wrong-label":
+        answers = [(WRONG_LABEL, stated) for _, stated in answers]
+    items = [_item(label, stated, confidence=confidence) for label, stated in answers]
+    if len(items) == 1:
+        text = orjson.dumps(items[0]).decode()
+    else:
+        packed = [{"id": i, **item} for i, item in enumerate(items, 1)]
+        if fault == "duplicate-ids":
+            packed[1]["id"] = 1
+        elif fault == "missing-ids":
+            packed.pop()
+        elif fault == "invented-ids":
+            packed[-1]["id"] = len(packed) + 7
+        text = orjson.dumps({"answers": packed}).decode()
+    if fault == "length":
+        return Content(text[: len(text) // 2], "length")
+    if prose or fault == "prose":
+        text = f"{_BEFORE}{text}{_AFTER}"
+    labels = tuple(
+        (orjson.dumps(label).decode()[1:-1], 1.0 if stated is None else stated)
+        for label, stated in answers
+        if isinstance(label, str)
+    )
+    return Content(text, "stop", labels)
+
+
+def _item(
+    label: str | Mapping[str, float | None], stated: float | None, *, confidence: bool
+) -> dict[str, Any]:
+    if not isinstance(label, str):
+        listed = [_item(one, sure, confidence=confidence) for one, sure in label.items()]
+        return {"labels": listed}
+    return {"label": label, "confidence": stated} if confidence else {"label": label}

@@ -5,41 +5,199 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from time import time
-from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs
+from typing import Any, Final
 
 import orjson
 
-from testnuc.testing.batch_formats import (
-    Batch,
-    Item,
-    anthropic_line,
-    openai_line,
-    parse_form,
-    unexecuted_line,
-)
-from testnuc.testing.formats import ANTHROPIC, OPENAI, count_tokens
-from testnuc.testing.http_connection import HTTPRequest, Response, header, json_response
-from testnuc.testing.request_checks import ErrorResponse
+from testnuc.errors import InvalidInputError
+from testnuc.testing.formats import ANTHROPIC, OPENAI, ErrorResponse, WireFormat, count_tokens
+from testnuc.testing.server import HTTPRequest, Response, json_response
 
-if TYPE_CHECKING:
-    from testnuc.testing.batch_options import Batches
-    from testnuc.testing.formats import WireFormat
-    from testnuc.testing.request_checks import RequestChecks
-
-__all__ = ["BatchServer"]
+__all__ = ["BATCH_OUTCOMES", "BatchServer", "Batches"]
 
 _OPENAI = re.compile(r"/v1/(files|batches)(?:/([\w-]+))?(?:/(content|cancel))?/?")
-_ANTHROPIC = re.compile(r"/v1/messages/batches(?:/([\w-]+))?(?:/(results|cancel))?/?")
+_ANTHROPIC = re.compile(r"/v1/messages/(batches)(?:/([\w-]+))?(?:/(results|cancel))?/?")
 _WINDOW = 24 * 3600
-#: As documented.
-_OPENAI_LIMITS = (50_000, 200_000_000)
-_ANTHROPIC_LIMITS = (100_000, 256_000_000)
+#: Requests and bytes of a batch, as documented.
+_LIMITS = {OPENAI: (50_000, 200_000_000), ANTHROPIC: (100_000, 256_000_000)}
 _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _PAGE = 20
+#: Final statuses of a batch other than completed (None).
+BATCH_OUTCOMES: Final = ("expired", "cancelled", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """Options of the batch APIs of `LoopbackLLM`.
+
+    A batch advances one step per poll, so tests do not wait for real time. The server's `Faults`
+    apply to the requests of a batch, except for connection faults; each retry draws a new fault.
+
+    Parameters
+    ----------
+    validation : int
+        Polls during which a new batch is ``validating`` (OpenAI).
+    polls : int
+        Polls after that during which it is in progress.
+    outcomes : sequence of (str or None)
+        Final status of each batch, in order of creation. ``"expired"`` and ``"cancelled"`` batches
+        have answers for some of their requests, ``"failed"`` ones for none. None, and every batch
+        past the end of the sequence, means completed.
+    answered : float
+        Share of requests that are answered in an expired or cancelled batch, 0..1.
+    shuffle : bool
+        Shuffle the output lines.
+    duplicates, missing : float
+        Share of output lines that are duplicated or missing, 0..1. A request whose line is missing
+        was not executed, and counts as failed.
+    refusals : int
+        Number of create requests that return 429 before the first success.
+    lost : sequence of int
+        Zero-based numbers of batches that are created although the response is lost (connection
+        reset).
+    broken : int
+        Number of result downloads that are cut off before the first complete one.
+    max_requests, max_bytes, enqueued_tokens : int, optional
+        Limits; a batch that exceeds them is rejected or fails validation, as with the provider.
+        `enqueued_tokens` limits the total of all open batches.
+    poll_after : float
+        Poll interval that the server requests from clients, in seconds.
+    step : callable, optional
+        Called with the name of each step before the response is sent: ``upload``, ``create``
+        (before the batch exists), ``created``, ``list``, ``retrieve``, ``cancel``, ``download``.
+
+    Raises
+    ------
+    InvalidInputError
+        An outcome is unknown, or a share is not in 0..1.
+    """
+
+    validation: int = 0
+    polls: int = 1
+    outcomes: Sequence[str | None] = ()
+    answered: float = 0.5
+    shuffle: bool = False
+    duplicates: float = 0.0
+    missing: float = 0.0
+    refusals: int = 0
+    lost: Sequence[int] = ()
+    broken: int = 0
+    max_requests: int | None = None
+    max_bytes: int | None = None
+    enqueued_tokens: int | None = None
+    poll_after: float = 0.001
+    step: Callable[[str], None] | None = None
+
+    def __post_init__(self) -> None:
+        for outcome in self.outcomes:
+            if outcome is not None and outcome not in BATCH_OUTCOMES:
+                raise InvalidInputError(
+                    f"unknown outcome {outcome!r}; choose from {', '.join(BATCH_OUTCOMES)}, None"
+                )
+        for name in ("answered", "duplicates", "missing"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InvalidInputError(
+                    f"{name} is {getattr(self, name)!r}; give a share between 0 and 1"
+                )
+
+    def notify(self, step: str) -> None:
+        """Call the `step` callback."""
+        if self.step is not None:
+            self.step(step)
+
+
+@dataclass(slots=True)
+class _Batch:
+    id: str
+    wire: WireFormat
+    #: custom_id and body of each request.
+    requests: list[tuple[str, dict[str, Any]]]
+    #: OpenAI's endpoint, input file and metadata.
+    facts: dict[str, Any]
+    created: float
+    #: Planned final status.
+    outcome: str | None
+    steps: int = 0
+    status: str = "validating"
+    cancelling: bool = False
+    error: dict[str, Any] | None = None
+    counts: dict[str, int] = field(default_factory=dict)
+    #: Lines of answers, and of requests that failed.
+    output: list[bytes] = field(default_factory=list)
+    errors: list[bytes] = field(default_factory=list)
+
+    @property
+    def ended(self) -> bool:
+        return self.status in {"completed", *BATCH_OUTCOMES}
+
+    def render(self) -> bytes:
+        return orjson.dumps(self._openai() if self.wire is OPENAI else self._anthropic())
+
+    def _openai(self) -> dict[str, Any]:
+        succeeded = self.counts.get("succeeded", 0)
+        return {
+            "id": self.id,
+            "object": "batch",
+            "status": self.status,
+            "completion_window": "24h",
+            "created_at": int(self.created),
+            "expires_at": int(self.created) + _WINDOW,
+            "errors": None if self.error is None else {"object": "list", "data": [self.error]},
+            "output_file_id": f"{self.id}-output" if self.output else None,
+            "error_file_id": f"{self.id}-errors" if self.errors else None,
+            "request_counts": {
+                "total": len(self.requests),
+                "completed": succeeded,
+                "failed": sum(self.counts.values()) - succeeded,
+            },
+            **self.facts,
+        }
+
+    def _anthropic(self) -> dict[str, Any]:
+        counts = dict.fromkeys(("processing", "succeeded", "errored", "canceled", "expired"), 0)
+        counts |= self.counts
+        rest = "errored" if self.status == "failed" else "processing"
+        counts[rest] += len(self.requests) - sum(self.counts.values())
+        created = _timestamp(self.created)
+        return {
+            "id": self.id,
+            "type": "message_batch",
+            "processing_status": "ended"
+            if self.ended
+            else "canceling"
+            if self.cancelling
+            else "in_progress",
+            "request_counts": counts,
+            "created_at": created,
+            "expires_at": _timestamp(self.created + _WINDOW),
+            "ended_at": created if self.ended else None,
+            "cancel_initiated_at": created if self.cancelling else None,
+            "archived_at": None,
+            "results_url": f"/v1/messages/batches/{self.id}/results" if self.ended else None,
+        }
+
+    def add(self, name: str, kind: str, answer: Response | None = None) -> None:
+        """Add the result of a request; without an answer, it was not executed."""
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+        body = orjson.Fragment(answer.body) if answer else None
+        result: dict[str, Any] = {"custom_id": name}
+        if self.wire is ANTHROPIC:
+            place = "message" if kind == "succeeded" else "error"
+            result["result"] = {"type": kind} | ({place: body} if answer else {})
+        else:
+            code = "batch_expired" if kind == "expired" else "batch_cancelled"
+            message = "This request could not be executed before the batch ended."
+            result |= {
+                "id": f"batch_req_{name}",
+                "response": answer
+                and {"status_code": answer.status, "request_id": "req_1", "body": body},
+                "error": None if answer else {"code": code, "message": message},
+            }
+        (self.output if kind == "succeeded" else self.errors).append(orjson.dumps(result))
 
 
 class BatchServer:
@@ -48,18 +206,18 @@ class BatchServer:
     def __init__(
         self,
         options: Batches,
-        checks: RequestChecks,
-        answer: Callable[[WireFormat, HTTPRequest], Item],
+        check_key: Callable[[HTTPRequest], None],
+        answer: Callable[[WireFormat, HTTPRequest], Response],
     ) -> None:
         self.options = options
-        self._checks = checks
+        self._check_key = check_key
         self._answer = answer
         self.reset()
 
     def reset(self) -> None:
         """Delete all batches."""
         self.files: dict[str, bytes] = {}
-        self.batches: dict[str, Batch] = {}
+        self.batches: dict[str, _Batch] = {}
         self.downloads = 0
         self._uploads = 0
         self._refused = 0
@@ -67,84 +225,118 @@ class BatchServer:
 
     def respond(self, call: HTTPRequest) -> Response | None:
         """Return the response of a batch API; None if the path belongs to neither."""
-        path = call.path
-        found = _ANTHROPIC.fullmatch(path)
+        found = _ANTHROPIC.fullmatch(call.path)
         wire: WireFormat = ANTHROPIC if found else OPENAI
-        found = found or _OPENAI.fullmatch(path)
+        found = found or _OPENAI.fullmatch(call.path)
         if found is None:
             return None
         try:
-            self._checks.admit(call)
-            if wire is ANTHROPIC:
-                if header(call.head, b"anthropic-version") is None:
-                    raise ErrorResponse(400, "anthropic-version: header is required")  # noqa: TRY301
-                return self._anthropic(call, found[1], found[2])
-            return self._openai(call, *found.groups(""))
+            self._check_key(call)
+            if wire is ANTHROPIC and "anthropic-version" not in call.headers:
+                raise ErrorResponse(400, "anthropic-version: header is required")  # noqa: TRY301
+            return self._serve(call, wire, *found.groups(""))
         except ErrorResponse as error:
-            return Response(error.status, error.body(wire), error.headers)
+            return error.response(wire)
 
-    # -- OpenAI ----------------------------------------------------------------------------------
-
-    def _openai(  # noqa: PLR0911 - one return for each kind of request
-        self, call: HTTPRequest, kind: str, name: str, verb: str
+    def _serve(
+        self, call: HTTPRequest, wire: WireFormat, kind: str, name: str, verb: str
     ) -> Response:
+        content = self._content(name)
         match call.method, kind, verb:
             case "POST", "files", "" if not name:
                 return self._upload(call)
-            case "GET", "files", "content" if name in self.files or self._output(name):
-                body = self.files.get(name)
-                return self._download(body if body is not None else self._output(name) or b"")
+            case "GET", "files", "content" if content is not None:
+                return self._download(content)
             case "DELETE", "files", "" if self.files.pop(name, None) is not None:
                 return json_response({"id": name, "object": "file", "deleted": True})
             case "POST", "batches", "" if not name:
-                return self._create_openai(call)
+                return self._create(call, wire)
             case "GET", "batches", "" if not name:
-                return self._list(call, "after", OPENAI)
-            case "GET", "batches", "" if name in self.batches:
-                return self._retrieve(self.batches[name])
-            case "POST", "batches", "cancel" if name in self.batches:
-                return self._cancel(self.batches[name])
+                return self._list(call, wire)
+            case method, "batches", _ if name in self.batches:
+                return self._serve_batch(self.batches[name], method, verb)
         raise ErrorResponse(404, f"No such object: {name}", code="not_found")
+
+    def _serve_batch(self, batch: _Batch, method: str, verb: str) -> Response:
+        if verb == "results":
+            if not batch.ended:
+                raise ErrorResponse(400, "The batch has not ended")
+            return self._download(b"\n".join(batch.output + batch.errors) + b"\n")
+        self.options.notify("cancel" if method == "POST" else "retrieve")
+        if method == "POST" and not batch.ended:
+            batch.cancelling, batch.outcome, batch.status = True, "cancelled", "cancelling"
+        elif not batch.ended:
+            self._advance(batch)
+        return self._state(batch)
 
     def _upload(self, call: HTTPRequest) -> Response:
         self.options.notify("upload")
-        parts = parse_form(call)
+        parts = _parse_form(call)
         if parts.get("purpose") != b"batch":
             raise ErrorResponse(400, "Invalid value for 'purpose'", param="purpose")
+        name, content = f"file-{self._uploads}", parts["file"]
         self._uploads += 1
-        name = f"file-{self._uploads - 1}"
-        self.files[name] = parts["file"]
-        return json_response(
-            {
-                "id": name,
-                "object": "file",
-                "bytes": len(parts["file"]),
-                "created_at": int(time()),
-                "filename": "requests.jsonl",
-                "purpose": "batch",
-                "status": "processed",
+        self.files[name] = content
+        facts = {"filename": "requests.jsonl", "purpose": "batch", "status": "processed"}
+        state = {"bytes": len(content), "created_at": int(time())}
+        return json_response({"id": name, "object": "file"} | facts | state)
+
+    def _content(self, name: str) -> bytes | None:
+        found, _, kind = name.rpartition("-")
+        batch = self.batches.get(found)
+        if batch is None or kind not in {"output", "errors"}:
+            return self.files.get(name)
+        return b"\n".join(batch.output if kind == "output" else batch.errors) + b"\n"
+
+    def _create(self, call: HTTPRequest, wire: WireFormat) -> Response:
+        self.options.notify("create")
+        if self._refused < self.options.refusals:
+            self._refused += 1
+            raise ErrorResponse(429, "Too many batches.", headers={"retry-after-ms": "1"})
+        create = self._create_openai if wire is OPENAI else self._create_anthropic
+        batch = create(call, f"{len(self.batches)}")
+        number, ends = len(self.batches), self.options.outcomes
+        batch.outcome = ends[number] if number < len(ends) else None
+        self.batches[batch.id] = batch
+        enqueued = sum(_tokens(b) for b in self.batches.values() if not b.ended)
+        most = self.options.enqueued_tokens
+        if wire is OPENAI and batch.error is None and most is not None and enqueued > most:
+            batch.error = {
+                "code": "token_limit_exceeded",
+                "message": f"Enqueued token limit reached. Limit: {most:,} enqueued tokens. "
+                "Please try again once some in_progress batches have been completed.",
             }
+        self.options.notify("created")
+        response = self._state(batch)
+        if number in self.options.lost:
+            response.delivery = "reset-before"
+        return response
+
+    def _exceeded(self, wire: WireFormat, requests: int, size: int) -> tuple[bool, bool]:
+        """Return whether a batch has too many requests, and too many bytes."""
+        most, largest = _LIMITS[wire]
+        return (
+            requests > (self.options.max_requests or most),
+            size > (self.options.max_bytes or largest),
         )
 
-    def _create_openai(self, call: HTTPRequest) -> Response:
-        self._count_creation()
+    def _create_openai(self, call: HTTPRequest, number: str) -> _Batch:
         given = orjson.loads(call.body)
         content = self.files.get(given.get("input_file_id", ""))
         if content is None:
             raise ErrorResponse(400, "No such File object", param="input_file_id")
-        if given.get("completion_window") != "24h":
-            raise ErrorResponse(400, "Invalid completion_window", param="completion_window")
-        if given.get("endpoint") != "/v1/chat/completions":
-            raise ErrorResponse(400, "Invalid endpoint", param="endpoint")
+        for name, value in (("completion_window", "24h"), ("endpoint", "/v1/chat/completions")):
+            if given.get(name) != value:
+                raise ErrorResponse(400, f"Invalid {name}", param=name)
         facts = {name: given.get(name) for name in ("endpoint", "input_file_id", "metadata")}
-        batch = self._new("batch", OPENAI, [], facts)
-        most, size = _OPENAI_LIMITS
+        batch = _Batch(f"batch_{number}", OPENAI, [], facts, time(), None)
         lines = content.splitlines()
-        if len(lines) > (self.options.max_requests or most):
+        many, large = self._exceeded(OPENAI, len(lines), len(content))
+        if many:
             batch.error = {"code": "too_many_tasks", "message": "The batch has too many requests."}
-        elif len(content) > (self.options.max_bytes or size):
+        elif large:
             batch.error = {"code": "file_too_large", "message": "The file is too large."}
-        for number, line in enumerate(lines, 1):
+        for i, line in enumerate(lines, 1):
             try:
                 task = orjson.loads(line)
                 batch.requests.append((task["custom_id"], task["body"]))
@@ -153,222 +345,110 @@ class BatchServer:
                 wrong = True
             if wrong:
                 message = "This line is not parseable as valid JSON."
-                batch.error = {"code": "invalid_json_line", "message": message, "line": number}
+                batch.error = {"code": "invalid_json_line", "message": message, "line": i}
         if len({name for name, _ in batch.requests}) < len(batch.requests):
             batch.error = {"code": "duplicate_custom_id", "message": "Duplicate custom_id."}
-        self._check_queue(batch)
-        return self._created(batch)
+        return batch
 
-    def _check_queue(self, batch: Batch) -> None:
-        most = self.options.enqueued_tokens
-        if most is None or batch.error is not None:
-            return
-        enqueued = sum(_tokens(b) for b in self.batches.values() if not b.ended)
-        if enqueued > most:
-            batch.error = {
-                "code": "token_limit_exceeded",
-                "message": f"Enqueued token limit reached. Limit: {most:,} enqueued tokens. "
-                "Please try again once some in_progress batches have been completed.",
-            }
-
-    def _output(self, name: str) -> bytes | None:
-        found, _, kind = name.rpartition("-")
-        batch = self.batches.get(found)
-        if batch is None or kind not in {"output", "errors"}:
-            return None
-        return b"\n".join(batch.output if kind == "output" else batch.errors) + b"\n"
-
-    # -- Anthropic -------------------------------------------------------------------------------
-
-    def _anthropic(self, call: HTTPRequest, name: str | None, verb: str | None) -> Response:
-        if name is None and call.method == "POST":
-            return self._create_anthropic(call)
-        if name is None:
-            return self._list(call, "after_id", ANTHROPIC)
-        batch = self.batches.get(name)
-        if batch is None:
-            raise ErrorResponse(404, f"No such batch: {name}")
-        if verb == "cancel" and call.method == "POST":
-            return self._cancel(batch)
-        if verb == "results":
-            if not batch.ended:
-                raise ErrorResponse(400, "The batch has not ended")
-            return self._download(b"\n".join(batch.output + batch.errors) + b"\n")
-        return self._retrieve(batch)
-
-    def _create_anthropic(self, call: HTTPRequest) -> Response:
-        self._count_creation()
-        most, size = _ANTHROPIC_LIMITS
+    def _create_anthropic(self, call: HTTPRequest, number: str) -> _Batch:
         given = orjson.loads(call.body)
         requests = [(task["custom_id"], task["params"]) for task in given["requests"]]
-        if len(call.body) > (self.options.max_bytes or size):
+        many, large = self._exceeded(ANTHROPIC, len(requests), len(call.body))
+        if large:
             raise ErrorResponse(413, "Request exceeds the maximum size")
-        if len(requests) > (self.options.max_requests or most):
+        if many:
             raise ErrorResponse(400, "requests: List should have fewer items")
         names = {name for name, _ in requests}
         if len(names) < len(requests) or not all(_CUSTOM_ID.fullmatch(name) for name in names):
             raise ErrorResponse(400, "custom_id: must be unique and match ^[a-zA-Z0-9_-]{1,64}$")
-        return self._created(self._new("msgbatch", ANTHROPIC, requests, {}))
+        return _Batch(f"msgbatch_{number}", ANTHROPIC, requests, {}, time(), None)
 
-    # -- both ------------------------------------------------------------------------------------
-
-    def _count_creation(self) -> None:
-        """Count a create request; raises 429 as configured."""
-        self.options.notify("create")
-        if self._refused < self.options.refusals:
-            self._refused += 1
-            raise ErrorResponse(429, "Too many batches.", headers=b"retry-after-ms: 1\r\n")
-
-    def _new(
-        self, kind: str, wire: WireFormat, requests: list[tuple[str, dict[str, Any]]], facts: Any
-    ) -> Batch:
-        number, ends = len(self.batches), self.options.outcomes
-        outcome = ends[number] if number < len(ends) else None
-        batch = Batch(f"{kind}_{number}", wire, requests, facts, time(), outcome)
-        self.batches[batch.id] = batch
-        return batch
-
-    def _created(self, batch: Batch) -> Response:
-        self.options.notify("created")
-        response = self._state(batch)
-        if len(self.batches) - 1 in self.options.lost:
-            response.delivery = "reset-before"
-        return response
-
-    def _list(self, call: HTTPRequest, cursor: str, wire: WireFormat) -> Response:
+    def _list(self, call: HTTPRequest, wire: WireFormat) -> Response:
         """Return a page of batches, newest first."""
         self.options.notify("list")
-        query = {name: values[0] for name, values in parse_qs(call.query).items()}
-        found = [_render(b) for b in reversed(self.batches.values()) if b.wire is wire]
-        start = 0
-        if cursor in query:
-            start = [batch["id"] for batch in found].index(query[cursor]) + 1
-        stop = start + int(query.get("limit", _PAGE))
-        page = found[start:stop]
+        found = [batch for batch in reversed(self.batches.values()) if batch.wire is wire]
+        names = [batch.id for batch in found]
+        after = call.query.get("after" if wire is OPENAI else "after_id")
+        start = 0 if after is None else names.index(after) + 1
+        stop = start + int(call.query.get("limit", _PAGE))
+        page = names[start:stop]
         return json_response(
             {
-                "data": page,
+                "data": [orjson.Fragment(batch.render()) for batch in found[start:stop]],
                 "has_more": stop < len(found),
-                "first_id": page[0]["id"] if page else None,
-                "last_id": page[-1]["id"] if page else None,
+                "first_id": page[0] if page else None,
+                "last_id": page[-1] if page else None,
             }
         )
-
-    def _retrieve(self, batch: Batch) -> Response:
-        self.options.notify("retrieve")
-        if not batch.ended:
-            self._advance(batch)
-        return self._state(batch)
 
     def _download(self, content: bytes) -> Response:
         self.options.notify("download")
         self.downloads += 1
-        response = Response(200, content)
-        if self.downloads <= self.options.broken:
-            response.delivery = "reset-within"
-        return response
+        broken = self.downloads <= self.options.broken
+        return Response(200, content, delivery="reset-within" if broken else "whole")
 
-    def _cancel(self, batch: Batch) -> Response:
-        self.options.notify("cancel")
-        if not batch.ended:
-            batch.cancelling, batch.outcome, batch.status = True, "cancelled", "cancelling"
-        return self._state(batch)
-
-    def _state(self, batch: Batch) -> Response:
+    def _state(self, batch: _Batch) -> Response:
         """Return the state of a batch, with the poll interval."""
         wait = math.ceil(self.options.poll_after * 1000)
-        body = orjson.dumps(_render(batch))
-        return Response(200, body, b"openai-poll-after-ms: %d\r\n" % wait)
+        return Response(200, batch.render(), {"openai-poll-after-ms": f"{wait}"})
 
-    def _advance(self, batch: Batch) -> None:
+    def _advance(self, batch: _Batch) -> None:
         batch.steps += 1
-        validating = batch.wire is OPENAI and batch.steps <= self.options.validation
-        if validating:
+        validation = self.options.validation
+        if batch.wire is OPENAI and batch.steps <= validation:
             return
         if batch.error is not None or batch.outcome == "failed":
             server = {"code": "server_error", "message": "The batch failed to be processed."}
             batch.error, batch.status = batch.error or server, "failed"
-        elif batch.steps <= self.options.validation + self.options.polls and not batch.cancelling:
+        elif batch.steps <= validation + self.options.polls and not batch.cancelling:
             batch.status = "in_progress"
         else:
             self._process(batch)
             batch.status = batch.outcome or "completed"
 
-    def _process(self, batch: Batch) -> None:
-        requests, left = batch.requests, []
+    def _process(self, batch: _Batch) -> None:
+        options, requests = self.options, batch.requests
         if batch.outcome is not None:
             # the executed requests are a random sample
-            requests = self._random.sample(requests, int(self.options.answered * len(requests)))
-            done = {name for name, _ in requests}
-            left = [name for name, _ in batch.requests if name not in done]
+            requests = self._random.sample(requests, int(options.answered * len(requests)))
         path = "/v1/messages" if batch.wire is ANTHROPIC else "/v1/chat/completions"
-        head = b"\r\nanthropic-version: 2023-06-01\r\n"
+        headers = {"anthropic-version": "2023-06-01"}
         for name, body in requests:
-            if self.options.missing and self._random.random() < self.options.missing:
+            if options.missing and self._random.random() < options.missing:
+                batch.counts["errored"] = batch.counts.get("errored", 0) + 1
                 continue
-            item = self._answer(batch.wire, HTTPRequest("POST", path, head, orjson.dumps(body)))
-            if item.delivered is not None:
-                item.delivered()
-            kind = "succeeded" if item.status == 200 else "errored"
-            batch.counts[kind] = batch.counts.get(kind, 0) + 1
-            write = anthropic_line if batch.wire is ANTHROPIC else openai_line
-            (batch.output if item.status == 200 else batch.errors).append(write(name, item))
-        kind = "canceled" if batch.outcome == "cancelled" else "expired"
-        if left:
-            batch.counts[kind] = len(left)
-            batch.errors += [unexecuted_line(batch.wire, name, kind) for name in left]
+            call = HTTPRequest("POST", path, headers, orjson.dumps(body))
+            answer = self._answer(batch.wire, call)
+            answer.delivered()
+            batch.add(name, "succeeded" if answer.status == 200 else "errored", answer)
+        done = {name for name, _ in requests}
+        for name, _ in batch.requests:
+            if name not in done:
+                batch.add(name, "canceled" if batch.outcome == "cancelled" else "expired")
         for lines in (batch.output, batch.errors):
-            part = self.options.duplicates
+            part = options.duplicates
             lines += [line for line in lines if part and self._random.random() < part]
-            if self.options.shuffle:
+            if options.shuffle:
                 self._random.shuffle(lines)
 
 
-def _render(batch: Batch) -> dict[str, Any]:
-    return _anthropic_batch(batch) if batch.wire is ANTHROPIC else _openai_batch(batch)
+def _parse_form(call: HTTPRequest) -> dict[str, bytes]:
+    """Parse multipart/form-data; returns the parts by name."""
+    boundary = re.search(r'boundary="?([^";]+)', call.headers.get("content-type", ""))
+    if boundary is None:
+        raise ErrorResponse(400, "expected multipart/form-data")
+    parts = {}
+    for part in call.body.split(b"--" + boundary[1].encode())[1:-1]:
+        head, _, content = part.partition(b"\r\n\r\n")
+        name = re.search(rb'name="([^"]+)"', head)
+        if name is not None:
+            parts[name[1].decode()] = content.removesuffix(b"\r\n")
+    if "file" not in parts:
+        raise ErrorResponse(400, "Missing required parameter: 'file'", param="file")
+    return parts
 
 
-def _openai_batch(batch: Batch) -> dict[str, Any]:
-    created = int(batch.created)
-    return {
-        "id": batch.id,
-        "object": "batch",
-        "status": batch.status,
-        "completion_window": "24h",
-        "created_at": created,
-        "expires_at": created + _WINDOW,
-        "errors": None if batch.error is None else {"object": "list", "data": [batch.error]},
-        "output_file_id": f"{batch.id}-output" if batch.output else None,
-        "error_file_id": f"{batch.id}-errors" if batch.errors else None,
-        "request_counts": {
-            "total": len(batch.requests),
-            "completed": batch.counts.get("succeeded", 0),
-            "failed": sum(batch.counts.values()) - batch.counts.get("succeeded", 0),
-        },
-        **batch.facts,
-    }
-
-
-def _anthropic_batch(batch: Batch) -> dict[str, Any]:
-    counts = dict.fromkeys(("processing", "succeeded", "errored", "canceled", "expired"), 0)
-    counts |= batch.counts
-    counts["processing"] = len(batch.requests) - sum(batch.counts.values())
-    status = "ended" if batch.ended else "canceling" if batch.cancelling else "in_progress"
-    return {
-        "id": batch.id,
-        "type": "message_batch",
-        "processing_status": status,
-        "request_counts": counts,
-        "created_at": _timestamp(batch.created),
-        "expires_at": _timestamp(batch.created + _WINDOW),
-        "ended_at": _timestamp(batch.created) if batch.ended else None,
-        "cancel_initiated_at": _timestamp(batch.created) if batch.cancelling else None,
-        "archived_at": None,
-        "results_url": f"/v1/messages/batches/{batch.id}/results" if batch.ended else None,
-    }
-
-
-def _tokens(batch: Batch) -> int:
+def _tokens(batch: _Batch) -> int:
     return sum(
         count_tokens(sum(len(str(m["content"])) for m in body["messages"]))
         for _, body in batch.requests

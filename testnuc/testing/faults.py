@@ -143,19 +143,16 @@ class Faults:
         self._single_kinds = tuple(kind for kind in kinds if kind not in PACKED_KINDS)
 
     def draw(self, texts: Sequence[str], attempt: int, number: int) -> str | None:
-        """Return the fault of a request, or None.
+        """Return the fault of a request with these texts, or None.
 
-        Parameters
-        ----------
-        texts : sequence of str
-            The texts of the request.
-        attempt : int
-            Number of earlier requests for the same texts.
-        number : int
-            Zero-based number of the request.
+        `attempt` is the number of earlier requests with them, `number` that of all requests.
         """
         if self.schedule is not None:
-            kind = self._scheduled(number)
+            if callable(self.schedule):
+                kind = self.schedule(number)
+                _check(kind)
+            else:
+                kind = self.schedule[number] if number < len(self.schedule) else None
             return None if kind in PACKED_KINDS and len(texts) == 1 else kind
         kind = self._random(texts, attempt)
         most = self.most_in_a_row
@@ -163,14 +160,6 @@ class Faults:
             return kind
         before = range(attempt - most, attempt)
         return kind if any(self._random(texts, i) is None for i in before) else None
-
-    def _scheduled(self, number: int) -> str | None:
-        if isinstance(self.schedule, Sequence):
-            return self.schedule[number] if number < len(self.schedule) else None
-        assert self.schedule is not None
-        kind = self.schedule(number)
-        _check(kind)
-        return kind
 
     def _random(self, texts: Sequence[str], attempt: int) -> str | None:
         kinds = self.kinds if len(texts) > 1 else self._single_kinds

@@ -1,24 +1,46 @@
-"""Server side of the OpenAI and Anthropic wire formats: parse requests, render responses."""
+"""Wire formats of OpenAI and Anthropic: parse and check requests, render responses and errors."""
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from email.utils import formatdate
+from time import time
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from urllib.parse import unquote
 
 import orjson
 
-if TYPE_CHECKING:
-    from testnuc.testing.content import Content
+from testnuc.testing.faults import status_of
+from testnuc.testing.server import Response
 
-__all__ = ["ANTHROPIC", "OPENAI", "Prompt", "ReportedLimit", "Tokens", "WireFormat", "count_tokens"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from testnuc.testing.answers import Content
+    from testnuc.testing.rate_limit import RateLimitWindow
+
+__all__ = [
+    "ANTHROPIC",
+    "OPENAI",
+    "ErrorResponse",
+    "Prompt",
+    "Tokens",
+    "WireFormat",
+    "count_tokens",
+    "error_of_fault",
+    "model_in",
+    "quota_headers",
+]
 
 _PIECE = re.compile(r"\s+|\w+|[^\w\s]")
 _CHARS_PER_TOKEN = 4
 #: Alternatives of a token that OpenAI reports at most.
 _MOST_TOP = 20
+#: The path of a call of Claude on Amazon Bedrock and on Vertex AI.
+_CLOUD = re.compile(r"/model/([^/]+)/invoke$|/publishers/anthropic/models/([^/]+):rawPredict$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +52,8 @@ class Prompt:
     user: str
     #: The system message, which the prompt cache applies to.
     system: str
-    #: Number of characters in all messages.
-    chars: int
+    #: Estimated input tokens.
+    tokens: int
     #: The parameter that requests structured output, or None.
     structured: str | None = None
     #: Whether answers have the field ``confidence``.
@@ -46,11 +68,6 @@ class Prompt:
     #: Whether the prompt cache is enabled; Anthropic requires an explicit marker.
     cached: bool = True
 
-    @property
-    def tokens(self) -> int:
-        """Estimated input tokens."""
-        return count_tokens(self.chars)
-
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
@@ -64,15 +81,20 @@ class Tokens:
     written: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ReportedLimit:
-    """One rate limit, as reported in headers."""
+@dataclass(eq=False)
+class ErrorResponse(Exception):  # noqa: N818 - a response, not an error of this program
+    """An error response to a request, in OpenAI's terms."""
 
-    what: str
-    limit: int
-    remaining: int
-    #: Seconds until the full limit is available again.
-    reset: float
+    status: int
+    message: str
+    code: str | None = field(default=None, kw_only=True)
+    param: str | None = field(default=None, kw_only=True)
+    headers: dict[str, str] = field(default_factory=dict, kw_only=True)
+
+    def response(self, wire: WireFormat) -> Response:
+        """Return the response in the format of a provider."""
+        body = wire.error(self.status, self.message, self.code, self.param)
+        return Response(self.status, body, self.headers)
 
 
 def count_tokens(chars: int) -> int:
@@ -80,11 +102,18 @@ def count_tokens(chars: int) -> int:
     return -(-chars // _CHARS_PER_TOKEN)
 
 
+def model_in(path: str) -> str | None:
+    """Return the model in the path of a cloud; None for other paths."""
+    found = _CLOUD.search(path)
+    return unquote(found[1] or found[2]) if found else None
+
+
 class _OpenAI:
     """``POST /v1/chat/completions``."""
 
-    #: Name of the header with the request id.
+    #: Name of the header with the request id, and of those with rate limits.
     request_id = "x-request-id"
+    limit_header = "x-ratelimit-{name}-{what}"
 
     def invalid(self, body: dict[str, Any], version: object) -> str | None:  # noqa: ARG002
         """Return the validation error of a request, or None."""
@@ -98,14 +127,12 @@ class _OpenAI:
     def prompt(self, body: dict[str, Any]) -> Prompt:
         system, user, chars = _messages(body["messages"])
         asked = body.get("response_format")
-        schema = None
-        if asked is not None:
-            schema = (asked.get("json_schema") or {}).get("schema")
+        schema = ((asked or {}).get("json_schema") or {}).get("schema")
         return Prompt(
             model=body["model"],
             user=user,
             system=system,
-            chars=chars,
+            tokens=count_tokens(chars),
             structured=None if asked is None else "response_format",
             confidence=_has_confidence(schema) if schema else not body.get("logprobs"),
             logprobs=bool(body.get("logprobs")),
@@ -146,48 +173,39 @@ class _OpenAI:
             }
         return orjson.dumps(body)
 
-    _TYPES: ClassVar = {
-        401: "invalid_request_error",
-        403: "request_forbidden",
-        429: "requests",
-    }
-    _CODES: ClassVar = {
-        401: "invalid_api_key",
-        403: "unsupported_country_region_territory",
-        404: "model_not_found",
-        429: "rate_limit_exceeded",
+    #: Type and code of an error, by its status.
+    _ERRORS: ClassVar = {
+        401: ("invalid_request_error", "invalid_api_key"),
+        403: ("request_forbidden", "unsupported_country_region_territory"),
+        404: ("invalid_request_error", "model_not_found"),
+        429: ("requests", "rate_limit_exceeded"),
     }
 
     def error(self, status: int, message: str, code: str | None, param: str | None) -> bytes:
-        kind = "server_error" if status >= 500 else "invalid_request_error"
-        kind = (
-            "insufficient_quota" if code == "insufficient_quota" else self._TYPES.get(status, kind)
-        )
-        error = {
-            "message": message,
-            "type": kind,
-            "param": param,
-            "code": code or self._CODES.get(status),
-        }
+        other = "server_error" if status >= 500 else "invalid_request_error"
+        kind, usual = self._ERRORS.get(status, (other, None))
+        if code == "insufficient_quota":
+            kind = code
+        error = {"message": message, "type": kind, "param": param, "code": code or usual}
         return orjson.dumps({"error": error})
 
-    def quota_headers(self, quotas: list[ReportedLimit]) -> bytes:
-        return "".join(
-            f"x-ratelimit-limit-{quota.what}: {quota.limit}\r\n"
-            f"x-ratelimit-remaining-{quota.what}: {quota.remaining}\r\n"
-            f"x-ratelimit-reset-{quota.what}: {_duration(quota.reset)}\r\n"
-            for quota in quotas
-        ).encode()
+    def reset(self, seconds: float) -> str:
+        """Format the seconds until a limit is available again: ``6m0s``, ``1.5s``, ``20ms``."""
+        if seconds < 1:
+            return f"{math.ceil(seconds * 1000)}ms"
+        minutes, rest = divmod(math.ceil(seconds * 1000) / 1000, 60)
+        return f"{int(minutes)}m{rest:g}s" if minutes else f"{rest:g}s"
 
-    def retry_headers(self, seconds: float) -> bytes:
-        milliseconds = math.ceil(seconds * 1000)
-        return b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (math.ceil(seconds), milliseconds)
+    def retry_headers(self, seconds: float) -> dict[str, str]:
+        milliseconds = f"{math.ceil(seconds * 1000)}"
+        return {"retry-after": f"{math.ceil(seconds)}", "retry-after-ms": milliseconds}
 
 
 class _Anthropic:
     """``POST /v1/messages``."""
 
     request_id = "request-id"
+    limit_header = "anthropic-ratelimit-{what}-{name}"
 
     def invalid(self, body: dict[str, Any], version: object) -> str | None:
         if version is None:
@@ -215,7 +233,7 @@ class _Anthropic:
             model=body["model"],
             user=user,
             system=system,
-            chars=chars + len(system),
+            tokens=count_tokens(chars + len(system)),
             structured=structured,
             confidence=not schema or _has_confidence(schema),
             tool=tool,
@@ -253,7 +271,7 @@ class _Anthropic:
             }
         return orjson.dumps(body)
 
-    _TYPES: ClassVar = {
+    _ERRORS: ClassVar = {
         400: "invalid_request_error",
         401: "authentication_error",
         403: "permission_error",
@@ -264,28 +282,70 @@ class _Anthropic:
     }
 
     def error(self, status: int, message: str, code: str | None, param: str | None) -> bytes:  # noqa: ARG002
-        kind = self._TYPES.get(status, "api_error")
+        kind = self._ERRORS.get(status, "api_error")
         return orjson.dumps({"type": "error", "error": {"type": kind, "message": message}})
 
-    def quota_headers(self, quotas: list[ReportedLimit]) -> bytes:
-        now = datetime.now(UTC)
-        lines = []
-        for quota in quotas:
-            reset = (now + timedelta(seconds=math.ceil(quota.reset))).strftime("%Y-%m-%dT%H:%M:%SZ")
-            lines.append(
-                f"anthropic-ratelimit-{quota.what}-limit: {quota.limit}\r\n"
-                f"anthropic-ratelimit-{quota.what}-remaining: {quota.remaining}\r\n"
-                f"anthropic-ratelimit-{quota.what}-reset: {reset}\r\n"
-            )
-        return "".join(lines).encode()
+    def reset(self, seconds: float) -> str:
+        then = datetime.now(UTC) + timedelta(seconds=math.ceil(seconds))
+        return then.strftime("%Y-%m-%dT%H:%M:%SZ")
 
-    def retry_headers(self, seconds: float) -> bytes:
-        return b"retry-after: %d\r\n" % math.ceil(seconds)
+    def retry_headers(self, seconds: float) -> dict[str, str]:
+        return {"retry-after": f"{math.ceil(seconds)}"}
 
 
 OPENAI = _OpenAI()
 ANTHROPIC = _Anthropic()
 WireFormat: TypeAlias = _OpenAI | _Anthropic
+
+
+def error_of_fault(kind: str, wire: WireFormat, retry_after: float) -> ErrorResponse | None:
+    """Return the error response for a fault, or None if the fault is not an error response."""
+    match kind:
+        case "quota" if wire is OPENAI:
+            return ErrorResponse(429, "You exceeded your current quota.", code="insufficient_quota")
+        case "quota":  # Anthropic returns 400 for an exhausted balance
+            message = "Your credit balance is too low to access the Anthropic API."
+            return ErrorResponse(400, message)
+        case "content-filter" if wire is OPENAI:
+            message = "The prompt triggered the content filter."
+            return ErrorResponse(400, message, code="content_filter")
+        case "content-filter":
+            return ErrorResponse(400, "Output blocked by content filtering policy")
+    headers = {
+        "429-retry-after": {"retry-after": f"{retry_after:g}"},
+        "429-retry-after-date": {"retry-after": formatdate(time() + retry_after, usegmt=True)},
+        "429-retry-after-ms": {"retry-after-ms": f"{retry_after * 1000:g}"},
+    }.get(kind, {})
+    status = 429 if headers else status_of(kind)
+    if status is None:
+        return None
+    message = _MESSAGES.get(status, "The server had an error. Sorry about that!")
+    return ErrorResponse(status, message, headers=headers)
+
+
+_MESSAGES = {
+    429: "Rate limit reached for requests. Please try again later.",
+    503: "The server is currently unavailable.",
+    529: "Overloaded",
+}
+
+
+def quota_headers(wire: WireFormat, window: RateLimitWindow) -> dict[str, str]:
+    """Return the rate-limit headers."""
+    reset = wire.reset(window.reset())
+    return {
+        wire.limit_header.format(name=name, what=what): str(value)
+        for what, limit, used in (
+            ("requests", window.requests_limit, window.requests),
+            ("tokens", window.tokens_limit, window.tokens),
+        )
+        if limit is not None
+        for name, value in (
+            ("limit", int(limit)),
+            ("remaining", max(0, int(limit - used))),
+            ("reset", reset),
+        )
+    }
 
 
 def _invalid_messages(body: dict[str, Any]) -> str | None:
@@ -328,10 +388,9 @@ def _fields(schema: dict[str, Any]) -> dict[str, Any] | None:
     """Return the fields of an answer in a JSON schema; None for an unknown schema."""
     try:
         fields: dict[str, Any] = schema["properties"]
-        if "answers" in fields:
-            fields = fields["answers"]["items"]["properties"]
-        if "labels" in fields:
-            fields = fields["labels"]["items"]["properties"]
+        for name in ("answers", "labels"):
+            if name in fields:
+                fields = fields[name]["items"]["properties"]
     except (KeyError, TypeError):
         return None
     return fields
@@ -344,45 +403,31 @@ def _text(content: Any) -> str:
     return content if isinstance(content, str) else ""
 
 
-def _duration(seconds: float) -> str:
-    """Format a duration as OpenAI does: ``6m0s``, ``1.5s``, ``20ms``."""
-    if seconds < 1:
-        return f"{math.ceil(seconds * 1000)}ms"
-    minutes, rest = divmod(math.ceil(seconds * 1000) / 1000, 60)
-    return f"{int(minutes)}m{rest:g}s" if minutes else f"{rest:g}s"
-
-
 def _logprobs(content: Content, prompt: Prompt) -> list[dict[str, Any]]:
     """Split the answer into tokens; the product over a label's tokens is its probability.
 
     The other labels share the rest: their first tokens are alternatives of the label's first token.
     """
-    tokens: list[tuple[str, float, list[tuple[str, float]]]] = []
-    at = 0
-    for label, probability in content.labels:
-        start = content.text.find(label, at)
-        if start < 0:
-            continue
-        tokens += [(piece, 0.0, []) for piece in _PIECE.findall(content.text[at:start])]
-        pieces = _PIECE.findall(label)
-        if prompt.top:
-            rest = [orjson.dumps(other).decode()[1:-1] for other in prompt.labels]
-            rest = [_PIECE.findall(other)[0] for other in rest if other != label]
-            part = _log((1 - probability) / max(1, len(rest)))
-            first, *pieces = pieces
-            tokens.append((first, _log(probability), [(other, part) for other in rest]))
-            tokens += [(piece, 0.0, []) for piece in pieces]
-        else:
-            share = _log(probability) / len(pieces)
-            tokens += [(piece, share, []) for piece in pieces]
-        at = start + len(label)
-    tokens += [(piece, 0.0, []) for piece in _PIECE.findall(content.text[at:])]
-    found = []
-    for token, logprob, others in tokens:
-        ranked = sorted([(token, logprob), *others], key=lambda one: -one[1])
+
+    def rendered(token: str, logprob: float, others: Sequence[str] = ()) -> dict[str, Any]:
+        part = _log((1 - math.exp(logprob)) / max(1, len(others)))
+        ranked = sorted([(token, logprob), *((o, part) for o in others)], key=lambda one: -one[1])
         top = [_token(*one) for one in ranked[: prompt.top]]
-        found.append({**_token(token, logprob), "top_logprobs": top})
-    return found
+        return {**_token(token, logprob), "top_logprobs": top}
+
+    found, text = [], content.text
+    for label, probability in content.labels:
+        before, at, after = text.partition(label)
+        if not at:
+            continue
+        first, *pieces = _PIECE.findall(label)
+        others = [orjson.dumps(other).decode()[1:-1] for other in prompt.labels]
+        others = [_PIECE.findall(other)[0] for other in others if other != label]
+        found += [rendered(piece, 0.0) for piece in _PIECE.findall(before)]
+        found.append(rendered(first, _log(probability), others))
+        found += [rendered(piece, 0.0) for piece in pieces]
+        text = after
+    return found + [rendered(piece, 0.0) for piece in _PIECE.findall(text)]
 
 
 def _token(token: str, logprob: float) -> dict[str, Any]:

@@ -6,28 +6,35 @@ from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from time import process_time
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, cast, get_args
 
-from testnuc.errors import InvalidInputError
+import orjson
+
 from testnuc.prompts import samples_in
-from testnuc.testing.answers import AnswerOf, Latency, answer_function, latency_function
-from testnuc.testing.batch_api import BatchServer
-from testnuc.testing.batch_formats import Item
-from testnuc.testing.batch_options import Batches
-from testnuc.testing.content import Content, compose
+from testnuc.testing.answers import (
+    AnswerOf,
+    Content,
+    Latency,
+    answer_function,
+    compose,
+    latency_function,
+)
+from testnuc.testing.batch_api import Batches, BatchServer
 from testnuc.testing.faults import LOST_KINDS, Faults
-from testnuc.testing.formats import ANTHROPIC, OPENAI, Prompt, Tokens, WireFormat, count_tokens
-from testnuc.testing.http_connection import Delivery, HTTPRequest, Response, json_response
-from testnuc.testing.listener import HOST, Listener
-from testnuc.testing.rate_limit import RateLimitWindow, Violation
-from testnuc.testing.request_checks import (
+from testnuc.testing.formats import (
+    ANTHROPIC,
+    OPENAI,
     ErrorResponse,
-    RequestChecks,
+    Prompt,
+    Tokens,
+    WireFormat,
+    count_tokens,
     error_of_fault,
     model_in,
     quota_headers,
-    rate_limit_error,
 )
+from testnuc.testing.rate_limit import RateLimitWindow, Violation
+from testnuc.testing.server import Delivery, HTTPRequest, Response, Server, json_response
 
 __all__ = ["LoopbackLLM"]
 
@@ -35,10 +42,10 @@ __all__ = ["LoopbackLLM"]
 _CACHE_MINIMUM = 1024
 _CACHE_STEP = 128
 _MAX_SHOWN = 80
-_DELIVERIES = frozenset({"reset-before", "reset-within", "reset-after", "stalled", "slow"})
+_NO_SYSTEM = "Unsupported value: 'messages[0].role' does not support 'system' with this model."
 
 
-class LoopbackLLM:
+class LoopbackLLM(Server):
     """An LLM provider on 127.0.0.1, for tests and benchmarks of code that uses testnuc.
 
     Serves OpenAI's ``/v1/chat/completions``, Anthropic's ``/v1/messages`` and the batch APIs of
@@ -113,19 +120,20 @@ class LoopbackLLM:
         port: int = 0,
         seed: int = 0,
     ) -> None:
+        super().__init__(port)
         self._answer_of, self._uses_index = answer_function(answer)
         self._delay = latency_function(latency, seed)
         self._faults = faults
         self._window = None if rate_limit is None else RateLimitWindow(rate_limit)
-        self._checks = RequestChecks(api_key, model, structured, rejects)
+        self._api_key = api_key
         self._model = model
-        self._prose = structured == "ignore"
+        self._structured = structured
+        self._rejects = tuple(rejects)
         self._usage = usage
         self._cache = cache
         self._record = record
-        self._listener = Listener(self._respond, port)
         #: The provider's side of batch jobs; tests may change its files, batches and options.
-        self.batch_server = BatchServer(batches or Batches(), self._checks, self._item)
+        self.batch_server = BatchServer(batches or Batches(), self._check_key, self._item)
         self.reset()
 
     def reset(self) -> None:
@@ -149,8 +157,8 @@ class LoopbackLLM:
         #: The latest requests, parsed, and their headers with lower-case names.
         self.bodies: deque[dict[str, Any]] = deque(maxlen=self._record)
         self.headers: deque[dict[str, str]] = deque(maxlen=self._record)
-        self._listener.peak = self._listener.in_flight
-        self._listener.abandoned = 0
+        self.peak = self.in_flight
+        self.abandoned = 0
         self._attempts: Counter[tuple[str, ...]] = Counter()
         self._answers: Counter[str] = Counter()
         self._drawn = 0
@@ -158,174 +166,185 @@ class LoopbackLLM:
         self.batch_server.reset()
 
     @property
-    def base_url(self) -> str:
-        """Base URL for clients."""
-        if not self._listener.port:
-            raise InvalidInputError("LoopbackLLM has no address until it is started")
-        return f"http://{HOST}:{self._listener.port}/v1"
-
-    @property
-    def peak(self) -> int:
-        """Maximum number of concurrent requests."""
-        return self._listener.peak
-
-    @property
-    def in_flight(self) -> int:
-        """Current number of requests in flight."""
-        return self._listener.in_flight
-
-    @property
-    def connections(self) -> int:
-        """Number of open connections."""
-        return len(self._listener.connections)
-
-    @property
     def batches(self) -> int:
         """Number of batches created."""
         return len(self.batch_server.batches)
 
-    @property
-    def abandoned(self) -> int:
-        """Requests whose client disconnected before the response was written."""
-        return self._listener.abandoned
-
     def stats(self) -> dict[str, Any]:
         """Return all counts as JSON values; ``cpu`` is the CPU time of the process in seconds."""
-        names = ("requests", "calls", "texts", "input_tokens", "output_tokens", "cached_tokens")
-        stats: dict[str, Any] = {name: getattr(self, name) for name in names}
-        return stats | {
+        names = ("requests", "calls", "texts", "input_tokens", "output_tokens", "cached_tokens",
+                 "peak", "in_flight", "abandoned", "batches")  # fmt: skip
+        return {name: getattr(self, name) for name in names} | {
             "faults": dict(self.faults),
             "violations": len(self.violations),
-            "peak": self.peak,
-            "in_flight": self.in_flight,
-            "abandoned": self.abandoned,
             "distinct": len(self.asked),
-            "batches": self.batches,
             "cpu": process_time(),
         }
 
-    # -- start and stop --------------------------------------------------------------------------
-
-    async def start(self) -> None:
-        """Listen; after a `stop`, on the same port."""
-        await self._listener.start()
-
-    async def stop(self) -> None:
-        """Refuse connections and reset open ones, like a killed server."""
-        await self._listener.stop()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self._listener.close()
-
-    def __enter__(self) -> Self:
-        self._listener.start_thread()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._listener.stop_thread()
-
-    # -- answering -------------------------------------------------------------------------------
-
-    def _respond(self, call: HTTPRequest) -> Response:
+    def respond(self, call: HTTPRequest) -> Response:
+        """Return the response to a request."""
         if call.path.endswith("/chat/completions"):
             wire: WireFormat = OPENAI
         elif call.path.endswith("/messages") or model_in(call.path):
             wire = ANTHROPIC
         else:
-            return self._respond_other(call)
+            return self.batch_server.respond(call) or self._respond_other(call)
         self.requests += 1
-        request_id = f"{wire.request_id}: req_{self.requests}\r\n".encode()
+        request_id = f"req_{self.requests}"
         try:
-            self._checks.admit(call)
+            self._check_key(call)
             response = self._answer(wire, call)
         except ErrorResponse as error:
-            response = Response(error.status, error.body(wire), error.headers)
-        response.headers += request_id
+            response = error.response(wire)
+        response.headers[wire.request_id] = request_id
         return response
 
     def _respond_other(self, call: HTTPRequest) -> Response:
-        batch = self.batch_server.respond(call)
-        if batch is not None:
-            return batch
-        path = call.path.removesuffix("/")
-        if path.startswith("/v1/models"):
-            return self._models(path)
-        match path:
-            case "/stats":
-                return json_response(self.stats())
-            case "/stats/asked":
-                return json_response(dict(self.asked))
-            case "/stats/reset" if call.method == "POST":
-                self.reset()
-                return json_response(self.stats())
-        return _unknown(call.path)
-
-    def _models(self, path: str) -> Response:
         name = self._model or "loopback"
         model = {"id": name, "object": "model", "created": 1_700_000_000, "owned_by": "testnuc"}
+        path = call.path.removesuffix("/")
         if path == "/v1/models":
             return json_response({"object": "list", "data": [model]})
-        return json_response(model) if path == f"/v1/models/{name}" else _unknown(path)
+        if path == f"/v1/models/{name}":
+            return json_response(model)
+        if path == "/stats/asked":
+            return json_response(dict(self.asked))
+        if path == "/stats/reset" and call.method == "POST":
+            self.reset()
+        elif path != "/stats":
+            message = f"LoopbackLLM has no endpoint {path!r}"
+            return ErrorResponse(404, message, code="unknown_url").response(OPENAI)
+        return json_response(self.stats())
 
-    def _item(self, wire: WireFormat, call: HTTPRequest) -> Item:
+    def _item(self, wire: WireFormat, call: HTTPRequest) -> Response:
         """Execute one request of a batch."""
         self.requests += 1
         try:
-            response = self._answer(wire, call, limited=False)
+            return self._answer(wire, call, live=False)
         except ErrorResponse as error:
-            return Item(error.status, error.body(wire))
-        if response.delivery not in {"whole", "slow", "reset-after"} or response.spoiled:
-            # batch requests have no connection: a lost response becomes a server error
-            return Item(500, wire.error(500, "The server had an error.", None, None))
-        return Item(200, response.body, response.delivered)
+            return error.response(wire)
 
-    def _answer(self, wire: WireFormat, call: HTTPRequest, *, limited: bool = True) -> Response:
-        prompt, texts = self._texts(wire, call)
+    def _answer(self, wire: WireFormat, call: HTTPRequest, *, live: bool = True) -> Response:
+        body = self._body(call)
+        prompt = _prompt(wire, call, body)
+        self._check(prompt, body)
+        texts = _texts(prompt)
         answers = self._answers_of(texts)
-        content = compose(answers, confidence=prompt.confidence, prose=self._prose)
-        limits = b""
-        if limited:
-            limits = self._admit(wire, prompt.tokens + count_tokens(len(content.text)))
+        write = partial(
+            compose, answers, confidence=prompt.confidence, prose=self._structured == "ignore"
+        )
+        content, limits = write(), {}
+        if live and self._window is not None:
+            total = prompt.tokens + count_tokens(len(content.text))
+            limits = self._admit(wire, self._window, total)
         fault = self._draw(texts)
-        error = None
         if fault is not None and self._faults is not None:
             self.faults[fault] += 1
             error = error_of_fault(fault, wire, self._faults.retry_after)
-            content = compose(answers, fault=fault, confidence=prompt.confidence, prose=self._prose)
-        if error is not None:
-            error.headers += limits
-            raise error
+            if not live and fault in {*LOST_KINDS, "truncated"}:
+                # batch requests have no connection: a lost response becomes a server error
+                error = ErrorResponse(500, "The server had an error.")
+            if error is not None:
+                error.headers |= limits
+                raise error
+            content = write(fault=fault)
         if self._uses_index and fault not in LOST_KINDS:
             self._answers.update(texts)
         known = self._usage and fault not in {"missing-usage", "truncated"}
         tokens = self._tokens(prompt, content) if known else None
-        response = Response(
-            200,
-            wire.success(self.requests, prompt, content, tokens),
-            limits,
-            delay=self._delay(),
-            delivered=partial(self._delivered, texts, tokens),
-        )
-        if fault is not None:
-            self._inject(response, fault)
+        data = wire.success(self.requests, prompt, content, tokens)
+        response = Response(200, data, limits, delay=self._delay())
+        response.delivered = partial(self._count, texts, tokens)
+        if fault == "truncated":
+            response.body = data[: len(data) // 2]
+        elif fault in get_args(Delivery) and self._faults is not None:
+            response.delivery = cast("Delivery", fault)
+            faults = self._faults
+            durations = {"refused": faults.refuse, "stalled": faults.stall, "slow": faults.slow}
+            response.duration = durations.get(response.delivery, 0.0)
         return response
 
-    def _inject(self, response: Response, fault: str) -> None:
-        """Inject a fault into the delivery of a response."""
-        assert self._faults is not None
-        if fault == "truncated":
-            response.body = response.body[: len(response.body) // 2]
-            response.spoiled = True
-        elif fault == "refused":
-            self._listener.refuse(self._faults.refuse)
-            response.delivery = "reset-before"
-        elif fault in _DELIVERIES:
-            response.delivery = cast("Delivery", fault)
-            response.duration = self._faults.slow if fault == "slow" else self._faults.stall
+    def _check_key(self, call: HTTPRequest) -> None:
+        """Raise a 401 if the API key is wrong."""
+        if self._api_key is not None:
+            names = ("authorization", "x-api-key", "api-key")
+            sent = [call.headers.get(name, "").removeprefix("Bearer ") for name in names]
+            if self._api_key not in sent:
+                raise ErrorResponse(401, "Incorrect API key provided.")
+
+    def _body(self, call: HTTPRequest) -> dict[str, Any]:
+        try:
+            body = orjson.loads(call.body)
+        except orjson.JSONDecodeError as exc:
+            raise ErrorResponse(400, f"the body is not JSON: {exc}") from exc
+        if not isinstance(body, dict):
+            raise ErrorResponse(400, "the body is not a JSON object")
+        model = model_in(call.path)
+        if model is not None:
+            if "model" in body:
+                raise ErrorResponse(400, "model: Extra inputs are not permitted")
+            body["model"] = model
+        if self._record:
+            self.bodies.append(body)
+            self.headers.append({name.lower(): value for name, value in call.headers.items()})
+        return body
+
+    def _check(self, prompt: Prompt, body: dict[str, Any]) -> None:
+        """Raise the provider's error for what this server does not support."""
+        if self._model is not None and prompt.model != self._model:
+            raise ErrorResponse(404, f"The model `{prompt.model}` does not exist.", param="model")
+        name = prompt.structured
+        if name and self._structured is False:
+            message = f"Invalid parameter: '{name}' is not supported with this model."
+            raise ErrorResponse(400, message, param=name)
+        for name in self._rejects:
+            if name == "system" and prompt.system:
+                place = "messages[0].role"
+                raise ErrorResponse(400, _NO_SYSTEM, code="unsupported_value", param=place)
+            if name in body:
+                message = f"Unsupported parameter: '{name}' is not supported with this model."
+                raise ErrorResponse(400, message, code="unsupported_parameter", param=name)
+
+    def _answers_of(
+        self, texts: Sequence[str]
+    ) -> list[tuple[str | Mapping[str, float | None], float | None]]:
+        answers: list[tuple[str | Mapping[str, float | None], float | None]] = []
+        for i, text in enumerate(texts):
+            sample = self._answers[text] + texts[:i].count(text) if self._uses_index else 0
+            try:
+                found = self._answer_of(text, sample)
+                if found is not None:
+                    label, confidence = (found, None) if isinstance(found, str | Mapping) else found
+                    if not isinstance(label, str | Mapping):
+                        raise TypeError(f"{label!r} is not a label")  # noqa: TRY301
+                    answers.append((label, confidence))
+            except Exception as exc:
+                message = f"the answer of LoopbackLLM for {_cut(text)} failed: {exc!r}"
+                raise ErrorResponse(400, message) from exc
+            if found is None:
+                raise ErrorResponse(400, f"LoopbackLLM has no answer for the text {_cut(text)}")
+        return answers
+
+    def _admit(self, wire: WireFormat, window: RateLimitWindow, tokens: int) -> dict[str, str]:
+        """Check the rate limit; returns the rate-limit headers or raises a 429."""
+        violation = window.admit(tokens)
+        headers = quota_headers(wire, window)
+        if violation is not None:
+            self.violations.append(violation)
+            limit = f"limit {violation.limit} per minute"
+            message = f"Rate limit reached for {violation.what}: {limit}."
+            headers |= wire.retry_headers(window.wait(tokens))
+            raise ErrorResponse(429, message, headers=headers)
+        return headers
+
+    def _draw(self, texts: Sequence[str]) -> str | None:
+        if self._faults is None:
+            return None
+        key = tuple(texts)
+        attempt = self._attempts[key]
+        self._attempts[key] = attempt + 1
+        self._drawn += 1
+        return self._faults.draw(key, attempt, self._drawn - 1)
 
     def _tokens(self, prompt: Prompt, content: Content) -> Tokens:
         output = count_tokens(len(content.text))
@@ -338,78 +357,37 @@ class LoopbackLLM:
         self._seen.add(prompt.system)
         return Tokens(prompt.tokens, output, written=system)
 
-    def _delivered(self, texts: Sequence[str], tokens: Tokens | None) -> None:
+    def _count(self, texts: Sequence[str], tokens: Tokens | None) -> None:
+        """Count a call that was answered."""
         self.calls += 1
         self.texts += len(texts)
-        for text in texts:
-            self.asked[text] += 1
+        self.asked.update(texts)
         if tokens is not None:
             self.input_tokens += tokens.input
             self.output_tokens += tokens.output
             self.cached_tokens += tokens.cached
 
-    def _texts(self, wire: WireFormat, call: HTTPRequest) -> tuple[Prompt, list[str]]:
-        """Parse a request and extract its texts."""
-        body = self._checks.body(call)
-        if self._record:
-            self.bodies.append(body)
-            lines = call.head.decode("latin-1").split("\r\n")
-            pairs = (line.partition(":") for line in lines if line)
-            self.headers.append({name.lower(): value.strip() for name, _, value in pairs})
-        prompt = self._checks.prompt(wire, call, body)
-        try:
-            texts = samples_in(prompt.user)
-        except ValueError as exc:
-            raise ErrorResponse(400, f"LoopbackLLM cannot parse the texts: {exc}") from exc
-        if not texts:
-            raise ErrorResponse(400, "LoopbackLLM found no text in the prompt")
-        return prompt, texts
 
-    def _answers_of(
-        self, texts: Sequence[str]
-    ) -> list[tuple[str | Mapping[str, float | None], float | None]]:
-        answers: list[tuple[str | Mapping[str, float | None], float | None]] = []
-        for i, text in enumerate(texts):
-            sample = self._answers[text] + texts[:i].count(text) if self._uses_index else 0
-            try:
-                found = self._answer_of(text, sample)
-                if isinstance(found, str | Mapping):
-                    answers.append((found, None))
-                elif found is not None:
-                    label, confidence = found
-                    if not isinstance(label, str):
-                        raise TypeError(f"{label!r} is not a label")  # noqa: TRY301
-                    answers.append((label, confidence))
-            except Exception as exc:
-                message = f"the answer of LoopbackLLM for {_cut(text)} failed: {exc!r}"
-                raise ErrorResponse(400, message) from exc
-            if found is None:
-                raise ErrorResponse(400, f"LoopbackLLM has no answer for the text {_cut(text)}")
-        return answers
-
-    def _admit(self, wire: WireFormat, tokens: int) -> bytes:
-        """Check the rate limit; returns the rate-limit headers, raises a 429 `ErrorResponse`."""
-        if self._window is None:
-            return b""
-        violation = self._window.admit(tokens)
-        if violation is not None:
-            self.violations.append(violation)
-            raise rate_limit_error(wire, self._window, violation, tokens)
-        return quota_headers(wire, self._window)
-
-    def _draw(self, texts: Sequence[str]) -> str | None:
-        if self._faults is None:
-            return None
-        key = tuple(texts)
-        attempt = self._attempts[key]
-        self._attempts[key] = attempt + 1
-        self._drawn += 1
-        return self._faults.draw(key, attempt, self._drawn - 1)
+def _prompt(wire: WireFormat, call: HTTPRequest, body: dict[str, Any]) -> Prompt:
+    in_cloud = model_in(call.path) is not None
+    version = body.get("anthropic_version") if in_cloud else call.headers.get("anthropic-version")
+    try:
+        invalid = wire.invalid(body, version)
+        if invalid is None:
+            return wire.prompt(body)
+    except (AttributeError, KeyError, StopIteration, TypeError) as exc:
+        invalid = f"the request is malformed: {exc!r}"
+    raise ErrorResponse(400, invalid)
 
 
-def _unknown(path: str) -> Response:
-    message = f"LoopbackLLM has no endpoint {path!r}"
-    return Response(404, OPENAI.error(404, message, "unknown_url", None))
+def _texts(prompt: Prompt) -> list[str]:
+    try:
+        texts = samples_in(prompt.user)
+    except ValueError as exc:
+        raise ErrorResponse(400, f"LoopbackLLM cannot parse the texts: {exc}") from exc
+    if not texts:
+        raise ErrorResponse(400, "LoopbackLLM found no text in the prompt")
+    return texts
 
 
 def _cut(text: str) -> str:

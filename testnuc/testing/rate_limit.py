@@ -6,10 +6,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 __all__ = ["RateLimitWindow", "Violation"]
 
+_LIMITS = ("requests_per_minute", "tokens_per_minute")
 #: Length of the window.
 _SECONDS = 60.0
 
@@ -34,8 +35,10 @@ class RateLimitWindow:
     """
 
     def __init__(self, limit: object, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.requests_limit: float | None = _field(limit, "requests_per_minute")
-        self.tokens_limit: float | None = _field(limit, "tokens_per_minute")
+        limits = (
+            limit if isinstance(limit, Mapping) else {n: getattr(limit, n, None) for n in _LIMITS}
+        )
+        self.requests_limit, self.tokens_limit = map(limits.get, _LIMITS)
         self.tokens = 0
         self._clock = clock
         self._admitted: deque[tuple[float, int]] = deque()
@@ -78,7 +81,3 @@ class RateLimitWindow:
     def _drop_old(self, now: float) -> None:
         while self._admitted and self._admitted[0][0] <= now - _SECONDS:
             self.tokens -= self._admitted.popleft()[1]
-
-
-def _field(limit: object, name: str) -> Any:
-    return limit.get(name) if isinstance(limit, Mapping) else getattr(limit, name, None)

@@ -12,8 +12,7 @@ import gc
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,10 @@ import orjson
 
 from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.testing.answers import by_hash
-from testnuc.testing.batch_options import Batches
+from testnuc.testing.batch_api import Batches
 from testnuc.testing.faults import Faults
-from testnuc.testing.listener import HOST
 from testnuc.testing.loopback import LoopbackLLM
+from testnuc.testing.server import HOST
 
 __all__ = ["ServerProcess", "serve_in_process"]
 
@@ -155,35 +154,30 @@ def serve(config: Mapping[str, Any], *, until_eof: bool) -> None:
     gc.collect()
     gc.freeze()  # the answers live as long as the process
     gc.set_threshold(20_000)
-    with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=_loops()) as runner:
+    try:
+        # nothing else runs in this process
+        import uvloop  # type: ignore[import-not-found, unused-ignore]
+
+        loops: Any = uvloop
+    except ImportError:
+        loops = asyncio
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        asyncio.Runner(loop_factory=loops.new_event_loop) as runner,
+    ):
         runner.run(_serve(llm, until_eof=until_eof))
 
 
 async def _serve(llm: LoopbackLLM, *, until_eof: bool) -> None:
     ended = asyncio.Event()
+
+    def read() -> None:
+        if not os.read(0, 4096):
+            ended.set()
+
     async with llm:
         if until_eof:
-            loop = asyncio.get_running_loop()
-            watch = threading.Thread(target=_wait_for_eof, args=(loop, ended.set), daemon=True)
-            watch.start()
+            asyncio.get_running_loop().add_reader(0, read)
         sys.stdout.write(orjson.dumps({"base_url": llm.base_url}).decode() + "\n")
         sys.stdout.flush()
         await ended.wait()
-
-
-def _wait_for_eof(loop: asyncio.AbstractEventLoop, then: Callable[[], object]) -> None:
-    # not through sys.stdin, whose lock would block interpreter shutdown
-    while os.read(0, 4096):
-        pass
-    with contextlib.suppress(RuntimeError):  # the loop is closed
-        loop.call_soon_threadsafe(then)
-
-
-def _loops() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return uvloop's factory if installed; nothing else runs in this process."""
-    try:
-        import uvloop  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        return None
-    loops: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return loops

@@ -8,10 +8,12 @@
     auxiliary    requests other than calls: uploads, downloads, polling
     calls        a call in flight, and its timer
     connections  HTTP sessions
+    pool         idle connections
     failures     network failures as testnuc's exceptions
     api_errors   error responses of providers as testnuc's exceptions
     endpoint     base URLs and keys
     keys         keys that expire
+    redaction    words of servers without keys
     telemetry    OpenTelemetry traces and metrics
 """
 

@@ -6,7 +6,9 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 import aiohttp
+from aiohttp.http_exceptions import ContentEncodingError
 
+from testnuc._base.foreign import MOST_TOKENS
 from testnuc.errors import (
     CallTimeoutError,
     ConfigurationError,
@@ -17,7 +19,8 @@ from testnuc.errors import (
 )
 from testnuc.limits import retry_after
 from testnuc.transport.api_errors import request_id
-from testnuc.transport.failures import is_retryable, translate
+from testnuc.transport.failures import NEVER_SENT, is_retryable, translate
+from testnuc.transport.retries import was_last
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +36,32 @@ __all__ = ["CallAccounting"]
 _OK = 200
 #: The server is overloaded, or the rate limit is used up.
 _BUSY = frozenset({429, 503, 529})
+#: A gateway no longer waited for the model, which may have answered: perhaps billed.
+_LATE = frozenset({504, 524})
+#: More input tokens than a call can have, by its estimate: a factor, and what others may add.
+_MOST_TIMES, _MOST_MORE = 20, 100_000
+
+
+def _is_unreadable(raised: BaseException) -> bool:
+    """Whether a response was not cut off, and yet cannot be unpacked or parsed: it is billed."""
+    if isinstance(raised, aiohttp.ClientPayloadError):
+        return isinstance(raised.__cause__, ContentEncodingError)
+    # those of a proxy say that the request was not sent
+    proxy = isinstance(raised, aiohttp.ClientHttpProxyError)
+    return isinstance(raised, aiohttp.ClientResponseError) and not proxy
+
+
+def _is_possible(usage: TokenUsage, call: Call) -> bool:
+    """Whether a provider's counts may be those of a call: others would spoil every sum."""
+    counts = usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.cache_write_tokens
+    try:
+        if not all(0 <= number <= MOST_TOKENS for number in counts):
+            return False
+    except TypeError:
+        return False
+    # over HTTP no call is without tokens, and estimates are good
+    most = _MOST_TIMES * call.size[0] + _MOST_MORE
+    return call.wire is None or (any(counts) and usage.input_tokens <= most)
 
 
 class CallAccounting:
@@ -56,7 +85,7 @@ class CallAccounting:
         self._wall = wall
         #: Whether the provider has responded to any request.
         self.reached = False
-        #: The largest ratio of actual to estimated input tokens, at least 1.
+        #: The largest ratio of actual to estimated input tokens, 1 to `_MOST_TIMES`.
         self._overrun = 1.0
 
     def try_acquire(self, call: Call) -> Permit | None:
@@ -123,9 +152,10 @@ class CallAccounting:
                 reply = wire.decode(call.request, answer.data)
             except BaseException as error:
                 if isinstance(error, ProviderError) and error.request_id is None:
-                    error.request_id = request_id(answer.headers)
+                    shown = getattr(wire, "shown", str)
+                    error.request_id = shown(request_id(answer.headers) or "") or None
                 if isinstance(error, ProviderError) and not isinstance(error, ReplyError):
-                    self._refused(permit, error)  # proxies send errors with status 200
+                    self._refused(call, permit, error)  # proxies send errors with status 200
                 else:
                     # billed although unusable
                     self._book(call, permit, getattr(error, "usage", None))
@@ -145,7 +175,7 @@ class CallAccounting:
                 # the model answered, and only the server refused the answer: perhaps billed
                 self._book(call, permit, None)
             else:
-                self.admission.failed(permit)
+                self._failed(call, permit, answer.status)
         recover = getattr(wire, "recover", None)
         if recover is not None and isinstance(failure, ReplyError) and failure.content:
             recovered: Reply = recover(call.request, failure)
@@ -174,14 +204,14 @@ class CallAccounting:
             self._book(call, permit, getattr(raised, "usage", None))
             return raised
         if isinstance(raised, ProviderError):
-            self._refused(permit, raised)
+            self._refused(call, permit, raised)
             if isinstance(raised, (CallTimeoutError, ConnectionFailedError)):
                 self._keep(call)
             return raised
         error = raised if call.wire is None else translate(raised, call.wire)
         if timeout is not None:
             error = timeout
-        elif isinstance(raised, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
+        elif isinstance(raised, NEVER_SENT):
             # never sent, so never billed: the reservation serves the next attempt
             call.unsent = True
             call.refusals += 1
@@ -190,6 +220,10 @@ class CallAccounting:
             else:
                 self.admission.failed(permit)
             return error
+        elif isinstance(error, ProviderError) and _is_unreadable(raised):
+            error.retryable = error.retryable and not was_last(call)
+            self._book(call, permit, None)
+            return error
         self.admission.failed(permit)
         if not isinstance(error, ConfigurationError):
             self._keep(call)
@@ -197,6 +231,8 @@ class CallAccounting:
 
     def _book(self, call: Call, permit: Permit, usage: TokenUsage | None) -> None:
         """Count an answered call, and settle its permit and reservation."""
+        if usage is not None and not _is_possible(usage, call):
+            usage = None
         pico_usd = self._meter.add(usage)
         if self._telemetry is not None:
             self._telemetry.billed(usage, pico_usd)
@@ -206,7 +242,8 @@ class CallAccounting:
             return
         self.admission.answered(permit, usage.input_tokens, usage.output_tokens)
         if call.reservation is not None and self.account is not None:
-            self._overrun = max(self._overrun, usage.input_tokens / max(1, call.size[0]))
+            ratio = usage.input_tokens / max(1, call.size[0])
+            self._overrun = max(self._overrun, min(ratio, _MOST_TIMES))
             tokens = usage.input_tokens + usage.output_tokens
             if pico_usd is None and self._price is not None:
                 # answered in a service tier whose price is unknown
@@ -221,8 +258,13 @@ class CallAccounting:
             self.account.keep(call.reservation)
             call.reservation = None
 
-    def _refused(self, permit: Permit, error: ProviderError) -> None:
+    def _refused(self, call: Call, permit: Permit, error: ProviderError) -> None:
         if isinstance(error, RateLimitedError) and error.retryable:
             self.admission.refused(permit, error.retry_after)
         else:
-            self.admission.failed(permit)
+            self._failed(call, permit, error.status_code)
+
+    def _failed(self, call: Call, permit: Permit, status: int | None) -> None:
+        self.admission.failed(permit)
+        if status in _LATE:
+            self._keep(call)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
+from testnuc._base.foreign import read_json, write_json
 from testnuc.errors import (
     AuthenticationError,
     BadRequestError,
@@ -17,8 +16,9 @@ from testnuc.errors import (
     ServerError,
     UnknownModelError,
     UnreadableReplyError,
+    printable,
 )
-from testnuc.transport.endpoint import redacted
+from testnuc.transport.redaction import redacted, without_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,11 +27,22 @@ __all__ = ["as_error", "parse_error", "request_id"]
 
 #: Most characters of a provider's message that are quoted.
 _QUOTED = 300
+#: Most characters of it that are searched for its meaning.
+_READ = 10_000
+#: Most values in an error, which is read several times.
+_MOST_VALUES = 20_000
 
 #: Fields of an error with its message, and with its codes. Cloudflare has a list of ``errors``,
 #: Bedrock a ``Message`` about the key.
 _MESSAGES = ("error", "errors", "message", "Message", "detail", "msg")
 _CODES = ("type", "code", "param", "status")
+
+#: Most characters of a code that are shown, and most codes.
+_CODE, _MOST_CODES = 80, 8
+#: Most characters of an answer that an error quotes.
+_ANSWER = 50_000
+
+_TAG = re.compile(r"<[^<>]*>")
 
 _REQUEST_IDS = ("x-request-id", "request-id", "apim-request-id", "x-amzn-requestid")
 
@@ -65,6 +76,7 @@ _QUOTA_CODES = {
 _QUOTA = re.compile(
     r"credit balance is too low|reached your specified .{0,40}usage limit", re.IGNORECASE
 )
+_BILLING = "Check the account's plan and billing."
 _FILTERED = re.compile(
     r"content[ _-]?(management|filter|policy)|responsible ?ai|safety (system|polic)"
     r"|flagged|moderation",
@@ -88,12 +100,19 @@ _FORMAT = re.compile(
     r"|grammar|guided[_ ](json|decoding)|outlines|logprobs is not supported",
     re.IGNORECASE,
 )
+#: A status among the codes of an error.
+_ERROR_STATUS = re.compile(r"[45]\d\d", re.ASCII)
 #: ``"retryDelay": "34s"``, also quoted by a gateway.
 _RETRY_DELAY = re.compile(rb'retryDelay\\*"\s*:\s*\\*"(\d{1,6}(?:\.\d{1,9})?)s')
 #: OpenRouter has no provider that takes all parameters, or that the account allows: no matter of
 #: the model's name.
 _NO_ENDPOINT = re.compile(
     r"no endpoints (found (that|matching)|available)|no allowed providers", re.IGNORECASE
+)
+#: A firewall in front of the API: its page is no JSON, or says so.
+_FIREWALL = re.compile(
+    r"attention required|firewall|(request|you) (has |have |was |were )?(been )?blocked",
+    re.IGNORECASE,
 )
 #: Statuses of a server that is unavailable, whatever its message names.
 _UNAVAILABLE = {503, 504, 529}
@@ -107,10 +126,10 @@ def parse_error(body: bytes, *, nested: bool = True) -> tuple[str, frozenset[str
     behind it in ``metadata.raw``, often as JSON in a string; `nested`: read such errors, too.
     """
     try:
-        value: Any = orjson.loads(body)
+        value: Any = read_json(body, most=_MOST_VALUES)
     except ValueError:
         text = body[:2000].decode("utf-8", "replace")
-        return " ".join(re.sub(r"<[^>]*>", " ", text).split()), frozenset()
+        return " ".join(_TAG.sub(" ", text).split()), frozenset()
     codes: set[str] = set()
     behind = ""
     message: Any = value
@@ -120,7 +139,7 @@ def parse_error(body: bytes, *, nested: bool = True) -> tuple[str, frozenset[str
             break
         inner = message.get("innererror") or message.get("metadata")
         if isinstance(inner, dict):
-            codes.update(str(inner[key]) for key in ("code", "reasons") if inner.get(key))
+            codes.update(_text(inner[key]) for key in ("code", "reasons") if inner.get(key))
             if inner.get("raw") and nested:
                 behind, more = _quoted(inner["raw"])
                 codes |= more
@@ -129,14 +148,14 @@ def parse_error(body: bytes, *, nested: bool = True) -> tuple[str, frozenset[str
     if message is None:
         message = ""
     elif not isinstance(message, str):
-        message = orjson.dumps(message).decode()
+        message = _text(message)
     elif nested and message.lstrip()[:1] in ("{", "["):
         # gateways quote the whole response of the server behind them
         quoted, more = _quoted(message)
         message, codes = quoted or message, codes | more
     if behind:
         message = f"{message}: {behind}" if message else behind
-    return " ".join(message.split()), frozenset(codes - {"error"})
+    return " ".join(message[:_READ].split()), frozenset(codes - {"error"})
 
 
 def _first(message: Any) -> Any:
@@ -149,8 +168,12 @@ def _first(message: Any) -> Any:
 
 def _quoted(response: Any) -> tuple[str, frozenset[str]]:
     """Parse an error that another one quotes."""
-    text = response if isinstance(response, str) else orjson.dumps(response).decode()
-    return parse_error(text.encode("utf-8", "replace"), nested=False)
+    return parse_error(_text(response).encode("utf-8", "replace"), nested=False)
+
+
+def _text(value: Any) -> str:
+    """Return a value of an error as text."""
+    return value if isinstance(value, str) else write_json(value).decode()
 
 
 def _is_code(value: Any) -> bool:
@@ -178,11 +201,17 @@ def as_error(
     if status == 200:
         ordered = sorted(codes)
         status = next((_STATUS[code] for code in ordered if code in _STATUS), 0) or next(
-            (int(code) for code in ordered if code.isdecimal() and 400 <= int(code) < 600),
+            (int(code) for code in ordered if _ERROR_STATUS.fullmatch(code)),
             500,
         )
     kind, remedy, alone = _kind(status, text, codes)
-    if kind is AuthenticationError:
+    if kind is AuthenticationError and status == 403 and _is_of_firewall(text, body):
+        kind = BadRequestError
+        remedy = (
+            "A firewall in front of the API has blocked the request: because of this text, or of "
+            "this machine's address."
+        )
+    elif kind is AuthenticationError and status != 402:
         remedy = hint
     if 300 <= status < 400:
         target = redacted(_header(headers, ("location",)) or "another address", key)
@@ -190,32 +219,38 @@ def as_error(
             f"The server redirects to {target.partition('?')[0][:_QUOTED]}; that would send the "
             "key there, so give the right base_url."
         )
-    facts = ", ".join(sorted(redacted(code, key)[:80] for code in codes))
+    shown = sorted(redacted(code, key)[:_CODE] for code in sorted(codes)[:_MOST_CODES])
+    facts = ", ".join(filter(None, shown))
     problem = f"{where}: {status} {message or 'without a message'}" + (
         f" [{facts}]" if facts else ""
     )
+    # Anthropic has it in the body, also behind gateways
+    identifier = request_id(headers) or printable(_string(body, "request_id")[:_QUOTED])
     error = kind(
         f"{problem.removesuffix('.')}. {remedy}" if remedy else problem,
         status_code=status,
-        # Anthropic has it in the body, also behind gateways
-        request_id=request_id(headers) or _string(body, "request_id") or None,
+        request_id=without_key(identifier, key) or None,
         retry_after=_delay(body) if status in {429, 503} else None,
     )
     if alone:
         error.fatal = False
     if isinstance(error, UnreadableReplyError):
         # what the model said
-        error.content = _string(body, "error", "failed_generation")
+        content = _string(body, "error", "failed_generation")[-_ANSWER:]
+        error.content = without_key(content, key)
     return error
 
 
-def _kind(  # noqa: PLR0911 - one return for each kind
+def _kind(  # noqa: C901, PLR0911 - one return for each kind
     status: int, text: str, codes: frozenset[str]
 ) -> tuple[type[ProviderError], str, bool]:
     """Return exception, remedy, and whether the error concerns this call alone."""
     lowered = {code.lower() for code in codes}
-    if status == 402 or lowered & _QUOTA_CODES or _QUOTA.search(text):
-        return QuotaExceededError, "Check the account's plan and billing.", False
+    if (status == 402 and text) or lowered & _QUOTA_CODES or _QUOTA.search(text):
+        return QuotaExceededError, _BILLING, False
+    if status == 402:
+        # without a word it may concern this call alone, as a stray 401 does
+        return AuthenticationError, _BILLING, False
     if "json_validate_failed" in lowered or _MALFORMED.search(text):
         # the model's answer did not have the form; Groq quotes it in "failed_generation"
         return UnreadableReplyError, "", True
@@ -243,6 +278,11 @@ def _kind(  # noqa: PLR0911 - one return for each kind
     return BadRequestError, "", False
 
 
+def _is_of_firewall(text: str, body: bytes) -> bool:
+    """Whether a 403 comes from a firewall, and not from the API, which knows the key."""
+    return bool(_FIREWALL.search(text)) or body.strip()[:1] not in b'{["'
+
+
 def _missing(text: str) -> tuple[type[ProviderError], str, bool]:
     """Return what `_kind` returns for a 404."""
     if not _NO_ENDPOINT.search(text):
@@ -254,7 +294,7 @@ def _missing(text: str) -> tuple[type[ProviderError], str, bool]:
 def _string(body: bytes, *path: str) -> str:
     """Return the string at a path of a body in JSON; "" if there is none."""
     try:
-        found = orjson.loads(body)
+        found = read_json(body, most=_MOST_VALUES)
         for name in path:
             found = found[name]
     except (ValueError, TypeError, KeyError):
@@ -270,7 +310,8 @@ def _delay(body: bytes) -> float | None:
 
 def request_id(headers: Mapping[str, str]) -> str | None:
     """Return the request id in the headers of a response."""
-    return _header(headers, _REQUEST_IDS)
+    identifier = _header(headers, _REQUEST_IDS)
+    return None if identifier is None else printable(identifier[:_QUOTED])
 
 
 def _header(headers: Mapping[str, str], names: tuple[str, ...]) -> str | None:

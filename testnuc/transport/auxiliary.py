@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import io
+import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from tenacity import AsyncRetrying, retry_if_exception
 
-from testnuc.errors import AuthenticationError, CallTimeoutError, ProviderError
-from testnuc.limits import retry_after
+from testnuc.errors import AuthenticationError, CallTimeoutError, ProviderError, ServerError
+from testnuc.limits import LONG, retry_after
+from testnuc.transport.connections import MOST_BYTES, read_response
 from testnuc.transport.failures import host, is_retryable, safe_cause, translate
 from testnuc.transport.retries import backoff
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
     from random import Random
 
     from tenacity import RetryCallState
@@ -32,9 +34,61 @@ if TYPE_CHECKING:
 
 __all__ = ["AuxiliaryRequests"]
 
-_OK = 200
+_log = logging.getLogger("testnuc.transport")
+
+_log = logging.getLogger("testnuc.transport")
+
+_OK = range(200, 300)
+#: Most bytes of a download: results of 100,000 requests have a few GB at most.
+_MOST_OF_DOWNLOAD = 8 * 2**30
+#: Lines after which other tasks may run.
+_LINES_AT_ONCE = 500
+#: Most seconds of a download.
+_MOST_SECONDS = 3_600.0
 #: Additional seconds for each byte of an upload, for slow connections.
 _SECONDS_PER_BYTE = 1 / 50_000
+
+
+def _endless(provider: WireProvider) -> ServerError:
+    error = ServerError(
+        f"the download from {host(provider)} is longer than {_MOST_OF_DOWNLOAD / 2**30:g} GB, and "
+        "no batch job has such results; check base_url"
+    )
+    error.retryable = False
+    return error
+
+
+class _Lines:
+    """Splits a download into its lines."""
+
+    def __init__(self) -> None:
+        #: Bytes that were received.
+        self.size = 0
+        #: The line that is incomplete; empty if it is too long.
+        self.rest = bytearray()
+        self._too_long = False
+
+    def complete(self, piece: bytes) -> Iterator[bytes]:
+        """Yield the lines that the next piece completes, without empty ones."""
+        self.size += len(piece)
+        first, *others = piece.split(b"\n")
+        self._extend(first)
+        if others:
+            if self.rest:
+                yield bytes(self.rest)
+            self.rest.clear()
+            self._too_long = False
+            last = others.pop()
+            yield from filter(None, others)
+            self._extend(last)
+
+    def _extend(self, part: bytes) -> None:
+        if len(self.rest) + len(part) > MOST_BYTES and not self._too_long:
+            _log.warning("a line of a download is left out: it has more than %d bytes", MOST_BYTES)
+            self._too_long = True
+            self.rest.clear()
+        if not self._too_long:
+            self.rest += part
 
 
 class AuxiliaryRequests:
@@ -67,7 +121,7 @@ class AuxiliaryRequests:
         content_type: str = "application/json",
         again: bool = True,
     ) -> HTTPAnswer:
-        """Send a request, with retries; the response has status 200.
+        """Send a request, with retries; the response has a status of success.
 
         `again=False` is for requests that must not be executed twice, as a failure does not show
         whether the request was executed.
@@ -97,44 +151,48 @@ class AuxiliaryRequests:
         """Pass the lines of a download, without their ends, to `take` as they arrive.
 
         If the connection breaks, the download starts again, and `take` receives its lines a second
-        time.
+        time. A line that is longer than any response is left out.
         """
 
         async def attempt() -> None:
-            rest = b""
+            lines = _Lines()
             patience = self._retry.timeout
             loop = asyncio.get_running_loop()
+            stop = loop.time() + _MOST_SECONDS
             async with (
                 _within(patience, provider) as timer,
                 self._connections.stream(provider, url) as response,
             ):
-                if response.status != _OK:
-                    data = await response.read()
-                    self._check(provider, response.status, response.headers, data)
+                if response.status not in _OK:
+                    answer = await read_response(response, MOST_BYTES, provider, ServerError)
+                    self._check(provider, *answer)
                 while piece := await response.content.readany():
                     # the whole download may take long, but it must not stall
-                    timer.reschedule(loop.time() + patience)
-                    *lines, rest = (rest + piece).split(b"\n")
-                    for line in lines:
+                    timer.reschedule(min(loop.time() + patience, stop))
+                    for number, line in enumerate(lines.complete(piece)):
                         take(line)
-                    # a fast connection must not starve other tasks
+                        # a fast connection must not starve other tasks
+                        if number % _LINES_AT_ONCE == 0:
+                            await asyncio.sleep(0)
+                    if lines.size > _MOST_OF_DOWNLOAD:
+                        raise _endless(provider)
                     await asyncio.sleep(0)
-            if rest:
-                take(rest)
+            if lines.rest:
+                take(bytes(lines.rest))
 
         await self._with_key(provider, lambda: self._retried(attempt))
 
     async def _with_key(self, provider: WireProvider, run: Callable[[], Awaitable[T]]) -> T:
         """Run a request; again with another key if a key that can expire was rejected."""
         keys = getattr(provider, "keys", None)
-        key = None if keys is None else await keys.current()
+        key = None if keys is None else await keys.current(self._retry.deadline)
         try:
             return await run()
         except AuthenticationError:
             # rejected before it was executed, so it may be sent again in any case
             if keys is None:
                 raise
-            await keys.replace(key)
+            await keys.replace(key, self._retry.deadline)
             return await run()
 
     async def _retried(self, attempt: Callable[[], Awaitable[T]]) -> T:
@@ -157,12 +215,15 @@ class AuxiliaryRequests:
     def _wait(self, state: RetryCallState) -> float:
         error = None if state.outcome is None else state.outcome.exception()
         asked = getattr(error, "retry_after", None)
-        return backoff(self._retry, state.attempt_number, asked, self._rng)
+        seconds = backoff(self._retry, state.attempt_number, asked, self._rng)
+        level = logging.WARNING if asked is not None and seconds > LONG else logging.DEBUG
+        _log.log(level, "the provider refused a request; retrying in %.0f s", seconds)
+        return seconds
 
     def _check(
         self, provider: WireProvider, status: int, headers: Mapping[str, str], data: bytes
     ) -> None:
-        if status == _OK:
+        if status in _OK:
             return
         error = provider.error(status, headers, data)
         if isinstance(error, ProviderError) and error.retry_after is None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +15,12 @@ if TYPE_CHECKING:
     from testnuc.limits import Reservation
     from testnuc.protocols import Provider, Request, WireProvider
 
-__all__ = ["Call", "Timer", "estimate_tokens"]
+__all__ = ["MAY_SEND", "ON_WAIT", "Call", "NotSentError", "Timer", "estimate_tokens"]
+
+#: Asked before each attempt of a call, after all waits; None: always. Set by the caller's task.
+MAY_SEND: ContextVar[Callable[[], bool] | None] = ContextVar("testnuc-may-send", default=None)
+#: Called with 1 when a call starts to back off, and with -1 when it stops. Set as `MAY_SEND` is.
+ON_WAIT: ContextVar[Callable[[int], object]] = ContextVar("testnuc-on-wait", default=int)
 
 #: Characters of a token, for providers that do not estimate; most texts have four.
 _CHARACTERS_PER_TOKEN = 3
@@ -34,6 +41,10 @@ def estimate_tokens(provider: Provider, request: Request, *, needed: bool) -> tu
     return characters // _CHARACTERS_PER_TOKEN + 1, 0
 
 
+class NotSentError(Exception):
+    """`MAY_SEND` was False: the attempt was not sent, and nothing was billed for it."""
+
+
 @dataclass(slots=True, eq=False)
 class Call:
     """A call in flight: its state across attempts."""
@@ -52,6 +63,9 @@ class Call:
     #: Whether the last attempt was one of these.
     unsent: bool = False
     adaptations: int = 0
+    #: Failures after which it was sent again at once, and whether the last one was one of these.
+    repeats: int = 0
+    at_once: bool = False
     #: The key that was sent, if it can expire, and whether another one was asked for.
     key: str | None = None
     renewed: bool = False

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
-from typing import IO, TYPE_CHECKING, NamedTuple
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import aiohttp
 
-from testnuc.errors import ConfigurationError
+from testnuc.errors import ConfigurationError, ServerError, UnreadableReplyError
+from testnuc.transport.failures import host
+from testnuc.transport.pool import ConnectionPool
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
+    from testnuc.errors import ProviderError
     from testnuc.protocols import WireProvider
 
-__all__ = ["Connections", "HTTPAnswer", "key_headers"]
+__all__ = ["MOST_BYTES", "Connections", "HTTPAnswer", "key_headers", "read_response"]
+
+_OK = 200
+#: Most bytes of a response, decompressed: a hundred times what any answer has. A provider whose
+#: responses are longer says so in `most_bytes`.
+MOST_BYTES = 16 * 2**20
+#: Most bytes of an error that are read.
+_MOST_OF_ERROR = 2**18
+#: Most bytes of a response of which any number is read at the same time, and how many larger ones.
+_SMALL, _LARGE_ONES = 2**20, 4
 
 #: Timeouts are the caller's.
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
@@ -29,6 +41,54 @@ class HTTPAnswer(NamedTuple):
     status: int
     headers: Mapping[str, str]
     data: bytes
+
+
+async def read_response(
+    response: aiohttp.ClientResponse,
+    most: int,
+    provider: WireProvider,
+    kind: type[ProviderError],
+    large: AbstractAsyncContextManager[Any] = nullcontext(),  # noqa: B008 - it has no state
+) -> HTTPAnswer:
+    """Read a response of at most `most` bytes, or the beginning of an error.
+
+    A longer one is an error of this kind, and its connection is closed. aiohttp decompresses in
+    parts of bounded size, as they are read. `large` is held while more than a few parts are read.
+    """
+    content, ok = response.content, response.status == _OK
+    largest = most if ok else min(most, _MOST_OF_ERROR)
+    try:
+        # most responses are there as a whole
+        data = await content.readany()
+        size = len(data)
+        if not content.at_eof():
+            parts = [data]
+            while size <= min(largest, _SMALL) and (part := await content.readany()):
+                parts.append(part)
+                size += len(part)
+            if size > _SMALL:
+                async with large:
+                    while size <= largest and (part := await content.readany()):
+                        parts.append(part)
+                        size += len(part)
+            # nothing of it stays in this frame, which an error keeps
+            data = b"" if ok and size > largest else b"".join(parts)
+            parts.clear()
+        if content.at_eof():
+            await response.read()  # releases the connection
+        else:
+            response.close()
+    except BaseException:
+        response.close()
+        raise
+    if ok and size > largest:
+        raise kind(
+            f"the response of {host(provider)} is longer than {most / 2**20:g} MB, and no answer "
+            "is; check base_url",
+            status_code=response.status,
+        )
+    # one part of a compressed response can be longer than all that is read of an error
+    return HTTPAnswer(response.status, response.headers, data if ok else data[:largest])
 
 
 async def key_headers(provider: WireProvider) -> tuple[str | None, Mapping[str, str] | None]:
@@ -59,6 +119,7 @@ class Connections:
         self._sessions: dict[int, _Session] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
+        self._large = asyncio.Semaphore(_LARGE_ONES)
 
     async def post(
         self,
@@ -83,8 +144,9 @@ class Connections:
             allow_redirects=False,
             timeout=_NO_TIMEOUT if reached else _FIRST_CONNECT,
         )
-        # read() releases the connection at the end, and closes it if interrupted
-        return HTTPAnswer(response.status, response.headers, await response.read())
+        most = getattr(provider, "most_bytes", MOST_BYTES)
+        # billed, however long it is
+        return await read_response(response, most, provider, UnreadableReplyError, self._large)
 
     async def request(
         self,
@@ -104,7 +166,7 @@ class Connections:
             headers={"Content-Type": content_type, **(own or {})},
             allow_redirects=False,
         )
-        return HTTPAnswer(response.status, response.headers, await response.read())
+        return await read_response(response, MOST_BYTES, provider, ServerError, self._large)
 
     @asynccontextmanager
     async def stream(
@@ -140,7 +202,7 @@ class Connections:
         session = _Session(
             provider,
             aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self._limit),
+                connector=ConnectionPool(self._limit),
                 headers={"Content-Type": "application/json", **provider.headers},
                 # otherwise cookies cost 50 us per call
                 cookie_jar=aiohttp.DummyCookieJar(),

@@ -1,4 +1,4 @@
-"""Base URLs, API keys and redaction of secrets."""
+"""Base URLs and API keys."""
 
 from __future__ import annotations
 
@@ -10,22 +10,14 @@ from typing import Any
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from testnuc.errors import ConfigurationError, InvalidInputError
+from testnuc.transport.redaction import redacted
 
-__all__ = ["Endpoint", "checked_headers", "checked_key", "missing_key", "redacted"]
+__all__ = ["Endpoint", "checked_headers", "checked_key", "missing_key"]
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 #: Names of query parameters that probably hold a secret, which would appear in logs and keys.
 _SECRET_NAME = re.compile(r"key|token|secret|passw|pwd|sig|auth|credential|^code$", re.IGNORECASE)
-
-#: Probable keys: known prefixes, bearer tokens, long runs of letters and digits.
-_SECRET = re.compile(
-    r"(?i:bearer|basic)\s+[\w.~+/=*-]{6,}"
-    r"|\b(?:sk|pk|rk|gsk|xai|hf)[-_][\w*.-]{6,}"
-    r"|\bAIza[\w-]{10,}"
-    r"|\beyJ[\w-]{10,}(?:\.[\w-]+)*"
-    r"|\b(?=[\w*-]*\d)(?=[\w*-]*[A-Za-z])[\w*-]{32,}"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +112,3 @@ def missing_key(host: str, variable: str) -> ConfigurationError:
     # a note: tracebacks show it, but not the command line, which has no such option
     error.add_note('Or give the key as api_key="..".')
     return error
-
-
-def redacted(text: str, key: str | None = None) -> str:
-    """Return `text` without the key and anything that looks like one."""
-    if key and len(key) >= 4:
-        text = text.replace(key, "[key]")
-    return _SECRET.sub("[key]", text)

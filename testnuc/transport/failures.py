@@ -9,13 +9,23 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError
 
 from testnuc.errors import ConfigurationError, ConnectionFailedError, ProviderError
 
 if TYPE_CHECKING:
     from testnuc.protocols import WireProvider
 
-__all__ = ["host", "is_retryable", "safe_cause", "translate"]
+__all__ = ["NEVER_SENT", "host", "is_retryable", "safe_cause", "translate"]
+
+#: Raised before anything of a call is sent; a proxy that refuses has seen the host alone.
+NEVER_SENT = (
+    aiohttp.ClientConnectorError,
+    aiohttp.ClientHttpProxyError,
+    aiohttp.ConnectionTimeoutError,
+)
+
+_LOG_IN = 407
 
 
 def is_retryable(error: BaseException) -> bool:
@@ -24,13 +34,23 @@ def is_retryable(error: BaseException) -> bool:
 
 
 def safe_cause(raised: BaseException) -> BaseException | None:
-    """Return an error as the cause of ours; None if it holds request headers or credentials."""
+    """Return an error as the cause of ours.
+
+    None if it, or what it came from, holds request headers, credentials or bytes of a response.
+    """
     secret = (
         aiohttp.ClientProxyConnectionError,
         aiohttp.ClientResponseError,
         aiohttp.InvalidURL,
+        HttpProcessingError,
+        ValueError,  # quotes a part of the URL of a proxy
     )
-    return None if isinstance(raised, secret) else raised
+    link: BaseException | None = raised
+    while link is not None:
+        if isinstance(link, secret):
+            return None
+        link = link.__cause__ or link.__context__
+    return raised
 
 
 def host(provider: WireProvider) -> str:
@@ -54,16 +74,8 @@ def translate(raised: BaseException, provider: WireProvider) -> BaseException:
         refused.retryable = False
         refused.fatal = True
         return refused
-    if isinstance(raised, aiohttp.ConnectionTimeoutError):
-        return ConnectionFailedError(
-            f"cannot connect to {where} (no reply); check base_url, the network, and whether a "
-            f"proxy is needed (trust_env=True)"
-        )
-    if isinstance(raised, aiohttp.ClientConnectorError):
-        return ConnectionFailedError(
-            f"cannot connect to {where} ({_reason(raised)}); check base_url, the network, and "
-            f"whether a proxy is needed (trust_env=True)"
-        )
+    if isinstance(raised, NEVER_SENT):
+        return ConnectionFailedError(f"cannot connect to {where} {_why(raised)}")
     if isinstance(raised, (ValueError, aiohttp.NonHttpUrlClientError)) and not isinstance(
         raised, ConfigurationError
     ):
@@ -79,5 +91,15 @@ def translate(raised: BaseException, provider: WireProvider) -> BaseException:
     return raised
 
 
-def _reason(error: aiohttp.ClientConnectorError) -> str:
-    return error.os_error.strerror or type(error.os_error).__name__
+def _why(raised: BaseException) -> str:
+    if isinstance(raised, aiohttp.ClientHttpProxyError):
+        remedy = "check HTTPS_PROXY, and NO_PROXY for hosts that need none"
+        if raised.status == _LOG_IN:
+            remedy = "give its user name and password in HTTPS_PROXY"
+        return f"(the proxy refuses with {raised.status}); {remedy}"
+    reason = "no reply"
+    if isinstance(raised, aiohttp.ClientConnectorError):
+        reason = raised.os_error.strerror or type(raised.os_error).__name__
+    return (
+        f"({reason}); check base_url, the network, and whether a proxy is needed (trust_env=True)"
+    )

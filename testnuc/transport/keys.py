@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
+import contextvars
 import inspect
+import logging
+import os
+import threading
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -19,12 +25,25 @@ if TYPE_CHECKING:
 
 __all__ = ["KeySource", "key_of"]
 
-#: Seconds before the end of a token's life at which it is replaced.
-_MARGIN = 60.0
+_log = logging.getLogger("testnuc.transport")
+
+#: Seconds before the end of a token's life at which another one is asked for, at most half of it;
+#: and until which it is used while the function fails.
+_MARGIN, _LAST = 60.0, 5.0
+#: Most seconds for one answer of the function. One in a thread is not called again before it ends.
+_LONGEST = 30.0
+#: The wait after a failure of the function, doubled after each further one; and the longest.
+_FIRST_WAIT, _LONGEST_WAIT = 0.25, 10.0
+#: Seconds of failures after which a function that never returned a key is given up: it is wrong.
+_NEVER = 10.0
 
 
 class KeySource:
-    """Asks for a key, and for another one when it expires; a function is called in a thread."""
+    """Asks for a key, and for another one when it expires; a function is called in a thread.
+
+    While a key is valid, it is used, and the next one is asked for in the background. Without one,
+    calls wait, and the function is asked again after a failure. It is never called twice at a time.
+    """
 
     def __init__(
         self,
@@ -34,48 +53,153 @@ class KeySource:
     ) -> None:
         self._ask = ask
         self._wall = wall
-        #: The last key; None before the first call.
+        #: The last key; None before the first one.
         self.key: str | None = None
-        self._expires = float("inf")
+        self._expires = self._renew_at = float("inf")
         self._asking: asyncio.Task[None] | None = None
+        self._thread: Future[Any] | None = None
+        #: Where that thread is; a forked child does not have it.
+        self._process = 0
+        self._answers = self._failures = 0
+        self._failure: ConfigurationError | None = None
+        #: When the function may be asked again, by the event loop's clock.
+        self._next = 0.0
 
-    async def current(self) -> str:
-        """Return a key that has not expired, as far as it says."""
-        if self.key is None or self._wall() >= self._expires:
-            await self._renew()
+    async def current(self, within: float = _LONGEST) -> str:
+        """Return a key that has not expired, as far as it says.
+
+        Raises
+        ------
+        ConfigurationError
+            There is none after `within` seconds.
+        """
+        now = self._wall()
+        if self.key is None or now >= self._expires:
+            await self._answered(self._answers, within)
+        elif now >= self._renew_at:
+            self._start()
         assert self.key is not None
         return self.key
 
-    async def replace(self, rejected: str | None) -> None:
+    async def replace(self, rejected: str | None, within: float = _LONGEST) -> None:
         """Ask for another key, unless the one that was rejected has been replaced."""
         if self.key == rejected:
-            await self._renew()
+            await self._answered(self._answers, within)
 
-    async def _renew(self) -> None:
-        # one question at a time; a cancelled call does not cancel it for the others
-        if self._asking is None:
-            self._asking = asyncio.create_task(self._asked_again())
-        await asyncio.shield(self._asking)
-
-    async def _asked_again(self) -> None:
-        try:
-            if inspect.iscoroutinefunction(self._ask):
-                key: Any = await self._ask()
+    async def _answered(self, answers: int, within: float) -> None:
+        """Wait until the function has answered more than `answers` times."""
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + (min(within, _NEVER) if self.key is None else within)
+        while self._answers == answers:
+            asking, left = self._start(), ends - loop.time()
+            if asking is None and self._next < ends:
+                await asyncio.sleep(self._next - loop.time())
+            elif asking is not None and left > 0:
+                # cancelling or ending one wait must not end the question for others
+                await asyncio.wait([asking], timeout=left)
             else:
-                key = await asyncio.to_thread(self._ask)
-                if inspect.isawaitable(key):
-                    key = await key
-        except Exception as raised:
-            raise ConfigurationError(
-                f"the function given as api_key raised {type(raised).__name__}; call it alone to "
-                "see why"
-            ) from raised
+                raise self._failure or _problem(f"has not returned for {within:.0f} s")
+
+    def _start(self) -> asyncio.Task[None] | None:
+        """Ask, unless the last failure was a moment ago; returns the question in progress."""
+        loop = asyncio.get_running_loop()
+        if self._asking is not None and self._asking.get_loop() is not loop:
+            self._asking, self._next = None, 0.0  # of a loop that was closed
+        if self._asking is None and loop.time() >= self._next:
+            self._asking = loop.create_task(self._question(), name="testnuc-key")
+        return self._asking
+
+    async def _question(self) -> None:
+        """Ask once; a failure is noted, and not raised."""
+        failure = _problem("was cancelled")
+        answered = False
+        limit = asyncio.timeout(_LONGEST)
+        try:
+            async with limit:
+                key = _checked(await self._call())
+            answered = True
+        except ConfigurationError as raised:
+            failure = raised
+        except Exception as raised:  # noqa: BLE001 - whatever the user's function raises
+            words = f"raised {type(raised).__name__}; call it alone to see why"
+            if limit.expired():
+                words = f"has not returned for {_LONGEST:.0f} s"
+            failure = _problem(words)
+            failure.__cause__ = raised
         finally:
             self._asking = None
-        if key is None:
-            raise ConfigurationError("the function given as api_key returned None; return a key")
-        self.key = checked_key(key, ())
-        self._expires = _expiry(key) - _MARGIN
+            if answered:
+                self._accept(key)
+            else:
+                self._failures += 1
+                self._failure = failure
+                doublings = min(self._failures - 1, _LONGEST_WAIT)
+                wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2.0**doublings)
+                self._next = asyncio.get_running_loop().time() + wait
+                _log.warning("no new key, asking again in %.2g s: %s", wait, failure)
+
+    def _accept(self, key: str) -> None:
+        now, expires = self._wall(), _expiry(key)
+        if expires <= now:
+            expires = float("inf")  # one of the clocks is wrong: the server decides
+        self.key = key
+        self._expires = expires - min(_LAST, (expires - now) / 2)
+        self._renew_at = expires - min(_MARGIN, (expires - now) / 2)
+        self._answers += 1
+        self._failures, self._failure, self._next = 0, None, 0.0
+
+    async def _call(self) -> Any:
+        if inspect.iscoroutinefunction(self._ask):
+            return await self._ask()
+        if self._thread is None or self._process != os.getpid():
+            self._process = os.getpid()
+            self._thread = _in_thread(self._ask)
+        thread, loop = self._thread, asyncio.get_running_loop()
+        ended = asyncio.Event()
+
+        def wake(_: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop may be closed
+                loop.call_soon_threadsafe(ended.set)
+
+        thread.add_done_callback(wake)
+        try:
+            await ended.wait()
+        finally:
+            if thread.done():
+                # else the next question waits for it as well
+                self._thread = None
+        key = thread.result()
+        return await key if inspect.isawaitable(key) else key
+
+
+def _in_thread(function: Callable[[], Any]) -> Future[Any]:
+    """Call a function in a thread that does not keep the process from ending."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        try:
+            future.set_result(context.run(function))
+        except Exception as raised:  # noqa: BLE001 - raised where it is waited for
+            future.set_exception(raised)
+        except BaseException as raised:  # noqa: BLE001 - must not end the event loop
+            future.set_exception(RuntimeError(repr(raised)))
+
+    threading.Thread(target=run, name="testnuc-key", daemon=True).start()
+    return future
+
+
+def _checked(key: Any) -> str:
+    if key is None:
+        raise _problem("returned None; return a key")
+    checked = checked_key(key, ())
+    assert checked is not None
+    return checked
+
+
+def _problem(words: str) -> ConfigurationError:
+    return ConfigurationError(f"the function given as api_key {words}")
 
 
 def key_of(given: APIKey | None, variables: tuple[str, ...]) -> str | KeySource | None:

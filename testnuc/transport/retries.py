@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from testnuc.errors import BadRequestError, ProviderError, ReplyError, UnknownModelError
+from testnuc.limits import longest_pause, usable_wait
 from testnuc.transport.failures import is_retryable
 
 if TYPE_CHECKING:
@@ -18,7 +19,16 @@ if TYPE_CHECKING:
     from testnuc.limits import RetryPolicy
     from testnuc.transport.calls import Call
 
-__all__ = ["Outage", "adapts", "backoff", "gives_up", "may_help", "wait"]
+__all__ = [
+    "Outage",
+    "adapts",
+    "backoff",
+    "gives_up",
+    "latest_start",
+    "may_help",
+    "wait",
+    "was_last",
+]
 
 #: Changes of the encoding within one call.
 _MOST_ADAPTATIONS = 4
@@ -35,16 +45,31 @@ _QUIET = 3.0
 #: One that responded before: after so many in a row, over at least so many seconds. Calls that are
 #: refused at the same time count once.
 _REFUSALS, _LEAST_OUTAGE = 20, 5.0
+#: A run ends once calls were given up for so many deadlines, and none was answered meanwhile.
+_MOST_DEADLINES = 5
 #: More doublings would overflow.
 _MOST_DOUBLINGS = 30
+#: A call is sent again only if this part of its timeout is left.
+_LEAST_TIME = 0.1
 
 
 class Outage:
-    """Connections that the server refused in a row."""
+    """Connections that the server refused in a row, and calls that were given up in a row."""
 
-    __slots__ = ("_ended", "_error", "_first", "_last", "_refusals", "_since", "waiting")
+    __slots__ = (
+        "_ended",
+        "_error",
+        "_failing_since",
+        "_first",
+        "_gave_up_at",
+        "_last",
+        "_refusals",
+        "_since",
+        "waiting",
+    )
 
     def __init__(self) -> None:
+        self._failing_since = self._gave_up_at = float("-inf")
         self._refusals = 0
         self._first = self._since = 0.0
         self._last = float("-inf")
@@ -69,6 +94,20 @@ class Outage:
         """Forget the refusals: the server has responded."""
         self._refusals = 0
         self._last = self._ended = float("-inf")
+
+    def gave_up(self, started: float, now: float, deadline: float) -> bool:
+        """Count a call that failed after all retries; return whether others are not worth it.
+
+        They would wait for each other, each for a deadline.
+        """
+        if started > self._gave_up_at + deadline:
+            self._failing_since = started  # nothing was tried in between
+        self._gave_up_at = now
+        return now - self._failing_since >= _MOST_DEADLINES * deadline
+
+    def answered(self) -> None:
+        """Forget the calls that were given up: the server answers."""
+        self._gave_up_at = float("-inf")
 
     def end(self, error: ProviderError) -> None:
         """Fail the calls that wait for a permit; later calls try a connection again."""
@@ -103,35 +142,65 @@ class Outage:
 
 def may_help(call: Call, error: BaseException) -> bool:
     """Whether to retry; missing answers of a packed call are asked for in smaller calls."""
-    if isinstance(error, ReplyError) and (
-        len(call.request.texts) > 1 or call.unreadable >= _MOST_UNREADABLE
-    ):
+    packed = len(call.request.texts) > 1 and not getattr(call.wire, "repeats_packed", False)
+    if isinstance(error, ReplyError) and (packed or call.unreadable >= _MOST_UNREADABLE):
         return False
     return is_retryable(error)
+
+
+def was_last(call: Call) -> bool:
+    """Count a reply that is billed and unusable; return whether the call fails with it."""
+    call.unreadable += 1
+    return call.unreadable >= _MOST_UNREADABLE
 
 
 def wait(call: Call, state: RetryCallState, policy: RetryPolicy, rng: Random) -> float:
     """Return the seconds until the next attempt."""
     error = call.error
-    if error is None or isinstance(error, ReplyError):
-        return 0.0  # the server works; only the reply was unusable
+    answered = isinstance(error, ReplyError) and error.content is not None
+    if call.at_once or error is None or answered:
+        return 0.0  # the server works; only what the model said was unusable
     if call.unsent:
         # Nothing was sent, so the server has no load: retry soon at first, as a short outage must
         # not cost more than it lasts, then steadily. All calls pause as well; see Concurrency.
         longest = policy.initial_wait * min(1.0, 2.0 ** (call.refusals - _SHORT_WAITS - 1))
         return rng.uniform(longest / 2, longest)
-    return backoff(policy, state.attempt_number - call.refusals, error.retry_after, rng)
+    tries = state.attempt_number - call.repeats - call.refusals
+    # a call that was not sent failed because of a pause, which is no longer in doubt
+    return backoff(policy, tries, error.retry_after, rng, believed=not call.sends)
 
 
-def backoff(policy: RetryPolicy, tries: int, retry_after: float | None, rng: Random) -> float:
-    """Return the seconds until the next attempt, after `tries` of them; at least `retry_after`."""
+def backoff(
+    policy: RetryPolicy,
+    tries: int,
+    retry_after: float | None,
+    rng: Random,
+    *,
+    believed: bool = False,
+) -> float:
+    """Return the seconds until the next attempt, after `tries` of them.
+
+    At least `retry_after`, what the server asked for, up to the longest pause. More than that is
+    in doubt at the first refusal, unless it is `believed`.
+    """
     doublings = min(max(0, tries - 1), _MOST_DOUBLINGS)
     own = rng.uniform(0.0, min(policy.max_wait, policy.initial_wait * 2.0**doublings))
-    if retry_after is None:
+    retry_after = usable_wait(retry_after)
+    longest = longest_pause(policy)
+    if retry_after is None or (retry_after > longest and tries <= 1 and not believed):
         return own
+    retry_after = min(retry_after, longest)
     # without jitter every waiting call would be sent at the same moment
     spread = min(_MOST_SPREAD, max(_LEAST_SPREAD, _SPREAD * retry_after))
     return max(own, retry_after) + rng.uniform(0.0, spread)
+
+
+def latest_start(policy: RetryPolicy) -> float:
+    """Return the seconds after which a call is not sent again.
+
+    Its answer would come after the deadline, and be billed nevertheless.
+    """
+    return policy.deadline - _LEAST_TIME * min(policy.timeout, policy.deadline)
 
 
 def gives_up(
@@ -147,8 +216,8 @@ def gives_up(
 
     The error becomes fatal if the server cannot be reached: every other call would fail as well.
     """
+    tries = state.attempt_number - call.repeats
     if call.unsent and call.error is not None:
-        tries = state.attempt_number
         # calls that were sent late share what earlier ones found out
         seconds = max(since + state.upcoming_sleep, outage.seconds)
         unreached = seconds >= _UNREACHED or tries >= policy.attempts
@@ -159,22 +228,19 @@ def gives_up(
             call.error.fatal = True
             outage.end(call.error)
             return True
-    if since + state.upcoming_sleep >= policy.deadline:
+    if since + state.upcoming_sleep >= latest_start(policy):
         return True
     # A server that was reached before is probably restarting: refused connections do not count as
     # attempts, and the deadline bounds the wait. A server never reached suggests a wrong base_url.
-    tries = state.attempt_number - (call.refusals if reached else 0)
-    return tries >= policy.attempts
+    return tries - (call.refusals if reached else 0) >= policy.attempts
 
 
 def adapts(call: Call, error: ProviderError) -> bool:
     """Change the encoding of a call if that can cure the error; return whether it changed."""
-    # without content the response was broken, as by a failure of the server: retried as such
+    # billed, whatever it was; without content the response was broken, which is no matter of format
     unreadable = isinstance(error, ReplyError) and error.content is not None
-    if unreadable:
-        call.unreadable += 1
-        if call.unreadable >= _MOST_UNREADABLE:
-            return False
+    if isinstance(error, ReplyError) and was_last(call):
+        return False
     if call.wire is None or call.adaptations >= _MOST_ADAPTATIONS:
         return False
     if not isinstance(error, (BadRequestError, UnknownModelError, ReplyError)):
@@ -192,7 +258,7 @@ def adapts(call: Call, error: ProviderError) -> bool:
         if not changed and body == call.body:
             return False
     # what was answered is billed, so that sending it again is a retry
-    call.again = call.again or unreadable
+    call.again = call.again or isinstance(error, ReplyError)
     call.adaptations += 1
     call.body = body
     call.size = call.wire.reserve(call.request)

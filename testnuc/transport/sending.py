@@ -6,7 +6,7 @@
              ^                         └ else ─ error ─┐
              └───────── wait, if tenacity retries ─────┘
 
-`Transport._run` is the only retry loop for calls. Its decisions are in `testnuc.transport.retries`.
+tenacity's is the only retry loop for calls. Its decisions are in `testnuc.transport.retries`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import contextmanager
 from random import Random
 from typing import TYPE_CHECKING
 
-from tenacity import AsyncRetrying, retry_if_exception
+from tenacity import AsyncRetrying
 
-from testnuc.errors import AuthenticationError, CallTimeoutError, ProviderError
+from testnuc.errors import (
+    AuthenticationError,
+    CallTimeoutError,
+    ConfigurationError,
+    ProviderError,
+    ReplyError,
+)
 from testnuc.limits import (
     Admission,
     Budget,
@@ -32,13 +39,20 @@ from testnuc.limits import (
 )
 from testnuc.transport.accounting import CallAccounting
 from testnuc.transport.auxiliary import AuxiliaryRequests
-from testnuc.transport.calls import Call, Timer, estimate_tokens
+from testnuc.transport.calls import (
+    MAY_SEND,
+    ON_WAIT,
+    Call,
+    NotSentError,
+    Timer,
+    estimate_tokens,
+)
 from testnuc.transport.connections import Connections, key_headers
 from testnuc.transport.failures import host, safe_cause
-from testnuc.transport.retries import Outage, adapts, gives_up, may_help, wait
+from testnuc.transport.retries import Outage, adapts, gives_up, latest_start, may_help, wait
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
     from tenacity import RetryCallState
 
@@ -99,10 +113,8 @@ class Transport:
         self._telemetry = telemetry
         self._clock = clock
         self._sleep = sleep
-        #: Called with 1 when a call starts to back off, and with -1 when it stops.
-        self.on_wait: Callable[[int], None] | None = None
-        #: Called with each failure of an attempt; must not raise.
-        self.on_failure: Callable[[ProviderError], None] | None = None
+        #: See `observed`.
+        self._observers: list[Callable[[ProviderError], object]] = []
         self._outage = Outage()
         self._connections = connections or Connections(max_concurrency, trust_env=trust_env)
         #: HTTP requests other than calls; not rate-limited.
@@ -130,6 +142,17 @@ class Transport:
         self._accounting.admission = admission
         self._accounting.account = account
         self._limits_tokens = by_tokens
+
+    @contextmanager
+    def observed(self, observer: Callable[[ProviderError], object] | None) -> Iterator[None]:
+        """Call `observer`, if there is one, with each failure of an attempt meanwhile."""
+        own = [] if observer is None else [observer]
+        self._observers += own
+        try:
+            yield
+        finally:
+            for each in own:
+                self._observers.remove(each)
 
     def call(self, provider: WireProvider, request: Request) -> Awaitable[Reply]:
         """Make a call over HTTP.
@@ -190,11 +213,18 @@ class Transport:
                 with attempt:
                     if attempt.retry_state.attempt_number == 1:
                         raise first
-                    call.again = True
-                    self._accounting.refresh(call)
+                    if not call.at_once:
+                        call.again = True
+                        self._accounting.refresh(call)
                     return await self._attempt(call)
             raise first  # unreachable: the loop returns a reply or raises
         except ProviderError as error:
+            if error.retryable and call.sends and not isinstance(error, ReplyError):
+                now = self._clock()
+                if self._outage.gave_up(call.started, now, self._retry.deadline):
+                    error.fatal = True
+            else:
+                self._outage.answered()
             _log.info(
                 "call failed permanently: %s, status %s, request id %s, sent %d times",
                 type(error).__name__,
@@ -210,9 +240,13 @@ class Transport:
     def _retrying(self, call: Call) -> AsyncRetrying:
         """Return tenacity's loop over attempts; it keeps state, so every call has its own."""
 
+        async def retry(state: RetryCallState) -> bool:
+            error = state.outcome and state.outcome.exception()
+            return isinstance(error, ProviderError) and await self._failed(call, error)
+
         def stop(state: RetryCallState) -> bool:
             since = self._clock() - call.started if call.sends else 0.0
-            return gives_up(
+            return not call.at_once and gives_up(
                 call,
                 state,
                 self._retry,
@@ -223,51 +257,61 @@ class Transport:
 
         return AsyncRetrying(
             sleep=self._pause,
-            retry=retry_if_exception(lambda error: may_help(call, error)),
+            retry=retry,
             wait=lambda state: wait(call, state, self._retry, self._rng),
             stop=stop,
             reraise=True,
         )
 
     async def _pause(self, seconds: float) -> None:
-        _log.debug("backing off for %.2f s", seconds)
-        if self.on_wait is None or seconds <= 0:
-            await self._sleep(seconds)
+        if not seconds:
             return
-        self.on_wait(1)
+        _log.debug("backing off for %.2f s", seconds)
+        on_wait = ON_WAIT.get()
+        on_wait(1)
         try:
             await self._sleep(seconds)
         finally:
-            self.on_wait(-1)
+            on_wait(-1)
+
+    async def _failed(self, call: Call, error: ProviderError) -> bool:
+        """Take note of a failure; return whether to send the call again.
+
+        At once, and not as one of its attempts, if the failure changed its encoding or its key.
+        """
+        _log.debug("call failed: %s: %s", type(error).__name__, error)
+        for observer in list(self._observers):
+            try:
+                observer(error)
+            except Exception:  # noqa: BLE001 - any observer; it must not fail the call
+                _log.warning("the progress observer failed", exc_info=True)
+        late = self._clock() - call.started >= latest_start(self._retry)
+        call.at_once = not late and (adapts(call, error) or await self._renewed(call, error))
+        if call.at_once:
+            call.repeats += 1
+            self._accounting.release(call)  # reserved for the former encoding
+            return True
+        error.attempts = call.sends
+        call.error = error
+        return may_help(call, error)
 
     async def _attempt(self, call: Call) -> Reply:
-        """Send a call; send it again at once while a failure changes its encoding."""
-        while True:
-            try:
-                return await self._send(call)
-            except ProviderError as error:
-                _log.debug("call failed: %s: %s", type(error).__name__, error)
-                if self.on_failure is not None:
-                    self.on_failure(error)
-                if not (adapts(call, error) or await _renewed(call, error)):
-                    error.attempts = call.sends
-                    call.error = error
-                    raise
-            self._accounting.release(call)  # reserved for the former encoding
-
-    async def _send(self, call: Call) -> Reply:
         """Send a call once, and settle everything acquired for it."""
         accounting = self._accounting
+        keys = getattr(call.wire, "keys", None)
+        if keys is not None:
+            # without a key, nothing is held while it is waited for
+            await keys.current(self._left_for_key(call))
         permit = accounting.try_acquire(call)
         if permit is None:
             permit = await self._acquire(call)
+        self._check(permit)
         # Nothing awaits between the permit and the `try`, so cancellation cannot lose it.
         # Queueing does not count: the deadline starts with the first permit.
         if call.sends == 0:
             call.started = permit.sent_at
-        elif call.again:
-            self.meter.retries += 1
-            call.again = False
+        self.meter.retries += call.again and call.sends > 0
+        call.again = False
         call.sends += 1
         call.unsent = False
         left = call.started + self._retry.deadline - permit.sent_at
@@ -294,9 +338,19 @@ class Transport:
             timer.stop()
             if call.wire is not None:
                 self._outage.over()
-                return accounting.read(call, permit, answer)
-            return accounting.accept(call, permit, reply)
+                reply = accounting.read(call, permit, answer)
+            else:
+                reply = accounting.accept(call, permit, reply)
+            self._outage.answered()
+            return reply
         raise error from cause
+
+    def _check(self, permit: Permit) -> None:
+        """Raise `NotSentError` if the caller no longer wants the call to be sent."""
+        may_send = MAY_SEND.get()
+        if may_send is not None and not may_send():
+            self._accounting.admission.abandoned(permit)
+            raise NotSentError
 
     async def _acquire(self, call: Call) -> Permit:
         """Wait for budget and a permit; while retrying, until the deadline at most.
@@ -307,21 +361,46 @@ class Transport:
         if outage.has_ended(call):
             raise outage.failure(call)
         left = None
-        if call.error is not None:
-            left = call.started + self._retry.deadline - self._clock()
+        if call.sends:
+            left = call.started + latest_start(self._retry) - self._clock()
             if left <= 0:
-                raise call.error
+                raise call.error or self._timeout(call)
         limit = asyncio.timeout(left)
         outage.waiting[limit] = None
         try:
             async with limit:
                 return await self._accounting.acquire(call)
         except TimeoutError:
-            if limit in outage.waiting and call.error is not None:
-                raise call.error from None
+            if limit in outage.waiting and call.sends:
+                raise (call.error or self._timeout(call)) from None
         finally:
             outage.waiting.pop(limit, None)
         raise outage.failure(call)
+
+    async def _renewed(self, call: Call, error: ProviderError) -> bool:
+        """Ask for another key if the server rejected one that can expire; once for each call."""
+        keys = getattr(call.wire, "keys", None)
+        if keys is None or call.renewed or not isinstance(error, AuthenticationError):
+            return False
+        call.renewed = True
+        try:
+            await keys.replace(call.key, self._left(call))
+        except ConfigurationError as failure:
+            # other calls may go on with the key that this one was rejected with
+            error.__cause__ = failure
+            return False
+        return True
+
+    def _left_for_key(self, call: Call) -> float:
+        left = self._left(call)
+        if left <= 0 and call.error is not None:
+            raise call.error  # the process was suspended meanwhile
+        return max(1.0, left)
+
+    def _left(self, call: Call) -> float:
+        """Return the seconds until the deadline of a call."""
+        since = self._clock() - call.started if call.sends else 0.0
+        return self._retry.deadline - since
 
     def _timeout(self, call: Call) -> CallTimeoutError:
         where = host(call.wire) if call.wire is not None else call.other.name if call.other else ""
@@ -330,13 +409,3 @@ class Transport:
             f"({self._retry.deadline:g} s in total); if the model is slow, use a larger "
             "RetryPolicy(timeout=.., deadline=..)"
         )
-
-
-async def _renewed(call: Call, error: ProviderError) -> bool:
-    """Ask for another key if the server rejected one that can expire; once for each call."""
-    keys = getattr(call.wire, "keys", None)
-    if keys is None or call.renewed or not isinstance(error, AuthenticationError):
-        return False
-    call.renewed = True
-    await keys.replace(call.key)
-    return True

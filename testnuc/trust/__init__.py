@@ -7,29 +7,26 @@
     prior           votes corrected for over-predicted labels
     review          texts to be judged; `review_context`, `joining` of several people's
     review_queue    results ranked for a look by hand
-    judgment        judgments, and the base of what is learned from them, as bytes
+    judgment        judgments, and what was learned from them as bytes
     candidates      ways to label, and the choice between them by `evidence`
     model           the LLM's label, votes and a `head` joined into one labeler
-    learned         what was learned: labels by `applied`
-    multilabel      the same for several labels; `label_pairs`, `set_rule`
+    learned         what was learned, with its rule
+    argmax          the rule where a text has one label
+    thresholds      that where it can have several, by `label_scores`; a head's is a `set_rule`
     certificates    the trust above which labels are proved to be right
     calibration     trust: the chance that a label is right
     sparing         which texts the LLM need not be asked about
     drift           whether trust of new texts differs
-    old_pickles     names of version 0.1.0
 """
 
 from __future__ import annotations
 
-from testnuc.trust import old_pickles  # noqa: F401 - found under its old names
-from testnuc.trust.applied import Applied
 from testnuc.trust.auto_policy import MAX_NEIGHBORS, MIN_PREDICTIONS, diagnose
 from testnuc.trust.certificates import Certificate
 from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis
 from testnuc.trust.joining import JoinedReview, join_reviews
 from testnuc.trust.judgment import Judgment
 from testnuc.trust.learned import Learned
-from testnuc.trust.multilabel import MultilabelLearned
 from testnuc.trust.near_copies import Interval
 from testnuc.trust.prior import correct, factors
 from testnuc.trust.review import Review, ReviewItem
@@ -40,7 +37,6 @@ from testnuc.trust.vote_settings import VoteSettings
 __all__ = [
     "MAX_NEIGHBORS",
     "MIN_PREDICTIONS",
-    "Applied",
     "Candidate",
     "Certificate",
     "Decision",
@@ -49,7 +45,6 @@ __all__ = [
     "JoinedReview",
     "Judgment",
     "Learned",
-    "MultilabelLearned",
     "Review",
     "ReviewItem",
     "ReviewReason",

@@ -20,7 +20,15 @@ if TYPE_CHECKING:
     from testnuc.trust.evidence import Draws
     from testnuc.trust.model import Ground
 
-__all__ = ["LabelCandidate", "Verdict", "candidates_of", "choose", "differing"]
+__all__ = [
+    "LabelCandidate",
+    "Verdict",
+    "candidates_of",
+    "choose",
+    "chosen_parts",
+    "default_model",
+    "differing",
+]
 
 #: The errors of all bounds together: 90 % confidence.
 ALPHA = 0.1
@@ -157,3 +165,16 @@ def choose(
         gains.append(gained(every[-1]))
     best = max(range(len(every)), key=lambda i: (gains[i].low, gains[i].value))
     return Verdict(every[best], gains[best], tuple(gains))
+
+
+def chosen_parts(
+    candidates: Sequence[LabelCandidate],
+) -> tuple[VoteModel, tuple[HeadModel, ...]]:
+    """Return the vote and the heads among the candidates."""
+    vote = next(c.model for c in candidates if isinstance(c.model, VoteModel) and c.model.k)
+    return vote, tuple(c.model for c in candidates if isinstance(c.model, HeadModel))
+
+
+def default_model(candidates: Sequence[LabelCandidate]) -> HeadModel:
+    """Return the model behind trust where none was chosen: the first with full care."""
+    return chosen_parts(candidates)[1][1]

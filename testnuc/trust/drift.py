@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,19 +31,21 @@ class TrustDrift:
     _total: float = field(default=0.0, init=False)
     _squares: float = field(default=0.0, init=False)
     _next: int = field(default=_DRIFT_FROM, init=False)
-    _found: str | None = field(default=None, init=False)
+    #: A head labels in several threads.
+    _lock: Lock = field(default_factory=Lock, init=False, repr=False)
 
     def add(self, trust: NDArray[np.floating]) -> str | None:
-        """Count new texts; returns the drift in words, None where there is none."""
+        """Count new texts; returns the drift in words when a test finds it, else None."""
         values = trust.astype(np.float64)
-        self.seen += len(values)
-        self._total += float(values.sum())
-        self._squares += float((values**2).sum())
-        if self.seen >= self._next:
+        with self._lock:
+            self.seen += len(values)
+            self._total += float(values.sum())
+            self._squares += float((values**2).sum())
+            if self.seen < self._next:
+                return None
             while self._next <= self.seen:
                 self._next *= 2
-            self._found = self._compared()
-        return self._found
+            return self._compared()
 
     def _compared(self) -> str | None:
         mean = self._total / self.seen

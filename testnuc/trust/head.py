@@ -11,6 +11,7 @@ Cuturi 2013, as in SwAV (Caron et al. 2020).
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
@@ -54,6 +55,9 @@ _MOST_SCALE = 1e6
 #: Largest log odds: float32 has no larger e ** x than that of 88.
 _STEEPEST = np.float32(60)
 _FITTING = Lock()
+if hasattr(os, "register_at_fork"):
+    # a thread that holds it does not survive a fork
+    os.register_at_fork(after_in_child=lambda: globals().update(_FITTING=Lock()))
 _Head = TypeVar("_Head")
 
 

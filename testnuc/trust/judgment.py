@@ -1,30 +1,31 @@
-"""Judgments of texts, and what everything that is learned from them has in common."""
+"""Judgments of texts, and what was learned from them as bytes."""
 
 from __future__ import annotations
 
 import zlib
-from dataclasses import astuple, dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
 
 from testnuc._base.display import brief
 from testnuc.errors import StoreError
-from testnuc.trust.certificates import certify
-from testnuc.trust.evidence import Draws, Gain
+from testnuc.trust.evidence import Draws, of_all
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from testnuc.trust.certificates import Certificate
+    from testnuc.voting import Labels
 
-__all__ = ["FromJudgments", "Judgment"]
+__all__ = ["Judged", "Judgment", "draws_of", "pack", "unpack"]
 
 #: Of what is stored; another is refused.
 _VERSION = 1
+#: Bytes that are decompressed: zeros shrink to a thousandth, what was learned does not.
+_MOST, _RATIO = 64 * 1024 * 1024, 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,111 +63,38 @@ class Judgment:
         return cls(text, bytes.fromhex(key), *known)
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class FromJudgments:
-    """What was learned from judgments, where a text has one label or several."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Judged:
+    """The judged texts among n, in the order they were drawn, with those that were skipped."""
 
     __repr__ = brief
 
-    #: The label set.
-    labels: tuple[str, ...]
-    #: What gives the labels, in plain words.
-    name: str
-    #: Over all texts: of the labels, or in the mean Jaccard index where a text has several.
-    gain: Gain
-    #: All judged texts, in the order they were drawn; several labels are one string.
-    judged: tuple[Judgment, ...]
-    #: Size of the pool that it was learned on.
-    texts: int
-    #: float32[texts]: trust of all texts.
-    trust: NDArray[np.float32]
-    #: Position in `trust` of each judged text, whether it had exactly the right label or labels,
-    #: and whether a person judged or skipped it: certificates count these.
+    #: int64[m], their positions.
     rows: NDArray[np.int64]
-    right: NDArray[np.bool_]
+    #: Their right labels: known, unless the text was skipped.
+    right: Labels
+    draws: Draws
+    #: bool[m], whether a person judged it, or skipped it.
     person: NDArray[np.bool_]
-    draws: Draws = field(repr=False)
-
-    @property
-    def answers(self) -> dict[bytes, tuple[str | None, str]]:
-        """The label (several in one string) and the source of each judged text, by its hash."""
-        return {j.hash: (j.label, j.source) for j in self.judged if j.source is not None}
-
-    def _certified(
-        self,
-        trust: NDArray[np.float32],
-        right: NDArray[np.bool_],
-        accuracy: float,
-        confidence: float,
-    ) -> Certificate:
-        return certify(
-            trust.astype(np.float64),
-            self.rows,
-            right,
-            self.draws.uniform,
-            self.person,
-            accuracy=accuracy,
-            confidence=confidence,
-        )
-
-    def to_bytes(self) -> bytes:
-        """Return everything as bytes, without pickle."""
-        header, arrays = self._packed()
-        return _pack(
-            {
-                "labels": self.labels,
-                "name": self.name,
-                "gain": [self.gain.value, self.gain.low, self.gain.high],
-                "texts": self.texts,
-                "population": self.draws.texts,
-                "judged": [judgment.record() for judgment in self.judged],
-                **header,
-            },
-            {
-                "trust": self.trust,
-                "rows": self.rows,
-                "right": self.right,
-                "person": self.person,
-                **self.draws.arrays(),
-                **arrays,
-            },
-        )
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Return what `to_bytes` wrote.
-
-        Raises
-        ------
-        StoreError
-            It is damaged, or a newer version of testnuc wrote it.
-        """
-        try:
-            header, arrays = _unpack(data)
-            return cls(
-                labels=tuple(header["labels"]),
-                name=header["name"],
-                gain=Gain(*header["gain"]),
-                texts=header["texts"],
-                judged=tuple(map(Judgment.of, header["judged"])),
-                draws=Draws.taken_from(arrays, header["population"]),
-                **{name: arrays.pop(name) for name in ("trust", "rows", "right", "person")},
-                **cls._unpacked(header, arrays),
-            )
-        except (zlib.error, orjson.JSONDecodeError, KeyError, TypeError, ValueError) as exc:
-            raise StoreError(f"what was learned is damaged in the store: {exc!r}") from exc
-
-    def _packed(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """Return the plain values and the arrays that a subclass adds."""
-        raise NotImplementedError
-
-    @classmethod
-    def _unpacked(cls, header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
-        """Return the fields that a subclass adds, from what `_packed` returned."""
-        raise NotImplementedError
 
 
-def _pack(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes:
+def draws_of(judged: Sequence[Judgment], texts: int) -> Draws:
+    """Return the draws of judged texts; those that came to the pool later are taken to be alike.
+
+    `judged` are all of them, in their order, of a pool of `texts` texts.
+    """
+    share = np.array([j.texts / texts for j in judged], dtype=np.float64)
+    # None becomes NaN
+    probability = np.array([j.probability for j in judged], dtype=np.float64)
+    floor = np.array([j.floor for j in judged], dtype=np.float64)
+    left = np.array([j.texts for j in judged], dtype=np.int64) - np.arange(len(judged))
+    said = np.array([j.uniform is not None for j in judged], dtype=np.bool_)
+    uniform = np.array([bool(j.uniform) for j in judged], dtype=np.bool_)
+    uniform |= ~said & of_all(probability, floor, left)
+    return Draws(texts, probability * share, floor * share, uniform)
+
+
+def pack(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes:
     """Return a header of plain values, and arrays, as bytes."""
     listed = [
         [name, array.dtype.newbyteorder("<").str, array.shape] for name, array in arrays.items()
@@ -181,15 +109,18 @@ def _pack(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> byte
     return zlib.compress(len(head).to_bytes(8, "little") + head + body, 1)
 
 
-def _unpack(data: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Return what `_pack` was given.
+def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Return what `pack` was given.
 
     Raises
     ------
     StoreError
         A newer version of testnuc wrote it.
     """
-    raw = zlib.decompress(data)
+    most, reader = _MOST + _RATIO * len(data), zlib.decompressobj()
+    raw = reader.decompress(data, most)
+    if not reader.eof:
+        raise ValueError(f"it is incomplete, or has more than {most:,} bytes")
     at = 8 + int.from_bytes(raw[:8], "little")
     header = orjson.loads(raw[8:at])
     if header["version"] != _VERSION:

@@ -1,91 +1,97 @@
 """What was learned from judged texts: how texts are labeled, and what trust means.
 
-`apply` labels texts; it works for new ones. Without a proof that a candidate is better than the
-LLM's own labels, labels stay as the vote settings make them, and only trust is learned.
-
-Trust comes from `testnuc.trust.calibration`.
+A rule, `Argmax` or `Thresholds`, turns what speaks for labels into labels and trust; it works for
+new texts. Without a proof that another way is better, labels stay as the vote settings make them,
+and only trust is learned.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+import zlib
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
+import orjson
 
 from testnuc._base.checks import checked_whole
-from testnuc.errors import InvalidInputError
-from testnuc.label_tree import LabelTree
-from testnuc.trust.applied import (
-    Applied,
-    joined,
-    parts_by_level,
-    second,
-    shown_shares,
-    trust_of_level,
-)
-from testnuc.trust.calibration import chances
-from testnuc.trust.certificates import proved
-from testnuc.trust.head import Softmax
-from testnuc.trust.judgment import FromJudgments
-from testnuc.trust.model import MOST_CELLS, HeadModel, VoteModel
+from testnuc._base.display import brief
+from testnuc.errors import InvalidInputError, StoreError
+from testnuc.trust.argmax import Argmax
+from testnuc.trust.certificates import LabelCertificate, certify, proved
+from testnuc.trust.evidence import Draws, Gain
+from testnuc.trust.judgment import Judgment, pack, unpack
+from testnuc.trust.review import closest_label
+from testnuc.trust.thresholds import Thresholds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
-    from testnuc.trust.candidates import LabelCandidate
     from testnuc.trust.certificates import Certificate
-    from testnuc.trust.model import Ground, Texts
 
-__all__ = ["Learned", "chosen_parts", "rounded"]
-
-#: Parts of `MOST_CELLS` cells that are applied one by one to more texts.
-_PARTS = 8
+__all__ = ["Learned"]
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
-class Learned(FromJudgments):
+class Learned:
     """How texts are labeled since `TestNUC.learn`, and why. ``print`` it."""
 
-    #: "settings": labels stay as they are without judgments; else what decides.
-    decides: Literal["settings", "vote", "head"]
-    #: Gives the labels, if `decides` is "head", and the probabilities behind trust in any case.
-    model: HeadModel
-    vote: VoteModel
-    #: If the vote and all these models return the LLM's label, so does `model`; empty: no check.
-    bases: tuple[HeadModel, ...]
-    #: float64[FOLDS, 3]: coefficients of the trust calibration.
-    coefficients: NDArray[np.float64]
-    #: Counts of texts on which a referee contradicted the LLM: another candidate agreed with the
-    #: referee; none did.
-    dissent: tuple[int, int] = (0, 0)
-    #: Of labels in a tree: trust of all texts at each level above the label, float32[depth - 1,
-    #: texts], and whether the level was right for those in `rows`; None: they are not.
-    level_trust: NDArray[np.float32] | None = None
-    level_right: NDArray[np.bool_] | None = None
+    __repr__ = brief
+
+    #: The label set.
+    labels: tuple[str, ...]
+    #: What gives the labels, in plain words.
+    name: str
+    #: How scores become labels and trust: of the largest, or of all above their thresholds.
+    rule: Argmax | Thresholds
+    #: Over all texts: of the labels, or in the mean Jaccard index where a text has several.
+    gain: Gain
+    #: All judged texts, in the order they were drawn; several labels are one string.
+    judged: tuple[Judgment, ...]
+    #: Size of the pool that it was learned on.
+    texts: int
+    #: float32[texts]: trust of all texts.
+    trust: NDArray[np.float32]
+    #: Position in `trust` of each judged text, whether it had exactly the right label or labels,
+    #: and whether a person judged or skipped it: certificates count these.
+    rows: NDArray[np.int64]
+    right: NDArray[np.bool_]
+    person: NDArray[np.bool_]
+    draws: Draws = field(repr=False)
 
     @property
-    def tree(self) -> LabelTree | None:
-        """The tree that the labels are in."""
-        return _tree_of(self.labels)
+    def decides(self) -> str:
+        """What decides labels.
 
-    @property
-    def referee_better(self) -> bool:
-        """Whether `dissent` suggests that the referee is more accurate than the LLM.
-
-        Its answers that contradict the LLM are then more often than not those of another candidate:
-        neighbors and model do not know them, so mistakes rarely agree.
+        "settings": labels stay as they are without judgments; "vote"; "head": a model of the texts;
+        where a text can have several labels, also "llm", and "thresholds" of the vote.
         """
-        backed, alone = self.dissent
-        return backed > alone
+        return self.rule.decides
+
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """The threshold of each label, the mean over the folds; {} if no threshold is learned."""
+        rule = self.rule
+        if not isinstance(rule, Thresholds) or rule.decides not in {"thresholds", "head"}:
+            return {}
+        return dict(zip(self.labels, rule.limits.mean(axis=0).tolist(), strict=True))
+
+    @property
+    def answers(self) -> dict[bytes, tuple[str | None, str]]:
+        """The label (several in one string) and the source of each judged text, by its hash."""
+        return {j.hash: (j.label, j.source) for j in self.judged if j.source is not None}
 
     def certify(
-        self, accuracy: float = 0.9, confidence: float = 0.9, *, level: int | None = None
+        self,
+        accuracy: float = 0.9,
+        confidence: float = 0.9,
+        *,
+        level: int | None = None,
+        label: str | None = None,
     ) -> Certificate:
         """Return the trust above which labels are right to `accuracy`, proved by the judged texts.
+
+        Where a text can have several labels, it is right if it has all of them and no other.
 
         Parameters
         ----------
@@ -94,104 +100,73 @@ class Learned(FromJudgments):
             Over the draw of the judged texts.
         level : int, optional
             Of labels in a tree: the level to certify, 1 = the top. Default: whole labels.
+        label : str, optional
+            Where a text can have several labels: certify this one alone. Of the texts that have it
+            with at least this trust, it is right for at least the part `accuracy`.
 
         Raises
         ------
         InvalidInputError
-            The labels have no such level.
+            The labels have no such level, or `label` is not in the label set, or a text has one
+            label.
         """
-        trust, right = self.trust, self.right
+        trust, rows, right = self.trust, self.rows, self.right
+        uniform, person = self.draws.uniform, self.person
         if level is not None:
-            levels = 0 if self.level_trust is None else len(self.level_trust)
-            checked_whole("level", level, least=1)
-            if level > levels:
-                most = f"give 1 to {levels}" if levels else "the labels have no levels"
-                raise InvalidInputError(
-                    f"level is {level}; {most}, or leave level out for the labels themselves"
-                )
-            assert self.level_trust is not None
-            assert self.level_right is not None
-            trust, right = self.level_trust[level - 1], self.level_right[level - 1]
-        return replace(self._certified(trust, right, accuracy, confidence), level=level)
-
-    def apply(self, texts: Texts, kept: NDArray[np.int32]) -> Applied:
-        """Label texts; `kept`, by the vote settings, stays unless a head decides."""
-        cells = len(texts) * texts.n_classes
-        if cells <= MOST_CELLS:
-            return self._applied(texts, kept)
-        models = (self.model, *self.bases)
-        labels = [model.neighbor_labels(texts) for model in models]
-        made = []
-        for rows in np.array_split(np.arange(len(texts)), _PARTS * -(-cells // MOST_CELLS)):
-            part, places = texts.part(rows)
-            grounds = [m.ground(part, of[places]) for m, of in zip(models, labels, strict=True)]
-            # the shares of all labels of all texts would be too large
-            made.append(replace(self._applied(part, kept[rows], grounds), shares=None))
-        return joined(made)
-
-    def _applied(
-        self, texts: Texts, kept: NDArray[np.int32], grounds: Sequence[Ground] = ()
-    ) -> Applied:
-        found = self.model.probabilities(texts, grounds[0] if grounds else None)
-        label = self.label(texts, kept, found, grounds[1:])
-        shown = shown_shares(found, label) if self.decides == "head" else None
-        parts = parts_by_level(found, label, self.tree)
-        return Applied(
-            label,
-            chances(texts, found, label, self.coefficients),
-            shown,
-            *second(found, label),
-            parts,
+            trust, right = self._at_level(level)
+        if label is not None:
+            trust, rows, right, used = self._of_label(label)
+            # texts drawn at random from all are drawn at random from those with the label
+            uniform, person = uniform[used], person[used]
+        made = certify(
+            trust.astype(np.float64),
+            rows,
+            right,
+            uniform,
+            person,
+            accuracy=accuracy,
+            confidence=confidence,
         )
+        if label is not None:
+            return LabelCertificate(**asdict(made), label=label)
+        return replace(made, level=level)
 
-    def label(
-        self,
-        texts: Texts,
-        kept: NDArray[np.int32],
-        found: NDArray[np.float32],
-        grounds: Sequence[Ground] = (),
-    ) -> NDArray[np.int32]:
-        """Return int32[b], the label of each text.
+    def _at_level(self, level: int) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        trust = self.rule.level_trust if isinstance(self.rule, Argmax) else None
+        levels = 0 if trust is None else len(trust)
+        checked_whole("level", level, least=1)
+        if level > levels:
+            most = f"give 1 to {levels}" if levels else "the labels have no levels"
+            raise InvalidInputError(
+                f"level is {level}; {most}, or leave level out for the labels themselves"
+            )
+        assert isinstance(self.rule, Argmax)
+        assert trust is not None
+        assert self.rule.level_right is not None
+        return trust[level - 1], self.rule.level_right[level - 1]
 
-        `found`, float32[b, C], are the probabilities of the model, and `grounds` those of the
-        bases.
+    def _of_label(
+        self, label: str
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64]]:
+        """Return the trust of a label in each text that has it, and of judged ones their rows.
+
+        With these: whether the label is right, and which of all judged texts they are.
         """
-        if self.decides != "head":
-            return kept
-        label, own = self.model.label_of(found, texts), texts.own[: len(texts)]
-        if self.bases:
-            given: Sequence[Ground | None] = grounds or [None] * len(self.bases)
-            plain = replace(texts, judged=None)
-            others = [self.vote.label(plain)]
-            others += [m.label(plain, of) for m, of in zip(self.bases, given, strict=True)]
-            changed = np.any([labels != own for labels in others], axis=0)
-            label = np.where(changed | (own < 0), label, own).astype(np.int32)
-        return label
-
-    def with_levels(
-        self,
-        trust: NDArray[np.float64],
-        parts: NDArray[np.float32] | None,
-        given: NDArray[np.int32],
-        gold: NDArray[np.int32],
-    ) -> Learned:
-        """Return the same, with the trust of all texts at each level of a tree of labels.
-
-        `trust` is that of their labels, and `parts` are as `Applied.levels`. `given` and `gold` are
-        label and right label, -1 = none, of the texts in `rows`.
-        """
-        tree = self.tree
-        if tree is None or parts is None:
-            return self
-        known = (given >= 0) & (gold >= 0)
-        nodes = [tree.nodes(level) for level in range(1, tree.depth)]
-        levels = [trust_of_level(trust, part) for part in parts.T]
-        right = [known & (of[given] == of[gold]) for of in nodes]
-        return replace(
-            self,
-            level_trust=np.array(levels, dtype=np.float32).reshape(len(nodes), -1),
-            level_right=np.array(right, dtype=np.bool_).reshape(len(nodes), -1),
-        )
+        rule = self.rule
+        if not isinstance(rule, Thresholds):
+            raise InvalidInputError(
+                f"label is {label!r}, but a text has one label; leave label out"
+            )
+        if label not in self.labels:
+            raise InvalidInputError(
+                f"the label {label!r} is not in the label set{closest_label(label, self.labels)}"
+            )
+        given = rule.given_labels == self.labels.index(label)
+        texts = rule.given_rows[given]
+        at = np.searchsorted(texts, self.rows)
+        used = np.flatnonzero(np.append(texts, -1)[at] == self.rows)
+        rows = at[used].astype(np.int64)
+        return rule.given_chances[given], rows, rule.given_right[given][rows], used
 
     def __str__(self) -> str:
         people = sum(j.source == "person" for j in self.judged)
@@ -202,84 +177,73 @@ class Learned(FromJudgments):
         lines = [f"{people + referee:,} of {self.texts:,} texts are judged: {said}."]
         if self.decides == "settings":
             lines.append(
-                "No way to label is proved to be better than the LLM's own labels: labels stay as "
-                "they are, but for the judged texts."
+                "No way to label is proved to be better than the labels as they are: they stay, "
+                "but for the judged texts."
             )
         else:
-            low, high = 100 * self.gain.low, 100 * self.gain.high
+            value, low, high = (100 * x for x in (self.gain.value, self.gain.low, self.gain.high))
             lines.append(
-                f"Labels come from {self.name}: expected gain {100 * self.gain.value:+.1f} points "
-                f"over all texts (from {low:+.1f} to {high:+.1f})."
+                f"Labels come from {self.name}: expected gain {value:+.1f} points"
+                f"{self.rule.measured} over all texts (from {low:+.1f} to {high:+.1f})."
+            )
+        if thresholds := self.thresholds:
+            least, most = (which(thresholds, key=thresholds.__getitem__) for which in (min, max))
+            lines.append(
+                f"Thresholds are from {thresholds[least]:.2f} ({least!r}) to "
+                f"{thresholds[most]:.2f} ({most!r})."
             )
         lines.append(
-            f"Trust is the chance that a label is right, calibrated on {proving:,} judged texts."
+            f"Trust is the chance that {self.rule.trusted}, calibrated on {proving:,} judged texts."
             if proving
-            else "Trust is the model's own probability: no judged text was drawn at random."
+            else "Trust is not calibrated: no judged text was drawn at random."
         )
         lines.append(proved(self))
         return "\n".join(lines)
 
-    def _packed(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        arrays: dict[str, NDArray[Any]] = {
-            "vote": np.array([self.vote.k, self.vote.own_weight]),
-            "coefficients": self.coefficients,
-        }
-        if self.level_trust is not None and self.level_right is not None:
-            arrays |= {"level_trust": self.level_trust, "level_right": self.level_right}
-        models = []
-        for number, model in enumerate([self.model, *self.bases]):
-            heads = np.stack([head.weights for head in model.heads]).astype(np.float16)
-            arrays[f"heads{number}"] = heads
-            arrays[f"scale{number}"] = model.scale
-            if model.moves is not None:
-                arrays[f"moves{number}"] = model.moves.astype(np.float16)
-            models.append([model.care, model.power])
-        return {"decides": self.decides, "dissent": self.dissent, "models": models}, arrays
+    def to_bytes(self) -> bytes:
+        """Return everything as bytes, without pickle."""
+        header, arrays = self.rule.packed()
+        return pack(
+            {
+                "labels": self.labels,
+                "name": self.name,
+                "gain": [self.gain.value, self.gain.low, self.gain.high],
+                "texts": self.texts,
+                "population": self.draws.texts,
+                "judged": [judgment.record() for judgment in self.judged],
+                **header,
+            },
+            {
+                "trust": self.trust,
+                "rows": self.rows,
+                "right": self.right,
+                "person": self.person,
+                **self.draws.arrays(),
+                **arrays,
+            },
+        )
 
     @classmethod
-    def _unpacked(cls, header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
-        models = [
-            HeadModel(
-                tuple(Softmax(w.astype(np.float32)) for w in arrays[f"heads{number}"]),
-                arrays[f"scale{number}"],
-                care,
-                power,
-                _float32(arrays.get(f"moves{number}")),
+    def from_bytes(cls, data: bytes) -> Learned:
+        """Return what `to_bytes` wrote.
+
+        Raises
+        ------
+        StoreError
+            It is damaged, or a newer version of testnuc wrote it.
+        """
+        try:
+            header, arrays = unpack(data)
+            rule: type[Argmax | Thresholds] = Argmax if "models" in header else Thresholds
+            return cls(
+                labels=tuple(header["labels"]),
+                name=header["name"],
+                gain=Gain(*header["gain"]),
+                texts=header["texts"],
+                judged=tuple(map(Judgment.of, header["judged"])),
+                draws=Draws.taken_from(arrays, header["population"]),
+                **{name: arrays.pop(name) for name in ("trust", "rows", "right", "person")},
+                rule=rule.unpacked(header, arrays),
             )
-            for number, (care, power) in enumerate(header["models"])
-        ]
-        k, own_weight = arrays["vote"].tolist()
-        return {
-            "decides": header["decides"],
-            "model": models[0],
-            "vote": VoteModel(int(k), own_weight),
-            "bases": tuple(models[1:]),
-            "coefficients": arrays["coefficients"],
-            "dissent": tuple(header["dissent"]),
-            "level_trust": arrays.get("level_trust"),
-            "level_right": arrays.get("level_right"),
-        }
-
-
-@lru_cache(maxsize=8)
-def _tree_of(labels: tuple[str, ...]) -> LabelTree | None:
-    return LabelTree.of(labels)
-
-
-def rounded(model: HeadModel) -> HeadModel:
-    """Return a model as it is read back from a store, so that both give the same labels."""
-    heads = tuple(head.rounded() for head in model.heads)
-    moves = None if model.moves is None else _float32(model.moves.astype(np.float16))
-    return replace(model, heads=heads, moves=moves)
-
-
-def _float32(array: NDArray[Any] | None) -> NDArray[np.float32] | None:
-    return None if array is None else array.astype(np.float32)
-
-
-def chosen_parts(
-    candidates: Sequence[LabelCandidate],
-) -> tuple[VoteModel, tuple[HeadModel, ...]]:
-    """Return the vote and the heads among the candidates."""
-    vote = next(c.model for c in candidates if isinstance(c.model, VoteModel) and c.model.k)
-    return vote, tuple(c.model for c in candidates if isinstance(c.model, HeadModel))
+        except (zlib.error, orjson.JSONDecodeError, KeyError, TypeError, ValueError) as exc:
+            raise StoreError(f"what was learned is damaged in the store: {exc!r}") from exc

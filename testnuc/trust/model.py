@@ -14,7 +14,7 @@ labeled as a new one is. A judged text keeps its judged label, and counts more a
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from testnuc.voting import Labels
+
 __all__ = [
     "MOST_CELLS",
     "NEIGHBORS",
@@ -38,8 +40,10 @@ __all__ = [
     "VoteModel",
     "fit_model",
     "fits",
+    "float32",
     "most_texts",
     "one_hot",
+    "table_of",
     "teach",
     "vote_joined",
 ]
@@ -185,6 +189,12 @@ class HeadModel:
     #: float32[FOLDS, dim + 1, C], learned from judged texts of the other folds.
     moves: NDArray[np.float32] | None = None
 
+    def rounded(self) -> HeadModel:
+        """Return it as it is read back from a store, so that both give the same labels."""
+        heads = tuple(head.rounded() for head in self.heads)
+        moves = None if self.moves is None else self.moves.astype(np.float16)
+        return replace(self, heads=heads, moves=float32(moves))
+
     def neighbor_labels(self, texts: Texts) -> NDArray[np.int32]:
         """Return the labels that neighbors vote for, int32[n], in little memory."""
         found = np.empty(len(texts.own), dtype=np.int32)
@@ -232,6 +242,11 @@ class HeadModel:
         weighed[known, texts.own[known]] *= np.float32(np.exp(self.care))
         result: NDArray[np.int32] = weighed.argmax(axis=1).astype(np.int32)
         return result
+
+
+def float32(array: NDArray[Any] | None) -> NDArray[np.float32] | None:
+    """Return an array that was rounded to half of the bits, or None."""
+    return None if array is None else array.astype(np.float32)
 
 
 def fits(texts: int, n_classes: int) -> bool:
@@ -319,6 +334,13 @@ def one_hot(labels: NDArray[np.int32], n_classes: int) -> NDArray[np.float32]:
     table = np.zeros((len(labels), n_classes), dtype=np.float32)
     known = np.flatnonzero(labels >= 0)
     table[known, labels[known]] = 1
+    return table
+
+
+def table_of(labels: Labels, n_classes: int) -> NDArray[np.float32]:
+    """Return float32[n, C], the share of each label; 0 where it is unknown."""
+    table = np.zeros((len(labels), n_classes), dtype=np.float32)
+    table[labels.rows, labels.label] = np.nan_to_num(labels.share, nan=0.0)
     return table
 
 

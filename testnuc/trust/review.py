@@ -32,6 +32,8 @@ GOALS = ("decide", "certify", "correct")
 _DECIDE = 0.8
 #: The record of a review file.
 _FORMAT, _VERSION = "testnuc.review", 1
+#: Texts that a file may say were drawn from.
+_MOST_TEXTS = 2**63
 _SHOWN = 5
 
 
@@ -278,17 +280,18 @@ class Review(Sequence[ReviewItem]):
             )
         try:
             several = bool(record.get("multilabel", False))
+            labels, texts = _facts(record)
             items = [_item(index, given) for index, given in enumerate(record["items"])]
             context = record.get("context")
             found = cls(
                 items,
-                record["labels"],
-                int(record["texts"]),
+                labels,
+                texts,
                 str(record["model"]),
                 None if context is None else ReviewContext.of(context),
                 multilabel=several,
             )
-        except (AttributeError, KeyError, TypeError, ValueError) as exc:
+        except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as exc:
             raise InvalidInputError(f"{path} is not a review: {exc!r}") from exc
         for item in items:
             if item.source is not None:
@@ -374,23 +377,50 @@ def draw(
     return found
 
 
+def _facts(record: dict[str, Any]) -> tuple[list[str], int]:
+    """Return the labels of a file, and the number of texts."""
+    labels, texts = record["labels"], int(record["texts"])
+    if not (isinstance(labels, list) and all(isinstance(label, str) for label in labels)):
+        raise TypeError("labels are no list of strings")
+    if not 0 <= texts < _MOST_TEXTS:
+        raise ValueError(f"texts is {texts}")
+    return labels, texts
+
+
 def _item(index: int, given: dict[str, Any]) -> ReviewItem:
     return ReviewItem(
         index=index,
         text=given["text"],
         hash=hash_text(given["text"]),
         own_label=_one_string(given["own_label"]),
-        candidates=tuple((label, tuple(names)) for label, names in given["candidates"]),
-        trust=given["trust"],
-        neighbors=tuple(Neighbor(*near) for near in given["neighbors"]),
-        goal=given["goal"],
-        probability=given["probability"],
-        floor=given["floor"],
+        candidates=tuple(
+            (_one_string(label), tuple(map(str, names))) for label, names in given["candidates"]
+        ),
+        trust=_chance(given["trust"]),
+        neighbors=tuple(_neighbor(*near) for near in given["neighbors"]),
+        goal=str(given["goal"]),
+        probability=_number(given["probability"]),
+        floor=_number(given["floor"]),
         answer=_one_string(given["answer"]),
         # who writes an answer into the file need not say that a person gave it
-        source=given["source"] or (None if given["answer"] is None else "person"),
+        source=_one_string(given["source"]) or (None if given["answer"] is None else "person"),
         said=tuple((str(name), _one_string(label)) for name, label in given.get("said", ())),
     )
+
+
+def _neighbor(text: Any, similarity: Any, label: Any, confidence: Any) -> Neighbor:
+    return Neighbor(str(text), float(similarity), _one_string(label), _chance(confidence))
+
+
+def _chance(value: Any) -> float | None:
+    found = _number(value)
+    if found is not None and not 0 <= found <= 1.000001:  # a sum of shares, rounded
+        raise ValueError(f"a chance is {found}")
+    return found
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 def _one_string(said: str | Sequence[str] | None) -> str | None:

@@ -11,6 +11,10 @@ from testnuc._base.display import brief
 __all__ = ["EarlierJudgment", "ReviewContext"]
 
 
+#: More texts than a run can have.
+_MOST = 2**53
+
+
 @dataclass(frozen=True, slots=True)
 class EarlierJudgment:
     """A text that was drawn and judged before this review."""
@@ -70,11 +74,21 @@ class ReviewContext:
                 EarlierJudgment(float(p), float(floor), bool(known), tuple(map(bool, right)))
                 for p, floor, known, right in record["earlier"]
             ),
-            differing=record["differing"],
-            unlabeled=record["unlabeled"],
-            descriptions=dict(record["descriptions"]),
-            instructions=record["instructions"],
-            none_label=record["none_label"],
+            differing=_count(record["differing"]),
+            unlabeled=_count(record["unlabeled"]),
+            descriptions={str(k): str(v) for k, v in dict(record["descriptions"]).items()},
+            instructions=_string(record["instructions"]),
+            none_label=_string(record["none_label"]),
             # files of older versions lack it
             run=tuple(map(str, record.get("run", ()))),
         )
+
+
+def _string(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def _count(value: Any) -> int | None:
+    if value is not None and not 0 <= value < _MOST:
+        raise ValueError(f"a number of texts is {value!r:.40}")
+    return None if value is None else int(value)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from testnuc._base.checks import checked_whole, restore_fields
+from testnuc._base.checks import checked_whole
 from testnuc._base.display import brief
+from testnuc.trust.argmax import Argmax
 from testnuc.trust.auto_policy import MAX_NEIGHBORS
 from testnuc.trust.diagnosis import Decision
-from testnuc.trust.multilabel import MultilabelLearned
 from testnuc.trust.prior import target_shares
 from testnuc.voting import VotePolicy
 
@@ -21,11 +21,16 @@ if TYPE_CHECKING:
 
     from testnuc.trust.learned import Learned
 
-__all__ = ["VoteSettings"]
+__all__ = ["VoteSettings", "given_policy"]
 
 _DEFAULT_K = 10
-#: Fields up to `min_trust`.
-_FIELDS_0_1_0 = 7
+
+
+def given_policy(policy: str | VotePolicy) -> VotePolicy:
+    """Return the policy that an argument of a client names, "auto" included."""
+    if isinstance(policy, str) and policy == "auto":
+        return VotePolicy.auto()
+    return policy if isinstance(policy, VotePolicy) else VotePolicy.of(policy)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,8 +60,6 @@ class VoteSettings:
     decision: Decision | None = None
     #: What was learned from judged texts.
     learned: Learned | None = None
-    #: The same where a text can have several labels.
-    several: MultilabelLearned | None = None
     #: Whether several labels stay as the LLM gives them until judgments choose another way.
     careful: bool = False
 
@@ -76,9 +79,7 @@ class VoteSettings:
         """
         if k is not None:
             checked_whole("k", k, least=0)
-        if isinstance(policy, str) and policy == "auto":
-            policy = VotePolicy.auto()
-        given = policy if isinstance(policy, VotePolicy) else VotePolicy.of(policy)
+        given = given_policy(policy)
         careful = multilabel and given.weight == "auto" and given.threshold is None
         if multilabel and given.weight == "auto":
             given = replace(given, weight="similarity")
@@ -104,12 +105,12 @@ class VoteSettings:
     @property
     def keeps_own(self) -> bool:
         """Whether texts have the LLM's own labels, several each; neighbors only weigh them."""
-        return self.careful and (self.several is None or self.several.decides == "settings")
+        return self.careful and (self.learned is None or self.learned.decides == "settings")
 
     @property
     def needs_no_neighbors(self) -> bool:
         """Whether neighbors need no prediction: they do not decide, and trust is not calibrated."""
-        return self.head_decides or (self.careful and self.several is None)
+        return self.head_decides or (self.careful and self.learned is None)
 
     @property
     def voters(self) -> int:
@@ -123,30 +124,25 @@ class VoteSettings:
     @property
     def retrieved(self) -> int:
         """Number of neighbors to retrieve."""
-        return self.k if self.learned is None else max(self.k, MAX_NEIGHBORS)
+        return self.k if self.argmax is None else max(self.k, MAX_NEIGHBORS)
+
+    @property
+    def argmax(self) -> Argmax | None:
+        """The learned rule, where a text has one label."""
+        rule = None if self.learned is None else self.learned.rule
+        return rule if isinstance(rule, Argmax) else None
 
     @property
     def head_decides(self) -> bool:
-        """Whether a learned model gives the labels, and neighbors need no prediction."""
-        return self.learned is not None and self.learned.decides == "head"
+        """Whether a learned model gives one label each, and neighbors need no prediction."""
+        return self.argmax is not None and self.argmax.decides == "head"
 
-    @property
-    def taught(self) -> Learned | MultilabelLearned | None:
-        """What was learned, where a text has one label or several."""
-        return self.several if self.learned is None else self.learned
-
-    def with_taught(self, learned: Learned | MultilabelLearned) -> VoteSettings:
+    def with_learned(self, learned: Learned) -> VoteSettings:
         """Return these settings, as a user gave them, with what was learned."""
-        if isinstance(learned, MultilabelLearned):
-            return replace(self, several=learned)
-        if learned.decides != "vote":
+        rule = learned.rule
+        if not isinstance(rule, Argmax) or rule.decides != "vote":
             return replace(self, learned=learned)
-        policy = VotePolicy(own_weight=learned.vote.own_weight)
-        decision = Decision(policy, learned.vote.k, learned.name)
+        decision = Decision(VotePolicy(own_weight=rule.vote.own_weight), rule.vote.k, learned.name)
         return replace(
             self, policy=None, auto=True, k=MAX_NEIGHBORS, decision=decision, learned=learned
         )
-
-    def __setstate__(self, state: list[object]) -> None:
-        # version 0.1.0 pickled these fields and a calibration
-        restore_fields(self, state[:_FIELDS_0_1_0] if len(state) == _FIELDS_0_1_0 + 1 else state)

@@ -29,23 +29,16 @@ from __future__ import annotations
 
 from testnuc.voting.curves import vote_curve, vote_curves, vote_curves_pool
 from testnuc.voting.early import decided, deciding_prefix
-from testnuc.voting.multilabel import (
-    THRESHOLD,
-    PoolLabels,
-    VotedLabels,
-    keep_own,
-    places_of,
-    vote_multilabel,
-)
+from testnuc.voting.labels import Labels, places_of
+from testnuc.voting.multilabel import THRESHOLD, keep_own, vote_multilabel
 from testnuc.voting.policy import VotePolicy
 from testnuc.voting.votes import VoteResult, vote, vote_pool
 
 __all__ = [
     "THRESHOLD",
-    "PoolLabels",
+    "Labels",
     "VotePolicy",
     "VoteResult",
-    "VotedLabels",
     "decided",
     "deciding_prefix",
     "keep_own",

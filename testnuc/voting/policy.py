@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from testnuc._base.checks import restore_fields
 from testnuc._base.display import brief
 from testnuc.errors import InvalidInputError
 
@@ -52,7 +51,7 @@ class VotePolicy:
     Notes
     -----
     "auto", `prior` and `min_trust` need the predictions of a client (``TestNUC(policy=..)``);
-    `testnuc.vote` and its variants refuse them.
+    `testnuc.voting.vote` and its variants refuse them.
 
     Examples
     --------
@@ -70,7 +69,7 @@ class VotePolicy:
     own_weight: float = 1.0
     #: The policy as the kernels read it, float64[6].
     fields: NDArray[np.float64] = field(init=False, repr=False, compare=False)
-    # after `fields`, the last field in pickles of version 0.1.0; mappings are not hashable
+    # mappings are not hashable
     prior: Literal["balanced"] | Mapping[str, float] | None = field(default=None, hash=False)
     prior_power: float = 1.0
     min_trust: float | None = None
@@ -121,9 +120,6 @@ class VotePolicy:
         )
         fields.flags.writeable = False
         object.__setattr__(self, "fields", fields)
-
-    def __setstate__(self, state: list[object]) -> None:
-        restore_fields(self, state)
 
     @classmethod
     def auto(

@@ -10,8 +10,10 @@ from testnuc._dispatch.scheduler import Ask, Scheduler
 from testnuc.errors import ProviderError, ServerError, StoreError
 from testnuc.limits import Meter
 from testnuc.stores.memory import MemoryStore
+from testnuc.transport.calls import NotSentError
 from testnuc.types import Prediction
 from tests.scheduling import read
+from tests.virtual import skip
 
 LABEL = Prediction("a", 0.5)
 
@@ -113,6 +115,8 @@ class Bench:
     async def answer(self, asks):
         self.asked += [ask.text for ask in asks]
         await self.gate.wait()
+        # as a request does, also one that is not sent: else a worker that tries again never yields
+        await asyncio.sleep(0)
         return [self.outcome] * len(asks)
 
     def start(self, *names):
@@ -341,3 +345,119 @@ async def test_closing_ends_the_waiting_and_gives_leases_back():
         with pytest.raises(ProviderError, match="closed"):
             await run
     assert bench.store.mine == {}
+
+
+# -- leases that were lost -------------------------------------------------------------------------
+
+
+async def suspended(bench, *taken, seconds=45):
+    """Let a process be suspended, while another one leases keys once its leases have expired."""
+    bench.store.now += seconds
+    skip(seconds)
+    for name in taken:
+        bench.store.mine.pop(key(name), None)
+        bench.store.others.add(key(name))
+    await bench.clock.advance(0.5)
+
+
+@pytest.mark.parametrize("renewed", [True, False])
+async def test_after_a_suspension_only_what_no_other_process_took_is_sent(renewed):
+    bench = Bench(workers=2)
+    bench.gate.clear()
+    names = [f"t{i}" for i in range(40)]
+    task, outcomes = bench.start(*names)
+    await settled()
+    assert bench.asked == names[:2]
+    # the other one asks for the first thirty, and has answered ten of them
+    await suspended(bench, *names[:30])
+    theirs = Prediction("b", 0.9)
+    for name in names[:10]:
+        await bench.store_elsewhere(name, theirs)
+    if renewed:
+        await bench.clock.advance(10)
+    bench.gate.set()
+    for _ in range(20):
+        await settled()
+    assert bench.asked == names[:2] + names[30:]
+    for name in names[10:30]:
+        await bench.store_elsewhere(name, theirs)
+    await bench.clock.advance(3)
+    await task
+    assert bench.asked == names[:2] + names[30:], "nothing is paid for twice that was not sent"
+    assert [outcomes[name] for name in names] == [theirs] * 30 + [LABEL] * 10
+    assert bench.store.mine == {}
+    await bench.scheduler.close()
+
+
+async def test_a_call_that_waits_for_a_permit_is_not_sent_without_its_lease(bench):
+    bench.outcome = NotSentError()
+    bench.gate.clear()
+    task, outcomes = bench.start("x", "y")
+    await settled()
+    await suspended(bench, "x")
+    bench.gate.set()
+    await settled()
+    bench.outcome = LABEL
+    await settled()
+    theirs = Prediction("b", 0.9)
+    await bench.store_elsewhere("x", theirs)
+    await bench.clock.advance(3)
+    await task
+    assert outcomes == {"x": theirs, "y": LABEL}
+
+
+@pytest.mark.parametrize("left", [True, False])
+async def test_a_run_that_is_left_while_its_leases_are_confirmed_leaves_nothing(left):
+    bench = Bench(workers=1)
+    bench.gate.clear()
+    first, _ = bench.start("x", "y", "z")
+    await settled()
+    await suspended(bench, "y")
+    bench.store.slow = asyncio.Event()
+    bench.gate.set()
+    await settled()
+    if left:
+        first.cancel()
+        await settled()
+    second, outcomes = bench.start("y")
+    await settled()
+    bench.store.others.clear()
+    bench.store.slow.set()
+    await bench.clock.advance(3)
+    await second
+    assert outcomes == {"y": LABEL}
+    assert bench.asked.count("y") == 1
+    if not left:
+        await first
+    await settled()
+    assert bench.store.mine == {}
+    assert not bench.scheduler.in_flight.requests
+    await bench.scheduler.close()
+
+
+async def test_a_store_that_fails_while_leases_are_confirmed_stops_the_run():
+    bench = Bench(workers=1)
+    bench.gate.clear()
+    task, _ = bench.start("x", "y")
+    await settled()
+    await suspended(bench)
+    bench.store.broken = True
+    bench.gate.set()
+    with pytest.raises(StoreError, match="gone"):
+        await task
+    assert bench.asked == ["x"]
+    await bench.scheduler.close()
+
+
+async def test_closing_ends_a_confirmation():
+    bench = Bench(workers=1)
+    bench.gate.clear()
+    task, _ = bench.start("x", "y")
+    await settled()
+    await suspended(bench, "y")
+    bench.store.slow = asyncio.Event()
+    bench.gate.set()
+    await settled()
+    await bench.scheduler.close()
+    with pytest.raises(ProviderError, match="closed"):
+        await task

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import asynccontextmanager
 
 import orjson
@@ -69,7 +70,7 @@ async def test_a_reply_that_is_exactly_a_label_is_a_label():
 async def test_a_truncated_label_may_be_another():
     said = completion("log", finish="length")
     async with model(lambda body, texts: said) as (url, _), client(url) as nuc:
-        with pytest.raises(testnuc.TruncatedReplyError):
+        with pytest.raises(testnuc.errors.TruncatedReplyError):
             await nuc.classify("a text")
 
 
@@ -81,7 +82,7 @@ async def test_a_text_that_gets_no_readable_reply_costs_three_calls_of_weaker_fo
         await nuc.classify_many(texts_of(3))
         del bodies[:]
         results = await nuc.classify_many(["odd", *texts_of(30)])
-        assert isinstance(results[0].error, testnuc.UnreadableReplyError)
+        assert isinstance(results[0].error, testnuc.errors.UnreadableReplyError)
         assert results[0].error.attempts == 3
         odd = [b for b in bodies if samples_in(b["messages"][-1]["content"]) == ["odd"]]
         assert [form_of(b) for b in odd] == ["json_schema", "json_object", None]
@@ -98,13 +99,34 @@ async def test_a_hundred_texts_without_a_readable_reply_stop_the_run(packed):
         model(lambda body, texts: PROSE) as (url, bodies),
         client(url, sampling=sampling) as nuc,
     ):
-        with pytest.raises(testnuc.UnreadableReplyError) as caught:
+        with pytest.raises(testnuc.errors.UnreadableReplyError) as caught:
             await nuc.classify_many(texts_of(100))
         assert caught.value.fatal
         assert "first 20 texts" in str(caught.value)
         assert PROSE in str(caught.value)
         assert "Try" in str(caught.value)
         assert len(bodies) <= 3 * (20 + 4 * packed)
+
+
+@pytest.mark.parametrize("packed", [1, 2, 4, 16])
+@pytest.mark.parametrize("broken", [PROSE, b"no JSON", b'{"choices": [null]}'])
+async def test_no_text_is_paid_for_more_than_three_times(packed, broken):
+    asked = Counter()
+
+    def said(body, texts):
+        asked.update(texts)
+        if "bad" in texts:
+            return broken
+        rows = [{"id": i, "label": "refund", "confidence": 1.0} for i in range(1, len(texts) + 1)]
+        return orjson.dumps({"answers": rows} if len(rows) > 1 else rows[0]).decode()
+
+    sampling = testnuc.Sampling(texts_per_call=packed)
+    async with model(said) as (url, bodies), client(url, sampling=sampling) as nuc:
+        results = await nuc.classify_many([*texts_of(31), "bad"])
+        assert isinstance(results[31].error, testnuc.errors.ReplyError)
+        assert [r.label for r in results[:31]] == ["refund"] * 31
+        assert asked["bad"] == max(asked.values()) == 3
+        assert nuc.usage.calls == len(bodies)
 
 
 @pytest.mark.slow
@@ -121,8 +143,8 @@ async def test_half_of_the_texts_unreadable_does_not_stop_a_run():
 @pytest.mark.parametrize(
     ("said", "kind"),
     [
-        (completion(None, refusal="I cannot help with that."), testnuc.RefusalError),
-        ((400, {"message": "no", "code": "invalid_prompt"}), testnuc.ContentRefusedError),
+        (completion(None, refusal="I cannot help with that."), testnuc.errors.RefusalError),
+        ((400, {"message": "no", "code": "invalid_prompt"}), testnuc.errors.ContentRefusedError),
         ((400, {"message": "too long", "code": "context_length_exceeded"}), testnuc.ProviderError),
     ],
 )
@@ -157,7 +179,7 @@ async def test_refused_texts_are_remembered_in_bounded_memory():
     made = predictor()
     for i in range(10_010):
         ask = made.ask(f"text {i}", b"h" * 16, i)
-        made._note(ask, testnuc.RefusalError("no"))
+        made._note(ask, testnuc.errors.RefusalError("no"))
     assert len(made._refused) == 10_000
     assert ask.key in made._refused
 

@@ -11,6 +11,7 @@ from testnuc._dispatch.scheduler import Scheduler
 from testnuc.errors import AuthenticationError, BadRequestError, ProviderError, StoreError
 from testnuc.limits import Meter
 from testnuc.stores.memory import MemoryStore
+from testnuc.transport.calls import ON_WAIT
 from testnuc.types import Prediction
 from tests.scheduling import asks, read
 
@@ -33,9 +34,9 @@ async def test_calls_that_back_off_block_no_worker():
         place = bundle[0].place
         if place < 2:
             at_work -= 1
-            scheduler.lend(1)
+            ON_WAIT.get()(1)
             await others_done.wait()
-            scheduler.lend(-1)
+            ON_WAIT.get()(-1)
             at_work += 1
         await asyncio.sleep(0)
         at_work -= 1
@@ -62,9 +63,9 @@ async def test_not_more_than_twice_the_workers_however_many_wait():
     async def answer(bundle):
         nonlocal waiting
         waiting += 1
-        scheduler.lend(1)
+        ON_WAIT.get()(1)
         await go_on.wait()
-        scheduler.lend(-1)
+        ON_WAIT.get()(-1)
         return [Prediction("a")] * len(bundle)
 
     scheduler = scheduler_of(answer, workers=3)
@@ -290,6 +291,25 @@ async def test_a_fatal_error_comes_after_the_outcomes_and_ends_every_run_that_ne
     assert seen[:3] == [(i, Prediction) for i in range(3)]
     assert seen[3] == (3, AuthenticationError)
     assert asked == [0, 1, 2, 3], "what would fail as well is not sent"
+    await scheduler.close()
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_rejection_that_arrives_with_the_first_answer_ends_no_run(turns):
+    answered = asyncio.Event()
+
+    async def answer(bundle):
+        if bundle[0].place == 0:
+            await answered.wait()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            return [AuthenticationError("403")]
+        answered.set()
+        return [Prediction("a")]
+
+    scheduler = scheduler_of(answer, workers=4)
+    outcomes = await read(scheduler, asks(6))
+    assert len(outcomes) == 6
     await scheduler.close()
 
 

@@ -85,8 +85,8 @@ class Parts:
         vectors = await self.embedding.vectors(texts, [e.hash for e in entries])
         return await self.pool.add(entries, vectors)
 
-    async def predict(self, neighborhoods, *, waves=False):
-        return [place async for place in self.pipeline.predict(neighborhoods, waves=waves)]
+    async def predict(self, run, *, waves=False):
+        return [place async for place in self.pipeline.predict(run, waves=waves)]
 
     async def close(self):
         await self.scheduler.close()

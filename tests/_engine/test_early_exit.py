@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.evaluation.recording import KnownVectors
 from testnuc import TestNUC
-from testnuc.evaluation.recording import KnownVectors
 from testnuc.protocols import Answer, Reply
 from testnuc.testing import HashEmbedder, LoopbackLLM
 

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from testnuc import InvalidInputError, Results, Review, TestNUC
-from testnuc._engine.judgment_arrays import draws_of
 from testnuc.protocols import Answer, Reply
 from testnuc.trust import Learned
-from testnuc.trust.judgment import Judgment
+from testnuc.trust.judgment import Judgment, draws_of
 
 CLASSES = 6
 LABELS = [f"topic {c}" for c in range(CLASSES)]
@@ -128,6 +127,24 @@ async def test_fifty_judgments_improve_labels_without_a_further_call():
         assert len(model.asked) == calls + len(fresh)
         streamed = {row.index: row async for row in nuc.stream(texts[:100])}
         assert [streamed[i].label for i in range(100)] == after.labels[:100]
+
+
+@pytest.mark.parametrize("k", [0, 2])
+async def test_only_neighbors_that_vote_are_asked_about(k):
+    """What was learned reads the answers of thirty, as far as they are stored."""
+    model = Says()
+    async with client(model, policy="majority", k=k) as nuc:
+        texts = texts_of(60)
+        await nuc.classify_many(texts)
+        learned = await nuc.learn(texts[:12], [gold(text) for text in texts[:12]])
+        assert learned.decides == "settings"
+        await nuc.add(texts_of(60, start=100))
+        for number, label in enumerate((nuc.classify, nuc.classify_many)):
+            calls, text = len(model.asked), f"c3 number {700 + number}"
+            foreseen = await nuc.estimate([text])
+            await label(text if number == 0 else [text])
+            assert len(model.asked) - calls <= 1 + k
+            assert len(model.asked) - calls <= foreseen.calls
 
 
 @pytest.mark.slow
@@ -293,17 +310,17 @@ async def test_a_failure_changes_nothing(monkeypatch):
         judged = await nuc.review(20)
         judge(judged)
         await nuc.learn(judged)
-        before = nuc.engine.settings
+        before = nuc._parts.pipeline.settings
 
         async def fails(scope, data):
             raise OSError("disk full")
 
-        monkeypatch.setattr(nuc.engine.parts.store, "put_learned", fails)
+        monkeypatch.setattr(nuc._parts.store, "put_learned", fails)
         more = await nuc.review(20)
         judge(more)
         with pytest.raises(OSError, match="disk full"):
             await nuc.learn(more)
-        assert nuc.engine.settings is before
+        assert nuc._parts.pipeline.settings is before
 
 
 @pytest.mark.slow

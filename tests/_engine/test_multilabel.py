@@ -14,11 +14,12 @@ import pytest
 import testnuc
 from testnuc import BatchPolicy, Results, Sampling, TestNUC, VotePolicy
 from testnuc.errors import InvalidInputError, UnreadableReplyError
-from testnuc.labels import LabelSet
+from testnuc.labels import LabelSet, as_stored
 from testnuc.prompts import parse_reply, system_prompt
 from testnuc.protocols import Answer, Reply, Task
 from testnuc.providers._answers import answer_schema, output_limit
 from testnuc.providers._dialect import Structure
+from testnuc.records import result_of
 from testnuc.stores.memory import MemoryStore
 from testnuc.testing import Batches, HashEmbedder, LoopbackLLM
 from testnuc.types import MultilabelClassification, MultilabelPrediction, Prediction
@@ -58,9 +59,13 @@ def nuc_of(client_of):
         ('{"labels": []}', []),
         ('{"labels": ["b", "a"], "confidence": 0.5}', [("b", 0.5), ("a", 0.5)]),
         ('{"labels": {"a": 0.9, "b": "20%"}}', [("a", 0.9), ("b", 0.2)]),
+        ('{"labels": {"a": true, "b": false, "c": 1, "d": 0}}', [("a", None), ("c", 1.0)]),
+        ('{"labels": [{"label": "a", "confidence": 0}, "b"]}', [("b", None)]),
         ('{"label": "a", "confidence": 0.9}', [("a", 0.9)]),
         ('Here [1] it is:\n```json\n{"Labels": ["a"]}\n```\nsee [0] above', [("a", None)]),
+        ('Of ["a", "b", "c"]: {"labels": ["a"]}, and not ["b", "c"]', [("a", None)]),
         ('["a", "b"]', [("a", None), ("b", None)]),
+        ('```\n["a", "b"]\n```', [("a", None), ("b", None)]),
         ('{"answers": [{"id": 1, "labels": ["a"]}]}', [("a", None)]),
     ],
 )
@@ -70,8 +75,13 @@ def test_a_reply_with_several_labels_is_read(content, labels):
 
 
 @pytest.mark.parametrize(
-    "content", ["none", '{"labels": null}', '{"labels": [3, {}]}', "[]", "[[]]"]
-)
+    "content",
+    [
+        "none", '{"labels": null}', '{"labels": [3, {}]}', "[]", "[[]]",
+        'The options are ["a", "b"]. None applies.', '{"options": ["a", "b"]}',
+        '{"labels": {"a": "yes", "b": "no"}}', '{"labels": {"a": 9, "b": 2}}',
+    ],
+)  # fmt: skip
 def test_a_reply_without_a_list_of_labels_is_an_error(content):
     (answer,) = parse_reply(content, 1, multilabel=True)
     assert isinstance(answer, UnreadableReplyError)
@@ -87,7 +97,7 @@ def test_packed_replies_are_matched_by_id():
     )
     missing = parse_reply('{"answers": [{"id": 1, "labels": ["a"]}]}', 2, multilabel=True)
     assert missing[0] == Answer("", None, (("a", None),))
-    assert isinstance(missing[1], testnuc.MismatchedReplyError)
+    assert isinstance(missing[1], testnuc.errors.MismatchedReplyError)
 
 
 def test_invented_labels_are_dropped_duplicates_merged_and_the_order_stays():
@@ -97,8 +107,13 @@ def test_invented_labels_are_dropped_duplicates_merged_and_the_order_stays():
     assert made.confidences == (0.7, None)
     assert made.outside == ("weather",)
     assert (made.label, made.confidence) == ("login; refund", None)
-    stored = Prediction(made.label, made.confidence, made.said)
+    assert made.said == "weather"
+    stored = as_stored(made)
+    assert (type(stored), stored.label) == (Prediction, "login; refund")
     assert SEVERAL.several(stored) == made, "a store returns plain predictions"
+    # what was stored with an older version is the answer verbatim
+    older = Prediction(made.label, None, json.dumps(pairs))
+    assert SEVERAL.several(older) == made
 
 
 def test_no_label_is_an_answer_and_only_invented_labels_abstain():
@@ -205,7 +220,7 @@ async def test_by_default_labels_stay_as_the_llm_gives_them(nuc_of):
         async with nuc_of(llm, k=6) as nuc:
             voted = await nuc.classify_many(texts)
         async with nuc_of(llm, policy="auto", k=6) as nuc:
-            assert nuc.policy is None
+            assert nuc.policy == VotePolicy.auto()
             results = await nuc.classify_many(texts)
             streamed = {r.index: r async for r in nuc.stream(texts)}
             # other texts of the pool are not asked about
@@ -330,7 +345,7 @@ async def test_a_custom_provider_answers_with_labels(nuc_of):
         async with nuc_of(llm, model=Rule(), base_url=None, api_key=None, k=6) as nuc:
             check(await nuc.classify_many(messages(20)))
         async with nuc_of(llm, model=Wrong(), base_url=None, api_key=None, k=0) as nuc:
-            with pytest.raises(testnuc.ReplyError, match=r"confidence is 7\.0"):
+            with pytest.raises(testnuc.errors.ReplyError, match=r"confidence is 7\.0"):
                 await nuc.classify("where is my parcel")
 
 
@@ -395,6 +410,21 @@ async def test_results_are_written_and_read_back(nuc_of, tmp_path):
     assert [r.prediction.outside for r in read] == [r.prediction.outside for r in results]
     assert [r.label for r in read] == [r.label for r in results]
     assert read.summary() == results.summary()
+
+
+def test_an_answer_that_an_older_file_holds_as_json_is_read():
+    record = {
+        "text": "a",
+        "nuc_label": "login",
+        "nuc_labels": ["login"],
+        "nuc_own_label": "login",
+        "nuc_own_labels": ["login"],
+        "nuc_own_confidences": [0.5],
+        "nuc_own_said": '[["login",0.5],["weather",0.5]]',
+    }
+    older = result_of(record, 0, "text").prediction
+    assert (older.outside, older.said) == (("weather",), "weather")
+    assert result_of({**record, "nuc_own_said": "weather"}, 0, "text").prediction == older
 
 
 async def test_frames_hold_lists_and_strings(nuc_of):
@@ -469,4 +499,4 @@ def test_the_classifier_of_scikit_learn_takes_and_gives_indicator_matrices():
 def test_old_predictions_stay_plain():
     assert type(LabelSet(LABELS).predicted(Answer("refund", 0.5))) is Prediction
     assert isinstance(SEVERAL.several(Prediction("refund; login", 1.0)), MultilabelPrediction)
-    assert np.isnan(testnuc.voting.PoolLabels.of([[(0, None)]]).confidences).all()
+    assert np.isnan(testnuc.voting.Labels.of([[(0, None)]]).share).all()

@@ -9,15 +9,8 @@ import numpy as np
 import pytest
 
 import testnuc
-from testnuc import (
-    Head,
-    InvalidInputError,
-    MultilabelLearned,
-    Review,
-    TestNUC,
-    VotePolicy,
-    join_reviews,
-)
+from testnuc import Head, InvalidInputError, Learned, Review, TestNUC, VotePolicy
+from testnuc.review import join_reviews
 from testnuc.testing import LoopbackLLM
 from testnuc.types import Prediction, split_labels
 from tests.report.test_report import data_of
@@ -104,7 +97,7 @@ async def test_sixty_judgments_choose_thresholds_and_win_everywhere(tmp_path):
             learned = await nuc.learn(review)
             after = await nuc.classify_many(texts)
             assert llm.calls == calls
-            assert isinstance(learned, MultilabelLearned)
+            assert isinstance(learned, Learned)
             assert learned is nuc.learned
             assert learned.decides in {"thresholds", "head"}
             assert jaccard(after) > jaccard(before) + 0.1

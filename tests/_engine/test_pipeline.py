@@ -35,14 +35,14 @@ async def parts():
 async def test_a_batch_is_its_own_pool(parts):
     one = parts()
     texts = messages(30)
-    neighborhoods = await one.pipeline.prepare(entries_of(texts), together=True)
-    assert len(neighborhoods.entries) == neighborhoods.n_own == len(one.pool) == 30
-    assert (neighborhoods.neighbors >= 0).all()
-    assert (neighborhoods.neighbors != np.arange(30)[:, None]).all(), "none is its own neighbor"
-    places = await one.predict(neighborhoods)
+    run = await one.pipeline.prepare(entries_of(texts), together=True)
+    assert len(run.batch.entries) == run.batch.n_own == len(one.pool) == 30
+    assert (run.batch.neighbors >= 0).all()
+    assert (run.batch.neighbors != np.arange(30)[:, None]).all(), "none is its own neighbor"
+    places = await one.predict(run)
     assert sorted(places) == list(range(30)), "each place once"
     assert len(one.asked) == 30
-    rows = Rows(neighborhoods, texts, np.arange(30))
+    rows = Rows(run, texts, np.arange(30))
     assert [row.prediction.label for row in rows] == [gold(text) for text in texts]
 
 
@@ -50,26 +50,26 @@ async def test_a_batch_is_its_own_pool(parts):
 async def test_a_text_alone_sees_the_pool_as_it_was(parts, join_pool):
     one = parts(join_pool=join_pool)
     await one.add(messages(20))
-    neighborhoods = await one.pipeline.prepare(entries_of(["refund please now"]), together=False)
-    assert neighborhoods.n_own == 1
-    assert len(neighborhoods.entries) == 4
+    run = await one.pipeline.prepare(entries_of(["refund please now"]), together=False)
+    assert run.batch.n_own == 1
+    assert len(run.batch.entries) == 4
     assert len(one.pool) == 20 + join_pool
-    assert sorted(await one.predict(neighborhoods)) == [0, 1, 2, 3]
+    assert sorted(await one.predict(run)) == [0, 1, 2, 3]
     assert len(one.asked) == 4
 
 
 async def test_only_what_has_no_outcome_is_asked_and_yielded(parts):
     one = parts()
     texts = messages(12)
-    neighborhoods = await one.pipeline.prepare(
+    run = await one.pipeline.prepare(
         [PoolText(e.text, e.hash, "login" if i < 3 else None) for i, e in
          enumerate(entries_of(texts))],
         together=True,
     )  # fmt: skip
-    neighborhoods.put(3, ServerError("503"))
-    assert sorted(await one.predict(neighborhoods)) == list(range(4, 12))
+    run.answers.put(3, ServerError("503"))
+    assert sorted(await one.predict(run)) == list(range(4, 12))
     assert {ask.text for ask in one.asked} == set(texts[4:])
-    assert await one.predict(neighborhoods) == []
+    assert await one.predict(run) == []
 
 
 async def test_stored_neighbors_are_those_with_a_prediction(parts):
@@ -81,12 +81,12 @@ async def test_stored_neighbors_are_those_with_a_prediction(parts):
         async with aclosing(one.scheduler.run([ask])) as outcomes:
             assert [o async for _, o in outcomes] == [Prediction(gold(e.text), 0.9)]
     one.asked.clear()
-    neighborhoods = await one.pipeline.prepare(entries_of(["account locked"]), together=False)
-    found = {e.text for e in neighborhoods.entries[1:]}
+    run = await one.pipeline.prepare(entries_of(["account locked"]), together=False)
+    found = {e.text for e in run.batch.entries[1:]}
     assert len(found) == 3
     assert found <= set(old)
     assert not found & set(unknown)
-    assert await one.predict(neighborhoods) == [0]
+    assert await one.predict(run) == [0]
     assert [ask.text for ask in one.asked] == ["account locked"]
 
 
@@ -94,12 +94,12 @@ async def test_waves_stop_where_the_winner_is_certain(parts):
     one = parts(k=20)
     one.said = lambda _: "refund"
     await one.add(messages(40))
-    neighborhoods = await one.pipeline.prepare(entries_of(["refund please"]), together=False)
-    places = await one.predict(neighborhoods, waves=True)
+    run = await one.pipeline.prepare(entries_of(["refund please"]), together=False)
+    places = await one.predict(run, waves=True)
     assert len(places) == len(set(places)) == len(one.asked)
     # the text and 5, 10 or 15 neighbors: the rest cannot change a unanimous vote
     assert len(one.asked) in {6, 11, 16}
-    row = Rows(neighborhoods, ["refund please"], np.array([0]))[0]
+    row = Rows(run, ["refund please"], np.array([0]))[0]
     assert (row.label, row.complete) == ("refund", False)
     assert row.voters == len(one.asked)
 
@@ -107,10 +107,10 @@ async def test_waves_stop_where_the_winner_is_certain(parts):
 async def test_under_auto_too_few_predictions_leave_each_text_its_own(parts):
     one = parts(policy=None)
     await one.add(messages(60))
-    neighborhoods = await one.pipeline.prepare(entries_of(["refund please"]), together=False)
-    assert await one.predict(neighborhoods) == [0]
-    assert neighborhoods.decision.policy is None
-    assert neighborhoods.diagnosis.predictions < MIN_PREDICTIONS
+    run = await one.pipeline.prepare(entries_of(["refund please"]), together=False)
+    assert await one.predict(run) == [0]
+    assert run.votes.decision.policy is None
+    assert run.votes.diagnosis.predictions < MIN_PREDICTIONS
     assert len(one.asked) == 1
 
 
@@ -137,7 +137,7 @@ async def test_a_thousand_callers_look_at_the_pool_once(parts, monkeypatch):
     done = await asyncio.gather(*runs, return_exceptions=True)
     assert done[1:] == [[0]] * 19
     assert 1 <= looks <= 2
-    decisions = {id(n.diagnosis) for n in made[1:]}
+    decisions = {id(n.votes.diagnosis) for n in made[1:]}
     assert len(decisions) == looks
 
 
@@ -165,11 +165,11 @@ async def test_a_method_that_raises_ends_its_own_run_alone(parts):
     fine = [text for text in texts if gold(text) != "login"]
     both = [await one.pipeline.prepare(entries_of(some), together=True) for some in (texts, fine)]
     # neighbors among the texts that cannot be reduced would fail the second run by its own
-    both[1].neighbors[:] = -1
+    both[1].batch.neighbors[:] = -1
     failed, places = await asyncio.gather(*map(one.predict, both), return_exceptions=True)
     assert isinstance(failed, ZeroDivisionError)
     assert sorted(places) == list(range(len(fine)))
-    assert all(both[1].has_outcome(place) for place in places)
+    assert all(both[1].answers.has_outcome(place) for place in places)
     # shared asks were made once
     keys = [ask.key for ask in one.asked]
     assert len(keys) == len(set(keys))
@@ -177,8 +177,8 @@ async def test_a_method_that_raises_ends_its_own_run_alone(parts):
 
 async def test_a_run_that_is_ended_early_asks_no_more(parts):
     one = parts(k=0)
-    neighborhoods = await one.pipeline.prepare(entries_of(messages(500)), together=True)
-    async with aclosing(one.pipeline.predict(neighborhoods, waves=False)) as answered:
+    run = await one.pipeline.prepare(entries_of(messages(500)), together=True)
+    async with aclosing(one.pipeline.predict(run, waves=False)) as answered:
         async for _ in answered:
             break
     for _ in range(10):

@@ -61,7 +61,7 @@ def texts(start, n):
 
 def looked(nuc):
     """Return the number of predictions behind the decision of the next text."""
-    return nuc.engine.parts.pipeline.pool_predictions.last.diagnosis.predictions
+    return nuc._parts.pipeline.pool_predictions.last.diagnosis.predictions
 
 
 # -- decisions -------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ async def test_the_same_texts_do_not_let_the_pool_be_diagnosed_again(monkeypatch
         await nuc.add(texts(0, 400))
         await nuc.predict_pool()
         await nuc.classify("text 0")
-        pool_predictions = nuc.engine.parts.pipeline.pool_predictions
+        pool_predictions = nuc._parts.pipeline.pool_predictions
         looks = 0
         diagnose = pool_predictions.diagnose
 

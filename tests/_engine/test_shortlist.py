@@ -13,7 +13,7 @@ from testnuc import BatchPolicy, InvalidInputError, Sampling, TestNUC, TopKICL
 from testnuc._base.checks import hash_text
 from testnuc._engine.shortlist import coverage_of, nearest_labels, similar_together, with_head
 from testnuc._engine.whole_list import compared_part
-from testnuc.cli.options import client_options
+from testnuc.cli.options import Options, client_options
 from testnuc.cli.options_of_run import with_options_of_run
 from testnuc.prompts import samples_in
 from testnuc.protocols import PoolText
@@ -175,7 +175,7 @@ async def test_a_second_run_makes_no_call(tmp_path: Path) -> None:
 
 async def test_keys_differ_by_length_and_embedder_and_without_a_list_are_as_ever() -> None:
     def scope(llm: LoopbackLLM, **more: Any) -> bytes:
-        return client(llm, **more).engine.parts.predictor.scope
+        return client(llm, **more)._parts.predictor.scope
 
     async with LoopbackLLM(right) as llm:
         whole = scope(llm, shortlist=None)
@@ -291,7 +291,8 @@ def test_the_command_line_has_it_and_later_commands_know_it(tmp_path: Path) -> N
         code, _, err = run_here("classify", source, *asked, "--shortlist", "3")
         assert code == 0, err
         assert {len(shown(body)) for body in llm.bodies} == {3}
-    facts = asyncio.run(with_options_of_run({**client_options(), "labels": None}, str(store)))
+    client = Options({**client_options(), "labels": None}, frozenset())
+    facts = asyncio.run(with_options_of_run(client, str(store)))
     assert facts["shortlist"] == 3
 
 
@@ -326,14 +327,14 @@ async def test_more_than_two_hundred_labels_have_a_shortlist_and_fewer_have_none
             assert "240 labels are many" in (await nuc.estimate(["another"])).note
             assert {len(shown(body, MANY)) for body in llm.bodies} == {50}
             # the batch lane shows them all, as it has no second call
-            await nuc.engine.parts.ready("batch")
+            await nuc._parts.ready("batch")
         for labels, more in ((MANY[:200], {}), (MANY, {"shortlist": None})):
             asked = client(llm, labels=labels, **{"shortlist": "auto", **more})
-            assert asked.engine.parts.shortlist is None
-            assert not asked.engine.parts.pipeline.note
+            assert asked._parts.shortlist is None
+            assert not asked._parts.pipeline.note
         shown_with = client(llm, labels=MANY, shortlist="auto", method=TopKICL())
-        assert shown_with.engine.parts.shortlist is None
-        assert "every prompt shows all 240 labels" in shown_with.engine.parts.pipeline.note
+        assert shown_with._parts.shortlist is None
+        assert "every prompt shows all 240 labels" in shown_with._parts.pipeline.note
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testnuc.errors import InvalidInputError
-from testnuc.voting import PoolLabels, VotePolicy, keep_own, vote, vote_multilabel
+from testnuc.voting import Labels, VotePolicy, keep_own, vote, vote_multilabel
 from tests import naive
 from tests._kernels.test_vote import CONFIDENCES, POLICIES, SETTINGS, SIMILARITIES
 
@@ -42,9 +42,9 @@ def by_row(found):
     for i in range(len(found.voters)):
         part = slice(int(found.starts[i]), int(found.starts[i + 1]))
         listed = zip(
-            found.labels[part].tolist(),
-            found.shares[part].tolist(),
-            found.given[part].tolist(),
+            found.label[part].tolist(),
+            found.share[part].tolist(),
+            found.is_given()[part].tolist(),
             strict=True,
         )
         rows.append((list(listed), float(found.weight[i]), int(found.voters[i])))
@@ -77,7 +77,7 @@ def test_equals_the_naive_twin(case, policy, threshold):
             ids,
             similarities,
             own,
-            PoolLabels.of(pool),
+            Labels.of(pool),
             n_classes=n_classes,
             policy=compiled,
             threshold=threshold,
@@ -101,7 +101,7 @@ def test_a_single_label_above_one_half_is_the_winner_of_the_plain_vote(case, pol
         policy=policy,
     )
     found = vote_multilabel(
-        ids, similarities, own, PoolLabels.of(pool), n_classes=n_classes, policy=policy
+        ids, similarities, own, Labels.of(pool), n_classes=n_classes, policy=policy
     )
     assert found.voters.tolist() == plain.voters.tolist()
     for (labels, _, voters), winner, share in zip(
@@ -113,7 +113,7 @@ def test_a_single_label_above_one_half_is_the_winner_of_the_plain_vote(case, pol
 
 
 def test_an_empty_set_votes_against_every_label_and_a_missing_one_does_not():
-    pool = PoolLabels.of([[(0, None)], [], [], None])
+    pool = Labels.of([[(0, None)], [], [], None])
     voted = vote_multilabel([[1, 2, 3]], [[1, 1, 1]], [0], pool, n_classes=2, policy="majority")
     assert by_row(voted) == [([(0, naive.as_float32(1 / 3), False)], 3.0, 3)]
     half = vote_multilabel([[1, 3]], [[1, 1]], [0], pool, n_classes=2, policy="majority")
@@ -127,7 +127,7 @@ def test_an_empty_set_votes_against_every_label_and_a_missing_one_does_not():
 @given(pools())
 def test_own_labels_are_kept_with_the_shares_of_the_vote(case):
     ids, similarities, own, pool, n_classes = case
-    labels = PoolLabels.of(pool)
+    labels = Labels.of(pool)
     voted = vote_multilabel(ids, similarities, own, labels, n_classes=n_classes)
     kept = by_row(keep_own(voted, own, labels))
     for (before, *rest), (after, *others), place in zip(by_row(voted), kept, own, strict=True):
@@ -150,11 +150,11 @@ def test_own_labels_are_kept_with_the_shares_of_the_vote(case):
 )
 def test_invalid_labels_are_named(pool, match):
     with pytest.raises(InvalidInputError, match=match):
-        vote_multilabel([[0]], [[1]], [0], PoolLabels.of(pool), n_classes=2)
+        vote_multilabel([[0]], [[1]], [0], Labels.of(pool), n_classes=2)
 
 
 def test_invalid_arguments_are_named():
-    pool = PoolLabels.of([[(0, 0.5)]])
+    pool = Labels.of([[(0, 0.5)]])
     with pytest.raises(InvalidInputError, match="row 0 has the similarities"):
         vote_multilabel([[0]], [[1.5]], [0], pool, n_classes=2)
     with pytest.raises(InvalidInputError, match="threshold is 2"):
@@ -163,6 +163,6 @@ def test_invalid_arguments_are_named():
         vote_multilabel([[0]], [[1]], [5], pool, n_classes=2)
     with pytest.raises(InvalidInputError, match="neighbor_ids has the shape"):
         vote_multilabel([[0, 0]], [[1]], [0], pool, n_classes=2)
-    short = PoolLabels(pool.offsets[:1], pool.labels, pool.confidences, pool.voted)
-    with pytest.raises(InvalidInputError, match="offsets has 1 values"):
+    short = Labels(pool.starts[:1], pool.label, pool.share, pool.known)
+    with pytest.raises(InvalidInputError, match="starts has 1 values"):
         vote_multilabel([[0]], [[1]], [0], short, n_classes=2)

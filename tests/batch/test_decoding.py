@@ -25,6 +25,7 @@ PROVIDER = OpenAI("m", base_url="http://localhost/v1")
 READER = ResponseReader(PROVIDER, TASK, LABELS)
 APIS = [api(PROVIDER, None) for api in (OpenAIBatches, AnthropicBatches)]
 NAME = "ab" * 16
+MISSING = NotAnsweredError("missing")
 
 #: What becomes of each request: a label, an error, or that it was never executed.
 FATES = st.lists(st.sampled_from([*LABELS.names, "error", "filtered", "left"]), min_size=1)
@@ -81,7 +82,7 @@ def test_order_and_repetition_change_nothing(fates, data):
     mixed += data.draw(st.lists(st.sampled_from(noise)))
     found = joined(fates, mixed)
     expected = [EXPECTED.get(fate, Prediction(fate)) for fate in fates]
-    assert [outcome(o) for _, (o,) in found.outcomes()] == expected
+    assert [outcome(o) for _, (o,) in found.outcomes(MISSING)] == expected
     answered = [fate for fate in fates if fate in LABELS]
     # each answer is counted once, however often it is listed
     assert len(found.usages) == len(answered)
@@ -96,7 +97,7 @@ def test_what_is_missing_has_no_answer_and_costs_the_others_nothing(fates, data)
         EXPECTED.get(fate, Prediction(fate)) if i in kept else NotAnsweredError
         for i, fate in enumerate(fates)
     ]
-    assert [outcome(o) for _, (o,) in found.outcomes()] == expected
+    assert [outcome(o) for _, (o,) in found.outcomes(MISSING)] == expected
     stored = {row.key: row.prediction.label for row in found.stored(b"s" * 16)}
     wanted = items(len(fates))
     assert stored == {wanted[i][0].key: fates[i] for i in kept if fates[i] in LABELS}
@@ -105,7 +106,7 @@ def test_what_is_missing_has_no_answer_and_costs_the_others_nothing(fates, data)
 @given(st.permutations(["error", "left", "refund"]))
 def test_an_answer_stands_above_an_error_of_the_same_request(fates):
     found = joined(["any"], [line(0, fate) for fate in fates])
-    assert [outcome(o) for _, (o,) in found.outcomes()] == [Prediction("refund")]
+    assert [outcome(o) for _, (o,) in found.outcomes(MISSING)] == [Prediction("refund")]
 
 
 def test_an_answer_that_is_none_of_some_labels_is_not_stored():
@@ -113,7 +114,7 @@ def test_an_answer_that_is_none_of_some_labels_is_not_stored():
     found = BatchOutcomes(NAME, [(one,) for one in wanted], READER)
     for number, label in enumerate(["none of these", "refund", "weather"]):
         found.take(BatchResultLine(custom_id(NAME, number), 200, chat(label)))
-    assert [outcome(o) for _, (o,) in found.outcomes()] == [
+    assert [outcome(o) for _, (o,) in found.outcomes(MISSING)] == [
         NoneChosenError,
         Prediction("refund"),
         NoneChosenError,

@@ -232,7 +232,7 @@ async def test_the_error_of_one_item_is_that_of_one_text(model, lane):
         results = await nuc.classify_many(texts, lane="batch")
         assert [r.index for r in results.errors] == [0, 2]
         assert isinstance(results[0].error, ContentRefusedError)
-        assert isinstance(results[2].error, testnuc.RefusalError)
+        assert isinstance(results[2].error, testnuc.errors.RefusalError)
         assert results[3].prediction.label is None
         assert results[1].label == gold(texts[1])
         assert (llm.batches, llm.calls) == (1, 19)
@@ -249,7 +249,7 @@ async def test_what_fails_for_all_raises(model, lane):
         assert "secret-key-123" not in str(caught.value)
         assert "secret-key-123" not in str(await store.batches(ended=True))
     async with LoopbackLLM(confident, model="other") as llm, lane(llm, model=model) as nuc:
-        with pytest.raises(testnuc.UnknownModelError):
+        with pytest.raises(testnuc.errors.UnknownModelError):
             await nuc.classify_many(messages(20), lane="batch")
     failed = Batches(max_requests=5)
     async with LoopbackLLM(confident, batches=failed) as llm, lane(llm, model=model) as nuc:
@@ -649,7 +649,7 @@ async def test_a_provider_that_is_away_for_a_while_is_waited_for(model, lane):
 async def test_a_batch_that_is_gone_is_sent_again(model, lane):
     store = MemoryStore()
     async with LoopbackLLM(confident, batches=Batches(polls=10_000)) as llm:
-        async with lane(llm, model=model, store=store) as nuc:
+        async with lane(llm, model=model, store=store, policy={"patience": 0.05}) as nuc:
             run = asyncio.create_task(nuc.classify_many(messages(30), lane="batch"))
             await noted(store)
             llm.batch_server.batches.clear()

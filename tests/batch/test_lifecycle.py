@@ -7,7 +7,7 @@ import asyncio
 import orjson
 import pytest
 
-from testnuc.batch.base import BatchResultLine, QueueFullError, RemoteBatch
+from testnuc.batch.base import BatchResultLine, QueueFullError, RemoteBatch, poll_after
 from testnuc.batch.decoding import ResponseReader, custom_id
 from testnuc.batch.lifecycle import BatchLifecycle, UnknownOutcomeError
 from testnuc.batch.manifest import RequestedPrediction, pack
@@ -110,6 +110,16 @@ def test_a_day_of_waiting_is_looked_at_less_and_less_often():
     virtual.run(main)
 
 
+@pytest.mark.parametrize("name", ["openai-poll-after-ms", "retry-after-ms"])
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("1500", 1.5), ("0", 0), ("99999999999999", 3600), ("9" * 50, 3600), ("3600001", 3600)]
+    + [(junk, None) for junk in ("", "-1", "nan", "inf", "9" * 5000, "\u0663", "soon")],
+)
+def test_a_polling_interval_that_a_provider_states_is_bounded(name, text, seconds):
+    assert poll_after({name: text}) == seconds
+
+
 def test_an_outage_is_waited_out_and_a_day_of_it_is_not():
     async def main(loop):
         down = ServerError("down")
@@ -144,6 +154,14 @@ def test_a_creation_is_repeated_only_where_it_was_refused():
         assert created.remote_id == "remote"
         assert [round(t - api.created[0]) for t in api.created] == [0, 5, 82]
         assert api.looked == 0
+
+        # an hour at most
+        store, busy = MemoryStore(), RateLimitedError("busy", retry_after=1e9)
+        api = Script(loop, creates=[busy, RUNNING])
+        one = lifecycle_of(api, store)
+        await one.intend(BATCH)
+        await one.create(BATCH, [b"x"], lambda: False)
+        assert [round(t - api.created[0]) for t in api.created] == [0, 3600]
 
         for error in (ConnectionFailedError("broken"), ServerError("500")):
             store = MemoryStore()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from bench.evaluation.recording import KnownVectors
 from bench.labels import _Data, _read, _report
 from testnuc._engine.shortlist import described
-from testnuc.evaluation.recording import KnownVectors
 from testnuc.labels import LabelSet
 from testnuc.testing import HashEmbedder
 

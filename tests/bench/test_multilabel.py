@@ -8,7 +8,7 @@ import pytest
 
 from bench._scikit_llm import _Answers, _cells, against_scikit_llm
 from bench._unions import simulated_unions
-from testnuc.testing.http_connection import HTTPRequest
+from testnuc.testing.server import HTTPRequest
 
 
 @pytest.mark.slow
@@ -32,7 +32,7 @@ def test_faults_are_counted():
     }
     server = _Answers(answers)
     body = {"messages": [{"role": "user", "content": "Text sample: ```a```"}]}
-    said = orjson.loads(server.respond(HTTPRequest("POST", "/", b"", orjson.dumps(body))).body)
+    said = orjson.loads(server.respond(HTTPRequest("POST", "/", {}, orjson.dumps(body))).body)
     content = orjson.loads(said["choices"][0]["message"]["content"])
     assert content == {"label": ["x", "new", "y"]}
     assert (server.calls, server.tokens) == (1, 5)
@@ -41,7 +41,7 @@ def test_faults_are_counted():
 @pytest.mark.slow
 def test_the_default_gives_the_labels_of_the_llm():
     data = simulated_unions(300, 6, 5, 0.2, 0.3, 0.5)
-    pairs, _ = data.pairs()
+    scores, _ = data.scores()
     given = np.zeros_like(data.said)
-    given[pairs.rows[pairs.given], pairs.labels[pairs.given]] = True
+    given[scores.vote.rows[scores.given], scores.vote.label[scores.given]] = True
     assert (given == data.said).all()

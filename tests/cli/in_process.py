@@ -13,12 +13,18 @@ from testnuc.cli import main
 from testnuc.testing import HashEmbedder
 
 
-def run_here(*arguments, key="test-key", **environment):
-    """Run the command line, with this key for every provider; returns exit code, stdout, stderr."""
+def run_here(*arguments, key="test-key", replaced=True, **environment):
+    """Run the command line, with this key for every provider; returns exit code, stdout, stderr.
+
+    Without `replaced`, embedders are those of their names.
+    """
     out, err = io.StringIO(), io.StringIO()
+    known = embedders.is_known
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", ["testnuc", *map(str, arguments)])
-        patch.setattr(embedders, "resolve", lambda _: HashEmbedder())
+        if replaced:
+            patch.setattr(embedders, "resolve", lambda _: HashEmbedder())
+            patch.setattr(embedders, "is_known", lambda n: n == HashEmbedder().name or known(n))
         if key is not None:
             patch.setenv("OPENAI_API_KEY", key)
             patch.setenv("ANTHROPIC_API_KEY", key)

@@ -41,7 +41,7 @@ def left_behind(tmp_path, model):
             async with client(llm, path, model) as nuc:
                 run = asyncio.create_task(nuc.classify_many(TEXTS, lane="batch"))
                 await until(lambda: llm.batches == 3)
-                await until(lambda: not nuc.engine.parts.batch_lane._creating)
+                await until(lambda: not nuc._parts.batch_lane._creating)
                 run.cancel()
                 await asyncio.gather(run, return_exceptions=True)
 
@@ -158,7 +158,7 @@ def test_a_file_is_labeled_in_the_batch_lane(tmp_path):
         flags += ["batch", "--store", tmp_path / "store.db"]
         code, _, err = run_here("classify", source, *flags, "--rest", "never")
         assert code == 2
-        assert "rest is 'never'" in err
+        assert "'never' is not one of" in err
         assert llm.requests == 0
         code, _, err = run_here("classify", source, *flags, "--rest", "live")
         assert code == 0, err
@@ -167,7 +167,7 @@ def test_a_file_is_labeled_in_the_batch_lane(tmp_path):
         assert len(target.read_text().splitlines()) == 60
         code, _, err = run_here("classify", source, *flags[:-3], "fast", "--overwrite")
         assert code == 2
-        assert "lane is 'fast'" in err
+        assert "'fast' is not one of" in err
 
 
 def test_ctrl_c_prints_how_to_resume(tmp_path, monkeypatch):

@@ -19,9 +19,8 @@ from testnuc import Classification, Prediction, Usage
 from testnuc._base import jsonl
 from testnuc.cli.answer_store import AnswerStore
 from testnuc.cli.classify import end
-from testnuc.cli.progress import RunProgress
 from testnuc.errors import RateLimitedError
-from testnuc.progress import LineProgress
+from testnuc.progress import BarProgress, LineProgress
 from testnuc.results import Results
 from testnuc.testing import LoopbackLLM
 from tests.cli.in_process import run_here
@@ -295,7 +294,12 @@ def test_an_output_that_cannot_be_written(source, tmp_path):
 
 def test_long_texts_and_odd_bytes(tmp_path):
     source, out = tmp_path / "in.csv", tmp_path / "out.csv"
-    source.write_text(f'text\n"refund please {"x" * 200_000}"\n"where is my parcel \x00"\n')
+    long = f'text\n"refund please {"x" * 200_000}"\n"where is my parcel'
+    source.write_text(f'{long} \x00"\n')
+    code, _, err = run_here("classify", source, "--labels", "a,b", "-o", out)
+    assert code == 2
+    assert "a zero byte in line 3" in err
+    source.write_text(f'{long} \x7f"\n')
     with LoopbackLLM(confident) as llm:
         code, _, err = run_here(
             "classify", source, *options(llm, model="openai/test"), "-o", out, "--k", "0"
@@ -394,7 +398,7 @@ class Clock:
 
 def test_lines_where_there_is_no_terminal(capsys):
     clock, spent = Clock(), {"usd": 0.0}
-    progress = RunProgress(lambda: Usage(**spent), live=False, clock=clock)
+    progress = LineProgress(lambda: Usage(**spent), clock=clock)
     progress.start(1_000)
     progress.stage("asking")
     for _ in range(500):
@@ -412,7 +416,7 @@ def test_lines_where_there_is_no_terminal(capsys):
 
 def test_what_was_stored_does_not_promise_a_pace():
     clock, spent = Clock(), {"store_hits": 5}
-    progress = RunProgress(lambda: Usage(**spent), live=False, clock=clock)
+    progress = LineProgress(lambda: Usage(**spent), clock=clock)
     progress.start(1_000)
     progress.stage("asking")
     spent["store_hits"] += 900
@@ -426,7 +430,7 @@ def test_what_was_stored_does_not_promise_a_pace():
 
 def test_texts_that_are_embedded_count_on_their_own():
     clock = Clock()
-    progress = RunProgress(lambda: Usage(usd=0.0), live=False, clock=clock)
+    progress = LineProgress(lambda: Usage(usd=0.0), clock=clock)
     progress.start(1_000)
     progress.stage("embedding")
     clock.now += 4
@@ -440,7 +444,7 @@ def test_texts_that_are_embedded_count_on_their_own():
 
 def test_the_last_error_is_shown_for_two_minutes():
     clock = Clock()
-    progress = RunProgress(Usage, live=False, clock=clock)
+    progress = LineProgress(Usage, clock=clock)
     progress.start(1_000)
     progress.stage("asking")
     progress.note(ConnectionError("nothing\nlistens " + "x" * 500))
@@ -455,7 +459,7 @@ def test_the_last_error_is_shown_for_two_minutes():
 @pytest.mark.slow
 async def test_lines_while_nothing_is_answered(capsys, monkeypatch):
     monkeypatch.setattr(LineProgress, "every", 0.05)
-    progress = RunProgress(Usage, live=False)
+    progress = LineProgress(Usage)
     progress.start(1_000)
     progress.stage("asking")
     progress.note(ConnectionError("refused"))
@@ -483,13 +487,12 @@ def test_a_bar_on_a_terminal(monkeypatch):
     monkeypatch.setattr(sys, "stderr", shown)
     monkeypatch.setenv("TERM", "xterm")
     clock = Clock()
-    progress = RunProgress(lambda: Usage(usd=None, retries=3), clock=clock)
+    progress = BarProgress(lambda: Usage(usd=None, retries=3), clock=clock)
     progress.start(50)
     progress.stage("embedding")
     clock.now += 0.2
     progress.embedded(32)
-    progress._bar.refresh()
-    assert re.search(r"embedding.*32/50", shown.getvalue(), re.DOTALL)
+    assert re.search(r"embedding .*32/50", shown.getvalue(), re.DOTALL)
     progress.stage("asking")
     for _ in range(50):
         clock.now += 0.2
@@ -508,5 +511,4 @@ def test_labels_are_scored_and_the_next_command_says_so(source, tmp_path, monkey
         assert {body["top_logprobs"] for body in llm.bodies} == {20}
         # the others share what the reply leaves over
         assert {row["nuc_label"] for row in rows(tmp_path / "out.jsonl")} == {"delivery"}
-        assert "--score-labels" in err
-        assert "--score-labels True" not in err
+        assert err.splitlines()[-1].endswith("testnuc review out.jsonl --store labels.db")

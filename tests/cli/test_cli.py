@@ -146,7 +146,7 @@ def test_the_input_is_never_overwritten(tmp_path):
     source.write_text("text\nhello\nthere\n")
     code, _, err = classify(source, run=run_here, output=source)
     assert code == 2
-    assert "the input itself" in err
+    assert "FILE and --output are one file" in err
     assert source.read_text() == "text\nhello\nthere\n"
 
 

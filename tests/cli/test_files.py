@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -13,10 +14,13 @@ from pathlib import Path
 import pytest
 
 from testnuc.cli.decoding import decoded, delimiter_of
+from testnuc.cli.files import write_results
 from testnuc.cli.label_files import read_labels
-from testnuc.cli.reading import read_table
-from testnuc.errors import InvalidInputError
+from testnuc.cli.reading import Table, read_table
+from testnuc.errors import InvalidInputError, ProviderError
+from testnuc.records import result_of
 from testnuc.testing import HashEmbedder, LoopbackLLM
+from testnuc.types import Classification, Prediction
 from tests.cli.in_process import run_here
 from tests.conftest import LABELS, confident, gold, messages
 
@@ -80,6 +84,7 @@ def test_an_unquoted_delimiter_loses_no_text(tmp_path):
         (b"text\nf\xfcr", "utf-8", "is not text in utf-8"),
         (b"text\nhello", "utf-9", "--encoding is 'utf-9'; give a name such as"),
         (b"text\nhello", "base64", "--encoding is 'base64'"),
+        (b"text\n\xffhello", "punycode", "in.csv is not text in punycode"),
         (b"PK\x03\x04..", None, "name it .xlsx"),
     ],
 )
@@ -289,6 +294,22 @@ def test_a_stdout_of_another_encoding(tmp_path):
     assert b"P\\xe4ckchen" in run("compare", tmp_path / "a.csv", tmp_path / "b.csv")
 
 
+@pytest.mark.parametrize("command", ["classify", "report"])
+def test_an_output_that_is_no_file_is_refused_before_anything_is_read(
+    tmp_path, monkeypatch, command
+):
+    monkeypatch.chdir(tmp_path)
+    suffix = ".csv" if command == "classify" else ".html"
+    (tmp_path / "in.csv").write_text("text,nuc_label\na,refund\nb,login\n")
+    os.mkfifo(f"pipe{suffix}")
+    Path(f"loop{suffix}").symlink_to(f"loop{suffix}")
+    more = ("--labels", "refund,login") if command == "classify" else ()
+    for name, says in (("pipe", "is a pipe"), ("loop", "symbolic links"), ("x" * 252, "too long")):
+        code, _, err = run_here(command, "in.csv", *more, "-o", name + suffix)
+        assert code == 2
+        assert says in err
+
+
 @pytest.mark.slow
 def test_a_full_disk_behind_stdout_is_an_error(tmp_path):
     (tmp_path / "in.txt").write_text("\n".join(messages(4)))
@@ -463,3 +484,39 @@ def test_a_dry_run_reports_texts_longer_than_the_model_reads(tmp_path):
     code, _, err = run_here("classify", file, "--labels", "a,b", "--dry-run")
     assert code == 0
     assert "about 1 of 3 texts is longer than the 128,000 tokens that openai/gpt-4o-mini" in err
+
+
+SAID = [
+    '=HYPERLINK("http://x","y")', "+1+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\tx", "\rx", "'=1",
+    "''+x", "'@x", "'", "''", "'quoted'", "-1", "+1.5", "-", "+", "- none", "a\nb", "refund", "=",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_no_words_of_a_model_are_a_formula_and_all_are_read_back(tmp_path, suffix):
+    rows = [{"text": said, "own": said} for said in SAID]
+    table = Table(rows, ["text", "own"], "text")
+    results = {
+        at: Classification(
+            label=None, prediction=Prediction(None, None, said), index=at, text=said, share=0.0,
+            margin=0.0, voters=0, complete=True, error=ProviderError(said),
+        )
+        for at, said in enumerate(SAID)
+    }  # fmt: skip
+    output = tmp_path / f"out{suffix}"
+    write_results(str(output), table, results, {})
+    with output.open(newline="", encoding="utf-8") as file:
+        raw = list(csv.DictReader(file, delimiter="\t" if suffix == ".tsv" else ","))
+    for said, row in zip(SAID, raw, strict=True):
+        # the user's own columns are theirs
+        assert row["text"] == row["own"] == said
+        for cell in (row["nuc_own_said"], row["nuc_error"]):
+            assert not cell.startswith(("=", "@", "\t", "\r"))
+            assert cell[:1] not in {"+", "-"} or set(cell[1:]) <= set("0123456789.,")
+    read = read_table(str(output), "text", quiet=True)
+    assert [row["nuc_own_said"] for row in read.rows] == SAID
+    assert [result_of(row, 0, "text").prediction.said for row in read.rows] == SAID
+    # once more, from what was read
+    again = tmp_path / f"again{suffix}"
+    write_results(str(again), read, results, {})
+    assert again.read_bytes() == output.read_bytes()

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from testnuc.cli.next_steps import command
-from testnuc.cli.options import client_options
 from testnuc.errors import InvalidInputError
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from testnuc.trust.review import Review
@@ -394,9 +393,7 @@ def test_a_review_has_a_page(tickets, monkeypatch):
 
 
 def test_no_password_is_written_into_the_page():
-    made = command(
-        "learn", "postgresql://me:secret@db/x", {**client_options(), "k": 3}, "review.json"
-    )
+    made = command("learn", "postgresql://me:secret@db/x", {"k": 3}, "review.json")
     assert made == "testnuc learn STORE review.json --k 3"
 
 

@@ -6,7 +6,6 @@ import shlex
 
 import pytest
 
-from testnuc.cli.next_steps import command
 from testnuc.testing import LoopbackLLM
 from tests.cli.in_process import run_here
 from tests.conftest import LABELS, confident, messages
@@ -50,9 +49,3 @@ def test_results_that_are_nowhere_have_no_command(tmp_path):
         given = ["--labels", ",".join(LABELS), "--model", "openai/test", "--base-url", llm.base_url]
         _, _, err = run_here("classify", tmp_path / "in.txt", *given)
     assert err.splitlines()[-1].startswith("next: name an output with -o")
-
-
-def test_defaults_and_tables_of_the_settings_are_left_out():
-    client = {"labels": '{"a": "b"}', "model": "openai/gpt-4o-mini", "texts_per_call": 4}
-    made = command("certify", "out.csv", client, "--accuracy", "0.9")
-    assert made == "testnuc certify out.csv --accuracy 0.9 --texts-per-call 4"

@@ -104,7 +104,7 @@ def test_lines_within_a_text_are_no_lines_of_the_file(tmp_path):
         ("results.jsonl", ["-o", "report.pdf"], "name a .html file"),
         ("results.jsonl", ["-o", "no/such/report.html"], "there is no folder no/such"),
         ("results.jsonl", ["--text-column", "body"], "has no field 'body'"),
-        ("results.jsonl", ["--most", "0"], "most is 0"),
+        ("results.jsonl", ["--rows", "0"], "'--rows'"),
         ("results.csv", [], "has no field 'nuc_label'"),
     ],
 )
@@ -148,7 +148,7 @@ async def test_marks_are_learned_from(tmp_path, client_of):
     with LoopbackLLM(answer) as llm:
         async with testnuc.TestNUC(**client_of(llm)) as nuc:
             await nuc.classify_many(texts)
-            learned = await nuc.learn(*testnuc.read_marks(path))
+            learned = await nuc.learn(*testnuc.review.read_marks(path))
             assert len(learned.judged) == 60
             results = await nuc.classify_many(texts)
             assert results.labels[:60] == right[:60]

@@ -92,7 +92,7 @@ def test_it_serves_and_ends_well(tmp_path):
         (["--host", "0.0.0.0"], {"TESTNUC_TOKEN": "short"}, "fewer than 16"),
         (["--token-file", "nowhere"], {}, "--token-file nowhere cannot be read"),
         (["--pool", "nowhere.txt"], {}, "there is no file nowhere.txt"),
-        (["--max-pending", "10"], {}, "--max-pending 10"),
+        (["--max-pending", "10"], {}, "max_pending=10"),
         (["--model", "gpt-4o"], {}, "openai/"),
     ],
 )

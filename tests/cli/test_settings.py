@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
+from typer.models import OptionInfo
 
+from testnuc.cli import app
 from testnuc.testing import LoopbackLLM
+from testnuc.trust.review import Review
 from tests.cli.in_process import run_here
 from tests.conftest import LABELS, confident, messages
 
@@ -72,12 +78,12 @@ def test_another_file_and_labels_in_the_environment(folder):
         ),
         ("[clasify]\nk = 1", "'clasify' is not a setting; did you mean 'classify'?"),
         ("xyzzy = 1", "'xyzzy' is not a setting; choose from"),
-        ("k = 'ten'", "k is 'ten'; give an integer"),
-        ("k = 1.5", "k is 1.5; give an integer"),
+        ("k = 'ten'", "testnuc.toml: Invalid value for '--k': "),
+        ("k = 1.5", "Invalid value for '--k': "),
         ("k = [1]", "give a single value"),
-        ("budget_usd = true", "budget_usd is True; give a number"),
-        ("model = true", "model is True; give a string"),
-        ("[classify]\nfull = 'maybe'", "give true or false"),
+        ("budget_usd = true", "Invalid value for '--budget-usd': "),
+        ("k = true", "Invalid value for '--k': "),
+        ("[classify]\nfull = 'maybe'", "Invalid value for '--full': "),
         ("api_key = 'sk-123456'", "OPENAI_API_KEY"),
         ("[serve]\ntoken = 'abcdef'", "TESTNUC_TOKEN"),
         ("store = 'postgresql://me:hush@host/db'", "contains a password"),
@@ -103,9 +109,65 @@ def test_a_file_that_is_not_there_and_an_environment_that_is_wrong(folder):
     assert "settings file nowhere.toml does not exist" in err
     code, _, err = run_here("classify", "in.csv", "--labels", "a,b", TESTNUC_K="many")
     assert code == 2
-    assert "TESTNUC_K is 'many'; give an integer" in err
+    assert "TESTNUC_K" in err
     code, _, err = run_here("classify", "in.csv", "--labels", "a,b", TESTNUC_MODLE="openai/x")
     assert "TESTNUC_MODLE is not a setting; did you mean TESTNUC_MODEL?" in err
+
+
+def test_a_name_has_one_type_in_all_commands():
+    """Else a setting for one command would be invalid for another."""
+    types = {}
+    for command in app.registered_commands:
+        for name, parameter in inspect.signature(command.callback).parameters.items():
+            if isinstance(parameter.default, OptionInfo):
+                kind = get_args(parameter.annotation) or (parameter.annotation,)
+                types.setdefault(name, set()).add(kind[0])
+    assert {name: kinds for name, kinds in types.items() if len(kinds) > 1} == {}
+
+
+@pytest.mark.parametrize("place", ["file", "environment"])
+def test_settings_of_rare_options_reach_every_command(folder, place):
+    given = {"most": "0.5", "stop": "0.9", "max_pending": "7", "delimiter": ","}
+    if place == "file":
+        settings(folder, "".join(f"{name} = {value!r}\n" for name, value in given.items()))
+        given = {}
+    variables = {f"TESTNUC_{name.upper()}": value for name, value in given.items()}
+    labels = ["--labels", "a,b", "--text-column", "message"]
+    assert run_here("classify", "in.csv", *labels, "--dry-run", **variables)[0] == 0
+    _, _, err = run_here("report", "in.csv", **variables)
+    assert "no column 'text'" in err
+
+
+@pytest.mark.parametrize("source", ["out.csv", "answers.db"])
+def test_an_option_wins_over_the_run_and_the_run_over_the_environment(folder, source):
+    place = ["--store", "answers.db"] if source == "answers.db" else []
+    with LoopbackLLM(confident) as llm:
+        given = ["--labels", ",".join(LABELS), "--model", "openai/test", "--text-column", "message"]
+        given += ["--base-url", llm.base_url, "--k", "3", *place, "-o", "out.csv"]
+        code, _, err = run_here("classify", "in.csv", *given)
+        assert code == 0, err
+    elsewhere = {
+        "TESTNUC_MODEL": "openai/other", "TESTNUC_BASE_URL": "http://127.0.0.1:9/v1",
+        "TESTNUC_LABELS": "a,b", "TESTNUC_INSTRUCTIONS": "Be strict.", "TESTNUC_K": "4",
+    }  # fmt: skip
+    code, _, err = run_here("review", source, "-n", "5", "--no-open", key=None, **elsewhere)
+    assert code == 0, err
+    assert Review.load("review.json").model == "openai/test"
+    # the default, given
+    code, _, err = run_here("review", source, "--model", "openai/gpt-4o-mini", key=None)
+    if source == "out.csv":
+        assert Review.load("review-2.json").model == "openai/gpt-4o-mini"
+    else:
+        assert "no answer of openai/gpt-4o-mini" in err
+
+
+@pytest.mark.parametrize("command", ["classify", "evaluate", "serve", "review"])
+def test_help_is_short_and_names_what_it_leaves_out(command):
+    code, out, _ = run_here(command, "--help", COLUMNS="200")
+    assert code == 0
+    shown, _, rare = out.partition("Rarely needed")
+    assert len(re.findall(r"^│ (?=\*? *-)", shown, re.MULTILINE)) <= 26
+    assert "--score-labels" in rare
 
 
 @pytest.mark.slow

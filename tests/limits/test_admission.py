@@ -175,16 +175,184 @@ def test_a_wait_longer_than_the_deadline_fails_who_waits():
         waiters = [asyncio.create_task(admission.acquire()) for _ in range(3)]
         await asyncio.sleep(0)
         admission.refused(held, 3600)
+        # one finds out whether that is meant
+        probe = await waiters.pop(0)
+        assert not any(waiter.done() for waiter in waiters)
+        admission.refused(probe, 3600)
         results = await asyncio.gather(*waiters, return_exceptions=True)
         assert all(isinstance(r, RateLimitedError) and r.retry_after > 3500 for r in results)
         with pytest.raises(RateLimitedError, match="deadline"):
             await admission.acquire()
-        assert loop.time() == 1000
+        assert loop.time() < 1002
+
+    run(main)
+
+
+@pytest.mark.parametrize("asked", [3601, 1e9, 1e300, float("inf"), float("nan"), -5, 0])
+def test_whatever_wait_is_asked_for_a_call_is_sent_again(asked, caplog):
+    async def main(loop):
+        admission = admission_of(loop, deadline=120)
+        for round_ in range(3):
+            permit = await sent_again(admission)
+            assert loop.time() - 1000 <= round_ * 150
+            admission.refused(permit, asked)
+            if asked > 120 and not round_:
+                # the first one is in doubt
+                admission.refused(await admission.acquire(), asked)
+            if 120 < asked < float("inf"):
+                with pytest.raises(RateLimitedError, match="deadline") as caught:
+                    await admission.acquire()
+                assert caught.value.retry_after <= 3600
+                assert admission.pause > 60
+        admission.answered(await sent_again(admission))
+        # what was asked for before is over
+        assert admission.pause == 0
+        admission.refused(await admission.acquire(), 2)
+        assert admission.pause == 0
+        before = loop.time()
+        await admission.acquire()
+        assert loop.time() - before < 3
+
+    run(main)
+    warned = [r for r in caplog.records if r.levelname == "WARNING"]
+    assert len(warned) == (120 < asked < float("inf"))
+
+
+async def sent_again(admission):
+    """Try every ten seconds until a call is admitted."""
+    while True:
+        try:
+            return await admission.acquire()
+        except RateLimitedError:
+            await asyncio.sleep(10)
+
+
+def test_after_a_long_pause_one_call_finds_out():
+    async def main(loop):
+        admission = admission_of(loop, deadline=120)
+        for _ in range(64):
+            admission.answered(admission.try_acquire())
+        for _ in range(2):
+            admission.refused(await admission.acquire(), 1e9)
+        await asyncio.sleep(140)
+        probe = admission.try_acquire()
+        waiting = [asyncio.create_task(admission.acquire()) for _ in range(5)]
+        await asyncio.sleep(0)
+        assert probe is not None
+        assert not any(task.done() for task in waiting)
+        admission.answered(probe)
+        for task in waiting:
+            admission.answered(await task)
+
+    run(main)
+
+
+@pytest.mark.parametrize("concurrency", [1, 2, 64])
+def test_one_refusal_that_asks_for_years_fails_nobody_who_waits(concurrency):
+    async def main(loop):
+        admission = admission_of(loop, concurrency=concurrency)
+
+        async def one(number):
+            permit = await admission.acquire()
+            await asyncio.sleep(0.1)
+            if number % 100 == 20:
+                admission.refused(permit, 1e9)
+            else:
+                admission.answered(permit)
+
+        await asyncio.gather(*map(one, range(300)))
+        assert loop.time() - 1000 < 30 / concurrency + 5
+        # those that were sent at the same time say the same
+        permits = [await admission.acquire() for _ in range(min(2, concurrency))]
+        for permit in permits:
+            admission.refused(permit, 1e9)
+        admission.answered(await admission.acquire())
+        admission.answered(await admission.acquire())
 
     run(main)
 
 
 # -- the provider's headers ------------------------------------------------------------------------
+
+
+def openai_resets():
+    tomorrow = 1_700_001_000 + 86_400
+    return ["24h", "86400", "2099-01-01T00:00:00Z", str(tomorrow), f"{tomorrow}000"]
+
+
+@pytest.mark.parametrize("reset", openai_resets())
+@pytest.mark.parametrize("kinds", [["requests"], ["tokens"], ["requests", "tokens"]])
+def test_a_header_that_answers_contradict_is_ignored_and_said_once(reset, kinds, caplog):
+    async def main(loop):
+        admission = admission_of(loop)
+        headers = {k: v for kind in kinds for k, v in openai_headers(0, reset, kind=kind).items()}
+
+        async def one():
+            permit = await admission.acquire(100, 20)
+            await asyncio.sleep(0.2)
+            admission.observe(permit, headers)
+            admission.answered(permit)
+
+        await asyncio.gather(*[one() for _ in range(300)])
+        # those that were in flight, one that finds out, and the others
+        assert loop.time() - 1000 < 3
+
+    run(main)
+    warned = [r.message for r in caplog.records if r.levelname == "WARNING"]
+    assert len(warned) == len(kinds)
+    assert all("ignored" in message for message in warned)
+
+
+def test_a_daily_limit_that_holds_is_believed_and_said_once(caplog):
+    async def main(loop):
+        admission = admission_of(loop)
+        left, refused = 100, []
+
+        async def one():
+            nonlocal left
+            permit = await admission.acquire()
+            await asyncio.sleep(0.2)
+            left -= 1
+            admission.observe(permit, openai_headers(max(0, left), "24h", limit=100))
+            if left >= 0:
+                admission.answered(permit)
+            else:
+                refused.append(loop.time())
+                admission.refused(permit)
+
+        tasks = [asyncio.create_task(one()) for _ in range(300)]
+        await asyncio.sleep(600)
+        # one finds out, then one a minute
+        assert len(refused) <= 12
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    run(main)
+    warned = [r.message for r in caplog.records if r.levelname == "WARNING"]
+    assert len(warned) == 1
+    assert "24 h" in warned[0]
+
+
+def test_a_header_that_was_ignored_is_believed_after_a_refusal():
+    async def main(loop):
+        admission = admission_of(loop)
+        for _ in range(3):
+            permit = await admission.acquire()
+            admission.observe(permit, openai_headers(0, "24h"))
+            admission.answered(permit)
+        assert loop.time() - 1000 < 2
+        permit = await admission.acquire()
+        admission.observe(permit, openai_headers(0, "24h"))
+        admission.refused(permit)
+        before = loop.time()
+        permit = await admission.acquire()
+        admission.observe(permit, openai_headers(0, "24h"))
+        admission.refused(permit)
+        await admission.acquire()
+        assert loop.time() - before > 59
+
+    run(main)
 
 
 def openai_headers(remaining, reset, limit=500, kind="requests"):
@@ -278,14 +446,15 @@ def test_a_daily_limit_is_probed_every_minute():
     async def main(loop):
         admission = admission_of(loop, max_wait=60)
         at = []
-        for _ in range(3):
+        for _ in range(4):
             permit = await admission.acquire()
             at.append(loop.time() - 1000)
             if at[1:]:
                 assert admission.try_acquire() is None
             admission.observe(permit, openai_headers(0, "7h12m0s", limit=200))
             admission.failed(permit)
-        assert at == pytest.approx([0, 60, 120])
+        # the first finds out whether the header is right
+        assert at == pytest.approx([0, 1, 61, 121])
 
     run(main)
 
@@ -304,6 +473,37 @@ def test_lost_answers_do_not_block_for_ever():
             admission.failed(permit)  # and no response has the headers
         await waiter
         assert loop.time() < 1090
+
+    run(main)
+
+
+@pytest.mark.parametrize("remaining", [0, 1])
+@pytest.mark.parametrize("reset", ["10s", "", "24h"])
+def test_a_limit_of_zero_does_not_block_for_ever(remaining, reset):
+    async def main(loop):
+        admission = admission_of(loop, max_wait=60)
+        permits = [admission.try_acquire() for _ in range(3)]
+        admission.observe(permits[0], openai_headers(remaining, reset, limit=0))
+        for permit in permits:
+            admission.answered(permit)
+        async with asyncio.timeout(5 * 61):
+            for _ in range(5):
+                admission.answered(await admission.acquire())
+
+    run(main)
+
+
+def test_a_header_that_comes_no_more_is_forgotten():
+    async def main(loop):
+        admission = admission_of(loop, max_wait=60)
+        permit = await admission.acquire()
+        admission.observe(permit, openai_headers(1, "24h", limit=1))
+        admission.answered(permit)
+        for _ in range(9):
+            permit = await admission.acquire()
+            admission.observe(permit, {})
+            admission.answered(permit)
+        assert loop.time() < 1062
 
     run(main)
 

@@ -153,3 +153,18 @@ async def test_calls_do_not_wait_for_the_budget_of_a_batch_job():
     account.settle(job, 0, 0, 3)
     account.settle(await account.reserve(0, 0, 7), 0, 0, 7)
     assert account.spent[2] == 10
+
+
+async def test_who_waits_is_not_told_of_another_calls_failure():
+    """A traceback would show it, with whatever it quotes."""
+    account = BudgetAccount(Budget(calls=1))
+    reservation = await account.reserve(0, 0)
+    waiter = asyncio.create_task(account.reserve(0, 0))
+    await asyncio.sleep(0)
+    try:
+        int("the failure of another call")
+    except ValueError:
+        account.keep(reservation)
+    with pytest.raises(BudgetExceededError) as caught:
+        await waiter
+    assert caught.value.__context__ is None

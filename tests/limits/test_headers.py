@@ -117,6 +117,32 @@ def test_retry_after(given_headers, seconds):
     assert headers.retry_after(CIMultiDict(given_headers), NOW) == seconds
 
 
+@pytest.mark.parametrize("name", ["retry-after", "retry-after-ms"])
+@pytest.mark.parametrize("unit", [1, 1e3, 1e6, 1e9])
+@given(ahead=st.integers(-100_000, 100_000))
+def test_a_moment_to_wait_for(name, unit, ahead):
+    if name.endswith("-ms") and unit == 1:
+        return
+    moment = {name: f"{(NOW + ahead) * unit:.0f}"}
+    assert headers.retry_after(moment, NOW) == pytest.approx(max(0, ahead), abs=0.01)
+    # by the server's clock, if it says what time it is
+    there = {**moment, "date": formatdate(NOW + ahead - 7, usegmt=True)}
+    assert headers.retry_after(there, NOW + 1e6) == pytest.approx(7, abs=0.01)
+
+
+@pytest.mark.parametrize("text", ["-1", "nan", "inf", "-inf", "9" * 400, "1e999", "0x10", "\u0663"])
+def test_a_wait_that_is_no_number_is_none(text):
+    assert headers.retry_after({"retry-after": text, "retry-after-ms": text}, NOW) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.25, "0.2 s"), (61, "61 s"), (7200, "2 h"), (86_400, "24 h"), (1e9, "11,574 days")],
+)
+def test_durations_are_spelled(seconds, text):
+    assert headers.spell(seconds) == text
+
+
 @pytest.mark.parametrize(
     ("text", "number"),
     [("149984", 149984), ("0", 0), ("12.0", 12), ("-1", None), ("1.5", None), ("many", None)],

@@ -145,6 +145,16 @@ def test_one_answer_in_many_forms(content):
     assert parse_reply(content, 1) == (Answer("refund", 0.9),)
 
 
+@pytest.mark.parametrize("between", ["\n", " or ", '\n\nText 2: "Where is it?"\n'])
+@pytest.mark.parametrize("opening", ["", "```json\n"])
+def test_of_answers_without_a_draft_none_is_certain(opening, between):
+    other = '{"label": "lost", "confidence": 0.8}'
+    (error,) = parse_reply(f"{opening}{ONE}{between}{other}", 1)
+    assert isinstance(error, MismatchedReplyError)
+    # the same answer once more
+    assert parse_reply(f"{opening}{ONE}{between}{ONE}", 1) == (Answer("refund", 0.9),)
+
+
 @pytest.mark.parametrize(
     ("value", "confidence"),
     [
@@ -264,6 +274,13 @@ def test_packed_forms():
     whole = packed((1, "a", 0.5), (2, "b", 0.5), (3, "c", 0.5))
     assert kinds(whole[:-20], 3) == ["a", "b", BAD]  # cut off: what is whole counts
     assert kinds(ONE, 2) == [BAD, BAD]
+
+
+def test_of_answers_to_several_texts_without_a_draft_none_is_certain():
+    first, other = packed((1, "a", 0.5), (2, "b", 0.5)), packed((1, "b", 0.5), (2, "a", 0.5))
+    assert kinds(f'{first}\n\nText 1: "Hello"\n{other}', 2) == [BAD, BAD]
+    assert kinds(f"A draft is {other}, the answer {first}", 2) == ["a", "b"]
+    assert kinds(f"{first}\n{first}", 2) == ["a", "b"]
 
 
 def test_one_text_and_an_answer_to_another():

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testnuc.errors import ProviderError, RateLimitedError, TruncatedReplyError
+from testnuc.errors import (
+    ProviderError,
+    RateLimitedError,
+    ReplyError,
+    TruncatedReplyError,
+    UnreadableReplyError,
+)
 from testnuc.protocols import TokenUsage
 from testnuc.providers._streams import joined
 from testnuc.providers.anthropic import Anthropic
@@ -102,6 +108,48 @@ def test_a_response_in_pieces():
     body = stream(started, {"type": "response.completed", "response": whole})
     reply = OpenAI("m", base_url=LOCAL, responses=True).decode(request(), body)
     assert (reply.answers[0].label, reply.usage) == ("refund", TokenUsage(9, 12))
+
+
+def anthropic(*parts, end=()):
+    start = {"id": "msg_1", "content": [], "usage": {"input_tokens": 9, "output_tokens": 1}}
+    events = [{"delta": {"type": "text_delta", "text": part}} for part in parts]
+    return stream({"type": "message_start", "message": start}, *events, *end, ends=b"")
+
+
+def chat(*parts, end=()):
+    return stream(*map(chunk, parts), *end, ends=b"")
+
+
+@pytest.mark.parametrize(("provider", "cut"), [(OpenAI, chat), (Anthropic, anthropic)])
+@pytest.mark.parametrize(
+    "said",
+    ['Perhaps {"label": "refund"}, but no: ', "refund", '{"label": "refund"} or {"label": "x'],
+)
+def test_what_a_stream_says_before_it_breaks_off_is_no_answer(provider, cut, said):
+    provider = provider("m", base_url=LOCAL)
+    with pytest.raises(UnreadableReplyError, match="before its end") as raised:
+        provider.decode(request(), cut(said))
+    assert raised.value.retryable
+    # but for a whole answer, which is paid for
+    assert provider.decode(request(), cut(SAID[:5], SAID[5:])).answers[0].label == "refund"
+    several = '{"answers": [{"id": 1, "label": "refund"}, {"id": 2, "label": "re'
+    first, second = provider.decode(request(2), cut(several)).answers
+    assert first.label == "refund"
+    assert isinstance(second, ReplyError)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        chat("so: " + SAID, end=[chunk(finish="stop")]),
+        chat("so: " + SAID, end=[b"[DONE]"]),
+        anthropic("so: " + SAID, end=[{"delta": {"stop_reason": "end_turn"}}]),
+        anthropic("so: " + SAID, end=[{"type": "message_stop"}]),
+    ],
+)
+def test_a_stream_may_say_in_several_ways_that_it_has_ended(body):
+    provider = Anthropic if b"msg_1" in body else OpenAI
+    assert provider("m", base_url=LOCAL).decode(request(), body).answers[0].label == "refund"
 
 
 def test_log_probabilities_of_a_stream():

@@ -213,7 +213,7 @@ def test_rows_hold_the_path_in_a_tree():
 def test_a_wrong_key_stops_the_job_and_a_wrong_argument_starts_none():
     with (
         LoopbackLLM(confident, api_key="another") as llm,
-        pytest.raises(testnuc.AuthenticationError) as caught,
+        pytest.raises(testnuc.errors.AuthenticationError) as caught,
     ):
         classify_dataset(dataset(), LABELS, **settings(llm.base_url))
     assert "secret" not in str(caught.value)

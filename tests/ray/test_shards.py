@@ -90,7 +90,7 @@ async def test_above_the_exact_size_nearly_all_labels_are_equal():
         said = np.vectorize(labels.get)(texts).astype(np.int32)
         own = (of % 7).astype(np.int32)
         winners.append(
-            testnuc.vote(
+            testnuc.voting.vote(
                 np.c_[own, said],
                 np.c_[np.ones(len(own), "f4"), similarities].astype(np.float32),
                 n_classes=7,

@@ -186,7 +186,9 @@ async def test_a_gateway_refuses_a_key_and_a_model_at_once(gateway):
         with pytest.raises(AuthenticationError):
             await nuc.classify_many(TEXTS)
     async with client(gateway, "openai/unknown-model") as nuc:
-        with pytest.raises((UnknownModelError, testnuc.BadRequestError), match="unknown-model"):
+        with pytest.raises(
+            (UnknownModelError, testnuc.errors.BadRequestError), match="unknown-model"
+        ):
             await nuc.classify_many(TEXTS)
 
 

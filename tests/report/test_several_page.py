@@ -86,9 +86,9 @@ def test_labels_are_chosen_and_saved_together(opened, tmp_path):
         ["message 0", "message 1", "message 2"],
         [["refund", "login"], ["refund", "loan"], []],
     )
-    assert testnuc.read_marks(tmp_path / "marks.json") == expected
+    assert testnuc.review.read_marks(tmp_path / "marks.json") == expected
     saved(page, "CSV").save_as(tmp_path / "marks.csv")
-    assert testnuc.read_marks(tmp_path / "marks.csv") == expected
+    assert testnuc.review.read_marks(tmp_path / "marks.csv") == expected
     cells = list(csv.DictReader(io.StringIO((tmp_path / "marks.csv").read_text("utf-8"))))
     assert [cell["right"] for cell in cells] == ["true", "false", "false"]
     saved(page, "Label Studio").save_as(tmp_path / "tasks.json")

@@ -11,10 +11,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from testnuc import Reason, TestNUC
+from testnuc import TestNUC
 from testnuc.errors import ConfigurationError, InvalidInputError
 from testnuc.server import ServerSettings
 from testnuc.testing import LoopbackLLM
+from testnuc.types import Reason
 from tests.conftest import LABELS, confident, gold, messages
 from tests.server.serving import Held, client, served
 

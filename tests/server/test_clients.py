@@ -7,13 +7,14 @@ import json
 import os
 import signal
 import socket
+from base64 import b64encode
 from contextlib import suppress
 
 import pytest
 
 from testnuc import TestNUC
 from testnuc.protocols import Answer, Reply
-from testnuc.server import ServerSettings, Service, serve
+from testnuc.server import ServerSettings, Service, lifecycle, serve
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests import virtual
 from tests.conftest import LABELS, confident, gold, messages
@@ -113,7 +114,7 @@ async def test_a_failure_amid_a_stream_is_in_the_lines_of_the_texts_without_an_a
     class Expiring(Held):
         async def answer(self, asked):
             self.asked += asked.texts
-            if len(self.asked) == 3:
+            if len(self.asked) > 2:
                 raise AuthenticationError("the key was withdrawn", status_code=401)
             return Reply(tuple(Answer(*confident(t)) for t in asked.texts))
 
@@ -161,6 +162,65 @@ async def test_a_body_that_does_not_arrive():
         assert b"Connection: close" in head
         writer.close()
         assert service.queue.pending == 0
+
+
+async def test_large_bodies_that_do_not_end_are_bounded_together():
+    held = Held()
+    held.gate.set()
+    async with served(client(held, k=0)) as (service, session):
+        service.bodies.limit = 1_000_000
+        part = b" " * 400_000
+        ends = []
+        for _ in range(2):
+            ends.append(await connect(session))
+            ends[-1][1].write(request(part, length=500_000))
+        await until(lambda: service.bodies.pending > 600_000)
+        refused, writer = await connect(session)
+        writer.write(request(part, length=500_000))
+        head = await refused.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503")
+        assert b"Retry-After: 5" in head
+        assert b"Connection: close" in head
+        # probes and small requests are answered
+        for path in ("/healthz", "/readyz"):
+            async with session.get(path) as response:
+                assert response.status == 200
+        async with session.post("/v1/classify", json={"text": "refund please"}) as response:
+            assert response.status == 200
+        assert service.bodies.pending <= 1_000_000
+        # one that ends, or leaves, makes room
+        body = json.dumps({"text": "refund please"}).encode()
+        ends[0][1].write(body.rjust(100_000))
+        assert b" 200 " in await ends[0][0].readline()
+        ends[1][1].transport.abort()
+        await until(lambda: service.bodies.pending == 0)
+        assert not service.receiving
+        for _, end in (*ends, (None, writer)):
+            end.close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /healthz HT", request(b'{"te', length=100)])
+async def test_connections_without_a_request_give_way_to_others(sent, monkeypatch):
+    monkeypatch.setattr(lifecycle, "_MOST_CONNECTIONS", 5)
+    held = Held()
+    async with served(client(held, k=0)) as (service, session):
+        asked = asyncio.create_task(session.post("/v1/classify", json={"text": "refund please"}))
+        await held.asked_for(1)
+        ends = []
+        for _ in range(20):
+            ends.append(await connect(session))
+            ends[-1][1].write(sent)
+        async with session.get("/healthz") as response:
+            assert response.status == 200
+        await until(lambda: len(service.used) <= 5)
+        for reader, _ in ends[:15]:
+            with suppress(ConnectionResetError):
+                assert await reader.read() == b""
+        # a request in progress is no such connection
+        held.gate.set()
+        assert (await asked).status == 200
+        for _, writer in ends:
+            writer.close()
 
 
 @pytest.mark.slow
@@ -251,7 +311,8 @@ async def test_hundreds_of_callers_are_embedded_together_and_ask_once(client_of)
             return await super().embed(texts)
 
     embedder, texts = Noting(), messages(150)
-    async with LoopbackLLM(confident) as llm:
+    # in a thread: on this loop, its turns would come between the requests
+    with LoopbackLLM(confident) as llm:
         nuc = TestNUC(**client_of(llm, embedder=embedder, k=0))
         async with served(nuc) as (service, session):
 
@@ -402,3 +463,26 @@ async def test_a_second_signal_ends_the_grace_too(grace):
         if grace:
             os.kill(os.getpid(), signal.SIGTERM)
         assert await running is True
+
+
+@pytest.mark.parametrize(
+    "credentials",
+    [
+        "Bearer geheimnis-mit-umläuten".encode(),
+        "Bearer geheimnis-mit-umläuten".encode("latin-1"),
+        b"Bearer \xff\xfe\xfd",
+        b"Bearer",
+        b"Bearer " + b"x" * 4_000,
+        b"Basic " + b64encode("x:geheimnis-ä".encode("latin-1")),
+        b"Basic " + b64encode(b"x:\xed\xa0\x80"),
+        b"Basic \xff",
+    ],
+)
+@pytest.mark.parametrize("path", [b"/metrics", b"/results"])
+async def test_a_token_of_any_bytes_is_wrong(credentials, path):
+    async with served(client(Held(), k=0), token="0123456789abcdef") as (_, session):
+        reader, writer = await connect(session)
+        head = b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        writer.write(head + b"Authorization: " + credentials + b"\r\n\r\n")
+        assert (await reader.readline()).split()[1] == b"401"
+        writer.close()

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import time
 from base64 import b64encode
 
 import orjson
 import pytest
 
 from testnuc import Budget, RetryPolicy, TestNUC
-from testnuc.errors import ConfigurationError, InvalidInputError
+from testnuc.errors import ConfigurationError, InvalidInputError, RateLimitedError
 from testnuc.server import ServerSettings
+from testnuc.server.errors import request_error
 from testnuc.testing import Faults, LoopbackLLM
 from tests.conftest import LABELS, confident, gold, messages
 from tests.server.serving import JSON, Held, client, served, until
@@ -251,6 +253,35 @@ async def test_a_budget_and_a_limit_say_when_or_whether_to_come_back(client_of):
         status, answer, headers = await post(session, {"text": "refund please"})
         assert (status, answer["error"]["type"]) == (503, "provider_rate_limited")
         assert int(headers["Retry-After"]) >= 1
+
+
+async def test_readiness_and_callers_are_told_of_a_long_pause_that_ends(client_of):
+    faults, ahead = Faults(schedule=["429-retry-after"] * 2, retry_after=999_999), 0.0
+    async with LoopbackLLM(confident, faults=faults) as llm:
+        nuc = TestNUC(**client_of(llm, k=0))
+        nuc._parts.transport.admission._clock = lambda: time.monotonic() + ahead
+        async with served(nuc) as (_, session):
+            status, _, headers = await post(session, {"text": "refund please"})
+            assert status == 503
+            assert 1 <= int(headers["Retry-After"]) <= 120
+            assert await get(session, "/readyz") == (503, '{"status":"paused"}')
+            assert '"status":"paused"' in (await get(session, "/v1/info"))[1]
+            assert "testnuc_ready 0.0" in (await get(session, "/metrics"))[1]
+            # at the end of the longest pause a request finds out
+            ahead = 140
+            assert await get(session, "/readyz") == (200, '{"status":"ready"}')
+            assert (await post(session, {"text": "refund please"}))[0] == 200
+            assert await get(session, "/readyz") == (200, '{"status":"ready"}')
+
+
+@pytest.mark.parametrize(
+    ("asked", "header"),
+    [(1e9, "120"), (1e300, "120"), (0, "1"), (2.5, "3")]
+    + [(bad, None) for bad in (None, -1, float("nan"), float("inf"))],
+)
+def test_what_a_provider_asks_for_is_passed_on_within_bounds(asked, header):
+    refused = request_error(RateLimitedError("slow", retry_after=asked))
+    assert refused.headers.get("Retry-After") == header
 
 
 async def test_a_text_whose_call_failed_is_labeled_by_its_neighbors_and_says_so(client_of):

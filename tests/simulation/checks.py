@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from testnuc._base.checks import hash_text
-from testnuc.errors import BadRequestError, ProviderError, StoreError, TestNUCError
-from tests.simulation.world import Bug
+from testnuc.errors import (
+    BadRequestError,
+    ConfigurationError,
+    ProviderError,
+    StoreError,
+    TestNUCError,
+)
+from testnuc.types import split_labels
+from tests.simulation.records import Bug, label, labels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.simulation.world import Operation, Payment, Process, World
+    from tests.simulation.process import Process
+    from tests.simulation.records import Operation, Payment
+    from tests.simulation.world import World
 
 #: Seconds: a call that waits for nothing but the server; a server that is down; callers
 #: of a client that was closed.
@@ -21,12 +31,28 @@ LIVE, NOBODY, AFTER_CLOSE = 3 * 3600.0, 5.0, 120.0
 STRUCTURED = 12
 #: Paid calls for a text that the model never answers in the asked form.
 UNREADABLE = 3
+#: Seconds after which an answer is stored, if it is stored at all.
+BEFORE = 200.0
+#: Seconds for which results of a job are asked for again, as documented.
+PATIENCE = 3_600.0
 
 
 def violations(world: World) -> list[str]:
     """Return what was broken, in words."""
     found = list(world.complaints)
-    for check in (endings, errors, answers, doubles, unreadable, structure, limits, leftovers):
+    for check in (
+        endings,
+        errors,
+        answers,
+        right,
+        doubles,
+        thrice,
+        unreadable,
+        structure,
+        jobs,
+        limits,
+        leftovers,
+    ):
         found += check(world)
     return found
 
@@ -40,6 +66,7 @@ def endings(world: World) -> Iterator[str]:
                 yield f"{operation} never ended"
             continue
         seconds = operation.ended - operation.started
+        seconds -= sum(end - begin for begin, end in process.sleeps)
         if operation.lane == "live" and seconds > LIVE:
             yield f"{operation} took {seconds:.0f} s in the live lane"
         if (
@@ -48,13 +75,19 @@ def endings(world: World) -> Iterator[str]:
             and operation.lane == "live"
             and not world.store_faults.rate
             and process.rpm is None
+            # it may wait for a key
+            and process.keys.failed_at is None
             # it may wait for the lease of another process
             and not (world.leases and len(world.processes) > 1)
             and seconds > NOBODY
             and operation.kind in {"many", "one", "pool"}
         ):
             yield f"{operation} took {seconds:.1f} s to notice that the server is down"
-        if process.closed_at is not None and operation.ended > process.closed_at + AFTER_CLOSE:
+        if (
+            process.closed_at is not None
+            and operation.ended > process.closed_at + AFTER_CLOSE
+            and not process.sleeps
+        ):
             yield f"{operation} ended {operation.ended - process.closed_at:.0f} s after aclose"
 
 
@@ -69,6 +102,8 @@ def errors(world: World) -> Iterator[str]:
         elif isinstance(error, Bug):
             if not (operation.observed or process.own == "raises" or _breaks(process)):
                 yield f"{operation} raised {error!r}, of another caller"
+        elif isinstance(error, ConfigurationError):
+            yield from _key(operation, error)
         elif isinstance(error, OSError) and process.store.trouble:
             continue  # of the user's own store
         elif isinstance(error, TypeError) and process.own == "label":
@@ -81,8 +116,17 @@ def errors(world: World) -> Iterator[str]:
             yield from _denied(world, operation)
 
 
+def _key(operation: Operation, error: ConfigurationError) -> Iterator[str]:
+    """No key: its function has failed, and the last one has expired."""
+    keys = operation.process.keys
+    # a key is not used in its last seconds
+    valid = any(a <= operation.started and b > operation.ended + 6.0 for a, b in keys.tokens)
+    if keys.failed_at is None or valid:
+        yield f"{operation} raised {error!r} with a valid key"
+
+
 def _breaks(process: Process) -> bool:
-    method = process.client.engine.parts.pipeline.method
+    method = process.client._parts.pipeline.method
     return type(method).__name__ == "BrokenMethod"
 
 
@@ -108,7 +152,7 @@ def _denied(world: World, operation: Operation) -> Iterator[str]:
     process, error = operation.process, operation.error
     if process.died or _closing(operation):
         return
-    if (process.store.trouble or process.client.engine.parts.pipeline.method.context) and any(
+    if (process.store.trouble or process.client._parts.pipeline.method.context) and any(
         other.process is process
         and other is not operation
         and (other.ended is None or other.ended > operation.started)
@@ -136,8 +180,14 @@ def _denied(world: World, operation: Operation) -> Iterator[str]:
             f"{operation} raised {type(error).__name__} after {len(kept)} of its texts were "
             f"answered and stored"
         )
-    elif isinstance(error, BadRequestError) and stored:
-        yield f"{operation} raised {type(error).__name__} although {len(stored)} texts are stored"
+    earlier = {
+        p.text
+        for p in world.payments
+        if p.asked[0] == process.scope and p.at < operation.started - BEFORE
+    }
+    known = {text for text in earlier if hash_text(text) in stored}
+    if isinstance(error, BadRequestError) and known and not kept:
+        yield f"{operation} raised {type(error).__name__} although {len(known)} texts are stored"
 
 
 def answers(world: World) -> Iterator[str]:
@@ -190,7 +240,7 @@ def doubles(world: World) -> Iterator[str]:
             if process is not None:
                 # it died or was closed before it could store the answer, or the store failed
                 excused += bool(process.store.unstored[text_hash])
-                excused += process.died
+                excused += process.died or payment.asleep
         allowed = samples[asked[0]] + excused
         if beside and len({p.process for p in payments}) > 1:
             continue
@@ -199,6 +249,35 @@ def doubles(world: World) -> Iterator[str]:
         if len(payments) > allowed:
             names = [f"{p.process.name} at {p.at:.1f}" for p in payments]
             yield f"{asked[1]!r} was paid {len(payments)} times: {names}"
+
+
+def right(world: World) -> Iterator[str]:
+    """What is stored is what the provider said."""
+    mutated = {p.text for p in world.payments if p.broken}
+    texts = {hash_text(text): text for text in world.texts}
+    for row in world.rows.rows():
+        text = texts.get(row.text_hash)
+        prediction = row.prediction
+        if text is None or text in mutated or prediction.label is None:
+            continue
+        said = labels(text) if world.several else [label(text)]
+        given = split_labels(prediction.label) if world.several else [prediction.label]
+        if given != said:
+            yield f"{text!r} is stored as {given}, and the provider said {said}"
+
+
+def thrice(world: World) -> Iterator[str]:
+    """A text whose answers cannot be used is paid for three times at most in a run."""
+    paid: Counter[tuple[Process, str]] = Counter()
+    for payment in world.payments:
+        if payment.delivered and not payment.usable and payment.lane == "live":
+            paid[payment.process, payment.text] += 1
+    runs: Counter[Process] = Counter(o.process for o in world.operations)
+    for (process, text), times in paid.items():
+        if process.per_call > 1 or process.client._parts.pipeline.method.context:
+            continue
+        if times > UNREADABLE * process.samples * runs[process]:
+            yield f"{process.name} paid {times} times for {text!r}, without a usable answer"
 
 
 def unreadable(world: World) -> Iterator[str]:
@@ -214,7 +293,7 @@ def unreadable(world: World) -> Iterator[str]:
             asked.update((operation.process, text) for text in set(world.texts))
     worst, where = 0.0, None
     for (process, text), times in paid.items():
-        if process.per_call > 1 or process.client.engine.parts.pipeline.method.context:
+        if process.per_call > 1 or process.client._parts.pipeline.method.context:
             continue
         each = times / process.samples / max(1, asked[process, text])
         if each > worst:
@@ -232,6 +311,16 @@ def structure(world: World) -> Iterator[str]:
     most = sum(STRUCTURED + 2 * process.concurrency for process in world.processes)
     if world.server.unstructured > most:
         yield f"{world.server.unstructured} requests for structured output were answered with 500"
+
+
+def jobs(world: World) -> Iterator[str]:
+    """A request that was answered in a job is in another one only if its answer lacked for long."""
+    if any(process.samples > 1 or process.store.trouble for process in world.processes):
+        return
+    for times in world.server.answered_in_jobs.values():
+        for one, two in pairwise(times):
+            if two - one < PATIENCE:
+                yield f"a request of a job was answered at {one:.1f} and at {two:.1f}"
 
 
 def limits(world: World) -> Iterator[str]:

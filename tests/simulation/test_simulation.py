@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import pytest
 
 from tests.simulation.checks import violations
-from tests.simulation.world import simulate
+from tests.simulation.world import ordered_groups, simulate
 
 #: Seeds of a test; each is run twice.
 SEEDS, PART = 300, 25
@@ -46,6 +47,29 @@ def test_nothing_hangs_is_lost_or_paid_twice(start):
 @pytest.mark.parametrize("seed", FOUND)
 def test_seeds_that_showed_a_fault(seed):
     assert violations(simulate(seed)) == []
+
+
+def test_task_groups_cancel_in_the_order_of_their_start():
+    """asyncio has them in a set, so that addresses decided the course of seed 5027."""
+    cancelled = []
+
+    async def wait(number):
+        try:
+            await asyncio.sleep(100)
+        finally:
+            cancelled.append(number)
+
+    async def main():
+        with pytest.raises(ExceptionGroup):
+            async with asyncio.TaskGroup() as group:
+                for number in range(50):
+                    group.create_task(wait(number))
+                await asyncio.sleep(0)
+                raise ValueError
+
+    with ordered_groups():
+        asyncio.run(main())
+    assert cancelled == list(range(50))
 
 
 @pytest.mark.slow

@@ -135,6 +135,7 @@ async def _compare(steps, path):
         elif kind == "reopen":
             await stored.close()
             await store.close()
+            await store.open()
             stored = store.pool("e")
             await stored.open()
         else:

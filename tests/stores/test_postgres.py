@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import shutil
+import signal
+import socket
 import sys
+import tempfile
 import time
 import traceback
 from contextlib import asynccontextmanager
@@ -413,6 +417,61 @@ async def test_a_graph_is_built_although_its_caller_is_cancelled(database):
         await pool.close()
 
 
+@pytest.mark.parametrize("times", [1, 9])
+async def test_a_statement_that_an_administrator_cancels_is_run_again(database, url, times):
+    cancel = (
+        "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity "
+        "WHERE application_name = 'testnuc' AND query LIKE '%pg_sleep(0.5%' AND state = 'active'"
+    )
+    async with opened(url) as store:
+        running = asyncio.create_task(store.database.fetch("SELECT 7, pg_sleep(0.5)::text"))
+        while times and not running.done():
+            times -= int(await asyncio.to_thread(database.sql, cancel))
+        if times <= 0:
+            assert (await running)[0][0] == 7
+            return
+        with pytest.raises(StoreError, match="canceled a statement before its timeout"):
+            await running
+        assert await store.get_predictions([stored(0).key]) == [None]
+
+
+_IGNORED = "search_path,statement_timeout,idle_in_transaction_session_timeout,jit"
+
+
+@pytest.mark.skipif(shutil.which("pgbouncer") is None, reason="platform: pgbouncer is missing")
+@pytest.mark.parametrize("ignored", ["", f"ignore_startup_parameters = {_IGNORED}"])
+async def test_a_pooler_in_transaction_mode_is_named(database, ignored):
+    with tempfile.TemporaryDirectory(prefix="nuc") as folder:
+        Path(folder).chmod(0o777)
+        port = free_port()
+        settings = Path(folder) / "pgbouncer.ini"
+        settings.write_text(
+            f"[databases]\npostgres = host={database._folder} dbname=postgres user=postgres\n"
+            f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n"
+            f"auth_type = any\npool_mode = transaction\n{ignored}\n"
+        )
+        user = ["-u", database._user] if database._user else []
+        pooler = await asyncio.create_subprocess_exec(
+            *("pgbouncer", *user, str(settings)), stderr=asyncio.subprocess.DEVNULL
+        )
+        try:
+            url = f"postgresql://postgres@127.0.0.1:{port}/postgres?schema=t{uuid4().hex}"
+            async with LoopbackLLM(confident) as llm:
+                with pytest.raises(StoreError, match="pooler in session mode"):
+                    async with testnuc.TestNUC(**arguments(llm, url)) as nuc:
+                        await nuc.classify_many(messages(9))
+                assert llm.calls == 0
+        finally:
+            pooler.terminate()
+            await pooler.wait()
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
 # -- leases ----------------------------------------------------------------------------------------
 
 
@@ -444,11 +503,22 @@ async def test_a_stale_lease_expires_unless_it_is_renewed(url):
         assert await two.lease(keys, 60) == [False, True]
 
 
+@pytest.mark.parametrize("hours", [1, 24 * 365])
+async def test_a_clock_that_is_set_back_holds_no_lease(url, hours):
+    keys = [stored(i).key for i in range(2)]
+    async with opened(url) as one, opened(url) as two:
+        await one.lease(keys, 60)
+        later = f"UPDATE leases SET until = until + interval '{hours} hours'"
+        await one.database.execute(later)
+        assert await two.lease(keys, 60) == [True, True]
+        assert await one.lease(keys, 60) == [False, False]
+
+
 async def test_what_another_process_began_and_left_is_asked(url):
     texts = messages(40)
     async with opened(url) as other, LoopbackLLM(confident) as llm:
         async with testnuc.TestNUC(**arguments(llm, url)) as nuc:
-            keys = [nuc.engine.parts.predictor.ask(t, hash_text(t), 0).key for t in texts]
+            keys = [nuc._parts.predictor.ask(t, hash_text(t), 0).key for t in texts]
             await other.lease(keys, 60)
             running = asyncio.create_task(nuc.classify_many(texts))
             await asyncio.sleep(0.2)
@@ -523,3 +593,55 @@ async def test_two_processes_classify_the_same_texts_at_once(url):
     assert mine + yours == asked
     assert 2_000 <= asked <= 2_100
     assert min(mine, yours) > 200, "they share the work"
+
+
+_SUSPENDED = """
+import asyncio, sys
+import testnuc
+from testnuc.stores.postgres import PostgresStore
+from tests.conftest import messages
+from tests.stores.test_postgres import arguments
+
+class Server:
+    base_url = sys.argv[1]
+
+async def main():
+    store = PostgresStore(sys.argv[2], lease_seconds=0.5)
+    async with testnuc.TestNUC(**arguments(Server, store, k=0, max_concurrency=8)) as nuc:
+        print("ready", flush=True)
+        results = await nuc.classify_many(messages(600))
+        print(len(results.errors), nuc.usage.calls, flush=True)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_process_that_was_suspended_repeats_no_call_of_another_one(url):
+    texts = messages(600)
+    answers = {text: confident(text) for text in texts}
+    with serve_in_process(answers, latency=0.05) as llm:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", _SUSPENDED, llm.base_url, url),
+            cwd=ROOT,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        try:
+            assert await process.stdout.readline() == b"ready\n"
+            while llm.stats()["calls"] < 100:  # noqa: ASYNC110 - the server has no event
+                await asyncio.sleep(0.01)
+            process.send_signal(signal.SIGSTOP)
+            sent = llm.stats()["calls"]
+            store = PostgresStore(url, lease_seconds=0.5)
+            async with testnuc.TestNUC(**arguments(llm, store, k=0)) as nuc:
+                results = await nuc.classify_many(texts)
+                assert not results.errors
+            process.send_signal(signal.SIGCONT)
+            output, _ = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+        asked = llm.stats()["calls"]
+    errors, calls = map(int, output.split())
+    assert errors == 0
+    assert calls <= sent + 8, "only what was in flight is sent by both"
+    assert asked <= len(texts) + 8

@@ -245,11 +245,11 @@ async def test_the_error_reaches_who_classifies(tmp_path):
         ["a", "b"], "openai/x", api_key="k", embedder=HashEmbedder(), store=path
     )
     with pytest.raises(StoreError, match="not an SQLite file"):
+        await client.classify("text")
+    # which closes the client
+    with pytest.raises(StoreError, match="not an SQLite file"):
         async with client:
             pass
-    with pytest.raises(StoreError, match="not an SQLite file"):
-        await client.classify("text")
-    await client.aclose()
 
 
 # -- the file --------------------------------------------------------------------------------------

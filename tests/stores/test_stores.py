@@ -259,15 +259,37 @@ async def test_two_stores_on_the_same_content(durable):
         assert len(set(map(str, await asyncio.gather(put(one, "one"), put(two, "two"))))) == 1
 
 
-async def test_a_closed_store_opens_again_on_use(durable):
+async def test_a_closed_store_is_opened_again_by_open_alone(durable):
     store = durable.make()
     await store.close()
     await store.open()
     await store.put_predictions([stored(0)])
     await store.close()
     await store.close()
-    assert await store.get_predictions([stored(0).key]) == [stored(0).prediction]
+    for late in (
+        store.get_predictions([stored(0).key]),
+        store.put_predictions([stored(1)]),
+        store.count(b"s" * 16),
+    ):
+        with pytest.raises(StoreError, match="is closed"):
+            await late
+    await store.open()
+    assert await store.get_predictions([stored(0).key, stored(1).key]) == [
+        stored(0).prediction,
+        None,
+    ]
     await store.close()
+
+
+async def test_a_store_that_two_have_opened_is_closed_by_the_second(durable):
+    store = durable.make()
+    await store.open()
+    await store.open()
+    await store.close()
+    await store.put_predictions([stored(0)])
+    await store.close()
+    with pytest.raises(StoreError, match="is closed"):
+        await store.get_predictions([stored(0).key])
 
 
 async def test_a_cancelled_caller_undoes_nothing(durable):
@@ -526,6 +548,20 @@ async def test_one_process_holds_a_batch_until_it_lets_go(kind):
         assert not await store.claim_batch(b"?" * 16, b"me", 60)
 
 
+@pytest.mark.parametrize("hours", [1, 24 * 365])
+async def test_a_clock_that_is_set_back_holds_no_batch(kind, hours, monkeypatch):
+    async with opened(kind) as store:
+        if not hasattr(store, "_now"):
+            return  # in memory: a clock that nobody sets
+        with monkeypatch.context() as ahead:
+            now = f"({store._now} + {hours * 3600} * {store._second})"
+            ahead.setattr(type(store), "_now", now)
+            await store.put_batch(batch(1), b"me", 60)
+            assert not await store.claim_batch(batch(1).id, b"you", 60)
+        assert await store.claim_batch(batch(1).id, b"you", 60)
+        assert not await store.claim_batch(batch(1).id, b"me", 60)
+
+
 # -- an embedder that does not know its dimension --------------------------------------------------
 
 
@@ -567,7 +603,7 @@ async def test_the_store_knows_the_dimension_of_an_embedder(durable, method):
         ):  # fmt: skip
             if run:
                 # nothing is embedded only to learn the dimension
-                assert await nuc.engine.parts.embedding.vectors([], []) is not None
+                assert await nuc._parts.embedding.vectors([], []) is not None
             results = await nuc.classify_many(texts)
             assert len(await nuc.classify_many([])) == 0
             assert all(r.label is not None for r in results)

@@ -13,7 +13,7 @@ import pytest
 from testnuc.prompts import parse_reply
 from testnuc.protocols import Answer
 from testnuc.testing import Faults, LoopbackLLM, by_hash
-from testnuc.testing.content import WRONG_LABEL
+from testnuc.testing.answers import WRONG_LABEL
 from tests import virtual
 from tests.testing.loopback_client import GOLD, ask, ask_anthropic, content_of, said, until
 

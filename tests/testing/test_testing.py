@@ -2,7 +2,9 @@ import asyncio
 import random
 import subprocess
 import sys
+import time
 from collections import Counter
+from datetime import datetime
 
 import numpy as np
 import orjson
@@ -13,10 +15,9 @@ from testnuc.errors import InvalidInputError
 from testnuc.prompts import parse_reply
 from testnuc.protocols import Answer, Embedder
 from testnuc.testing import CURABLE_KINDS, FAULT_KINDS, Faults, HashEmbedder, by_hash
-from testnuc.testing.answers import answer_function, latency_function
-from testnuc.testing.content import WRONG_LABEL, compose
+from testnuc.testing.answers import WRONG_LABEL, answer_function, compose, latency_function
 from testnuc.testing.faults import LOST_KINDS, PACKED_KINDS
-from testnuc.testing.formats import ANTHROPIC, OPENAI, ReportedLimit
+from testnuc.testing.formats import ANTHROPIC, OPENAI
 from testnuc.testing.rate_limit import RateLimitWindow
 
 TEXTS = [f"where is my order number {i}?" for i in range(2000)]
@@ -276,18 +277,13 @@ def test_bad_answers_are_bad_in_the_way_they_should_be():
 
 @pytest.mark.parametrize(
     ("seconds", "written"),
-    [(0, b"0ms"), (0.0195, b"20ms"), (1.5, b"1.5s"), (59, b"59s"), (60, b"1m0s"), (360, b"6m0s")],
+    [(0, "0ms"), (0.0195, "20ms"), (1.5, "1.5s"), (59, "59s"), (60, "1m0s"), (360, "6m0s")],
 )
 def test_openai_durations(seconds, written):
-    lines = OPENAI.quota_headers([ReportedLimit("requests", 10, 3, seconds)]).split(b"\r\n")
-    assert lines[2] == b"x-ratelimit-reset-requests: " + written
+    assert OPENAI.reset(seconds) == written
 
 
 def test_anthropic_resets_are_dates():
-    lines = ANTHROPIC.quota_headers([ReportedLimit("tokens", 10, 3, 30.5)]).decode().split("\r\n")
-    assert lines[:2] == [
-        "anthropic-ratelimit-tokens-limit: 10",
-        "anthropic-ratelimit-tokens-remaining: 3",
-    ]
-    assert lines[2].startswith("anthropic-ratelimit-tokens-reset: 20")
-    assert lines[2].endswith("Z")
+    before = time.time()
+    date = datetime.fromisoformat(ANTHROPIC.reset(30.5))
+    assert before + 30 <= date.timestamp() <= time.time() + 31

@@ -6,6 +6,7 @@ import orjson
 import pytest
 
 from testnuc.errors import (
+    AuthenticationError,
     BadRequestError,
     ContentRefusedError,
     RateLimitedError,
@@ -41,6 +42,28 @@ def test_a_text_that_is_too_long_concerns_this_text_alone(status, message):
     assert type(found) is BadRequestError
     assert not found.fatal
     assert "shorten it" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b"<html><title>Attention Required! | Cloudflare</title></html>", BadRequestError),
+        (b"<HTML><HEAD><TITLE>Access Denied</TITLE></HEAD></HTML>", BadRequestError),
+        (b"error code: 1020", BadRequestError),
+        (b'{"error": {"message": "Your request has been blocked."}}', BadRequestError),
+        (b'{"error": {"message": "Denied by Virtual Network/Firewall rules."}}', BadRequestError),
+        (b"", AuthenticationError),
+        (b'{"message": "Forbidden"}', AuthenticationError),
+        (b'{"error": {"message": "the model is not allowed"}}', AuthenticationError),
+    ],
+)
+def test_a_firewall_knows_nothing_about_the_key(body, kind):
+    found = as_error(403, {}, body, where="m at host", hint="Check the key in VARIABLE.")
+    assert type(found) is kind
+    assert ("Check the key" in str(found)) == (kind is AuthenticationError)
+    assert ("firewall in front" in str(found)) == (kind is BadRequestError)
+    # before any answer it may be every request
+    assert found.fatal
 
 
 def test_a_redirect_names_its_target():

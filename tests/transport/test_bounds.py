@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import time
 import traceback
+from dataclasses import replace
 
 import pytest
 from aiohttp import web
@@ -19,8 +21,8 @@ from testnuc.errors import (
     RateLimitedError,
     ServerError,
 )
-from testnuc.limits import Budget, RateLimit, RetryPolicy
-from testnuc.protocols import Answer, Reply
+from testnuc.limits import Budget, Price, RateLimit, RetryPolicy
+from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.transport import Transport
 from tests.transport.small_server import (
     ONE,
@@ -72,6 +74,65 @@ async def test_estimates_that_were_too_low_are_not_trusted_again():
         with pytest.raises(BudgetExceededError, match="45 tokens"):
             await transport.call(wire, ONE)
         assert len(seen) == 1
+
+
+@pytest.mark.parametrize("tokens", [-5, 10**12, 1e30, math.nan, "7", None])
+@pytest.mark.parametrize("field", ["input_tokens", "output_tokens", "cached_tokens"])
+async def test_impossible_counts_of_tokens_are_unknown(field, tokens):
+    async with (
+        serving(lambda n, r: said()) as (wire, _),
+        sending(budget=Budget(tokens=70), price=Price.per_million(1, 2)) as transport,
+    ):
+        usage = replace(TokenUsage(10, 2), **{field: tokens})
+        wire.decode = lambda request, body: Reply((Answer("a"),), usage)
+        for _ in range(2):
+            await transport.call(wire, ONE)
+        # the worst case of both
+        assert transport.account.spent[1] == 60
+        assert transport.meter.usage().input_tokens is None
+
+
+@pytest.mark.parametrize("usage", [TokenUsage(0, 0), TokenUsage(10**8, 1), TokenUsage(200_000, 1)])
+async def test_usage_that_no_call_can_have_is_unknown(usage):
+    async with (
+        serving(lambda n, r: said()) as (wire, _),
+        sending(budget=Budget(tokens=10_000), price=Price.per_million(1, 2)) as transport,
+    ):
+        right = wire.decode
+        wire.decode = lambda request, body: Reply((Answer("a"),), usage)
+        await transport.call(wire, ONE)
+        # the reservation is booked, and later ones are no larger
+        assert transport.account.spent[1] == 30
+        assert transport.meter.usage().usd is None
+        wire.decode = right
+        for _ in range(20):
+            await transport.call(wire, ONE)
+        assert transport.account.spent[1] == 30 + 20 * 12
+
+
+async def test_a_large_overrun_does_not_end_all_later_calls():
+    async with (
+        serving(lambda n, r: said(usage=(90_000, 2) if n == 0 else (10, 2))) as (wire, seen),
+        sending(budget=Budget(tokens=100_000)) as transport,
+    ):
+        for _ in range(9):
+            await transport.call(wire, ONE)
+        assert len(seen) == 9
+
+
+@pytest.mark.parametrize("status", [504, 524])
+async def test_a_gateway_that_did_not_wait_books_the_reservation(status):
+    def answer(number, request):
+        return web.Response(status=status, text="too late") if number < 2 else said()
+
+    async with (
+        serving(answer) as (wire, seen),
+        sending(budget=Budget(tokens=1000)) as transport,
+    ):
+        await transport.call(wire, ONE)
+        # the model may have answered twice before
+        assert transport.account.spent[1:] == (30 + 30 + 12, 3)
+        assert len(seen) == 3
 
 
 async def test_usd_needs_a_price():

@@ -6,16 +6,21 @@ import asyncio
 import base64
 import threading
 
+import aiohttp
 import orjson
 import pytest
 
-from testnuc.errors import AuthenticationError, ConfigurationError
+from testnuc import TestNUC
+from testnuc.errors import AuthenticationError, ConfigurationError, ConnectionFailedError
 from testnuc.providers.anthropic import Anthropic
 from testnuc.providers.openai import OpenAI
 from testnuc.testing import LoopbackLLM
 from testnuc.transport import Transport
+from testnuc.transport import keys as keys_module
 from testnuc.transport.keys import KeySource
+from tests import virtual
 from tests.providers.chat_bodies import LABELS, request
+from tests.transport.small_server import until
 
 
 def answers(_):
@@ -89,7 +94,7 @@ async def test_auxiliary_requests_ask_again(lines):
 )
 async def test_a_function_that_returns_no_key(returned, words):
     with pytest.raises(ConfigurationError, match=words):
-        await KeySource(lambda: returned).current()
+        await KeySource(lambda: returned).current(0.1)
 
 
 async def test_a_function_that_raises():
@@ -97,7 +102,7 @@ async def test_a_function_that_raises():
         raise OSError("secret")
 
     with pytest.raises(ConfigurationError, match="api_key raised OSError") as caught:
-        await KeySource(ask).current()
+        await KeySource(ask).current(0.1)
     assert "secret" not in str(caught.value)
 
 
@@ -107,7 +112,8 @@ async def test_a_token_is_replaced_before_it_expires():
     source = KeySource(lambda: next(given), wall=lambda: now[0])
     assert await source.current() == await source.current() == token(2_000)
     now[0] = 1_941.0
-    assert await source.current() == token(9_000)
+    assert await source.current() == token(2_000), "which is valid, while the next is asked for"
+    await until(lambda: source.key == token(9_000))
     await source.replace(token(2_000))  # by a call that was in flight with the old one
     assert source.key == token(9_000)
 
@@ -129,9 +135,222 @@ async def test_a_cancelled_call_does_not_cancel_the_question():
         await first
 
 
+class Vault:
+    """A key function that counts, and fails or hangs as told."""
+
+    def __init__(self, keys, wrong=lambda _: False, seconds=0.0):
+        self.keys, self.wrong, self.seconds = keys, wrong, seconds
+        self.asked, self.at_once, self.most = 0, 0, 0
+
+    async def __call__(self):
+        self.asked += 1
+        self.at_once += 1
+        self.most = max(self.most, self.at_once)
+        try:
+            await asyncio.sleep(self.seconds)
+            now = asyncio.get_running_loop().time()
+            if self.wrong(now):
+                raise OSError("the vault is away")
+            return self.keys(now)
+        finally:
+            self.at_once -= 1
+
+
+def source_of(vault, loop):
+    async def ask():
+        return await vault()
+
+    return KeySource(ask, wall=loop.time)
+
+
+def test_a_valid_key_is_used_while_the_function_fails():
+    async def main(loop):
+        # a minute before the key of 3,600 s ends, the function fails for 40 s
+        vault = Vault(lambda now: token(now + 3_600), lambda now: 4_530 < now < 4_580)
+        source = source_of(vault, loop)
+        first = await source.current()
+        for _ in range(600):
+            loop_time = loop.time()
+            assert await source.current()
+            assert loop.time() == loop_time, "no call waits"
+            await asyncio.sleep(6.0)
+        assert source.key != first
+        assert vault.most == 1
+        # tries are spread: of 0.25 s, doubled up to 10 s
+        assert vault.asked <= 2 + 12
+
+    virtual.run(main)
+
+
+@pytest.mark.parametrize("within", [5.0, 60.0, 120.0])
+def test_without_a_valid_key_the_function_is_asked_again_until_the_deadline(within):
+    async def main(loop):
+        ends = loop.time() + within
+        vault = Vault(lambda now: token(now + 100), lambda now: 1_100 < now < 1_148)
+        source = source_of(vault, loop)
+        await source.current()
+        await asyncio.sleep(100.5)
+        calls = [asyncio.create_task(source.current(within)) for _ in range(50)]
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        if within < 48:
+            assert {str(e) for e in found} == {str(found[0])}
+            assert isinstance(found[0], ConfigurationError)
+            assert "raised OSError" in str(found[0])
+            assert loop.time() <= ends + 100.5
+        else:
+            assert len(set(found)) == 1
+            assert isinstance(found[0], str)
+        assert vault.most == 1
+        assert vault.asked <= 14
+
+    virtual.run(main)
+
+
+def test_a_function_that_never_returned_a_key_is_given_up_soon():
+    async def main(loop):
+        source = source_of(Vault(token, lambda _: True), loop)
+        with pytest.raises(ConfigurationError, match="raised OSError"):
+            await source.current(3_600.0)
+        assert loop.time() <= 1_010
+
+    virtual.run(main)
+
+
+def test_a_coroutine_function_that_hangs_is_bounded():
+    async def main(loop):
+        vault = Vault(token, seconds=1e6)
+        source = source_of(vault, loop)
+        with pytest.raises(ConfigurationError, match="not returned"):
+            await source.current(120.0)
+        assert vault.most == 1
+        source.key = "old"
+        with pytest.raises(ConfigurationError, match="not returned for 30 s"):
+            await source.replace("old", 120.0)
+        assert vault.most == 1
+
+    virtual.run(main)
+
+
+async def test_a_function_that_hangs_is_not_called_twice_and_ends_no_process():
+    gate, asked = threading.Event(), []
+
+    def ask():
+        asked.append(threading.current_thread().daemon)
+        gate.wait(60)
+        return "key"
+
+    source = KeySource(ask)
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="not returned"):
+            await source.current(0.05)
+    gate.set()
+    assert await source.current(30.0) == "key"
+    assert asked == [True]
+
+
+def test_a_key_that_has_ended_by_this_clock_is_used():
+    async def main(loop):
+        vault = Vault(lambda _: token(1))
+        source = source_of(vault, loop)
+        for _ in range(10):
+            assert await source.current() == token(1)
+        assert vault.asked == 1, "the server decides whether a key is valid"
+
+    virtual.run(main)
+
+
+@pytest.mark.parametrize("jump", [-365 * 86_400, -3_600, 3_600, 365 * 86_400])
+def test_a_clock_that_jumps_asks_once_more_at_most(jump):
+    async def main(loop):
+        jumped, now = 0.0, 1_700_000_000
+
+        def ask():
+            asked.append(loop.time())
+            return token(now + loop.time() - 1000 + 1_800)
+
+        asked = []
+        source = KeySource(ask, wall=lambda: now + loop.time() - 1000 + jumped)
+        for second in range(600):
+            if second == 300:
+                jumped = jump
+            await source.current()
+            await asyncio.sleep(1)
+        assert len(asked) <= 2
+
+    virtual.run(main)
+
+
+async def test_a_function_that_fails_for_a_while_fails_no_text(client_of):
+    """Also where the server rejects the old key meanwhile."""
+    keys, failures = ["key-1"], [0]
+
+    def ask():
+        if failures[0]:
+            failures[0] -= 1
+            raise OSError
+        return keys[0]
+
+    def answer(text):
+        if text == "text 20":
+            # the key is withdrawn, and the function fails three times
+            keys[0] = llm._api_key = "key-2"
+            failures[0] = 3
+        return "refund"
+
+    async with LoopbackLLM(answer, api_key="key-1") as llm:
+        options = client_of(llm, api_key=ask, k=0, max_concurrency=8)
+        async with TestNUC(**options) as nuc:
+            results = await nuc.classify_many([f"text {i}" for i in range(200)])
+    assert results.labels == ["refund"] * 200
+    assert failures == [0]
+
+
+async def test_a_function_that_fails_for_good_ends_the_run(client_of, monkeypatch):
+    monkeypatch.setattr(keys_module, "_NEVER", 0.3)
+
+    def ask():
+        raise OSError
+
+    async with LoopbackLLM(answers) as llm, TestNUC(**client_of(llm, api_key=ask, k=0)) as nuc:
+        with pytest.raises(ConfigurationError, match="raised OSError"):
+            await nuc.classify_many([f"text {i}" for i in range(2_000)])
+    assert llm.requests == 0
+
+
 def test_azure_takes_tokens_as_bearer_tokens():
     url = "https://x.openai.azure.com/openai/v1"
     assert OpenAI("m", base_url=url, api_key="key").key_headers("key") == {"api-key": "key"}
     asked = OpenAI("m", base_url=url, api_key=lambda: "key")
     assert asked.key_headers("key") == {"Authorization": "Bearer key"}
     assert "api-key" not in asked.headers
+
+
+def test_a_call_whose_process_was_suspended_ends_with_its_own_error():
+    """Not with one about the key function, for which no time was left."""
+
+    class Broken:
+        async def post(self, provider, body, **_):
+            raise aiohttp.ServerDisconnectedError
+
+        async def aclose(self):
+            pass
+
+    async def main(loop):
+        jump = 0.0
+
+        async def key():
+            await asyncio.sleep(0.1)
+            return token(2000 + loop.time())
+
+        async def sleep(seconds):
+            # while the call backs off, the process sleeps for an hour
+            nonlocal jump
+            jump = 3600.0
+
+        provider = OpenAI("m", base_url="http://127.0.0.1:9/v1", api_key=key)
+        provider.keys._wall = lambda: loop.time() + jump
+        transport = Transport(clock=lambda: loop.time() + jump, sleep=sleep, connections=Broken())
+        with pytest.raises(ConnectionFailedError):
+            await transport.call(provider, request())
+
+    virtual.run(main)

@@ -167,7 +167,7 @@ async def test_a_wrong_key_is_exported_and_the_key_never_is(exported, client_of,
         LoopbackLLM(confident, api_key="another") as llm,
         testnuc.TestNUC(**client_of(llm, k=0)) as nuc,
     ):
-        with pytest.raises(testnuc.AuthenticationError):
+        with pytest.raises(testnuc.errors.AuthenticationError):
             await nuc.classify_many(TEXTS)
     assert {s.attributes["error.type"] for s in exported.spans("chat")} <= {"401", "CancelledError"}
     assert "error.type" in exported.spans("testnuc.classify_many")[0].attributes

@@ -8,8 +8,9 @@ import warnings
 import numpy as np
 import pytest
 
-from testnuc import SmallPoolWarning, TestNUC, VotePolicy, review_queue
+from testnuc import SmallPoolWarning, TestNUC, VotePolicy
 from testnuc.protocols import Answer, Reply, TokenUsage
+from testnuc.review import review_queue
 
 NAMES = [f"label {i}" for i in range(6)]
 
@@ -217,7 +218,7 @@ async def test_stored_neighbors_and_no_joining():
 async def test_many_callers_look_at_the_pool_once():
     labeler, nuc = client(neighbors="stored")
     looks = []
-    pool_predictions = nuc.engine.parts.pipeline.pool_predictions
+    pool_predictions = nuc._parts.pipeline.pool_predictions
     look = pool_predictions.diagnose
 
     async def counted(settings):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from testnuc._engine.neighborhoods import Neighborhoods
+from testnuc._engine.batch import TextBatch
 from testnuc._engine.rows import Rows
+from testnuc._engine.run import Run
 from testnuc.errors import InvalidInputError
 from testnuc.index import NearestVectors
 from testnuc.labels import LabelSet
@@ -272,11 +273,11 @@ def test_a_kept_label_is_not_overruled_by_its_neighbors():
     texts = [PoolText(str(i), str(i).encode()) for i in range(len(labels))]
     names = [f"label {i}" for i in range(CLASSES)]
     counting = VoteSettings.of("auto", None, names)
-    neighborhoods = Neighborhoods(LabelSet(names), counting, texts, len(texts), ids, similarities)
+    run = Run(TextBatch(LabelSet(names), texts, len(texts), ids, similarities), counting)
     for place, label in enumerate(labels.tolist()):
-        neighborhoods.put(place, Prediction(names[label], 0.9))
-    neighborhoods.decide(neighborhoods.diagnose().decision)
-    rows = Rows(neighborhoods, [t.text for t in texts], np.arange(len(texts)))
+        run.answers.put(place, Prediction(names[label], 0.9))
+    run.votes.decide(run.votes.diagnose().decision)
+    rows = Rows(run, [t.text for t in texts], np.arange(len(texts)))
     twin = int(np.flatnonzero(labels == 7)[0])
     assert rows[twin].label == "label 7"
     assert rows[twin].voters == 1

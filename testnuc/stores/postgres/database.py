@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,7 +14,7 @@ from testnuc.errors import EmbeddingError, StoreError, TestNUCError
 from testnuc.stores.postgres.errors import driver, is_transient, store_error
 from testnuc.stores.postgres.schema import MAX_DIM, EmbedderRow, create_texts, migrate
 from testnuc.stores.postgres.values import from_text, to_text
-from testnuc.stores.sql_store import check_vectors
+from testnuc.stores.sql_store import DamagedRowError, check_vectors, damaged
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -35,14 +36,18 @@ _STATEMENT_TIMEOUT = 60.0
 _CLIENT_MARGIN = 15.0
 #: Seconds of retries before the first successful connection.
 _FIRST_RETRY_TIME = 5.0
+#: How often a statement that others cancel is run again.
+_CANCELED = 3
 #: First and longest back-off between retries, in seconds.
 _BACKOFF = (0.05, 2.0)
 #: Seconds to wait for running statements on close.
 _CLOSE_TIMEOUT = 10.0
+#: Pools of a process that was forked: what would end them must not run in the child.
+_INHERITED: list[Any] = []
 
 
 class PostgresDatabase:
-    """Runs functions on pooled connections; opened on first use, also after `close`.
+    """Runs functions on pooled connections; opened on first use, and never after `close`.
 
     While the server is unavailable, it retries for `patience` seconds before it raises
     `StoreError`.
@@ -55,9 +60,18 @@ class PostgresDatabase:
         self._pool: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opening = asyncio.Lock()
+        self._process = 0
         self._was_open = False
         self._running: set[asyncio.Task[Any]] = set()
         self._embedders: dict[str, EmbedderRow] = {}
+        #: Calls of `acquire` that no `close` has ended.
+        self._users = 0
+        self._closed = False
+
+    def acquire(self) -> None:
+        """Count a user, who calls `close`; the last one closes the connections."""
+        self._users += 1
+        self._closed = False
 
     async def open(self) -> None:
         """Connect, and apply pending migrations."""
@@ -71,8 +85,10 @@ class PostgresDatabase:
         """
         started = time.monotonic()
         pause, longest = _BACKOFF
+        canceled = 0
         while True:
             pool = connection = None
+            begun = time.monotonic()
             try:
                 pool = await self._open_pool()
                 async with pool.acquire() as connection:
@@ -87,8 +103,12 @@ class PostgresDatabase:
                 )
                 waited = time.monotonic() - started
                 most = self._patience if self._was_open else min(self._patience, _FIRST_RETRY_TIME)
-                if not (closed or is_transient(exc)) or waited > most:
-                    raise store_error(exc, self.address) from exc
+                # by others, as with pg_cancel_backend; the words of the server may be translated
+                early = time.monotonic() - begun < _STATEMENT_TIMEOUT / 2
+                canceled += (foreign := isinstance(exc, pg.QueryCanceledError) and early)
+                again = closed or is_transient(exc) or (foreign and canceled <= _CANCELED)
+                if not again or waited > most:
+                    raise store_error(exc, self.address, timed_out=not early) from exc
                 _log.info(
                     "the store %s failed (%s); retrying",
                     self.address.public,
@@ -128,7 +148,12 @@ class PostgresDatabase:
         rows = await self.fetch(
             "SELECT id, name, dim, size, removals FROM embedders WHERE name = $1", name
         )
-        return EmbedderRow(*rows[0]) if rows else None
+        if not rows:
+            return None
+        row = EmbedderRow(*rows[0])
+        if not (1 <= row.dim <= MAX_DIM and 0 <= row.removals <= row.size):
+            raise damaged(self.address.public, DamagedRowError(f"an embedder is {row}"))
+        return row
 
     async def embedder(self, name: str) -> EmbedderRow | None:
         """Return the row of an embedder; its counts may be stale."""
@@ -157,10 +182,14 @@ class PostgresDatabase:
         return known
 
     async def close(self) -> None:
-        """Complete pending work, then close all connections."""
+        """Complete pending work, then close all connections, unless others use them."""
+        self._users = max(0, self._users - 1)
+        if self._users:
+            return
         mine = [t for t in self._running if t.get_loop() is asyncio.get_running_loop()]
         if mine:
             await asyncio.wait(mine)
+        self._closed = True
         pool, self._pool = self._pool, None
         if pool is None:
             return
@@ -179,12 +208,20 @@ class PostgresDatabase:
                 await pool.expire_connections()
 
     async def _open_pool(self) -> Any:
+        if self._closed:
+            raise StoreError(
+                f"the store {self.address.public} is closed; `await store.open()` opens it again"
+            )
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             # connections are bound to the event loop they were opened in
-            if self._pool is not None:
+            if self._pool is not None and self._process == os.getpid():
                 _terminate(self._pool)
+            elif self._pool is not None:
+                # of the process that was forked: closing would disturb its event loop
+                _INHERITED.append(self._pool)
             self._pool, self._loop, self._opening = None, loop, asyncio.Lock()
+            self._process = os.getpid()
         if self._pool is None:
             async with self._opening:
                 if self._pool is None:

@@ -7,13 +7,14 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from testnuc.errors import StoreError
-from testnuc.types import Prediction
+from testnuc.stores.sql_store import rows_of, to_prediction
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from testnuc.protocols import StoredPrediction
     from testnuc.stores.postgres.database import PostgresDatabase
+    from testnuc.types import Prediction
 
 __all__ = ["Writer"]
 
@@ -107,7 +108,8 @@ class Writer:
         rows = await self._database.fetch(
             "SELECT key, label, confidence, said FROM predictions WHERE key = ANY($1)", keys
         )
-        return {key: Prediction(*said) for key, *said in rows}
+        with rows_of(self._database.address.public):
+            return {key: to_prediction(*said) for key, *said in rows}
 
     async def _insert(self, rows: Sequence[StoredPrediction]) -> set[bytes]:
         """Insert predictions of distinct keys and release their leases; returns the new keys.

@@ -15,6 +15,7 @@ from testnuc.protocols import PoolText
 from testnuc.stores.postgres import pool_queries as sql
 from testnuc.stores.postgres.schema import index_texts
 from testnuc.stores.postgres.values import from_vectors, to_vectors
+from testnuc.stores.sql_store import DamagedRowError, damaged, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -129,11 +130,11 @@ class PostgresPool:
             columns = "SELECT hash, number, vector FROM {texts} WHERE number "
             if among is None:
                 ends = [*range(0, limit, _FETCH_CHUNK), limit]
-                found = self._vectors(
+                found = self.vectors(
                     columns + ">= $1 AND number < $2 ORDER BY number", pairwise(ends)
                 )
             else:
-                found = self._vectors(
+                found = self.vectors(
                     columns + "= ANY($1) ORDER BY number", _parts(among[among < limit].tolist())
                 )
             await self._search_in_process(matches, now, vectors, own, found)
@@ -165,7 +166,7 @@ class PostgresPool:
             "JOIN {texts} t USING (hash) WHERE r.number = ANY($1)",
             _parts(numbers),
         )
-        found = {number: PoolText(*text) for number, *text in rows}
+        found = {number: self._text(*text) for number, *text in rows}
         try:
             return [found[number] for number in numbers]
         except KeyError as exc:
@@ -174,12 +175,20 @@ class PostgresPool:
     async def scan(self, start: int, count: int) -> tuple[list[PoolText], int | None]:
         """Return the texts of rows `start` to `start + count`, and the next start or None."""
         now, end = await self._now(), start + count
+        if now is None:
+            return [], None
         rows = await self.read(
             "SELECT text, hash, label FROM {texts} WHERE number >= $1 AND number < $2 "
             "ORDER BY number",
             [(start, end)],
         )
-        return [PoolText(*row) for row in rows], end if now and end < now.size else None
+        if not rows:
+            # a damaged counter must not make this read on for ever
+            ((next_one,),) = await self.read(
+                "SELECT min(number) FROM {texts} WHERE number >= $1", [(end,)]
+            )
+            return [], next_one
+        return [self._text(*row) for row in rows], end if end < now.size else None
 
     async def labels(self, hashes: Sequence[bytes]) -> list[str | None]:
         """Return the known label of each text; None if it has none or is not in the pool."""
@@ -208,9 +217,14 @@ class PostgresPool:
         query = "SELECT hash, vector FROM {texts} WHERE hash = ANY($1)"
         query += " AND number IS NOT NULL" if pooled else ""
         found: dict[bytes, NDArray[np.float16]] = {}
-        async for rows, vectors in self._vectors(query, _parts(hashes)):
+        async for rows, vectors in self.vectors(query, _parts(hashes)):
             found.update((h, vector) for (h,), vector in zip(rows, vectors, strict=True))
         return [found.get(h) for h in hashes]
+
+    def _text(self, text: str, text_hash: bytes, label: str | None) -> PoolText:
+        if text is None:
+            raise damaged(self._database.address.public, DamagedRowError("a pool text is NULL"))
+        return PoolText(text, text_hash, label)
 
     async def read(self, query: str, parts: Iterable[tuple[Any, ...]]) -> list[Any]:
         """Read rows of the embedder's tables, once for each of `parts`; none without tables."""
@@ -223,7 +237,7 @@ class PostgresPool:
                 )
         return rows
 
-    async def _vectors(
+    async def vectors(
         self, query: str, parts: Iterable[tuple[Any, ...]]
     ) -> AsyncGenerator[tuple[list[Any], NDArray[np.float16]], None]:
         """Read rows that end with a vector, part by part: what is before it, and the vectors.
@@ -232,7 +246,12 @@ class PostgresPool:
         """
         for values in parts:
             rows = await self.read(query, [values])
-            yield [row[:-1] for row in rows], from_vectors([row[-1] for row in rows])
+            if rows:
+                known = await self._database.embedder(self._name)
+                assert known is not None
+                with rows_of(self._database.address.public):
+                    vectors = from_vectors([row[-1] for row in rows], known.dim)
+                yield [row[:-1] for row in rows], vectors
 
     async def _now(self) -> EmbedderRow | None:
         """Return the current row of the embedder, or None."""
@@ -283,7 +302,7 @@ class PostgresPool:
         found: AsyncGenerator[tuple[list[Any], NDArray[np.float16]], None],
     ) -> None:
         """Search all rows exactly."""
-        parts = [part async for part in found if part[0]]
+        parts = [part async for part in found]
         if not parts:
             return
         hashes = [h for rows, _ in parts for h, _ in rows]

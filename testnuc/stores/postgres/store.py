@@ -14,8 +14,7 @@ from testnuc.stores.postgres.database import PostgresDatabase
 from testnuc.stores.postgres.group_commit import Writer
 from testnuc.stores.postgres.pool import PostgresPool
 from testnuc.stores.postgres.pool_queries import insert_vectors
-from testnuc.stores.postgres.values import from_vectors
-from testnuc.stores.sql_store import SqlStore
+from testnuc.stores.sql_store import LONGEST_LEASE, SqlStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,8 +64,8 @@ class PostgresStore(SqlStore):
 
     Notes
     -----
-    Connections are opened on first use, and again on first use after `close`: several clients can
-    share one object.
+    Connections are opened on first use. Several clients can share one object: after as many `close`
+    as `open`, they are closed, and only `open` opens them again.
     """
 
     _now = "clock_timestamp()"
@@ -93,6 +92,11 @@ class PostgresStore(SqlStore):
         self._owner = secrets.token_bytes(16)
         self._calls = count()
 
+    @property
+    def place(self) -> str:
+        """Its URL, without the password."""
+        return self.address.public
+
     def __repr__(self) -> str:
         return f"PostgresStore({self.address.public!r})"
 
@@ -107,6 +111,14 @@ class PostgresStore(SqlStore):
         MissingDependencyError
             asyncpg is not installed.
         """
+        self.database.acquire()
+        try:
+            await self._open()
+        except BaseException:
+            await self.database.close()
+            raise
+
+    async def _open(self) -> None:
         await self.database.open()
         # of processes that ended long ago
         await self.database.execute(
@@ -119,7 +131,7 @@ class PostgresStore(SqlStore):
         )
 
     async def close(self) -> None:
-        """Complete pending work and close all connections."""
+        """Complete pending work and close all connections, unless another user opened them, too."""
         await self._writer.drain()
         await self.database.close()
 
@@ -166,12 +178,12 @@ class PostgresStore(SqlStore):
         self, embedder: str, after: bytes = b"", count: int = 1_000
     ) -> list[tuple[bytes, NDArray[np.float16]]]:
         """Return up to `count` vectors after a text hash, ordered by hash; empty at the end."""
-        rows = await self.pool(embedder).read(
-            "SELECT hash, vector FROM {texts} WHERE hash > $1 ORDER BY hash LIMIT $2",
-            [(after, count)],
-        )
-        vectors = from_vectors([vector for _, vector in rows])
-        return [(text_hash, vector) for (text_hash, _), vector in zip(rows, vectors, strict=True)]
+        query = "SELECT hash, vector FROM {texts} WHERE hash > $1 ORDER BY hash LIMIT $2"
+        return [
+            (text_hash, vector)
+            async for rows, vectors in self.pool(embedder).vectors(query, [(after, count)])
+            for (text_hash,), vector in zip(rows, vectors, strict=True)
+        ]
 
     async def lease(self, keys: Sequence[bytes], seconds: float) -> list[bool]:
         """Acquire leases, so that no other worker requests these predictions.
@@ -191,6 +203,8 @@ class PostgresStore(SqlStore):
             ON CONFLICT (key) DO UPDATE
             SET owner = excluded.owner, call = excluded.call, until = excluded.until
             WHERE leases.until <= clock_timestamp()
+               -- the clock was set back
+               OR leases.until > clock_timestamp() + make_interval(secs => $5)
                OR (leases.owner = excluded.owner AND leases.call = excluded.call)
             RETURNING key
             """,
@@ -198,6 +212,7 @@ class PostgresStore(SqlStore):
             self._owner,
             next(self._calls),
             seconds,
+            max(seconds, LONGEST_LEASE),
         )
         mine = {key for (key,) in rows}
         # A lease ends in the transaction that stores its prediction, so it may be free because the

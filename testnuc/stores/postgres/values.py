@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from testnuc.stores.sql_store import DamagedRowError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -41,9 +43,11 @@ def to_vectors(vectors: NDArray[np.float16]) -> list[bytes]:
     return [content[start : start + width] for start in range(0, n * width, width)]
 
 
-def from_vectors(values: Sequence[bytes]) -> NDArray[np.float16]:
-    """Decode pgvector's binary halfvecs to float16[n, dim]."""
-    if not values:
-        return np.empty((0, 0), dtype=np.float16)
-    rows = np.frombuffer(b"".join(values), dtype=">u2").reshape(len(values), -1)
+def from_vectors(values: Sequence[bytes], dim: int) -> NDArray[np.float16]:
+    """Decode pgvector's binary halfvecs to float16[n, dim]; raises `DamagedRowError`."""
+    width = 4 + 2 * dim
+    for value in values:
+        if len(value) != width:
+            raise DamagedRowError(f"a vector has {len(value) // 2 - 2} dimensions instead of {dim}")
+    rows = np.frombuffer(b"".join(values), dtype=">u2").reshape(len(values), 2 + dim)
     return rows[:, 2:].astype(np.uint16).view(np.float16)

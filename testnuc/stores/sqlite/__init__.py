@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from testnuc.stores.sqlite.queries import answered_texts
 from testnuc.stores.sqlite.store import SqliteStore
 
-__all__ = ["SqliteStore"]
+__all__ = ["SqliteStore", "answered_texts"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sqlite3
 import threading
 import time
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from testnuc.errors import StoreError
+from testnuc.stores.sql_store import DAMAGE, DamagedRowError, damaged
 from testnuc.stores.sqlite.errors import check_file, require_store, store_error
 from testnuc.stores.sqlite.schema import migrate
 
@@ -45,7 +48,7 @@ class _Job:
 
 
 class SqliteDatabase:
-    """Runs functions on connections in threads; opened on first use, also after `close`.
+    """Runs functions on connections in threads; opened on first use, and never after `close`.
 
     `path` is absolute, and `synchronous` SQLite's pragma.
     """
@@ -59,6 +62,18 @@ class SqliteDatabase:
         self._writer: threading.Thread | None = None
         self._readers: _Readers | None = None
         self._opened = False
+        #: Where its threads are; a forked child has none of them.
+        self._process: int | None = None
+        #: Calls of `acquire` that no `close` has ended.
+        self._users = 0
+        self._closed = False
+
+    def acquire(self) -> None:
+        """Count a user, who calls `close`; the last one closes the file."""
+        self._check_process()
+        with self._lock:
+            self._users += 1
+            self._closed = False
 
     async def open(self) -> None:
         """Create the file if missing, and apply pending migrations."""
@@ -70,10 +85,13 @@ class SqliteDatabase:
 
         Cancelling the caller does not roll back. `work` may run again after a rollback.
         """
+        self._check_process()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_T] = loop.create_future()
         with self._lock:
+            self._require_open()
             if self._queue is None:
+                self._process = os.getpid()
                 self._queue = SimpleQueue()
                 self._writer = threading.Thread(
                     target=self._write, args=(self._queue,), name="testnuc-write", daemon=True
@@ -84,16 +102,23 @@ class SqliteDatabase:
 
     async def read(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         """Run a read-only `work`; it sees all earlier commits."""
+        self._check_process()
         await self.open()
         with self._lock:
+            self._require_open()
             if self._readers is None:
                 self._readers = _Readers(self)
             running = self._readers.submit(work)
         return await asyncio.wrap_future(running)
 
     async def close(self) -> None:
-        """Complete pending work and close the file."""
+        """Complete pending work and close the file, unless others use it."""
+        self._check_process()
         with self._lock:
+            self._users = max(0, self._users - 1)
+            if self._users:
+                return
+            self._closed = True
             queue, writer, readers = self._queue, self._writer, self._readers
             self._queue = self._writer = self._readers = None
             self._opened = False
@@ -108,6 +133,20 @@ class SqliteDatabase:
         if writer is not None:
             await asyncio.to_thread(writer.join)
 
+    def _check_process(self) -> None:
+        # before any lock is taken, which a thread may have held at the fork
+        if self._process not in {None, os.getpid()}:
+            raise StoreError(
+                f"the store {self.path} was opened before fork(); open it in the child process"
+            )
+
+    def _require_open(self) -> None:
+        if self._closed:
+            # what comes later than `close` would open the file again, and nobody would close it
+            raise StoreError(
+                f"the store {self.path} is closed; `await store.open()` opens it again"
+            )
+
     def connect(self) -> sqlite3.Connection:
         """Return a new connection, for use by one thread."""
         try:
@@ -120,17 +159,21 @@ class SqliteDatabase:
             except BaseException:
                 connection.close()
                 raise
-        except sqlite3.Error as exc:
-            raise store_error(exc, self.path) from exc
+        except (sqlite3.Error, UnicodeDecodeError) as exc:
+            raise self.translated(exc) from exc
         return connection
 
-    def _translate(self, error: BaseException) -> BaseException:
-        """Return the `StoreError` for an error of SQLite; other errors unchanged."""
+    def translated(self, error: BaseException, *, reading: bool = True) -> BaseException:
+        """Return the `StoreError` for an error of SQLite or a damaged row; others unchanged."""
+        translated: StoreError | None = None
         if isinstance(error, sqlite3.Error):
             translated = store_error(error, self.path)
-            translated.__cause__ = error
-            return translated
-        return error
+        elif isinstance(error, DAMAGE if reading else (DamagedRowError, UnicodeDecodeError)):
+            translated = damaged(self.path, error)
+        if translated is None:
+            return error
+        translated.__cause__ = error
+        return translated
 
     def _write(self, queue: SimpleQueue[_Job | None]) -> None:
         """Run jobs until a None arrives (the writer thread)."""
@@ -141,7 +184,7 @@ class SqliteDatabase:
                 if self._queue is queue:
                     self._queue = self._writer = None
             # no job can be put on this queue any more
-            failure = self._translate(exc)
+            failure = self.translated(exc, reading=False)
             _deliver([(job, failure) for job in _drain(queue) if job is not None])
             return
         try:
@@ -190,7 +233,7 @@ class SqliteDatabase:
                 for job in jobs:
                     self._commit(connection, [job])
                 return
-            failure = self._translate(exc)
+            failure = self.translated(exc, reading=False)
             _deliver([(job, failure) for job in jobs])
         else:
             _deliver(list(zip(jobs, results, strict=True)))
@@ -220,8 +263,8 @@ class _Readers:
             self._connections.append(connection)
         try:
             return work(connection)
-        except sqlite3.Error as exc:
-            raise store_error(exc, self._database.path) from exc
+        except (sqlite3.Error, *DAMAGE) as exc:
+            raise self._database.translated(exc) from exc
 
 
 def _enable_wal(connection: sqlite3.Connection) -> None:

@@ -16,8 +16,8 @@ import numpy as np
 
 from testnuc.errors import StoreError
 from testnuc.index import DamagedIndexError, NearestVectors, ranks_of
+from testnuc.stores.sql_store import DAMAGE
 from testnuc.stores.sqlite import pool_queries as sql
-from testnuc.stores.sqlite.errors import store_error
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,8 +93,12 @@ class IndexSync:
                     self._damaged, self.rebuilt = now.saved, True
                     break
             self.catch_up()
-        except sqlite3.Error as exc:
-            raise store_error(exc, self._database.path) from exc
+        except BaseException as exc:
+            # what could not be opened, nobody closes
+            self._release()
+            if isinstance(exc, (sqlite3.Error, *DAMAGE)):
+                raise self._database.translated(exc) from exc
+            raise
 
     def catch_up(self) -> None:
         """Apply additions and removals of this process and of others."""
@@ -115,8 +119,8 @@ class IndexSync:
                 nearest.remove(gone[gone < len(nearest)])
                 self.removals = now.removals
             self.nearest = nearest
-        except sqlite3.Error as exc:
-            raise store_error(exc, self._database.path) from exc
+        except (sqlite3.Error, *DAMAGE) as exc:
+            raise self._database.translated(exc) from exc
 
     def close(self) -> None:
         """Save the index if enough rows are unsaved, and close the connection."""
@@ -126,10 +130,14 @@ class IndexSync:
             if self._unsaved() >= min(_SAVE_ON_CLOSE, self._exact_below):
                 self.save()
         finally:
+            self._release()
+
+    def _release(self) -> None:
+        if self._connection is not None:
             self._connection.close()
             self._connection = None
-            if self.nearest is not None:
-                self.nearest.close()
+        if self.nearest is not None:
+            self.nearest.close()
 
     def save(self) -> None:
         """Save the index; a failure is logged and only makes the next opening slower."""

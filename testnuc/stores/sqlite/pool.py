@@ -11,6 +11,7 @@ import numpy as np
 
 from testnuc.errors import StoreError
 from testnuc.index import EXACT_BELOW, check_dim, empty_matches
+from testnuc.index.memory_pool import run_until_closed
 from testnuc.protocols import Matches
 from testnuc.stores.sqlite import pool_queries as sql
 from testnuc.stores.sqlite.index_sync import IndexSync
@@ -132,7 +133,7 @@ class SqlitePool:
         if nearest is None:
             return empty_matches(len(vectors), k)
         check_dim(vectors, nearest.dim)
-        ids, similarities = await asyncio.get_running_loop().run_in_executor(
+        ids, similarities = await run_until_closed(
             self._searcher,
             lambda: nearest.search(vectors, k, exclude=own, limit=upto, among=among),
         )
@@ -218,8 +219,10 @@ class SqlitePool:
 
     def _update(self, work: Callable[[], None]) -> asyncio.Future[None]:
         """Run `work` in the updater thread; cancelling the caller does not stop it."""
-        self._updates += 1
+        if self._closed and work != self.index.close:
+            raise StoreError("the pool is closed, and so is its client")
         running = asyncio.wrap_future(self._updater.submit(work))
+        self._updates += 1
         running.add_done_callback(self._updated)
         return asyncio.shield(running)
 

@@ -11,7 +11,13 @@ import orjson
 from testnuc.errors import StoreError
 from testnuc.index import DamagedIndexError, SavedIndex, ranks_of
 from testnuc.protocols import PoolText
-from testnuc.stores.sqlite.queries import OF_EMBEDDER, VECTOR, insert_vectors, select_in
+from testnuc.stores.sqlite.queries import (
+    OF_EMBEDDER,
+    checked_count,
+    insert_vectors,
+    select_in,
+    to_vectors,
+)
 from testnuc.stores.sqlite.schema import first_id
 
 if TYPE_CHECKING:
@@ -57,10 +63,14 @@ class PoolState:
         """Return the saved index; raises `DamagedIndexError` if it cannot be used."""
         if self.saved is None:
             return None
-        facts = orjson.loads(self.saved)
-        if facts.get("dim") != self.dim or facts.get("rows", 0) > self.size:
+        try:
+            facts = dict(orjson.loads(self.saved))
+        except (TypeError, ValueError) as exc:
+            raise DamagedIndexError("its record in the store is damaged") from exc
+        saved = SavedIndex.of(facts)
+        if saved.dim != self.dim or saved.rows > self.size:
             raise DamagedIndexError("the index was saved from other content")
-        return SavedIndex.of(facts)
+        return saved
 
 
 def state(connection: sqlite3.Connection, embedder: str) -> PoolState | None:
@@ -68,7 +78,16 @@ def state(connection: sqlite3.Connection, embedder: str) -> PoolState | None:
     row = connection.execute(
         "SELECT id, dim, size, removals, saved FROM embedders WHERE name = ?", (embedder,)
     ).fetchone()
-    return None if row is None else PoolState(*row)
+    if row is None:
+        return None
+    number, dim, size, removals, saved = row
+    return PoolState(
+        number,
+        checked_count("dim", dim),
+        checked_count("size", size),
+        checked_count("removals", removals),
+        saved,
+    )
 
 
 def insert_texts(
@@ -200,9 +219,8 @@ def rows_from(
             f"the store is corrupt: texts are missing among the pool rows {start} to {end}; "
             "restore a backup"
         )
-    content = b"".join(vector for _, vector in rows)
-    vectors = np.frombuffer(content, dtype=VECTOR).reshape(len(rows), now.dim)
-    return vectors.astype(np.float16, copy=False), ranks_of([text_hash for text_hash, _ in rows])
+    vectors = to_vectors([vector for _, vector in rows], now.dim)
+    return vectors, ranks_of([text_hash for text_hash, _ in rows])
 
 
 def texts_of(

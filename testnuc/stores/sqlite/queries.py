@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from testnuc.stores.sql_store import check_vectors
-from testnuc.types import Prediction
+from testnuc.stores.sql_store import DamagedRowError, check_vectors, to_prediction
+from testnuc.stores.sqlite.schema import POOL_SHIFT
 
 if TYPE_CHECKING:
-    import sqlite3
+    import os
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from testnuc.protocols import StoredPrediction
+    from testnuc.types import Prediction
 
 __all__ = [
     "OF_EMBEDDER",
     "VECTOR",
+    "answered_texts",
+    "checked_count",
     "insert_predictions",
     "insert_vectors",
     "page_of_vectors",
     "select_in",
     "select_predictions",
     "select_vectors",
-    "to_vector",
+    "to_vectors",
 ]
 
 #: Parameters per statement; older versions of SQLite allow 999.
@@ -71,7 +77,7 @@ def insert_predictions(
             found = connection.execute(
                 "SELECT label, confidence, said FROM predictions WHERE key = ?", (row.key,)
             )
-            stored.append(Prediction(*found.fetchone()))
+            stored.append(to_prediction(*found.fetchone()))
     return stored
 
 
@@ -90,7 +96,7 @@ def select_predictions(
     rows = select_in(
         connection, "SELECT key, label, confidence, said FROM predictions WHERE key IN", keys
     )
-    found = {key: Prediction(*said) for key, *said in rows}
+    found = {key: to_prediction(*said) for key, *said in rows}
     return [found.get(key) for key in keys]
 
 
@@ -126,14 +132,34 @@ def select_vectors(
     """Return the stored vector of each text; with `pooled`, only of texts in the pool."""
     where = "JOIN pool ON pool.vector = vectors.id AND removed IS NULL" if pooled else ""
     statement = f"SELECT hash, vectors.vector FROM vectors {where} WHERE {OF_EMBEDDER} AND hash IN"
-    rows = select_in(connection, statement, hashes, embedder)
-    found = {text_hash: to_vector(blob) for text_hash, blob in rows}
+    rows = list(select_in(connection, statement, hashes, embedder))
+    vectors = to_vectors([blob for _, blob in rows], _dim(connection, embedder))
+    found = dict(zip([text_hash for text_hash, _ in rows], vectors, strict=True))
     return [found.get(h) for h in hashes]
 
 
-def to_vector(blob: bytes) -> NDArray[np.float16]:
-    """Decode a stored vector."""
-    return np.frombuffer(blob, dtype=VECTOR).astype(np.float16, copy=False)
+def to_vectors(blobs: Sequence[bytes], dim: int) -> NDArray[np.float16]:
+    """Decode stored vectors to float16[n, dim]; raises `DamagedRowError` if one is damaged."""
+    size = dim * VECTOR.itemsize
+    for blob in blobs:
+        if type(blob) is not bytes or len(blob) != size:
+            raise DamagedRowError(f"a vector is {blob!r:.40} instead of {size} bytes")
+    vectors = np.frombuffer(b"".join(blobs), dtype=VECTOR).reshape(len(blobs), dim)
+    if not np.isfinite(vectors).all():
+        raise DamagedRowError("a vector contains NaN or infinity")
+    return vectors.astype(np.float16, copy=False)
+
+
+def _dim(connection: sqlite3.Connection, embedder: str) -> int:
+    row = connection.execute("SELECT dim FROM embedders WHERE name = ?", (embedder,)).fetchone()
+    return 0 if row is None else checked_count("dim", row[0])
+
+
+def checked_count(name: str, value: Any) -> int:
+    """Return a stored number; raises `DamagedRowError` if it is none."""
+    if type(value) is not int or not 0 <= value < 1 << POOL_SHIFT:
+        raise DamagedRowError(f"{name} of an embedder is {value!r:.40}")
+    return value
 
 
 def page_of_vectors(
@@ -143,5 +169,15 @@ def page_of_vectors(
     rows = connection.execute(
         f"SELECT hash, vector FROM vectors WHERE {OF_EMBEDDER} AND hash > ? ORDER BY hash LIMIT ?",
         (embedder, after, count),
-    )
-    return [(text_hash, to_vector(blob)) for text_hash, blob in rows]
+    ).fetchall()
+    vectors = to_vectors([blob for _, blob in rows], _dim(connection, embedder))
+    return list(zip([text_hash for text_hash, _ in rows], vectors, strict=True))
+
+
+def answered_texts(path: str | os.PathLike[str]) -> set[bytes] | None:
+    """Return the hashes of the texts that have an answer in a file; None if it is no store."""
+    try:
+        with closing(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True)) as c:
+            return {text for (text,) in c.execute("SELECT DISTINCT text FROM predictions")}
+    except sqlite3.Error:
+        return None

@@ -120,7 +120,7 @@ def migrate(connection: sqlite3.Connection, path: str) -> None:
 
 def _version(connection: sqlite3.Connection, path: str) -> int:
     found = int(connection.execute("PRAGMA user_version").fetchone()[0])
-    if found > len(MIGRATIONS):
+    if not 0 <= found <= len(MIGRATIONS):
         raise StoreError(
             f"the store {path} has schema version {found}, but this version of testnuc supports "
             f"versions up to {len(MIGRATIONS)}; upgrade testnuc, or use another path"

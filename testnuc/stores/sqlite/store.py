@@ -52,8 +52,8 @@ class SqliteStore(SqlStore):
 
     Notes
     -----
-    The file is opened on first use, and again on first use after `close`: several clients can share
-    one object.
+    The file is opened on first use. Several clients can share one object: after as many `close` as
+    `open`, the file is closed, and only `open` opens it again.
     """
 
     _now = "((julianday('now') - 2440587.5) * 86400.0)"
@@ -76,6 +76,11 @@ class SqliteStore(SqlStore):
         self.path = Path(given).absolute()
         self.database = SqliteDatabase(str(self.path), synchronous=synchronous)
 
+    @property
+    def place(self) -> str:
+        """Its absolute path."""
+        return str(self.path)
+
     def __repr__(self) -> str:
         return f"SqliteStore({str(self.path)!r})"
 
@@ -88,10 +93,15 @@ class SqliteStore(SqlStore):
             The file is corrupt, read-only, of another program or of a newer version of testnuc; it
             was not changed.
         """
-        await self.database.open()
+        self.database.acquire()
+        try:
+            await self.database.open()
+        except BaseException:
+            await self.database.close()
+            raise
 
     async def close(self) -> None:
-        """Complete pending work and close the file."""
+        """Complete pending work and close the file, unless another user has opened it, too."""
         await self.database.close()
 
     def pool(self, embedder: str) -> Index:

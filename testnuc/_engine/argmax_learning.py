@@ -1,0 +1,261 @@
+"""Learn a rule for texts with one label: candidates are compared, and the best one may learn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+
+import numpy as np
+
+from testnuc._engine.applying import judged_classes, judged_of, texts_among
+from testnuc.trust.argmax import Argmax, parts_by_level
+from testnuc.trust.calibration import chances, fit_trust
+from testnuc.trust.candidates import (
+    LabelCandidate,
+    candidates_of,
+    choose,
+    chosen_parts,
+    default_model,
+    differing,
+)
+from testnuc.trust.certificates import wants_decisions
+from testnuc.trust.learned import Learned
+from testnuc.trust.model import NEIGHBORS, HeadModel, most_texts, teach
+from testnuc.trust.review import GOALS
+from testnuc.trust.review_context import EarlierJudgment, ReviewContext
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from testnuc._engine.components import Components
+    from testnuc._engine.run import Run
+    from testnuc.trust.candidates import Verdict
+    from testnuc.trust.judgment import Judged, Judgment
+    from testnuc.trust.model import Texts
+
+__all__ = ["MOST_TEXTS", "ArgmaxLearning", "Offer", "PoolFit"]
+
+#: Texts that candidates are fitted on at most.
+MOST_TEXTS = 200_000
+
+F = TypeVar("F")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PoolFit(Generic[F]):
+    """The texts of the pool, and what was fitted on them."""
+
+    digest: bytes
+    run: Run
+    #: Position of each text, by hash.
+    rows: dict[bytes, int]
+    fit: F
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Offer:
+    """What a review draws from, and shows."""
+
+    #: float64[n], of the labels that are kept now.
+    trust: NDArray[np.float64]
+    #: bool[n], the texts on which candidates differ.
+    support: NDArray[np.bool_]
+    #: Row -> the candidates for a text: labels, and what gives each.
+    candidates: Callable[[int], Iterable[tuple[str | None, Sequence[str]]]]
+    context: ReviewContext
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Candidates:
+    texts: Texts
+    candidates: list[LabelCandidate]
+
+
+class ArgmaxLearning:
+    """Learns how texts with one label are labeled."""
+
+    goals = GOALS
+
+    def __init__(self, parts: Components) -> None:
+        self._parts = parts
+
+    def goal(self, goal: str | None, before: Learned | None) -> str | None:
+        """Return the goal of a review, in place of None where there is a better one."""
+        if goal is None and before is not None and not wants_decisions(before, before.certify()):
+            return "certify"
+        return goal
+
+    def offer(
+        self, fitted: PoolFit[_Candidates], before: Learned | None, open_: NDArray[np.bool_]
+    ) -> Offer:
+        """Return what a review draws from; `open_`: bool[n], texts that are not judged."""
+        parts, candidates = self._parts, fitted.fit.candidates
+        names = (*parts.labels.names, None)
+        kept, trust = self._kept(fitted, before)
+
+        def shown(row: int) -> Iterable[tuple[str | None, Sequence[str]]]:
+            given: dict[str | None, list[str]] = {}
+            for candidate in candidates:
+                given.setdefault(names[int(candidate.labels[row])], []).append(candidate.name)
+            if before is not None:
+                given.setdefault(names[int(kept[row])], []).append("what was learned so far")
+            return given.items()
+
+        judged = () if before is None else before.judged
+        context = _context(candidates, judged, fitted.rows, open_, parts)
+        return Offer(trust, differing(candidates), shown, context)
+
+    def learned(self, fitted: PoolFit[_Candidates], judgments: tuple[Judgment, ...]) -> Learned:
+        """Learn from all judgments."""
+        texts, candidates, tree = fitted.fit.texts, fitted.fit.candidates, self._parts.labels.tree
+        judged = judged_of(judgments, fitted.rows, self._parts.labels)
+        where, gold, draws = judged.rows, judged.right.first(), judged.draws
+        proving = draws.only(draws.drawn)
+        rows, labels = where[draws.drawn], gold[draws.drawn]
+        support = differing(candidates)
+        if proving.all_uniform:
+            support = np.ones_like(support)
+        verdict = choose(texts, candidates, rows, labels, proving, support)
+        taught = texts.with_judged(where[gold >= 0], gold[gold >= 0])
+        model, decides, bases = _parts_of(
+            verdict, candidates, taught, every=len(rows) == len(where)
+        )
+        rule = Argmax(
+            decides=decides,
+            model=model,
+            vote=chosen_parts(candidates)[0],
+            bases=() if proving.all_uniform else bases,
+            coefficients=np.empty(0),
+            dissent=_dissent(judged, candidates),
+        )
+        kept = verdict.chosen.labels if decides == "vote" else self._kept_by_settings(fitted)
+        found = model.probabilities(taught)
+        label = rule.label(taught, kept, found)
+        right = (label[where] == gold) & (gold >= 0)
+        coefficients = fit_trust(
+            taught, found, label, rows, right[draws.drawn], proving.probability
+        )
+        trust = chances(taught, found, label, coefficients)
+        levels = parts_by_level(found, label, tree)
+        rule = replace(rule, coefficients=coefficients)
+        return Learned(
+            labels=self._parts.labels.names,
+            name=verdict.chosen.name,
+            rule=rule.with_levels(tree, trust, levels, label[where], gold),
+            gain=verdict.gain,
+            judged=judgments,
+            texts=len(texts),
+            trust=trust.astype(np.float32),
+            rows=where,
+            right=right,
+            person=judged.person,
+            draws=draws,
+        )
+
+    def _kept(
+        self, fitted: PoolFit[_Candidates], learned: Learned | None
+    ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+        """Return the labels that are kept now, as far as learned models give them, and trust."""
+        texts = fitted.fit.texts
+        own = texts.own
+        if learned is not None:
+            known = judged_classes(fitted.run, range(len(texts)), learned)
+            pairs = [(row, classes[0]) for row, (classes, _) in known.items() if classes]
+            judged = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+            texts = texts.with_judged(judged[:, 0], judged[:, 1].astype(np.int32))
+            rule = learned.rule
+            assert isinstance(rule, Argmax)
+            kept = own if rule.decides != "vote" else rule.vote.label(texts)
+            labels = rule.apply(texts, kept, self._parts.labels.tree)
+            assert labels.trust is not None
+            return labels.first(), np.nan_to_num(labels.trust)
+        model = default_model(fitted.fit.candidates)
+        found = model.probabilities(texts)
+        trust = found[np.arange(len(texts)), np.maximum(own, 0)].astype(np.float64)
+        return own, np.where(own >= 0, trust, 0.0)
+
+    def _kept_by_settings(self, fitted: PoolFit[_Candidates]) -> NDArray[np.int32]:
+        """Return the labels that the settings of the client give without judgments."""
+        votes = fitted.run.votes
+        votes.settings = self._parts.settings
+        votes.decide_by_settings()
+        votes.fit_prior()
+        return votes.result(slice(0, fitted.run.batch.n_own)).label
+
+    def wanted(self) -> tuple[int, int]:
+        """Return the most texts to fit on, and the neighbors of each."""
+        return most_texts(len(self._parts.labels.names), MOST_TEXTS), NEIGHBORS
+
+    def fit(self, found: Run, vectors: NDArray[np.float16], hashes: Sequence[bytes]) -> _Candidates:
+        """Fit the candidates on the texts of the pool that have a prediction."""
+        n = len(hashes)
+        texts = texts_among(found, np.arange(n), vectors, found.answers.label[:n].copy())
+        candidates = candidates_of(texts)
+        for i, candidate in enumerate(candidates):
+            if isinstance(candidate.model, HeadModel):
+                candidates[i] = replace(candidate, model=candidate.model.rounded())
+        return _Candidates(texts, candidates)
+
+
+def _dissent(judged: Judged, candidates: Sequence[LabelCandidate]) -> tuple[int, int]:
+    """Return how often candidates agree with a referee that contradicts the LLM, and how not."""
+    rows, gold = judged.rows, judged.right.first()
+    against = ~judged.person & (gold >= 0) & (candidates[0].labels[rows] != gold)
+    backed = np.zeros(len(rows), dtype=np.bool_)
+    for candidate in candidates[1:]:
+        backed |= candidate.labels[rows] == gold
+    return int((against & backed).sum()), int((against & ~backed).sum())
+
+
+def _context(
+    candidates: Sequence[LabelCandidate],
+    judgments: Sequence[Judgment],
+    rows: Mapping[bytes, int],
+    open_: NDArray[np.bool_],
+    parts: Components,
+) -> ReviewContext:
+    """Return what the page of a review shows, with the judgments before this review.
+
+    `rows` is the position of each text of the pool, by hash; `open_`: bool[n], not judged.
+    """
+    drawn = [j for j in judgments if j.probability is not None]
+    judged, labels = judged_of(drawn, rows, parts.labels), parts.labels
+    gold = judged.right.first().tolist()
+    earlier = tuple(
+        EarlierJudgment(
+            float(judged.draws.probability[at]),
+            float(judged.draws.floor[at]),
+            label >= 0,
+            tuple(label >= 0 and int(c.labels[row]) == label for c in candidates),
+        )
+        for at, (row, label) in enumerate(zip(judged.rows.tolist(), gold, strict=True))
+    )
+    return ReviewContext(
+        candidates=tuple((c.name, c.share, c.teachable) for c in candidates),
+        earlier=earlier,
+        differing=int((differing(candidates) & open_).sum()),
+        unlabeled=int(((candidates[0].labels < 0) & open_).sum()),
+        descriptions=labels.descriptions,
+        instructions=parts.instructions,
+        none_label=labels.none_label,
+    )
+
+
+def _parts_of(
+    verdict: Verdict, candidates: Sequence[LabelCandidate], taught: Texts, *, every: bool
+) -> tuple[HeadModel, Literal["settings", "vote", "head"], tuple[HeadModel, ...]]:
+    """Return the model, what decides, and the models that bound where a taught one does."""
+    chosen = verdict.chosen
+    if not isinstance(chosen.model, HeadModel):
+        kind: Literal["settings", "vote"] = "vote" if chosen.model.k else "settings"
+        return default_model(candidates), kind, ()
+    if chosen in candidates:
+        return chosen.model, "head", ()
+    model = chosen.model
+    if not every:
+        # judgments that prove nothing teach, too
+        assert chosen.base is not None
+        model = teach(chosen.base, taught)
+    return model.rounded(), "head", chosen_parts(candidates)[1]

@@ -1,0 +1,108 @@
+"""What a run reports: progress, notes, warnings, a summary in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import warnings
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from testnuc._engine.shortlist import coverage_of
+from testnuc._engine.small_pool import few_neighbors, few_predictions
+from testnuc._engine.votes import note_of_kept
+from testnuc._engine.whole_list import compare_with_whole_list
+from testnuc.progress import start_progress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from testnuc._engine.components import Components
+    from testnuc._engine.run import Run
+    from testnuc.errors import SmallPoolWarning
+    from testnuc.progress import Observer
+    from testnuc.results import Results
+
+__all__ = ["compare", "coverage", "shown", "summarize", "warn_of_few"]
+
+_log = logging.getLogger("testnuc.client")
+
+#: `stacklevel` of warnings: the code that called the client.
+_CALLER = 4
+
+
+@contextmanager
+def shown(parts: Components, total: int, *, progress: bool | Observer) -> Iterator[Observer]:
+    """Show progress; failed attempts are passed on to an observer that wants them."""
+    before = parts.meter.mark()
+    bar = start_progress(progress, total, lambda: parts.meter.since(before))
+    try:
+        with parts.transport.observed(getattr(bar, "note", None)):
+            yield bar
+    finally:
+        bar.close()
+
+
+async def compare(parts: Components, run: Run, lane: str) -> None:
+    """Note what a vote would change, and how prompts that show some labels compare."""
+    if parts.labels.multilabel and parts.referee is None:
+        note = await asyncio.to_thread(note_of_kept, run.votes, run.batch.n_own)
+        run.notes.append(note)
+    if parts.shortlist is not None and lane == "live":
+        live = parts.pipeline.lanes["live"]
+        await compare_with_whole_list(run, parts.predictor, live)
+
+
+def coverage(parts: Components, run: Run) -> dict[str, int]:
+    """Return how many shortlists hold each label, and note those that none holds."""
+    labels, lists = parts.labels, run.batch.shortlists
+    if lists is None:
+        return {}
+    found, note = coverage_of(lists, labels.names, labels.none_label)
+    run.notes.append(note)
+    return found
+
+
+def summarize(parts: Components, results: Results, distinct_texts: int) -> None:
+    """Log a summary of a run, and record its texts in the telemetry."""
+    usage, failed, outside = results.usage, len(results.errors), len(results.outside)
+    unlabeled = results.labels.count(None)
+    _log.log(
+        logging.WARNING if failed or outside else logging.INFO,
+        "%s: %d texts (%d distinct), %d calls, %d predictions from the store, %d texts whose "
+        "own call failed, %d answers outside the labels, %d texts without a label, %s USD, "
+        "%.1f s",
+        parts.model,
+        len(results),
+        distinct_texts,
+        usage.calls,
+        usage.store_hits,
+        failed,
+        outside,
+        unlabeled,
+        "unknown" if usage.usd is None else f"{usage.usd:.6f}",
+        results.seconds,
+    )
+    if results.learned is None and results.diagnosis is not None:
+        _log.info("%s", results.diagnosis.sentence())
+    telemetry = parts.telemetry
+    if telemetry is not None:
+        telemetry.texts("labeled", len(results) - unlabeled)
+        telemetry.texts("unlabeled", unlabeled)
+
+
+def warn_of_few(parts: Components, run: Run) -> None:
+    """Warn, once for each client, if a pool has few neighbors, or few predictions to decide by."""
+    settings = run.votes.settings
+    if run.votes.diagnosis is not None:
+        _warn(parts, few_predictions(run.votes.diagnosis.predictions))
+    if settings.policy is not None and not settings.needs_no_neighbors and not run.failure:
+        found = int((run.batch.neighbors >= 0).sum(axis=1).max(initial=0))
+        stored = parts.pipeline.neighbors == "stored"
+        _warn(parts, few_neighbors(settings.k, len(parts.pool), found, stored=stored))
+
+
+def _warn(parts: Components, warning: SmallPoolWarning | None) -> None:
+    if warning is not None and not parts.warned:
+        parts.warned = True
+        warnings.warn(warning, stacklevel=_CALLER)

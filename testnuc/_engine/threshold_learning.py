@@ -1,0 +1,141 @@
+"""Learn a rule for texts that can have several labels: thresholds of scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from testnuc._engine.applying import judged_of
+from testnuc._engine.argmax_learning import MOST_TEXTS, Offer, PoolFit
+from testnuc.trust.head import OneVsRest, fit_one_vs_rest, folds_of
+from testnuc.trust.label_scores import LabelScores, scores_of
+from testnuc.trust.learned import Learned
+from testnuc.trust.review_context import ReviewContext
+from testnuc.trust.thresholds import Thresholds, learn_thresholds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from testnuc._engine.components import Components
+    from testnuc._engine.run import Run
+    from testnuc.trust.judgment import Judgment
+
+__all__ = ["ThresholdLearning"]
+
+#: Texts that a head is fitted on, and cells of these texts times labels, at most.
+_FITTED, _CELLS = 40_000, 1 << 26
+#: What gives labels, before anything is learned and after.
+_KEPT = ("the vote", "what was learned so far")
+#: Labels that are shown with a text: those with at least this score.
+_SHOWN = 0.1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Scored:
+    """What speaks for the labels of the texts of the pool."""
+
+    scores: LabelScores
+    heads: tuple[OneVsRest, ...]
+    #: The threshold of the vote settings.
+    usual: float
+
+
+class ThresholdLearning:
+    """Learns how texts that can have several labels are labeled."""
+
+    goals = ("certify", "correct")
+
+    def __init__(self, parts: Components) -> None:
+        self._parts = parts
+
+    def goal(self, goal: str | None, before: Learned | None) -> str:  # noqa: ARG002
+        """Return the goal of a review, in place of None where there is a better one."""
+        return goal or "certify"
+
+    def offer(
+        self, fitted: PoolFit[_Scored], before: Learned | None, open_: NDArray[np.bool_]
+    ) -> Offer:
+        """Return what a review draws from; `open_`: bool[n], texts that are not judged."""
+        parts, scores = self._parts, fitted.fit.scores
+        vote = scores.vote
+        if before is None:
+            # nothing is calibrated: the weight on the side of the closest decision
+            likely, given, trust = vote.share, scores.given, np.ones(len(scores))
+            np.minimum.at(trust, vote.rows, np.where(given, likely, 1 - likely))
+        else:
+            assert isinstance(before.rule, Thresholds)
+            found = before.rule.decide(scores)
+            assert found.trust is not None
+            likely, given, trust = found.share, found.is_given(), found.trust
+        names, kept_own = parts.labels.names, parts.pipeline.settings.keeps_own
+        kept = () if kept_own else (_KEPT[before is not None],)
+
+        def shown(row: int) -> list[tuple[str, list[str]]]:
+            at = np.arange(vote.starts[row], vote.starts[row + 1])
+            at = at[scores.own[at] | given[at] | (likely[at] >= _SHOWN)]
+            candidates = []
+            for place in at[np.argsort(-likely[at], kind="stable")].tolist():
+                by = [*(("the LLM",) if scores.own[place] else ()), *(kept if given[place] else ())]
+                candidates.append(
+                    (names[vote.label[place]], [*by, f"share {vote.share[place]:.2f}"])
+                )
+            return candidates
+
+        changed = np.zeros(len(scores), dtype=np.bool_)
+        # where labels are the LLM's own, those that a vote would change
+        other = vote.share > fitted.fit.usual if kept_own else given
+        changed[vote.rows[scores.by_llm() != other]] = True
+        context = ReviewContext(
+            differing=int((changed & open_).sum()),
+            unlabeled=int((~scores.answered & open_).sum()),
+            descriptions=parts.labels.descriptions,
+            instructions=parts.instructions,
+        )
+        return Offer(trust, np.ones(len(scores), dtype=np.bool_), shown, context)
+
+    def learned(self, fitted: PoolFit[_Scored], judgments: tuple[Judgment, ...]) -> Learned:
+        """Learn from all judgments."""
+        labels, fit = self._parts.labels, fitted.fit
+        judged = judged_of(judgments, fitted.rows, labels)
+        lesson = learn_thresholds(fit.scores, judged, len(labels.names), fit.usual, fit.heads)
+        return Learned(
+            labels=labels.names,
+            name=lesson.name,
+            rule=lesson.rule,
+            gain=lesson.gain,
+            judged=judgments,
+            texts=len(fit.scores),
+            trust=lesson.trust,
+            rows=judged.rows,
+            right=lesson.right,
+            person=judged.person,
+            draws=judged.draws,
+        )
+
+    def wanted(self) -> tuple[int, int]:
+        """Return the most texts to fit on, and the neighbors of each."""
+        return MOST_TEXTS, self._parts.settings.k
+
+    def fit(self, found: Run, vectors: NDArray[np.float16], hashes: Sequence[bytes]) -> _Scored:
+        """Fit a head on the LLM's own labels."""
+        n, n_classes = found.batch.n_own, len(found.batch.labels.names)
+        pool = found.answers.labels()
+        folds = folds_of(hashes)
+        used = np.flatnonzero(pool.known[:n])
+        most = min(_FITTED, max(1, _CELLS // n_classes))
+        if len(used) > most:
+            used = used[np.linspace(0, len(used) - 1, most).astype(np.int64)]
+        place = np.full(len(pool), -1, dtype=np.int64)
+        place[used] = np.arange(len(used))
+        row = place[pool.rows]
+        targets = np.zeros((len(used), n_classes), dtype=np.float32)
+        targets[row[row >= 0], pool.label[row >= 0]] = 1
+        fitted = fit_one_vs_rest(vectors[used], targets, folds[used])
+        heads = tuple(head.rounded() for head in fitted)
+        voted = found.votes.of_each_label(slice(0, n))
+        scores = scores_of(voted, pool, folds, n_classes, heads, vectors)
+        return _Scored(scores, heads, found.votes.threshold)

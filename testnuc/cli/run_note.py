@@ -1,0 +1,107 @@
+"""What the command line remembers of a run: a note beside its output, for later commands."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from testnuc._base.jsonl import write_whole
+from testnuc.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["RunNote", "folder_of"]
+
+_NAME = "output.json"
+#: Options that change how a run goes, not what it writes.
+_NO_MATTER = frozenset(
+    {
+        "store",
+        "api_key",
+        "budget_usd",
+        "max_concurrency",
+        "requests_per_minute",
+        "tokens_per_minute",
+    }
+)
+
+
+def folder_of(output: str) -> Path:
+    """Return the folder beside an output, for its note and the stores of its answers."""
+    return Path(f"{output}.resume")
+
+
+@dataclass(frozen=True, slots=True)
+class RunNote:
+    """The run that wrote an output; empty where nothing is known."""
+
+    #: The name of its store, in the same folder.
+    store: str | None = None
+    text_column: str | None = None
+    #: The digest of what was written.
+    written: str | None = None
+    #: The options that decided what was written, with labels that were read from their file.
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, output: str) -> RunNote:
+        """Return the note beside an output; what is malformed is left out."""
+        try:
+            facts = orjson.loads((folder_of(output) / _NAME).read_bytes())
+        except (OSError, ValueError):
+            return cls()
+        facts = facts if isinstance(facts, dict) else {}
+        store, column, written = (
+            value if isinstance(value := facts.get(name), str) else None
+            for name in ("store", "text_column", "written")
+        )
+        options = facts.get("options")
+        return cls(store, column, written, options if isinstance(options, dict) else {})
+
+    @classmethod
+    def written_now(
+        cls, output: str, store: str | None, text_column: str, options: Mapping[str, Any]
+    ) -> RunNote:
+        """Return the note of an output that was just written.
+
+        `store` is a name in the folder; None is a store elsewhere, and leaves what was noted.
+        """
+        return cls(store or cls.of(output).store, text_column, _digest(output), noted(options))
+
+    def save(self, output: str) -> None:
+        """Write the note beside its output; if it cannot be written, options must be repeated."""
+        with suppress(OSError, InvalidInputError):
+            folder_of(output).mkdir(exist_ok=True)
+            write_whole(folder_of(output) / _NAME, [orjson.dumps(asdict(self), default=str)])
+
+    def says(self, output: str, options: Mapping[str, Any]) -> bool:
+        """Whether an output is what a run with these options wrote, as far as is known."""
+        if not self.options:
+            return True
+        # an embedder that is not named is that of the store
+        known = {} if options["embedder"] else {"embedder": self.options.get("embedder")}
+        return self.written == _digest(output) and self.options == noted(options) | known
+
+
+def noted(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a run that its note holds."""
+    kept = {name: value for name, value in options.items() if name not in _NO_MATTER}
+    # a password may be part of an address
+    if "@" in str(kept.get("base_url", "")):
+        del kept["base_url"]
+    found: dict[str, Any] = orjson.loads(orjson.dumps(kept, default=str))
+    return found
+
+
+def _digest(file: str) -> str | None:
+    try:
+        with Path(file).open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError:
+        return None

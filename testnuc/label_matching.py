@@ -1,0 +1,123 @@
+"""Whether a reply is a label: what folding ignores, and what counts as a typo."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import TYPE_CHECKING
+
+from rapidfuzz import process
+from rapidfuzz.distance import OSA
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+__all__ = ["fold_case", "fold_punctuation", "typo_of"]
+
+#: Letters of the shortest word that can have a typo: shorter ones mean something else too often.
+_LETTERS = 5
+_ROMAN = re.compile("[ivxlcdm]+")
+#: A typo in such a word could make it another one ("nothing" and "noting").
+_NEGATIONS = frozenset(
+    {"barely", "cannot", "except", "hardly", "neither", "never", "nobody", "nothing", "nowhere"}
+    | {"rarely", "unless", "without"}
+)
+#: Punctuation that is a part of what stands before it, at the end of a word: C#, A-, 50%.
+_SUFFIXES = "#%-"
+_MINUS = "\N{MINUS SIGN}"
+
+
+def fold_case(text: str) -> str:
+    """Normalize case, white space and Unicode composition."""
+    text = unicodedata.normalize("NFKC", text).casefold()
+    return " ".join(unicodedata.normalize("NFKC", text).split())
+
+
+def fold_punctuation(folded: str) -> str:
+    """Remove punctuation, except where it can carry the meaning.
+
+    Symbols such as ``+`` and emoji stay; so does the punctuation of numbers (-1, 1.5, .5, 2-4,
+    50%), at the end of a word or of the text (C#, A-, "A -"), and an exclamation mark before a word
+    (!important).
+    """
+    if folded.isalnum():
+        return folded
+    characters = [
+        "-" if c == _MINUS or unicodedata.category(c) == "Pd" else c for c in f" {folded} "
+    ]
+    kept = [
+        " " if unicodedata.category(c)[0] == "P" and not _carries_meaning(characters, at) else c
+        for at, c in enumerate(characters)
+    ]
+    return " ".join("".join(kept).split())
+
+
+def _carries_meaning(characters: Sequence[str], at: int) -> bool:
+    """Whether the punctuation at a position, which is neither the first nor the last, stays."""
+    mark, before, after = characters[at], characters[at - 1], characters[at + 1]
+    if before.isdigit() and after.isdigit():
+        return mark != "_"
+    if mark in _SUFFIXES and before.isalnum() and not after.isalnum() and after != mark:
+        return True
+    alone = mark in _SUFFIXES and before == " " and at > 1 and after != mark
+    if alone and not any(map(str.isalnum, characters[at:])):  # "C #" is perhaps not C
+        return True
+    if mark in ".," and after.isdigit():
+        return not before.isalnum() and before != mark
+    if mark == "!":
+        return after.isalnum() and not before.isalnum()
+    # a sign, also after a space: "- 1" is perhaps not 1
+    number = after if after != " " or at + 2 == len(characters) else characters[at + 2]
+    return mark == "-" and number.isdigit() and not before.isalnum()
+
+
+def typo_of(folded: str, forms: Collection[str]) -> str | None:
+    """Return the only form that a reply misspells by one letter, or None.
+
+    One word lacks a letter, or has one too many: inside the word, or an s at its end. Both forms of
+    it have at least five Latin letters and are neither numerals nor negations. All other words are
+    the same. A form that resembles another one as closely is never returned, and neither is one
+    with another letter in place of one, or with two letters that changed places: "prescribe" and
+    "proscribe", "trial" and "trail" are all words.
+    """
+    close = _close(folded, forms)
+    if len(close) != 1 or not _one_letter_off(folded, close[0]):
+        return None
+    return close[0] if len(_close(close[0], forms)) == 1 else None
+
+
+def _close(form: str, forms: Collection[str]) -> list[str]:
+    """Return the forms that differ from one in at most one edit, itself included."""
+    return [
+        similar for similar, *_ in process.extract(form, forms, scorer=OSA.distance, score_cutoff=1)
+    ]
+
+
+def _one_letter_off(one: str, other: str) -> bool:
+    words, others = one.split(), other.split()
+    if len(words) != len(others):
+        return False
+    pairs = [(a, b) for a, b in zip(words, others, strict=True) if a != b]
+    return len(pairs) == 1 and _misspells(*pairs[0])
+
+
+def _misspells(word: str, other: str) -> bool:
+    short, long = sorted((word, other), key=len)
+    if len(short) < _LETTERS or len(long) != len(short) + 1:
+        return False
+    if _NEGATIONS & {short, long} or _ROMAN.fullmatch(short) or _ROMAN.fullmatch(long):
+        return False
+    if not all(map(_is_latin, long)):
+        return False
+    at = next((i for i, (a, b) in enumerate(zip(short, long, strict=False)) if a != b), len(short))
+    if short[at:] != long[at + 1 :]:
+        return False
+    if at == len(short):
+        return long[-1] == "s" != short[-1]
+    return at > 0  # "symptomatic" and "asymptomatic"
+
+
+def _is_latin(character: str) -> bool:
+    if character.isascii():
+        return character.isalpha()
+    return unicodedata.name(character, "").startswith("LATIN SMALL LETTER")

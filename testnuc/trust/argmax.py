@@ -1,0 +1,288 @@
+"""The rule where a text has one label: the most probable one, and its trust.
+
+The chance that a parent of a label in a tree is right is the chance of the label, and of what is
+left the part that a model gives the other labels below the parent. Trust comes from
+`testnuc.trust.calibration`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+
+from testnuc._base.display import brief
+from testnuc.trust.calibration import chances
+from testnuc.trust.head import Softmax
+from testnuc.trust.model import MOST_CELLS, HeadModel, VoteModel, float32
+from testnuc.voting import Labels
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from testnuc.label_tree import LabelTree
+    from testnuc.trust.model import Ground, Texts
+
+__all__ = ["Argmax", "labels_of", "parts_by_level", "second", "shown_shares", "trust_of_level"]
+
+#: Parts of `MOST_CELLS` cells that are applied one by one to more texts.
+_PARTS = 8
+#: Smaller shares of a label are not shown.
+_LEAST_SHARE = 0.01
+_TINY, _TINY_REST = 1e-4, 1e-6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Argmax:
+    """Texts get the most probable label, or the one that the vote settings give them."""
+
+    __repr__ = brief
+
+    #: In words: what is trusted, and what a gain is measured in.
+    trusted: ClassVar[str] = "a label is right"
+    measured: ClassVar[str] = ""
+
+    #: "settings": labels stay as they are without judgments; else what decides.
+    decides: Literal["settings", "vote", "head"]
+    #: Gives the labels, if `decides` is "head", and the probabilities behind trust in any case.
+    model: HeadModel
+    vote: VoteModel
+    #: If the vote and all these models return the LLM's label, so does `model`; empty: no check.
+    bases: tuple[HeadModel, ...]
+    #: float64[FOLDS, 3]: coefficients of the trust calibration.
+    coefficients: NDArray[np.float64]
+    #: Counts of texts on which a referee contradicted the LLM: another candidate agreed with the
+    #: referee; none did.
+    dissent: tuple[int, int] = (0, 0)
+    #: Of labels in a tree: trust of all texts at each level above the label, float32[depth - 1,
+    #: texts], and whether the level was right for the judged ones; None: they are not.
+    level_trust: NDArray[np.float32] | None = None
+    level_right: NDArray[np.bool_] | None = None
+
+    @property
+    def referee_better(self) -> bool:
+        """Whether `dissent` suggests that the referee is more accurate than the LLM.
+
+        Its answers that contradict the LLM are then more often than not those of another candidate:
+        neighbors and model do not know them, so mistakes rarely agree.
+        """
+        backed, alone = self.dissent
+        return backed > alone
+
+    def apply(self, texts: Texts, kept: NDArray[np.int32], tree: LabelTree | None = None) -> Labels:
+        """Label texts; `kept`, by the vote settings, stays unless a head decides."""
+        cells = len(texts) * texts.n_classes
+        if cells <= MOST_CELLS:
+            return self._applied(texts, kept, tree)
+        models = (self.model, *self.bases)
+        labels = [model.neighbor_labels(texts) for model in models]
+        made: list[Labels] = []
+        for rows in np.array_split(np.arange(len(texts)), _PARTS * -(-cells // MOST_CELLS)):
+            part, places = texts.part(rows)
+            grounds = [m.ground(part, of[places]) for m, of in zip(models, labels, strict=True)]
+            made.append(self._applied(part, kept[rows], tree, grounds))
+        return Labels.stacked(made)
+
+    def _applied(
+        self,
+        texts: Texts,
+        kept: NDArray[np.int32],
+        tree: LabelTree | None,
+        grounds: Sequence[Ground] = (),
+    ) -> Labels:
+        found = self.model.probabilities(texts, grounds[0] if grounds else None)
+        label = self.label(texts, kept, found, grounds[1:])
+        trust = chances(texts, found, label, self.coefficients)
+        return labels_of(found, label, trust, tree, shares=self.decides == "head")
+
+    def label(
+        self,
+        texts: Texts,
+        kept: NDArray[np.int32],
+        found: NDArray[np.float32],
+        grounds: Sequence[Ground] = (),
+    ) -> NDArray[np.int32]:
+        """Return int32[b], the label of each text.
+
+        `found`, float32[b, C], are the probabilities of the model, and `grounds` those of the
+        bases.
+        """
+        if self.decides != "head":
+            return kept
+        label, own = self.model.label_of(found, texts), texts.own[: len(texts)]
+        if self.bases:
+            given: Sequence[Ground | None] = grounds or [None] * len(self.bases)
+            plain = replace(texts, judged=None)
+            others = [self.vote.label(plain)]
+            others += [m.label(plain, of) for m, of in zip(self.bases, given, strict=True)]
+            changed = np.any([labels != own for labels in others], axis=0)
+            label = np.where(changed | (own < 0), label, own).astype(np.int32)
+        return label
+
+    def with_levels(
+        self,
+        tree: LabelTree | None,
+        trust: NDArray[np.float64],
+        parts: NDArray[np.float32] | None,
+        given: NDArray[np.int32],
+        gold: NDArray[np.int32],
+    ) -> Argmax:
+        """Return the same, with the trust of all texts at each level of a tree of labels.
+
+        `trust` is that of their labels, and `parts` are those of `parts_by_level`. `given` and
+        `gold` are label and right label, -1 = none, of the judged texts.
+        """
+        if tree is None or parts is None:
+            return self
+        known = (given >= 0) & (gold >= 0)
+        nodes = [tree.nodes(level) for level in range(1, tree.depth)]
+        levels = [trust_of_level(trust, part) for part in parts.T]
+        right = [known & (of[given] == of[gold]) for of in nodes]
+        return replace(
+            self,
+            level_trust=np.array(levels, dtype=np.float32).reshape(len(nodes), -1),
+            level_right=np.array(right, dtype=np.bool_).reshape(len(nodes), -1),
+        )
+
+    def packed(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """Return its plain values and its arrays."""
+        arrays: dict[str, NDArray[Any]] = {
+            "vote": np.array([self.vote.k, self.vote.own_weight]),
+            "coefficients": self.coefficients,
+        }
+        if self.level_trust is not None and self.level_right is not None:
+            arrays |= {"level_trust": self.level_trust, "level_right": self.level_right}
+        models = []
+        for number, model in enumerate([self.model, *self.bases]):
+            heads = np.stack([head.weights for head in model.heads]).astype(np.float16)
+            arrays[f"heads{number}"] = heads
+            arrays[f"scale{number}"] = model.scale
+            if model.moves is not None:
+                arrays[f"moves{number}"] = model.moves.astype(np.float16)
+            models.append([model.care, model.power])
+        return {"decides": self.decides, "dissent": self.dissent, "models": models}, arrays
+
+    @classmethod
+    def unpacked(cls, header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Argmax:
+        """Return what `packed` returned, from it."""
+        models = [
+            HeadModel(
+                tuple(Softmax(w.astype(np.float32)) for w in arrays[f"heads{number}"]),
+                arrays[f"scale{number}"],
+                care,
+                power,
+                float32(arrays.get(f"moves{number}")),
+            )
+            for number, (care, power) in enumerate(header["models"])
+        ]
+        k, own_weight = arrays["vote"].tolist()
+        return cls(
+            decides=header["decides"],
+            model=models[0],
+            vote=VoteModel(int(k), own_weight),
+            bases=tuple(models[1:]),
+            coefficients=arrays["coefficients"],
+            dissent=tuple(header["dissent"]),
+            level_trust=arrays.get("level_trust"),
+            level_right=arrays.get("level_right"),
+        )
+
+
+def labels_of(
+    found: NDArray[np.float32],
+    label: NDArray[np.int32],
+    trust: NDArray[np.float64],
+    tree: LabelTree | None,
+    *,
+    shares: bool,
+) -> Labels:
+    """Return one label for each text, and its alternative, from the probabilities of a model.
+
+    `found`: float32[b, C], rows sum to 1; `label`: int32[b], -1 = none; `trust`: float64[b];
+    `shares`: whether all labels that the model finds likely are candidates.
+    """
+    b, at = len(label), np.arange(len(label))
+    other, part = second(found, label)
+    shown = shown_shares(found, label) if shares else np.zeros_like(found)
+    chosen = np.zeros(found.shape, dtype=np.bool_)
+    chosen[at[label >= 0], label[label >= 0]] = True
+    next_best = np.zeros_like(chosen)
+    next_best[at[other >= 0], other[other >= 0]] = True
+    rows, columns = np.nonzero(chosen | next_best | (shown > 0))
+    given = chosen[rows, columns]
+    # of what is left: label and alternative together are at most 1
+    rest = np.where(next_best[rows, columns], (1 - trust[rows]) * part[rows], np.nan)
+    levels = parts_by_level(found, label, tree)
+    return Labels.pairs(
+        b,
+        rows,
+        columns,
+        # the label first, also where no shares are known
+        shown[rows, columns] if shares else given.astype(np.float32),
+        given=given,
+        chance=np.where(given, trust[rows], rest),
+        trust=np.where(label >= 0, trust, np.nan),
+        known=label >= 0,
+        level_trust=None if levels is None else trust_of_level(trust[:, None], levels),
+    )
+
+
+def second(
+    found: NDArray[np.float32], label: NDArray[np.int32]
+) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    """Return the most probable other label, and its part of the probability of all others."""
+    at = np.flatnonzero(label >= 0)
+    given = found[at, label[at]].copy()
+    found[at, label[at]] = 0
+    other = found.argmax(axis=1).astype(np.int32)
+    rest = found.sum(axis=1, dtype=np.float64)
+    part = found[np.arange(len(found)), other] / np.maximum(rest, _TINY)
+    found[at, label[at]] = given
+    return np.where(rest > 0, other, -1).astype(np.int32), part
+
+
+def shown_shares(found: NDArray[np.float32], label: NDArray[np.int32]) -> NDArray[np.float32]:
+    """Return the shares that are shown: none is larger than that of the kept label."""
+    shown = found.copy()
+    at = np.arange(len(label))
+    # an LLM's own label that was kept out of care
+    shown[at, label] = np.maximum(shown[at, label], shown.max(axis=1))
+    shown[shown < _LEAST_SHARE] = 0
+    result: NDArray[np.float32] = shown / shown.sum(axis=1, keepdims=True)
+    return result
+
+
+def parts_by_level(
+    found: NDArray[np.float32], label: NDArray[np.int32], tree: LabelTree | None
+) -> NDArray[np.float32] | None:
+    """Return what the other labels below each parent of a label are given, float32[b, depth - 1].
+
+    Parts of what a model, whose probabilities are float32[b, C], gives all labels except the text's
+    own. None: labels are not in a tree.
+    """
+    if tree is None:
+        return None
+    made = np.zeros((len(found), tree.depth - 1), dtype=np.float32)
+    at = np.flatnonzero(label >= 0)
+    given = label[at]
+    own = found[at, given].astype(np.float64)
+    rest = np.maximum(found[at].sum(axis=1, dtype=np.float64) - own, _TINY_REST)
+    for level in range(1, tree.depth):
+        nodes = tree.nodes(level)
+        order = np.argsort(nodes, kind="stable")
+        starts = np.flatnonzero(np.diff(nodes[order], prepend=-1))
+        mass = np.add.reduceat(found[at][:, order], starts, axis=1, dtype=np.float64)
+        below = mass[np.arange(len(at)), nodes[given]] - own
+        made[at, level - 1] = np.clip(below / rest, 0, 1)
+    return made
+
+
+def trust_of_level(
+    trust: NDArray[np.float64] | np.float64, part: NDArray[np.floating]
+) -> NDArray[np.float64]:
+    """Return the chance that a parent is right, from that of the label and its siblings' part."""
+    made: NDArray[np.float64] = np.asarray(trust + (1 - trust) * part, dtype=np.float64)
+    return made

@@ -1,0 +1,218 @@
+"""Texts with several labels: what speaks for each label, and thresholds by judged texts.
+
+The score of a text and a label is the share of the vote, or the mean of the share and of a head's
+probability. A label is given if its score is above its threshold. Thresholds maximize::
+
+    sum of the Jaccard index over the judged texts - 20 * sum of (threshold - pooled threshold) ** 2
+
+so that the threshold of a label moves away from the pooled one only as far as judgments demand it:
+by 0.2 if that gains 0.8 texts. The pooled one moves away from that of the vote settings likewise.
+Thresholds are fitted without the fold of the texts that they apply to, as in `testnuc.trust.model`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from testnuc._base.display import brief
+from testnuc.trust.head import FOLDS, predict_folds
+from testnuc.voting import Labels, places_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from testnuc.trust.head import OneVsRest
+
+__all__ = ["LabelScores", "counts", "fit_thresholds", "jaccard", "scores_of"]
+
+#: Cells of texts times labels that are in memory at a time.
+_CELLS = 1 << 22
+#: A label that only the head speaks for is dropped below this probability.
+_LEAST = 0.05
+_GRID = np.arange(0.025, 1, 0.05)
+#: Jaccard index that a squared move of a threshold must gain.
+_STRENGTH = 20.0
+_ROUNDS = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelScores:
+    """What speaks for each label of n texts."""
+
+    __repr__ = brief
+
+    #: The labels that anything speaks for, in their order, with the shares of the vote and those
+    #: that it gives under the vote settings; known: anything voted.
+    vote: Labels
+    #: float32[T], probabilities by a head; the shares without one.
+    heads: NDArray[np.float32]
+    #: bool[T], whether the LLM gave the label.
+    own: NDArray[np.bool_]
+    #: bool[n], whether the LLM's labels are known.
+    answered: NDArray[np.bool_]
+    #: int64[n].
+    folds: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.folds)
+
+    @property
+    def given(self) -> NDArray[np.bool_]:
+        """Which labels the vote gives under the vote settings, bool[T]."""
+        return self.vote.is_given()
+
+    def at(self, rows: NDArray[np.int64]) -> LabelScores:
+        """Return the scores of some texts."""
+        at, _ = places_of(self.vote.starts, rows)
+        return LabelScores(
+            self.vote.at(rows), self.heads[at], self.own[at], self.answered[rows], self.folds[rows]
+        )
+
+    def scores(self, *, with_head: bool) -> NDArray[np.float32]:
+        """Return the score of each pair, float32[T]."""
+        return (self.vote.share + self.heads) * np.float32(0.5) if with_head else self.vote.share
+
+    def without_head(self) -> NDArray[np.bool_]:
+        """Return which labels more than a head speaks for, bool[T]."""
+        return (self.vote.share > 0) | self.own | self.given
+
+    def above(
+        self, thresholds: NDArray[np.float32], *, with_head: bool = False
+    ) -> NDArray[np.bool_]:
+        """Return which labels have a score above float32[FOLDS, C]; as before without a vote."""
+        rows = self.vote.rows
+        above = self.scores(with_head=with_head) > thresholds[self.folds[rows], self.vote.label]
+        return np.where(self.vote.known[rows], above, self.given)
+
+    def by_llm(self) -> NDArray[np.bool_]:
+        """Return which labels the LLM gave; those of the vote where its labels are unknown."""
+        return np.where(self.answered[self.vote.rows], self.own, self.given)
+
+
+def scores_of(
+    voted: Labels,
+    pool: Labels,
+    folds: NDArray[np.int64],
+    n_classes: int,
+    heads: Sequence[OneVsRest] = (),
+    vectors: NDArray[np.floating] | None = None,
+) -> LabelScores:
+    """Return what speaks for the labels of the first n texts of a pool.
+
+    With a head for each fold, `vectors` are needed, too.
+    """
+    n, step = len(folds), max(1, _CELLS // n_classes)
+    parts, passed_vote = [], voted.is_given()
+    assert voted.voters is not None
+    for start in range(0, n, step):
+        stop = min(start + step, n)
+        shares = np.zeros((stop - start, n_classes), dtype=np.float32)
+        own, given = np.zeros(shares.shape, dtype=np.bool_), np.zeros(shares.shape, dtype=np.bool_)
+        part = slice(int(voted.starts[start]), int(voted.starts[stop]))
+        row = np.repeat(np.arange(stop - start), np.diff(voted.starts[start : stop + 1]))
+        shares[row, voted.label[part]] = voted.share[part]
+        given[row, voted.label[part]] = passed_vote[part]
+        part = slice(int(pool.starts[start]), int(pool.starts[stop]))
+        row = np.repeat(np.arange(stop - start), np.diff(pool.starts[start : stop + 1]))
+        own[row, pool.label[part]] = True
+        head = shares
+        if heads and vectors is not None:
+            head = predict_folds(heads, vectors[start:stop], folds[start:stop])
+        row, label = np.nonzero((shares > 0) | own | given | (head >= _LEAST))
+        sizes = np.bincount(row, minlength=stop - start)
+        at = (row, label)
+        parts.append((sizes, label, shares[at], head[at], own[at], given[at]))
+    none: list[NDArray[np.float32]] = [np.empty(0, dtype=np.float32)]
+    sizes, label, share, found, mine, passed = (
+        np.concatenate([part[i] for part in parts] or none) for i in range(6)
+    )
+    vote = Labels(
+        np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+        label.astype(np.int32),
+        share,
+        voted.voters > 0,
+        passed.astype(np.bool_),
+    )
+    return LabelScores(vote, found, mine.astype(np.bool_), pool.known[:n], folds)
+
+
+def counts(
+    scores: LabelScores, right: Labels, given: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return of each text the number of given labels that are right, of given and of right ones."""
+    rows, n = scores.vote.rows, len(right)
+    hits = np.bincount(rows[given & scores.vote.among(right)], minlength=n)
+    return hits, np.bincount(rows[given], minlength=n), np.diff(right.starts)
+
+
+def jaccard(
+    hits: NDArray[np.int64], count: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return the Jaccard index of each text by its `counts`; 1 if it has no label and gets none."""
+    union = count + sizes - hits
+    return np.where(union > 0, hits / np.maximum(union, 1), 1.0)
+
+
+def fit_thresholds(
+    scores: LabelScores, right: Labels, n_classes: int, usual: float, *, with_head: bool = False
+) -> NDArray[np.float32]:
+    """Return the threshold of each label for the texts of each fold, float32[FOLDS, C].
+
+    `right` are the labels that the texts should have, and `usual` is the threshold of the vote
+    settings. With a head, thresholds are for scores with it.
+    """
+    found = np.full((FOLDS, n_classes), usual, dtype=np.float32)
+    for fold in range(FOLDS):
+        others = np.flatnonzero((scores.folds != fold) & scores.vote.known)
+        if len(others):
+            some = scores.at(others)
+            found[fold] = _thresholds(
+                some.vote, some.scores(with_head=with_head), right.at(others), n_classes, usual
+            )
+    return found
+
+
+def _thresholds(
+    vote: Labels, scores: NDArray[np.float32], truth: Labels, n_classes: int, usual: float
+) -> NDArray[np.float32]:
+    rows, right, sizes = vote.rows, vote.among(truth), np.diff(truth.starts)
+
+    def counted(given: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        hits = np.bincount(rows[given & right], minlength=len(sizes))
+        return hits, np.bincount(rows[given], minlength=len(sizes))
+
+    grid = np.append(_GRID, usual)
+    sums = [jaccard(*counted(scores > threshold), sizes).sum() for threshold in grid]
+    pooled = grid[int(np.argmax(sums - _STRENGTH * (grid - usual) ** 2))]
+    found = np.full(n_classes, pooled, dtype=np.float32)
+    grid = np.append(_GRID, pooled)
+    penalty = _STRENGTH * (grid - pooled) ** 2
+    given = scores > pooled
+    hits, count = counted(given)
+    order = np.argsort(vote.label, kind="stable")
+    names, first = np.unique(vote.label[order], return_index=True)
+    groups = [
+        (label, order[start:stop])
+        for label, start, stop in zip(names.tolist(), first, [*first[1:], len(order)], strict=False)
+    ]
+    for _ in range(_ROUNDS):
+        for label, at in groups:
+            row, size = rows[at], sizes[rows[at]]
+            # of the other labels of these texts
+            hits[row] -= given[at] & right[at]
+            count[row] -= given[at]
+            without = jaccard(hits[row], count[row], size)
+            inside = jaccard(hits[row] + right[at], count[row] + 1, size)
+            passed = scores[at] > grid[:, None]
+            sums = np.where(passed, inside, without).sum(axis=1)
+            best = int(np.argmax(sums - penalty))
+            found[label] = grid[best]
+            given[at] = passed[best]
+            hits[row] += given[at] & right[at]
+            count[row] += given[at]
+    return found

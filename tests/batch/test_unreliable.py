@@ -1,0 +1,420 @@
+"""Providers that are late, lose results, damage them, or contradict themselves.
+
+Nothing that may have been executed is sent again before its results were asked for for a while.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import orjson
+import pytest
+
+from testnuc import BatchPolicy, Budget, TestNUC
+from testnuc.errors import BudgetExceededError, NotAnsweredError
+from testnuc.stores.memory import MemoryStore
+from testnuc.testing import Batches, LoopbackLLM
+from tests.batch.unreliable import Unreliable, each_line, each_result, ended
+from tests.conftest import confident, gold, messages
+
+TEXTS = messages(40)
+
+
+@pytest.fixture(params=["openai/test", "anthropic/claude-test"])
+def model(request):
+    return request.param
+
+
+@pytest.fixture
+def lane(client_of):
+    def make(llm, *, policy=None, **more):
+        policy = {"first_poll": 0.001, "longest_poll": 0.002, "grace": 0.1} | (policy or {})
+        return TestNUC(**client_of(llm, batches=BatchPolicy(**policy), **more))
+
+    return make
+
+
+async def billed_once(llm, lane, model, **more):
+    """Label the texts: each is billed once, and counted."""
+    async with lane(llm, model=model, budget=Budget(calls=45), **more) as nuc:
+        results = await nuc.classify_many(TEXTS, lane="batch")
+        assert not results.errors
+        assert [r.prediction.label for r in results] == [gold(t) for t in TEXTS]
+        assert (llm.batches, llm.calls) == (1, 40)
+        assert (nuc.usage.calls, nuc.usage.input_tokens) == (40, llm.input_tokens)
+
+
+def for_the_first(times, change):
+    """Return a change that is no longer applied after so many times."""
+    left = [times]
+
+    def changed(value):
+        if not left[0]:
+            return value
+        left[0] -= 1
+        return change(value)
+
+    return changed
+
+
+# -- results that come late ------------------------------------------------------------------------
+
+
+def without_files(batch):
+    return batch | dict.fromkeys(("output_file_id", "error_file_id", "results_url"))
+
+
+def with_counts(counts):
+    def change(batch):
+        return without_files(batch) | {"request_counts": counts}
+
+    return change
+
+
+COUNTS = [
+    {"total": 0, "completed": 0, "failed": 0},
+    {"total": 40, "completed": 20, "failed": 0},
+    {"total": "40", "completed": [40], "failed": None},
+    {"total": 40.5, "completed": -3, "failed": True, "succeeded": "all"},
+    {"processing": 40, "succeeded": 0, "errored": 0, "canceled": 0, "expired": 0},
+    {"total": 10**30, "completed": 10**30, "failed": 0},
+    [40],
+    "forty",
+    None,
+]
+
+
+@pytest.mark.parametrize("change", [without_files, *map(with_counts, COUNTS)])
+async def test_a_file_of_results_comes_later_than_the_end(model, lane, change):
+    late = for_the_first(5, change)
+    async with LoopbackLLM(confident) as llm:
+        # at Anthropic the state does not name what is downloaded, which is missing as long
+        missing = [5]
+
+        def response(kind, response):
+            if kind == "download" and missing[0]:
+                missing[0] -= 1
+                response.status, response.body = 404, b'{"error":{"message":"not found"}}'
+
+        if model.startswith("openai"):
+            response = None
+        Unreliable(llm, state=lambda b: late(b) if ended(b) else b, response=response)
+        await billed_once(llm, lane, model)
+
+
+def status(code):
+    def change(response):
+        response.status, response.body = code, b'{"error":{"message":"not found"}}'
+
+    return change
+
+
+def body(change):
+    def changed(response):
+        response.body = change(response.body)
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        status(404),
+        status(410),
+        status(403),
+        status(500),
+        body(lambda _: b""),
+        body(lambda _: b"\n\n"),
+        body(lambda _: b"<html>please wait</html>"),
+        body(lambda content: content[: len(content) // 2]),
+        body(lambda content: b"\n".join(content.splitlines()[::2])),
+        body(lambda content: b"x" * 9_000_000 + b"\n" + content[len(content) // 2 :]),
+    ],
+)
+async def test_the_first_downloads_lack_results(model, lane, change):
+    left = [2]
+
+    def response(kind, response):
+        if kind == "download" and left[0]:
+            left[0] -= 1
+            change(response)
+
+    async with LoopbackLLM(confident) as llm:
+        Unreliable(llm, response=response)
+        await billed_once(llm, lane, model)
+
+
+async def test_a_batch_that_has_ended_goes_on(model, lane):
+    state = for_the_first(3, lambda b: b | {"status": "completed", "processing_status": "ended"})
+    async with LoopbackLLM(confident, batches=Batches(polls=8)) as llm:
+        Unreliable(llm, state=state)
+        await billed_once(llm, lane, model)
+
+
+@pytest.mark.parametrize("outcome", ["failed", "expired", "cancelled"])
+@pytest.mark.parametrize(
+    ("counts", "first"),
+    [
+        ({}, status(404)),
+        (None, status(404)),
+        ({"total": 40, "completed": 40, "failed": 0}, status(404)),
+        # counts that its output contradicts
+        ({"total": 0, "completed": 0, "failed": 0}, body(lambda _: b"")),
+    ],
+)
+async def test_a_batch_that_failed_has_answers(lane, outcome, counts, first):
+    errors = {"data": [{"code": "server_error", "message": "failed"}]}
+
+    def state(batch):
+        changed = {"status": outcome, "errors": errors, "request_counts": counts}
+        return batch | changed if ended(batch) else batch
+
+    left = [2]
+
+    def response(kind, response):
+        if kind == "download" and left[0]:
+            left[0] -= 1
+            first(response)
+
+    async with LoopbackLLM(confident) as llm:
+        Unreliable(llm, state=state, response=response)
+        await billed_once(llm, lane, "openai/test")
+
+
+# -- results that are damaged ----------------------------------------------------------------------
+
+
+def inserted(into):
+    """Return a change of the lines that replaces a value of each by raw bytes."""
+
+    def change(number, line):
+        name = b'"usage":' if b'"usage":' in line else b'"custom_id":'
+        return line.replace(name, b'"more":%s,%s' % (into, name), 1)
+
+    return each_line(change)
+
+
+BROKEN = [b"", b"{", b"null", b"[1]", b"\xff\xfe", b'{"custom_id":{}}', b'{"custom_id":"x"}']
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        inserted(b"NaN"),
+        inserted(b"[-Infinity,1e999]"),
+        inserted(b'"\\ud800"'),
+        inserted(b'"\xff\xc3"'),
+        inserted(b"1" * 300),
+        lambda content: b"\xef\xbb\xbf" + content,
+        lambda content: content.replace(b"\n", b"\r\n"),
+        lambda content: b"\n".join([*BROKEN, *content.splitlines(), *BROKEN]),
+        lambda content: b"\n".join(reversed(content.splitlines())),
+        lambda content: b"\n".join([*content.splitlines()] * 3),
+        lambda content: b"[" * 100_000 + b"\n" + content,
+    ],
+)
+async def test_lines_are_read_as_far_as_possible(model, lane, content):
+    async with LoopbackLLM(confident) as llm:
+        Unreliable(llm, content=content)
+        await billed_once(llm, lane, model)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "{}" + "1" * 5_000,
+        "{}-" + "1" * 5_000,
+        "{}-99999",
+        "{}--1",
+        "{}-٣",
+        "{}-003",
+        "{}-1e1",
+        "another-3",
+        "",
+        7,
+    ],
+)
+async def test_results_of_others_are_ignored(model, lane, name):
+    def content(body):
+        lines = body.splitlines()
+        other = orjson.loads(lines[-1])
+        ours = other["custom_id"].rpartition("-")[0]
+        other["custom_id"] = name.format(ours) if isinstance(name, str) else name
+        return b"\n".join([orjson.dumps(other), *lines])
+
+    async with LoopbackLLM(confident) as llm:
+        Unreliable(llm, content=content)
+        await billed_once(llm, lane, model)
+
+
+@pytest.mark.parametrize("code", ["missing", None, "200", 0, "ok", 200.0, True, [], 299, 500])
+async def test_an_answer_is_one_whatever_its_status(lane, code):
+    def change(line):
+        line["response"]["status_code"] = code
+        if code == "missing":
+            del line["response"]["status_code"]
+
+    async with LoopbackLLM(confident) as llm:
+        Unreliable(llm, content=each_result(change))
+        await billed_once(llm, lane, "openai/test")
+
+
+@pytest.mark.parametrize("kind", ["missing", None, "success", 1])
+async def test_a_message_is_one_whatever_its_type(lane, kind):
+    def change(line):
+        line["result"]["type"] = kind
+        if kind == "missing":
+            del line["result"]["type"]
+
+    async with LoopbackLLM(confident) as llm:
+        Unreliable(llm, content=each_result(change))
+        await billed_once(llm, lane, "anthropic/claude-test")
+
+
+# -- batches that are damaged ----------------------------------------------------------------------
+
+STRANGE = [None, True, -1, 1.5, 10**30, "x", [], [None], {}, {"data": ["x"]}, "9" * 5_000]
+
+
+@pytest.mark.parametrize("strange", STRANGE, ids=lambda value: repr(value)[:20])
+async def test_a_batch_has_values_of_other_types(model, lane, strange):
+    def state(batch):
+        return dict.fromkeys(batch, strange)
+
+    async with LoopbackLLM(confident, batches=Batches(polls=20)) as llm:
+        # the first state is the response to the creation, so the batch is searched for
+        api = Unreliable(llm, state=for_the_first(8, state), page=for_the_first(3, state))
+        if isinstance(strange, str):
+            # a wrong id is an id
+            api._changes["create"] = None
+        await billed_once(llm, lane, model)
+
+
+@pytest.mark.parametrize("field", ["request_counts", "errors", "metadata", "created_at"])
+@pytest.mark.parametrize("strange", STRANGE, ids=lambda value: repr(value)[:20])
+async def test_a_field_of_a_batch_is_of_another_type(model, lane, field, strange):
+    async with LoopbackLLM(confident) as llm:
+        Unreliable(llm, state=lambda batch: batch | {field: strange})
+        await billed_once(llm, lane, model)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff", b"{}", b'"x"'])
+async def test_a_response_is_no_batch(model, lane, content):
+    async with LoopbackLLM(confident) as llm:
+        garbage = for_the_first(4, lambda _: content)
+        Unreliable(llm, state=garbage, page=for_the_first(2, lambda _: content))
+        await billed_once(llm, lane, model)
+
+
+async def test_an_unknown_batch_is_asked_for_again(model, lane):
+    left = [20]
+
+    def response(kind, response):
+        if kind == "retrieve" and left[0]:
+            left[0] -= 1
+            status(404)(response)
+
+    async with LoopbackLLM(confident) as llm:
+        Unreliable(llm, response=response)
+        await billed_once(llm, lane, model)
+
+
+async def test_an_interval_between_polls_is_no_number(model, lane):
+    intervals = ["0", "-1", "٣", "x", "1e9", "1"]
+
+    def response(kind, response):
+        if kind == "retrieve":
+            response.headers["openai-poll-after-ms"] = intervals.pop() if intervals else "1"
+
+    async with LoopbackLLM(confident, batches=Batches(polls=8)) as llm:
+        Unreliable(llm, response=response)
+        await billed_once(llm, lane, model)
+
+
+# -- creations that are ambiguous ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("failure", ["reset-before", 500, 503, 201, "no id"])
+@pytest.mark.parametrize("listed", [0, 3])
+async def test_a_batch_whose_creation_seemed_to_fail_is_searched_for(model, lane, failure, listed):
+    left = [1]
+
+    def response(kind, response):
+        if kind == "create" and left[0]:
+            left[0] -= 1
+            if failure == "no id":
+                response.body = b'{"id":null,"object":"batch"}'
+            elif isinstance(failure, int):
+                response.status = failure
+            else:
+                response.delivery = failure
+
+    page = for_the_first(listed, lambda page: page | {"data": [], "has_more": False})
+    async with LoopbackLLM(confident) as llm:
+        Unreliable(llm, response=response, page=page)
+        await billed_once(llm, lane, model, policy={"grace": 1.0})
+
+
+async def test_a_list_without_end_ends(model, lane):
+    first = []
+
+    def page(listed):
+        first.extend(listed["data"])
+        other = first[0] | {"metadata": None, "request_counts": {"total": 3, "succeeded": 3}}
+        return {"data": [other], "has_more": True}
+
+    async with LoopbackLLM(confident, batches=Batches(lost=[0])) as llm:
+        api = Unreliable(llm, page=for_the_first(5, page))
+        await billed_once(llm, lane, model, policy={"grace": 1.0})
+        assert api.calls["list"] < 20
+
+
+# -- results that never come -----------------------------------------------------------------------
+
+
+async def test_lost_answers_count_as_billed(model, lane, caplog):
+    store = MemoryStore()
+    half = body(lambda content: b"\n".join(content.splitlines()[::2]))
+    api = LoopbackLLM(confident)
+    async with api as llm:
+        Unreliable(llm, response=lambda kind, r: kind == "download" and half(r))
+        policy = {"patience": 0.05}
+        budget = Budget(calls=45)
+        async with lane(llm, model=model, policy=policy, budget=budget, store=store) as nuc:
+            with caplog.at_level(logging.WARNING, "testnuc.batch"):
+                results = await nuc.classify_many(TEXTS, lane="batch")
+            # 40 billed, 20 of them lost; the budget is left with 5
+            assert llm.calls <= 45
+            assert nuc.usage.calls == llm.calls
+            assert nuc.usage.input_tokens is None
+            assert {type(r.error) for r in results.errors} <= {
+                BudgetExceededError,
+                NotAnsweredError,
+            }
+            assert 15 <= len(results.errors) <= 20
+        assert "20 results are not there" in caplog.text
+        counted = sum(b.usage.calls for b in await store.batches(ended=True))
+        assert counted == llm.calls
+
+
+async def test_texts_without_an_answer_are_sent_in_as_many_batches_as_the_policy_says(model, lane):
+    async with LoopbackLLM(confident) as llm:
+        Unreliable(llm, content=lambda _: b"")
+        policy = {"patience": 0.01, "attempts": 2}
+        async with lane(llm, model=model, policy=policy) as nuc:
+            results = await nuc.classify_many(TEXTS, lane="batch")
+            assert len(results.errors) == 40
+            assert "answered 40 requests more than it has returned" in str(results[0].error)
+            assert (llm.batches, llm.calls, nuc.usage.calls) == (2, 80, 80)
+
+
+async def test_what_was_not_executed_is_sent_again_at_once(model, lane):
+    """The default patience of an hour is not waited for."""
+    batches = Batches(outcomes=["failed", "expired", "cancelled"], missing=0.1)
+    async with (
+        LoopbackLLM(confident, batches=batches) as llm,
+        lane(llm, model=model, policy={"attempts": 9}) as nuc,
+    ):
+        results = await nuc.classify_many(TEXTS, lane="batch")
+        assert not results.errors
+        assert (llm.calls, nuc.usage.calls) == (40, 40)

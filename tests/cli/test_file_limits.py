@@ -1,0 +1,285 @@
+"""Small files that would take much time or memory, and files that are no such files."""
+
+from __future__ import annotations
+
+import re
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from testnuc import InvalidInputError
+from testnuc.cli import parquet, xlsx
+from testnuc.cli.label_files import read_labels
+from testnuc.cli.reading import read_table
+from testnuc.cli.settings import read_settings
+from testnuc.errors import ConfigurationError
+from tests.cli.in_process import run_here
+
+SPACE = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def book(name="a.xlsx", cells=()):
+    made = pytest.importorskip("openpyxl").Workbook()
+    for at, value in {"A1": "text", "A2": "first", "A3": "second", **dict(cells)}.items():
+        made.active[at] = value
+    made.save(name)
+    return name
+
+
+def with_part(content, part="xl/worksheets/sheet1.xml", method=zipfile.ZIP_DEFLATED):
+    """Return a workbook with another content of a part."""
+    with (
+        zipfile.ZipFile(book()) as whole,
+        zipfile.ZipFile("b.xlsx", "w", method) as changed,
+    ):
+        for name in whole.namelist():
+            changed.writestr(name, content if name == part else whole.read(name))
+    return "b.xlsx"
+
+
+def sheet(rows):
+    return f'<worksheet xmlns="{SPACE}"><sheetData>{rows}</sheetData></worksheet>'
+
+
+@pytest.mark.parametrize("far", ["XFD1", "XFD2", "XFD3", "A1048576", "XFD1048576"])
+def test_a_used_cell_far_away_costs_nothing(folder, far):
+    table = read_table(book(cells={far: "x", "B1": "id", "B3": 7}), "text")
+    assert [row["text"] for row in table.rows[:2]] == ["first", "second"]
+    assert [row["id"] for row in table.rows[:2]] == [None, 7]
+    assert len(table.columns) <= 3
+
+
+def test_a_declared_size_is_not_filled_with_empty_cells(folder):
+    rows = '<row r="1"><c r="A1" t="str"><v>text</v></c></row><row><c t="str"><v>a</v></c></row>'
+    declared = sheet(rows).replace("<sheetData>", '<dimension ref="A1:XFD1048576"/><sheetData>')
+    assert read_table(with_part(declared), "text").rows == [{"text": "a"}]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (
+            sheet('<row r="999999999999"><c r="A999999999999" t="str"><v>b</v></c></row>'),
+            "holds almost only empty cells",
+        ),
+        (
+            sheet('<row><c t="str"><v>text</v></c></row>' + "<row><c r='XFD2'/></row>" * 400),
+            "holds almost only empty cells",
+        ),
+        (sheet("<row/>" * 4_000_000), "unpacks to far more"),
+        (
+            "<!DOCTYPE x [<!ENTITY a 'aaaaaaaaaa'><!ENTITY b '&a;&a;'>]>" + sheet("<row>&b;</row>"),
+            "defines XML entities",
+        ),
+        (
+            ("<?xml version='1.0' encoding='UTF-16'?><!DOCTYPE x>" + sheet("")).encode("utf-16"),
+            "defines XML entities",
+        ),
+        (sheet("<row>")[:90], "is not an Excel workbook"),
+        (sheet('<row><c t="s"><v>999</v></c></row>'), "is not an Excel workbook"),
+        (sheet('<row r="x"><c t="n"><v>y</v></c></row>'), "is not an Excel workbook"),
+    ],
+)
+def test_a_workbook_that_bites_is_refused(folder, content, says):
+    file = with_part(content)
+    with pytest.raises(InvalidInputError, match=f"b.xlsx.*{says}"):
+        read_table(file, "text")
+
+
+def test_other_compression_and_many_sheets_are_refused(folder):
+    file = with_part(sheet(" " * 100_000), method=zipfile.ZIP_BZIP2)
+    with pytest.raises(InvalidInputError, match="compressed in an unusual way"):
+        read_table(file, "text")
+    with zipfile.ZipFile(book()) as whole:
+        listed = whole.read("xl/workbook.xml").decode()
+    one = re.search("<sheet [^>]*/>", listed)[0]
+    file = with_part(listed.replace(one, one * 50_000), "xl/workbook.xml")
+    with pytest.raises(InvalidInputError, match="unpacks to far more"):
+        read_table(file, "other")
+
+
+def test_of_several_sheets_only_headers_and_one_whole_are_read(folder, monkeypatch):
+    made = pytest.importorskip("openpyxl").Workbook()
+    for number in range(5):
+        page = made.create_sheet(f"s{number}")
+        page.append(["other" if number != 3 else "text"])
+        for row in range(50):
+            page.append([f"s{number} {row}"])
+    made.save("many.xlsx")
+    lines, real = [], xlsx._lines
+
+    def counted(path, page):
+        for line in real(path, page):
+            lines.append(line)
+            yield line
+
+    monkeypatch.setattr(xlsx, "_lines", counted)
+    assert read_table("many.xlsx", "text").texts[0] == "s3 0"
+    assert len(lines) == 4 + 51
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.csv", 'text,b\na,b\n"open,x\n' + "more,x\n" * 50, "line 3: a quote opens and is never"),
+        ("a.csv", '"text,b\n' + "more,x\n" * 50, "line 1: a quote opens and is never closed"),
+        ("a.csv", "text\n" + "a\n" * 3_000 + "b\0c\n", "zero byte in line 3002"),
+        (
+            "a.csv",
+            "text," + ",".join(f"c{i}" for i in range(10_000)) + "\n" + "a\n" * 5_000,
+            "10,001 columns and 5,000 rows, almost all of whose cells are empty",
+        ),
+        ("a.json", "[" * 100_000, "is not JSON"),
+        ("a.jsonl", '{"text": "a", "more": ' + "[" * 400 + "]" * 400 + "}", "'more' is nested too"),
+        ("a.json", '[{"text": "a", "more": ' + "[" * 400 + "]" * 400 + "}]", "'more' is nested"),
+    ],
+)
+def test_a_table_that_bites_is_refused(folder, name, content, says):
+    (folder / name).write_text(content)
+    with pytest.raises(InvalidInputError, match=f"{name}.*{re.escape(says)}"):
+        read_table(name, "text")
+
+
+def test_quotes_over_several_lines_are_read_to_the_end(folder):
+    (folder / "a.csv").write_text('text\none\n"two\nthree\n""four"" five"')
+    assert read_table("a.csv", "text").texts == ["one", 'two\nthree\n"four" five']
+    (folder / "b.csv").write_text("text" + "," * 50_000 + "\n" + "a\n" * 20_000)
+    table = read_table("b.csv", "text")
+    assert (table.columns, len(table.rows)) == (["text"], 20_000)
+
+
+def test_rows_are_as_wide_as_the_header(folder):
+    (folder / "a.csv").write_text("text,,n,\na,,1,x\nb\n\nc,y\n")
+    table = read_table("a.csv", "text")
+    assert table.columns == ["text", "unnamed column 2", "n", "unnamed column 4"]
+    assert [list(row.values()) for row in table.rows] == [
+        ["a", "", "1", "x"],
+        ["b", "", "", ""],
+        ["c", "y", "", ""],
+    ]
+
+
+def laughs(levels=9):
+    lines = ["a: &a [x, x]"]
+    for level in range(levels):
+        name, below = chr(98 + level), ", ".join([f"*{chr(97 + level)}"] * 9)
+        lines.append(f"{name}: &{name} [{below}]")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (laughs(), "line 2: *a is an alias"),
+        ("&a\n- *a\n", "line 2: *a is an alias"),
+        ("[" * 5_000, "is nested too deep"),
+        ("- a\n" * 300_000, "1,200,000 characters"),
+        ("{a: " * 60 + "b" + "}" * 60, "deeper than 32 levels"),
+    ],
+)
+def test_labels_in_yaml_that_bite_are_refused(folder, content, says):
+    pytest.importorskip("yaml")
+    (folder / "labels.yaml").write_text(content)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInputError, match=re.escape(says)):
+            read_labels("labels.yaml")
+        assert tracemalloc.get_traced_memory()[1] < 30_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_anchors_alone_and_deep_labels_in_json(folder):
+    pytest.importorskip("yaml")
+    (folder / "labels.yaml").write_text("- &first refund\n- delivery\n")
+    assert read_labels("labels.yaml") == ["refund", "delivery"]
+    (folder / "labels.json").write_text('{"a": ' * 900 + '"x"' + "}" * 900)
+    with pytest.raises(InvalidInputError, match="deeper than 32 levels"):
+        read_labels("labels.json")
+
+
+@pytest.mark.parametrize("content", ["k = " + "[" * 5_000, "# " + "a" * 300_000 + "\nk = 1"])
+def test_settings_that_bite_are_refused(folder, content):
+    (folder / "testnuc.toml").write_text(content)
+    code, _, err = run_here("report", "a.jsonl")
+    assert code == 2
+    assert "testnuc.toml" in err
+
+
+def parquet_of(folder, **columns):
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow.parquet import write_table
+
+    write_table(arrow.table(columns), folder / "a.parquet", compression="zstd")
+    assert (folder / "a.parquet").stat().st_size < 50_000
+    return "a.parquet"
+
+
+def test_an_export_that_bites_is_not_imported(folder):
+    rows = 1000
+    same = {"kind": "text", "embedder": "e", "text": "x" * 200_000, "label": "a", "vector": "AAAA"}
+    name = parquet_of(folder, **{column: [value] * rows for column, value in same.items()})
+    with pytest.raises(InvalidInputError, match=r"a\.parquet unpacks to more than"):
+        next(parquet.read(folder / name))
+    # a store has any number of rows
+    same["text"] = "x" * 20_000
+    name = parquet_of(folder, **{column: [value] * 9 * rows for column, value in same.items()})
+    assert sum(len(record["text"]) for record in parquet.read(folder / name)) == 180_000_000
+
+
+def test_a_parquet_file_that_bites_is_refused(folder):
+    arrow = pytest.importorskip("pyarrow")
+
+    def repeated(value, times):
+        places = arrow.array([0] * times, arrow.int32())
+        return arrow.DictionaryArray.from_arrays(places, arrow.array([value]))
+
+    files = (
+        # many rows, one long value in many rows, and lists of both
+        {"text": repeated("a", 3_000_000)},
+        {"text": repeated("a" * 100_000, 3_000)},
+        {
+            "text": arrow.array(["a"]),
+            "more": arrow.ListArray.from_arrays([0, 3_000_000], repeated("b", 3_000_000)),
+        },
+        {
+            "text": arrow.array(["a"]),
+            "more": arrow.ListArray.from_arrays([0, 3_000], repeated("b" * 100_000, 3_000)),
+        },
+    )
+    for columns in files:
+        before = arrow.total_allocated_bytes()
+        with pytest.raises(InvalidInputError, match=r"a\.parquet unpacks to more than"):
+            read_table(parquet_of(folder, **columns), "text")
+        assert arrow.total_allocated_bytes() - before < 1_000_000
+    (folder / "b.parquet").write_bytes(b"PAR1" + bytes(100) + b"PAR1")
+    with pytest.raises(InvalidInputError, match="is not a Parquet file"):
+        read_table("b.parquet", "text")
+    rows = {"text": ["a", "b", None], "l": [["x"], None, ["y", "z"]], "m": [{"a": 1}, None, {}]}
+    table = read_table(parquet_of(folder, **rows), "text")
+    assert table.texts == ["a", "b", None]
+    assert [row["l"] for row in table.rows] == rows["l"]
+    assert str(table.schema.field("text").type) == "string"
+
+
+def test_a_time_after_the_year_9999_in_parquet_is_an_error(folder):
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    late = arrow.array([1, 2**62], arrow.timestamp("us", "UTC"))
+    parquet.write_table(arrow.table({"text": ["a", "b"], "at": late}), folder / "a.parquet")
+    with pytest.raises(InvalidInputError, match=r"a\.parquet holds a value that Python cannot"):
+        read_table("a.parquet", "text")
+
+
+def test_settings_without_an_end_take_no_memory(folder):
+    with pytest.raises(ConfigurationError, match="more than 200,000 characters"):
+        read_settings(Path("/dev/zero"), {})

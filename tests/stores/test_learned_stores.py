@@ -1,0 +1,58 @@
+"""Stores in which several labels were one string: they open, make no call, and label as before.
+
+``tests/data/write_stores_with_learned.py`` wrote them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from testnuc import Head
+from tests.data import write_stores_with_learned as written
+
+DATA = Path(__file__).parents[1] / "data"
+EXPECTED = json.loads((DATA / "learned_stores.json").read_text(encoding="utf-8"))
+
+
+def alike(rows):
+    return [
+        [pytest.approx(one, abs=1e-4) if isinstance(one, float) else one for one in row]
+        for row in rows
+    ]
+
+
+@pytest.mark.parametrize("kind", ["one", "several"])
+async def test_answers_and_what_was_learned_are_read_without_a_call(kind, tmp_path):
+    store = shutil.copy(DATA / f"learned_{kind}.db", tmp_path / "old.db")
+    model, expected = written.Model(several=kind == "several"), EXPECTED[kind]
+    async with written.client(store, several=kind == "several", model=model) as nuc:
+        found = await nuc.classify_many(written.TEXTS)
+        assert model.calls == 0
+        assert written.own(found) == alike(expected["own"])
+        assert written.seen(found) == alike(expected["results"])
+        learned = nuc.learned
+        assert (learned.decides, str(learned.certify(0.6))) == (
+            expected["decides"],
+            expected["certificate"],
+        )
+        assert [judgment.text for judgment in learned.judged] == expected["judged"]
+        # one more judgment, and what is learned then is read again
+        text = next(text for text in written.TEXTS if text not in expected["judged"])
+        await nuc.learn([text], [written.right_of(text, several=kind == "several")])
+    async with written.client(store, several=kind == "several", model=model) as nuc:
+        again = await nuc.classify_many(written.TEXTS)
+        assert len(nuc.learned.judged) == len(expected["judged"]) + 1
+        assert again[written.TEXTS.index(text)].source == "person"
+        judged = [row[-1] == "person" for row in expected["results"]]
+        both = zip(judged, written.seen(again), alike(expected["results"]), strict=True)
+        assert all(new == old for known, new, old in both if known)
+    assert model.calls == 0
+
+
+def test_a_head_labels_as_it_did():
+    head = Head.load(DATA / "learned_several.head", embedder=written.Clustered())
+    assert written.seen(head.predict(written.NEW)) == alike(EXPECTED["head"])

@@ -1,0 +1,430 @@
+"""Responses as no server should send them, over raw sockets: too long, cut, compressed, late."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import socket
+import threading
+import time
+import tracemalloc
+import zlib
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from aiohttp.http_exceptions import HttpProcessingError
+
+from testnuc.errors import (
+    BadRequestError,
+    ConnectionFailedError,
+    ProviderError,
+    ServerError,
+    UnreadableReplyError,
+)
+from testnuc.limits import Budget, RetryPolicy
+from testnuc.transport import auxiliary
+from testnuc.transport.connections import MOST_BYTES
+from testnuc.transport.failures import safe_cause
+from tests.transport.small_server import ONE, Wire, sending
+
+ANSWER = b'{"label": "a", "usage": [10, 2]}'
+
+
+@asynccontextmanager
+async def raw(respond):
+    """Serve `respond(number, writer)`, which gets each request, over a socket."""
+    requests = []
+    tasks = set()
+
+    async def connected(reader, writer):
+        tasks.add(asyncio.current_task())
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                size = int(dict(line.split(b": ", 1) for line in head.split(b"\r\n")[1:-2]
+                                ).get(b"Content-Length", 0))  # fmt: skip
+                body = await reader.readexactly(size)
+                requests.append(body)
+                await respond(len(requests) - 1, writer)
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    try:
+        yield Wire(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"), requests
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await server.wait_closed()
+
+
+def whole(body, status=b"200 OK", headers=b""):
+    return b"HTTP/1.1 %s\r\n%sContent-Length: %d\r\n\r\n%s" % (status, headers, len(body), body)
+
+
+class Endless:
+    """Sends the same bytes until the client closes the connection."""
+
+    def __init__(self, piece, head=b"HTTP/1.1 200 OK\r\n\r\n"):
+        self.head, self.piece, self.sent = head, piece, []
+
+    async def __call__(self, number, writer):
+        self.sent.append(0)
+        writer.write(self.head)
+        while True:
+            writer.write(self.piece)
+            await writer.drain()
+            self.sent[number] += len(self.piece)
+            if writer.transport.is_closing():
+                raise ConnectionError
+
+
+CHUNK = b"x" * 65_536
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+LONG = b"HTTP/1.1 200 OK\r\nContent-Length: 9999999999999\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("piece", "head"),
+    [
+        (CHUNK, LONG),
+        (CHUNK, b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"),
+        (b"10000\r\n%s\r\n" % CHUNK, CHUNKED),
+        (b"data: %s\n" % CHUNK, LONG),
+        (b": ping\n\n" * 8192, CHUNKED.replace(b"Transfer-Encoding: chunked", b"X: y")),
+    ],
+)
+async def test_an_endless_reply_is_read_to_a_limit_and_three_times(piece, head):
+    endless = Endless(piece, head)
+    async with raw(endless) as (wire, _), sending(budget=Budget(calls=9)) as transport:
+        with pytest.raises(UnreadableReplyError, match=r"127\.0\.0\.1.* longer than 16 MB"):
+            await transport.call(wire, ONE)
+        # each may have been billed
+        assert transport.account.spent[2] == transport.meter.calls == len(endless.sent) == 3
+    # the rest is what buffers of the sockets hold
+    assert all(sent < 2 * MOST_BYTES for sent in endless.sent)
+
+
+@pytest.mark.parametrize("head", [b"100 Continue\r\n\r\n", b"102 P\r\nX: y\r\n\r\n"])
+async def test_a_flood_of_heads_is_not_parsed(head):
+    """Ten thousand in one read blocked the loop for a second."""
+    endless = Endless((b"HTTP/1.1 " + head) * 1000, b"")
+    async with raw(endless) as (wire, _), sending(retry=RetryPolicy(attempts=2)) as transport:
+        with pytest.raises(ConnectionFailedError, match="broke"):
+            await transport.call(wire, ONE)
+        assert len(endless.sent) == 2
+        assert transport.meter.calls == 0
+
+
+async def test_a_few_interim_responses_are_passed_over():
+    async def respond(number, writer):
+        writer.write(b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" * 9 + whole(ANSWER))
+
+    async with raw(respond) as (wire, _), sending() as transport:
+        assert (await transport.call(wire, ONE)).answers[0].label == "a"
+
+
+async def test_an_endless_error_is_cut_far_earlier():
+    endless = Endless(b'{"error": "no"}' + CHUNK, LONG.replace(b"200 OK", b"400 No"))
+    async with raw(endless) as (wire, _), sending() as transport:
+        with pytest.raises(BadRequestError):
+            await transport.call(wire, ONE)
+    assert endless.sent[0] < MOST_BYTES / 2
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zlib.compress])
+async def test_of_a_compressed_error_no_more_is_read_either(compress):
+    encoding = b"Content-Encoding: %s\r\n" % (b"gzip" if compress is gzip.compress else b"deflate")
+    packed = whole(compress(b'"a",' * 2**20), b"400 Bad", encoding)
+
+    async def respond(number, writer):
+        writer.write(packed)
+
+    sizes = []
+
+    def error(status, headers, body):
+        sizes.append(len(body))
+        return BadRequestError("no", status_code=status)
+
+    async with raw(respond) as (wire, _), sending() as transport:
+        wire.error = error
+        with pytest.raises(BadRequestError):
+            await transport.call(wire, ONE)
+    assert max(sizes) <= 2**18
+
+
+def test_no_cause_holds_bytes_of_a_response():
+    broken = aiohttp.ServerDisconnectedError()
+    broken.__cause__ = HttpProcessingError(message="b'Authorization: ..'")
+    assert safe_cause(broken) is None
+    assert safe_cause(OSError()) is not None
+
+
+@pytest.mark.parametrize("status", [b"200 OK", b"400 Bad"])
+@pytest.mark.parametrize(
+    ("encoding", "compress"), [(b"gzip", gzip.compress), (b"deflate", zlib.compress)]
+)
+async def test_a_compression_bomb_is_not_unpacked(status, encoding, compress):
+    bomb = compress(bytes(2**27), 1)
+
+    async def respond(number, writer):
+        writer.write(whole(bomb, status, b"Content-Encoding: %s\r\n" % encoding))
+
+    async with raw(respond) as (wire, requests), sending() as transport:
+        tracemalloc.start()
+        try:
+            with pytest.raises(ProviderError):
+                await transport.call(wire, ONE)
+            assert tracemalloc.get_traced_memory()[1] < 4 * MOST_BYTES
+        finally:
+            tracemalloc.stop()
+        assert len(requests) <= 3
+
+
+async def test_many_endless_replies_at_once_take_bounded_memory():
+    bomb = gzip.compress(bytes(2**26), 1)
+
+    async def respond(number, writer):
+        writer.write(whole(bomb, headers=b"Content-Encoding: gzip\r\n"))
+
+    async with raw(respond) as (wire, requests), sending() as transport:
+        tracemalloc.start()
+        try:
+            calls = [transport.call(wire, ONE) for _ in range(24)]
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            assert tracemalloc.get_traced_memory()[1] < 8 * MOST_BYTES
+        finally:
+            tracemalloc.stop()
+        assert {type(result) for result in results} == {UnreadableReplyError}
+        assert len(requests) == 3 * 24
+
+
+async def test_a_compressed_reply_is_read():
+    async def respond(number, writer):
+        writer.write(whole(gzip.compress(ANSWER), headers=b"Content-Encoding: gzip\r\n"))
+
+    async with raw(respond) as (wire, _), sending() as transport:
+        assert (await transport.call(wire, ONE)).answers[0].label == "a"
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        whole(b"no gzip", headers=b"Content-Encoding: gzip\r\n"),
+        b"HTTP/1.1 200 OK\r\n%s\r\n" % (b"X: %s\r\n" % (b"y" * 60_000)),
+        b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 100_000,
+        b"no HTTP at all\r\n\r\n",
+    ],
+)
+async def test_a_response_that_is_no_http_is_paid_for_three_times_at_most(response):
+    async def respond(number, writer):
+        writer.write(response)
+        await writer.drain()
+        writer.close()
+        raise ConnectionError
+
+    async with raw(respond) as (wire, requests), sending(budget=Budget(calls=50)) as transport:
+        with pytest.raises(ProviderError) as caught:
+            await transport.call(wire, ONE)
+        assert caught.value.attempts == len(requests) == transport.account.spent[2] == 3
+        assert all(wait > 0 for wait in transport.waits)
+        assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("response", "counted"),
+    [
+        (whole(b"no gzip", headers=b"Content-Encoding: gzip\r\n"), 3),
+        (whole(ANSWER, headers=b"Content-Encoding: zstd\r\n"), 3),
+        (whole(ANSWER, headers=b"X: %s\r\n" % (b"y" * 60_000)), 3),
+    ],
+)
+async def test_a_response_that_is_complete_and_unreadable_is_counted(response, counted):
+    async def respond(number, writer):
+        writer.write(response)
+        await writer.drain()
+        writer.close()
+        raise ConnectionError
+
+    async with raw(respond) as (wire, requests), sending() as transport:
+        with pytest.raises(ProviderError):
+            await transport.call(wire, ONE)
+        assert len(requests) == 3
+        assert transport.meter.calls == counted
+
+
+async def test_a_response_that_breaks_off_is_a_connection_error_that_may_be_billed():
+    async def respond(number, writer):
+        if number >= 4:
+            writer.write(whole(ANSWER))
+            return
+        writer.write(CHUNKED + b"5\r\nabc")
+        await writer.drain()
+        writer.close()
+        raise ConnectionError
+
+    async with raw(respond) as (wire, requests), sending(budget=Budget(tokens=999)) as transport:
+        assert (await transport.call(wire, ONE)).answers[0].label == "a"
+        # the worst case of four, and what the fifth reports
+        assert transport.account.spent[1:] == (4 * 30 + 12, len(requests))
+        assert (len(requests), transport.meter.calls) == (5, 1)
+
+
+async def test_auxiliary_responses_are_limited_too():
+    endless = Endless(CHUNK, LONG)
+    async with raw(endless) as (wire, _), sending() as transport:
+        with pytest.raises(ServerError, match="longer than 16 MB"):
+            await transport.auxiliary.send(wire, "GET", wire.url, again=False)
+    assert endless.sent[0] < 2 * MOST_BYTES
+
+
+async def test_a_line_that_is_too_long_is_left_out(monkeypatch, caplog):
+    monkeypatch.setattr(auxiliary, "MOST_BYTES", 100_000)
+    lines = [b'{"n": %d}' % n for n in range(4)]
+    body = b"\n".join([lines[0], b"x" * 900_000, lines[1], b"", b"y" * 99_999, lines[2], lines[3]])
+
+    async def respond(number, writer):
+        writer.write(whole(body))
+
+    taken = []
+    async with raw(respond) as (wire, _), sending() as transport:
+        await transport.auxiliary.read_lines(wire, wire.url, taken.append)
+    assert taken == [lines[0], lines[1], b"y" * 99_999, lines[2], lines[3]]
+    assert "left out" in caplog.text
+
+
+@pytest.mark.parametrize("piece", [CHUNK, b'{"n": 1}\n' * 8192, b"\n" * 65_536])
+async def test_an_endless_download_ends(piece, monkeypatch):
+    monkeypatch.setattr(auxiliary, "_MOST_OF_DOWNLOAD", 2**20)
+    endless = Endless(piece, LONG)
+    async with raw(endless) as (wire, _), sending() as transport:
+        with pytest.raises(ServerError, match="download"):
+            await transport.auxiliary.read_lines(wire, wire.url, lambda line: None)
+
+
+# -- responses that nobody asked for ---------------------------------------------------------------
+
+
+def labeled(label):
+    return whole(b'{"label": "%s", "usage": [1, 1]}' % label)
+
+
+def extra_first(extra, sent):
+    """Serve "a" to the first request and "b" to others, and send `extra` after the first answer."""
+    connections = []
+
+    async def respond(number, writer):
+        connections.append(writer)
+        if number:
+            writer.write(labeled(b"b"))
+            return
+        if not extra:
+            writer.write(labeled(b"a"))
+        elif sent is None:  # in one segment
+            writer.write(labeled(b"a") + extra)
+        else:
+            writer.write(labeled(b"a"))
+            await writer.drain()
+            await asyncio.sleep(0.02)  # the first has been read
+            writer.write(extra)
+            await writer.drain()
+            sent.set()
+
+    return respond, connections
+
+
+async def ask_twice(extra, *, at_once=False):
+    sent = None if at_once else asyncio.Event()
+    respond, connections = extra_first(extra, sent)
+    async with raw(respond) as (wire, _), sending() as transport:
+        first = (await transport.call(wire, ONE)).answers[0].label
+        if extra and sent is not None:
+            await sent.wait()
+            await asyncio.sleep(0.02)  # it has arrived
+        second = (await transport.call(wire, ONE)).answers[0].label
+        assert transport.meter.calls == 2
+    return first + second, len(set(connections))
+
+
+LATE = [labeled(b"x"), labeled(b"x")[:30], b"HTTP/1.1 200", b"\r\n", b"0\r\n\r\n", b"x"]
+
+
+@pytest.mark.parametrize(
+    ("extra", "at_once"), [*((extra, False) for extra in LATE), (labeled(b"x"), True)]
+)
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, "uvloop"])
+def test_bytes_that_nobody_asked_for_answer_no_text(loop, extra, at_once):
+    if loop == "uvloop":
+        loop = pytest.importorskip("uvloop", reason="platform: no uvloop").new_event_loop
+    with asyncio.Runner(loop_factory=loop) as runner:
+        assert runner.run(ask_twice(extra, at_once=at_once)) == ("ab", 2)
+
+
+@pytest.mark.parametrize("extra", [labeled(b"x"), labeled(b"x")[:30]])
+async def test_what_follows_a_large_response_answers_no_text(extra):
+    """A parser that was paused keeps it, and returns it when the connection is idle."""
+
+    async def respond(number, writer):
+        padded = whole(b'{"label": "a", "usage": [1, 1]}' + b" " * 3_000_000)
+        writer.write(labeled(b"b") if number else padded + extra)
+        await writer.drain()
+
+    async with raw(respond) as (wire, _), sending() as transport:
+        labels = [(await transport.call(wire, ONE)).answers[0].label for _ in range(3)]
+    assert labels == ["a", "b", "b"]
+
+
+async def test_a_connection_without_extra_bytes_is_used_again():
+    assert await ask_twice(b"") == ("ab", 1)
+
+
+class Late(threading.Thread):
+    """A server in a thread that sends an extra response while the client's loop is blocked."""
+
+    def __init__(self, extra):
+        super().__init__(daemon=True)
+        self.extra, self.go, self.sent = extra, threading.Event(), threading.Event()
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.socket.settimeout(10)
+
+    def run(self):
+        with self.socket:
+            first, _ = self.socket.accept()
+            with first:
+                first.recv(65_536)
+                first.sendall(labeled(b"a"))
+                self.go.wait()
+                first.sendall(self.extra) if self.extra else first.shutdown(socket.SHUT_WR)
+                self.sent.set()
+                second, _ = self.socket.accept()
+                with second:
+                    second.recv(65_536)
+                    second.sendall(labeled(b"b"))
+
+
+@pytest.mark.parametrize("extra", [labeled(b"x"), b"x", b""])
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, "uvloop"])
+def test_what_arrives_while_the_loop_is_busy_answers_no_text(loop, extra):
+    if loop == "uvloop":
+        loop = pytest.importorskip("uvloop", reason="platform: no uvloop").new_event_loop
+
+    async def run():
+        server = Late(extra)
+        server.start()
+        wire = Wire(f"http://127.0.0.1:{server.socket.getsockname()[1]}/v1")
+        async with sending() as transport:
+            first = await transport.call(wire, ONE)
+            server.go.set()
+            server.sent.wait()
+            time.sleep(0.05)  # noqa: ASYNC251 - it is in the socket's buffer, and not read
+            second = await transport.call(wire, ONE)
+        server.join()
+        return first.answers[0].label + second.answers[0].label
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        assert runner.run(run()) == "ab"
