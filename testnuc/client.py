@@ -482,7 +482,8 @@ class TestNUC:
                     await compare(parts, run, lane)
                 else:
                     _log.warning("the run stopped early: %s: %s", type(stopped).__name__, stopped)
-            warn_of_few(parts, run)
+            if stopped is None:
+                warn_of_few(parts, run)
             run, escalated = await self._escalation.settle(run, stopped=stopped is not None)
             with operation(parts.telemetry, "vote"):
                 rows = await asyncio.to_thread(Rows, run, given, places)

@@ -217,6 +217,18 @@ async def test_closing_while_texts_are_embedded_ends_every_run(client_of):
         assert all(isinstance(run.exception(), TestNUCError) for run in done)
 
 
+@pytest.mark.filterwarnings("error")
+async def test_a_run_that_is_broken_off_does_not_warn_of_few_predictions(client_of):
+    async with LoopbackLLM(confident, latency=0.02) as llm:
+        nuc = TestNUC(**client_of(llm, policy="auto", max_concurrency=4))
+        run = asyncio.create_task(nuc.classify_many(messages(100)))
+        await calls(llm, 15)
+        await nuc.aclose()
+        results = await run
+        assert results.stopped is not None
+        assert results.errors
+
+
 @pytest.mark.slow
 async def test_a_second_close_waits_for_the_first(client_of):
     async with LoopbackLLM(confident, latency=0.3) as llm:
