@@ -8,9 +8,14 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import aiohttp
 
-from testnuc.errors import ConfigurationError, ServerError, UnreadableReplyError
+from testnuc.errors import (
+    ConfigurationError,
+    ConnectionFailedError,
+    ServerError,
+    UnreadableReplyError,
+)
 from testnuc.transport.failures import host
-from testnuc.transport.pool import ConnectionPool
+from testnuc.transport.pool import ConnectionPool, Repetitions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -104,6 +109,7 @@ class _Session(NamedTuple):
     #: Referenced so that its id is not reused.
     provider: WireProvider
     http: aiohttp.ClientSession
+    repetitions: Repetitions
 
 
 class Connections:
@@ -146,7 +152,10 @@ class Connections:
         )
         most = getattr(provider, "most_bytes", MOST_BYTES)
         # billed, however long it is
-        return await read_response(response, most, provider, UnreadableReplyError, self._large)
+        answer = await read_response(response, most, provider, UnreadableReplyError, self._large)
+        if session.repetitions.has(response, answer.data):
+            raise ConnectionFailedError(f"{host(provider)} sent the response to an earlier request")
+        return answer
 
     async def request(
         self,
@@ -209,6 +218,7 @@ class Connections:
                 timeout=_NO_TIMEOUT,
                 trust_env=self._trust_env,
             ),
+            Repetitions(),
         )
         self._sessions[id(provider)] = session
         return session

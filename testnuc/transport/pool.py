@@ -1,8 +1,9 @@
 """Connections that are closed when a server sends what it was not asked for.
 
 A proxy that sends a response twice, or late, would answer the next text with it. aiohttp looks for
-such bytes when a connection becomes idle, and not when it is used again. And it parses all heads
-that arrive together: ten thousand interim responses take a second.
+such bytes when a connection becomes idle, and not when it is used again; and they may arrive after
+the next request was sent. And it parses all heads that arrive together: ten thousand interim
+responses take a second.
 """
 
 from __future__ import annotations
@@ -10,18 +11,25 @@ from __future__ import annotations
 import logging
 import select
 from functools import partial
+from itertools import count
 from typing import Any
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
-__all__ = ["ConnectionPool"]
+from testnuc.transport.api_errors import request_id
+
+__all__ = ["ConnectionPool", "Repetitions"]
 
 _log = logging.getLogger("testnuc.transport")
 
 #: Heads of responses in what is read at once: interim ones (1xx), and the last. In JSON a line
 #: break is escaped, so a body does not look like them.
 _HEAD, _MOST_HEADS = b"\nHTTP/", 32
+#: Numbers of connections; an address can be used again.
+_NUMBERS = count()
+#: Responses that are remembered, to recognize one that is repeated.
+_MOST_REMEMBERED = 1024
 
 
 class _Connection(ResponseHandler):
@@ -30,6 +38,10 @@ class _Connection(ResponseHandler):
     #: Whether no response is expected.
     idle = False
     _poll: Any = None
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.number = next(_NUMBERS)
 
     def set_response_params(self, **parameters: Any) -> None:
         """Expect a response."""
@@ -62,6 +74,40 @@ class _Connection(ResponseHandler):
             self._poll = select.poll()
             self._poll.register(self.transport.get_extra_info("socket"), select.POLLIN)
         return bool(self._poll.poll(0))
+
+
+class Repetitions:
+    """Recognizes a response that its connection has carried before.
+
+    Responses with an id are never equal, head and body, unless a server gives all the same id; then
+    another connection soon carries an equal one, and from there on nothing is a repetition.
+    """
+
+    __slots__ = ("_connections", "_same_ids")
+
+    def __init__(self) -> None:
+        #: The connection of each of the last responses, by hash.
+        self._connections: dict[int, int] = {}
+        self._same_ids = False
+
+    def has(self, response: aiohttp.ClientResponse, data: bytes) -> bool:
+        """Whether a complete response is a repetition; then its connection is closed."""
+        connection = response._protocol  # noqa: SLF001 - the public one ends with the response
+        if self._same_ids or not isinstance(connection, _Connection):
+            return False
+        if b'"id"' not in data and request_id(response.headers) is None:
+            return False
+        known, mark = self._connections, hash((response.raw_headers, data))
+        before = known.get(mark)
+        if before == connection.number:
+            _log.warning("a server sent a response twice; it is not used")
+            connection.close()
+            return True
+        self._same_ids = before is not None
+        known[mark] = connection.number
+        if len(known) > _MOST_REMEMBERED:
+            del known[next(iter(known))]
+        return False
 
 
 class ConnectionPool(aiohttp.TCPConnector):

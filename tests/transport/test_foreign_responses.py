@@ -12,6 +12,7 @@ import zlib
 from contextlib import asynccontextmanager
 
 import aiohttp
+import orjson
 import pytest
 from aiohttp.http_exceptions import HttpProcessingError
 
@@ -23,6 +24,7 @@ from testnuc.errors import (
     UnreadableReplyError,
 )
 from testnuc.limits import Budget, RetryPolicy
+from testnuc.protocols import Request
 from testnuc.transport import auxiliary
 from testnuc.transport.connections import MOST_BYTES
 from testnuc.transport.failures import safe_cause
@@ -428,3 +430,37 @@ def test_what_arrives_while_the_loop_is_busy_answers_no_text(loop, extra):
 
     with asyncio.Runner(loop_factory=loop) as runner:
         assert runner.run(run()) == "ab"
+
+
+async def labels_of_repeated(connections, *, every, unique=True, texts=30):
+    """Label texts by a server that sends some responses once more, 3 ms later."""
+
+    async def respond(number, writer):
+        text = int(orjson.loads(requests[number])["user"])
+        body = {"id": number if unique else 0, "label": "ab"[text % 2], "usage": [1, 1]}
+        writer.write(whole(orjson.dumps(body)))
+        await writer.drain()
+        if every and number % every == 0:
+            await asyncio.sleep(0.003)
+            writer.write(whole(orjson.dumps(body)))
+
+    async with (
+        raw(respond) as (wire, requests),
+        sending(max_concurrency=connections) as transport,
+    ):
+        asked = [Request(ONE.task, str(i), (str(i),)) for i in range(texts)]
+        replies = await asyncio.gather(*(transport.call(wire, request) for request in asked))
+    return "".join(reply.answers[0].label for reply in replies), len(requests), transport
+
+
+@pytest.mark.parametrize("connections", [1, 4])
+async def test_a_response_sent_twice_answers_no_later_request(connections):
+    labels, sent, transport = await labels_of_repeated(connections, every=5)
+    assert labels == "ab" * 15
+    assert transport.meter.calls == 30 < sent
+
+
+async def test_a_server_that_gives_one_id_to_all_is_sent_one_more_call_at_most():
+    labels, sent, _ = await labels_of_repeated(1, every=0, unique=False)
+    assert labels == "ab" * 15
+    assert sent <= 31
