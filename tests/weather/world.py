@@ -404,6 +404,7 @@ def _weather(world: Weather) -> Weather:
         # a collection of all objects would count as a blocked loop
         gc.collect()
         gc.freeze()
+        stack.callback(gc.unfreeze)
         gc.disable()
         stack.callback(gc.enable if collecting else gc.disable)
         stack.enter_context(_alarm())
