@@ -8,12 +8,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import aiohttp
 
-from testnuc.errors import (
-    ConfigurationError,
-    ConnectionFailedError,
-    ServerError,
-    UnreadableReplyError,
-)
+from testnuc.errors import ConfigurationError, ServerError, UnreadableReplyError
 from testnuc.transport.failures import host
 from testnuc.transport.pool import ConnectionPool, Repetitions
 
@@ -153,8 +148,9 @@ class Connections:
         most = getattr(provider, "most_bytes", MOST_BYTES)
         # billed, however long it is
         answer = await read_response(response, most, provider, UnreadableReplyError, self._large)
-        if session.repetitions.has(response, answer.data):
-            raise ConnectionFailedError(f"{host(provider)} sent the response to an earlier request")
+        if session.repetitions.has(response, answer.data) and answer.status == _OK:
+            # this request may be billed as well
+            raise UnreadableReplyError(f"{host(provider)} sent the response to an earlier request")
         return answer
 
     async def request(

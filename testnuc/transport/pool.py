@@ -79,31 +79,32 @@ class _Connection(ResponseHandler):
 class Repetitions:
     """Recognizes a response that its connection has carried before.
 
-    Responses with an id are never equal, head and body, unless a server gives all the same id; then
-    another connection soon carries an equal one, and from there on nothing is a repetition.
+    Responses with an id are never equal, head and body. A server that gives all the same id is
+    known by equal responses on several connections.
     """
 
-    __slots__ = ("_connections", "_same_ids")
+    __slots__ = ("_connections", "_elsewhere")
 
     def __init__(self) -> None:
         #: The connection of each of the last responses, by hash.
         self._connections: dict[int, int] = {}
-        self._same_ids = False
+        #: Responses that were equal to one of another connection.
+        self._elsewhere = 0
 
     def has(self, response: aiohttp.ClientResponse, data: bytes) -> bool:
         """Whether a complete response is a repetition; then its connection is closed."""
-        connection = response._protocol  # noqa: SLF001 - the public one ends with the response
-        if self._same_ids or not isinstance(connection, _Connection):
+        connection, known = response._protocol, self._connections  # noqa: SLF001 - no public one
+        if not isinstance(connection, _Connection) or 4 * self._elsewhere > len(known):
             return False
         if b'"id"' not in data and request_id(response.headers) is None:
             return False
-        known, mark = self._connections, hash((response.raw_headers, data))
+        mark = hash((response.raw_headers, data))
         before = known.get(mark)
         if before == connection.number:
             _log.warning("a server sent a response twice; it is not used")
             connection.close()
             return True
-        self._same_ids = before is not None
+        self._elsewhere += before is not None
         known[mark] = connection.number
         if len(known) > _MOST_REMEMBERED:
             del known[next(iter(known))]

@@ -37,6 +37,8 @@ class Asked:
     user: str
     #: Name of the tool that takes the answer; "" if there is none.
     tool: str = ""
+    #: The id of the response.
+    name: str = "1"
 
 
 def asked_for(path: str, body: bytes) -> Asked:
@@ -73,13 +75,13 @@ def reply(asked: Asked, content: str, *, finish: str | None = None) -> dict:
     if asked.format == "chat":
         message = {"role": "assistant", "content": content, "refusal": None}
         choice = {"index": 0, "message": message, "finish_reason": finish or "stop"}
-        return {"id": "chatcmpl-1", "object": "chat.completion", "model": "gpt-4o-mini",
+        return {"id": f"chatcmpl-{asked.name}", "object": "chat.completion", "model": "gpt-4o-mini",
                 "choices": [choice], "usage": usage}  # fmt: skip
     if asked.format == "responses":
         part = {"type": "output_text", "text": content, "annotations": []}
         item = {"type": "message", "role": "assistant", "status": "completed", "content": [part]}
         cut = {"reason": "max_output_tokens"} if finish == "length" else None
-        return {"id": "resp_1", "object": "response", "error": None, "output": [item],
+        return {"id": f"resp_{asked.name}", "object": "response", "error": None, "output": [item],
                 "status": "incomplete" if cut else "completed", "incomplete_details": cut,
                 "usage": usage}  # fmt: skip
     block: dict = {"type": "text", "text": content}
@@ -90,7 +92,7 @@ def reply(asked: Asked, content: str, *, finish: str | None = None) -> dict:
         except ValueError:
             given = {"label": content}
         block = {"type": "tool_use", "id": "toolu_1", "name": asked.tool, "input": given}
-    return {"id": "msg_1", "type": "message", "role": "assistant", "content": [block],
+    return {"id": f"msg_{asked.name}", "type": "message", "role": "assistant", "content": [block],
             "stop_reason": stop, "usage": usage}  # fmt: skip
 
 

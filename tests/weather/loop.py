@@ -60,7 +60,7 @@ class WeatherLoop(asyncio.SelectorEventLoop):
         #: Seconds of CPU time of the server.
         self.excused = 0.0
         #: The time and the CPU time when a callback was last measured.
-        self.measured = time.perf_counter(), time.thread_time()
+        self.measured = 0.0, 0.0
         super().__init__(selector)
 
     def time(self):
@@ -70,6 +70,7 @@ class WeatherLoop(asyncio.SelectorEventLoop):
 @contextmanager
 def watched(loop):
     """Count what threads do, and measure every callback."""
+    loop.measured = time.perf_counter(), time.thread_time()
     run, wrap, write = asyncio.Handle._run, asyncio.futures.wrap_future, SqliteDatabase.write
 
     def measured(handle):

@@ -180,8 +180,8 @@ def timing(random: Random, response: Response) -> None:
 
 def connection(random: Random, response: Response, other: bytes) -> None:
     kind = random.choice(("reset-before", "close-before", "reset-middle", "close-middle", "half",
-                          "extra", "extra-late", "extra-junk", "extra-part", "lie", "close-late",
-                          "endless", "endless-error", "endless-gzip"))  # fmt: skip
+                          "extra", "extra-late", "extra-junk", "extra-part", "extra-again", "lie",
+                          "close-late", "endless", "endless-error", "endless-gzip"))  # fmt: skip
     response.names.append(f"connection {kind}")
     data = response.body
     middle = [("send", data[: len(data) // 2])]
@@ -230,4 +230,6 @@ def _extra(random: Random, kind: str, extra: bytes) -> list[tuple]:
         return [pause, ("send", extra)]
     if kind == "extra-junk":
         return [pause, ("send", b"\r\n\r\nxyz")]
+    if kind == "extra-again":
+        return [pause, ("again",)]
     return [pause, ("send", extra[: random.randint(1, len(extra) - 1)])]

@@ -73,6 +73,7 @@ class Connection(asyncio.Protocol):
         started = response.head
         if started is None:
             started = head_of(response)
+        whole = started + response.body
         # what a server needs is not the client's fault
         asyncio.get_running_loop().excused += time.thread_time() - began
         steps = response.steps
@@ -88,6 +89,10 @@ class Connection(asyncio.Protocol):
             sent(clean=not self._dirty)
         self._dirty |= not response.framed
         await self._play(response.after, idle=True)
+        again = ("again",) in response.after and response.steps is None
+        if again and b'"id"' in response.body and not self.lost:
+            # by its id a client can tell that it does not answer the next request
+            self.transport.write(whole)
 
     def _asked(self) -> bool:
         """Whether the next request has arrived.

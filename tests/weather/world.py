@@ -12,10 +12,11 @@ import traceback
 import warnings
 from collections import Counter
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from random import Random
+from zlib import crc32
 
 from testnuc import Budget, RateLimit, RetryPolicy, Sampling, TestNUC
 from testnuc._engine.components import Internals
@@ -168,7 +169,8 @@ class Weather:
         place = (run, asked.user)
         attempt = self.attempts[place]
         self.attempts[place] += 1
-        random = Random(f"{self.seed} {run} {attempt} {asked.user}")
+        source = f"{self.seed} {run} {attempt} {asked.user}"
+        random, asked = Random(source), replace(asked, name=f"{crc32(source.encode()):x}")
         response = self._right_response(asked)
         hit = run == 0 and not self.healthy.intersection(asked.texts)
         right = not (hit and random.random() < self.rate)
