@@ -243,7 +243,8 @@ class TopKICLP(_FewShot):
     """The k nearest texts with their predicted labels as examples (the paper's KNN-ICL-P).
 
     The label of an example is its prediction by `StandardPrompting`, which shares stored answers
-    with that method. An example whose prediction failed has no label. With ``neighbors="stored"``
+    with that method. An example whose prediction failed has no label; once it has one, the prompt
+    is another one, and its text is asked about again. With ``neighbors="stored"``
     the LLM is not called for examples outside the batch: an example without such a prediction uses
     the one that this method stored for it, or has no label.
 

@@ -1,7 +1,7 @@
 """OpenAI's Batch API: one uploaded file of requests, two downloaded files of results.
 
 Documented limits: 50,000 requests and 200 MB per file. The limit of enqueued tokens depends on the
-account; the error of a refused batch states it. A batch is found again by its metadata.
+account; the error of a refused batch states it. A batch is found again by its metadata or its file.
 """
 
 from __future__ import annotations
@@ -68,6 +68,8 @@ class OpenAIBatches(BatchAPI):
         super().__init__(provider, exchanges)
         path = provider.url.partition("?")[0]
         self._endpoint = _RESPONSES if path.endswith("/responses") else _CHAT
+        #: Uploaded files by our id, for servers that drop metadata.
+        self._files: dict[str, str] = {}
 
     def line(self, custom_id: str, body: bytes) -> bytes:
         """Write one request of a batch."""
@@ -94,8 +96,9 @@ class OpenAIBatches(BatchAPI):
 
     async def create(self, name: str, prepared: bytes) -> RemoteBatch:
         """Create the batch of a file."""
+        self._files[name] = prepared.decode()
         body = {
-            "input_file_id": prepared.decode(),
+            "input_file_id": self._files[name],
             "endpoint": self._endpoint,
             "completion_window": "24h",
             "metadata": {_TAG: name},
@@ -105,16 +108,18 @@ class OpenAIBatches(BatchAPI):
     async def find(
         self,
         batch: StoredBatch,
-        known: set[str],  # noqa: ARG002 - the name in the metadata is enough
+        known: set[str],  # noqa: ARG002 - the name or the file is enough
         wait: Callable[[float | None], Awaitable[None]],  # noqa: ARG002
     ) -> str | None:
-        """Find the batch with our id in its metadata."""
+        """Find the batch with our id in its metadata, or with the file that we uploaded."""
         name = batch.id.hex()
+        file = self._files.get(name, "")
         # the order is not documented: search all pages
         async with aclosing(self._pages()) as pages:
             async for listed, _ in pages:
                 for one in listed:
-                    if mapping(one.get("metadata")).get(_TAG) == name:
+                    tag = mapping(one.get("metadata")).get(_TAG)
+                    if tag == name or (file and one.get("input_file_id") == file):
                         return str(one["id"])
         return None
 

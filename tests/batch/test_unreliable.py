@@ -355,6 +355,24 @@ async def test_a_batch_whose_creation_seemed_to_fail_is_searched_for(model, lane
         await billed_once(llm, lane, model, policy={"grace": 1.0})
 
 
+@pytest.mark.parametrize("model", ["openai/test"])
+@pytest.mark.parametrize("metadata", [None, {}, {"testnuc": "another"}])
+async def test_a_batch_without_our_metadata_is_found_by_its_file(model, lane, metadata):
+    left = [1]
+
+    def response(kind, response):
+        if kind == "create" and left[0]:
+            left[0] -= 1
+            response.status = 500
+
+    def page(value):
+        return value | {"data": [batch | {"metadata": metadata} for batch in value["data"]]}
+
+    async with LoopbackLLM(confident) as llm:
+        Unreliable(llm, response=response, page=page)
+        await billed_once(llm, lane, model, policy={"grace": 1.0})
+
+
 async def test_a_list_without_end_ends(model, lane):
     first = []
 
