@@ -88,7 +88,7 @@ class Admission:
         self._concurrency = Concurrency(
             max_concurrency,
             initial_wait=retry.initial_wait,
-            max_wait=retry.max_wait,
+            max_wait=min(retry.max_wait, retry.deadline),
             longest=longest_pause(retry),
             rng=rng or Random(),  # noqa: S311 - jitter, no secret
         )

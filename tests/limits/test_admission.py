@@ -188,6 +188,16 @@ def test_a_wait_longer_than_the_deadline_fails_who_waits():
     run(main)
 
 
+def test_pauses_of_our_own_do_not_outlast_a_deadline():
+    async def main(loop):
+        # max_wait is longer, by default
+        admission = admission_of(loop, concurrency=2, deadline=10)
+        for _ in range(30):
+            admission.refused(await admission.acquire(), None)
+
+    run(main)
+
+
 @pytest.mark.parametrize("asked", [3601, 1e9, 1e300, float("inf"), float("nan"), -5, 0])
 def test_whatever_wait_is_asked_for_a_call_is_sent_again(asked, caplog):
     async def main(loop):
