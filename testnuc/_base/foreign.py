@@ -11,7 +11,7 @@ import orjson
 __all__ = ["MOST_TOKENS", "count", "count_values", "read_json", "write_json"]
 
 #: Longer bodies are read by orjson alone: the lenient reader takes ten times as long.
-_LENIENT = 1 << 20
+_LENIENT = 1 << 19
 #: Most values in a body, and escapes in one that is read leniently: they take about 50 ms.
 _MOST_VALUES = 100_000
 #: More tokens than a call can have; a larger number is no count.
