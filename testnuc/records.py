@@ -68,7 +68,7 @@ def result_of(record: Mapping[str, Any], index: int, text_column: str) -> Classi
     """
     own = text_of(record.get("nuc_own_label"))
     said = text_of(record.get("nuc_own_said"))
-    confidence = _number(record.get("nuc_own_confidence"))
+    confidence = _part(record.get("nuc_own_confidence"))
     error = text_of(record.get("nuc_error"))
     asked = own is not None or said is not None or confidence is not None
     text = record[text_column]
@@ -84,7 +84,7 @@ def result_of(record: Mapping[str, Any], index: int, text_column: str) -> Classi
         **fields,
         index=index,
         text=text if isinstance(text, str) else "" if text is None else str(text),
-        share=_number(record.get("nuc_share")) or 0.0,
+        share=_part(record.get("nuc_share")) or 0.0,
         margin=_number(record.get("nuc_margin")) or 0.0,
         voters=int(_number(record.get("nuc_voters")) or 0),
         complete=record.get("nuc_complete") not in {False, "False", "false"},
@@ -93,7 +93,7 @@ def result_of(record: Mapping[str, Any], index: int, text_column: str) -> Classi
                 str(near["text"]),
                 _number(near["similarity"]) or 0.0,
                 text_of(near["label"]),
-                _number(near["confidence"]),
+                _part(near["confidence"]),
             )
             for near in _structure(record.get("nuc_neighbors"), [])
         ),
@@ -102,11 +102,11 @@ def result_of(record: Mapping[str, Any], index: int, text_column: str) -> Classi
             for label, weight in _structure(record.get("nuc_votes"), {}).items()
         },
         error=None if error is None else TestNUCError(error),
-        trust=_number(record.get("nuc_trust")),
+        trust=_part(record.get("nuc_trust")),
         reason=text_of(record.get("nuc_reason")),
         source=text_of(record.get("nuc_source")),
         alternative=text_of(record.get("nuc_alternative")),
-        trust_of_alternative=_number(record.get("nuc_trust_of_alternative")),
+        trust_of_alternative=_part(record.get("nuc_trust_of_alternative")),
     )
 
 
@@ -115,7 +115,7 @@ def _path(record: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "path": tuple(map(str, _structure(record["nuc_path"], []))),
         "path_shares": tuple(_number(s) or 0.0 for s in _structure(record["nuc_path_shares"], [])),
-        "path_trusts": tuple(map(_number, _structure(record["nuc_path_trusts"], []))),
+        "path_trusts": tuple(map(_part, _structure(record["nuc_path_trusts"], []))),
     }
 
 
@@ -129,13 +129,13 @@ def _several(
         # "" is a text without labels
         "label": record["nuc_label"],
         "labels": tuple(map(str, _structure(record["nuc_labels"], []))),
-        "shares": _structure(record.get("nuc_shares"), {}),
-        "trusts": _structure(record.get("nuc_trusts"), {}),
+        "shares": _parts(record.get("nuc_shares")),
+        "trusts": _parts(record.get("nuc_trusts")),
     }
     # "" is an answer without labels; a list without items is not written everywhere
     if record.get("nuc_own_label") is not None or record.get("nuc_own_confidences") is not None:
         labels = tuple(map(str, _structure(record.get("nuc_own_labels"), [])))
-        sure = tuple(map(_number, _structure(record.get("nuc_own_confidences"), [])))
+        sure = tuple(map(_part, _structure(record.get("nuc_own_confidences"), [])))
         outside = split_labels(said)
         if said is not None and said.startswith("[["):
             # in older files, the whole answer as JSON
@@ -168,6 +168,18 @@ def _number(value: Any) -> float | None:
         return None
     number = float(value)
     return number if math.isfinite(number) else None
+
+
+def _part(value: Any) -> float | None:
+    """Return a number from 0 to 1; raises ValueError for another."""
+    number = _number(value)
+    if number is not None and not 0 <= number <= 1:
+        raise ValueError(f"{value!r:.60} is not between 0 and 1")
+    return number
+
+
+def _parts(value: Any) -> dict[str, Any]:
+    return {str(name): _part(part) for name, part in _structure(value, {}).items()}
 
 
 def rounded(value: Any) -> Any:

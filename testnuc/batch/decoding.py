@@ -1,4 +1,4 @@
-"""Decode result lines: matched by custom_id, in any order, duplicates ignored."""
+"""Decode result lines: matched by custom_id, in any order, with duplicates."""
 
 from __future__ import annotations
 
@@ -28,6 +28,10 @@ _UNKNOWN = ("",)
 #: Most digits of a request's number.
 _DIGITS = 9
 _NONE = "the LLM chose none of the labels that the prompt showed"
+
+
+def _is_readable(outcomes: Sequence[Outcome]) -> bool:
+    return any(not isinstance(outcome, Exception) for outcome in outcomes)
 
 
 def custom_id(name: str, number: int) -> str:
@@ -91,9 +95,9 @@ class BatchOutcomes:
         self.usages: list[TokenUsage | None] = []
 
     def take(self, line: BatchResultLine) -> None:
-        """Add one line; duplicates and unknown custom_ids are ignored."""
+        """Add one line; unknown custom_ids and duplicates of a readable line are ignored."""
         number = self._number(line.custom_id)
-        if number is None or number in self._answered:
+        if number is None or _is_readable(self._answered.get(number, ())):
             return
         if line.status != 200:
             self._failed.setdefault(number, self._error(line))
@@ -105,8 +109,11 @@ class BatchOutcomes:
         except ProviderError as error:
             self._failed.setdefault(number, error)
             return
-        self._answered[number] = outcomes
-        self.usages.append(usage)
+        known = number in self._answered
+        if not known or _is_readable(outcomes):
+            self._answered[number] = outcomes
+        if not known:
+            self.usages.append(usage)
 
     @property
     def missing(self) -> int:

@@ -18,6 +18,7 @@ import logging
 import secrets
 from dataclasses import replace
 from itertools import islice
+from statistics import median
 from typing import TYPE_CHECKING
 
 from testnuc.batch.base import RemoteBatch
@@ -25,6 +26,7 @@ from testnuc.batch.decoding import BatchOutcomes
 from testnuc.batch.manifest import unpack
 from testnuc.errors import NotAnsweredError, ProviderError, RateLimitedError, StoreError
 from testnuc.limits import LONG, LONGEST_WAIT, Meter
+from testnuc.transport.accounting import is_possible
 from testnuc.types import Usage
 
 if TYPE_CHECKING:
@@ -231,7 +233,7 @@ class BatchLifecycle:
         joined = BatchOutcomes(batch.id.hex(), unpack(batch.items), self._reader)
         remote, lost = await self._results(batch, joined)
         # answers that the provider does not return are billed, their tokens are unknown
-        usages = [*joined.usages, *[None] * lost]
+        usages = [*_believed(joined.usages), *[None] * lost]
         meter = Meter(self._price)
         for usage in usages:
             meter.add(usage)
@@ -378,3 +380,12 @@ def _unending(batch: StoredBatch) -> NotAnsweredError:
     )
     error.retryable = False
     return error
+
+
+def _believed(usages: Sequence[TokenUsage | None]) -> list[TokenUsage | None]:
+    """Return the token counts of a batch's responses; None for those that cannot be."""
+    known = [usage for usage in usages if usage is not None]
+    if not known:
+        return list(usages)
+    size = median(u.input_tokens for u in known), median(u.output_tokens for u in known)
+    return [u if u is not None and is_possible(u, size) else None for u in usages]

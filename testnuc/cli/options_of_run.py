@@ -43,6 +43,7 @@ OF_ANSWERS = (
     "threshold",
     "score_labels",
 )
+_TEXTS = frozenset({"base_url", "embedder", "instructions", "model", "none_label"})
 _SHOWN = 6
 
 
@@ -84,7 +85,9 @@ def _with_run(client: Options, run: Mapping[str, Any]) -> Options:
         # shares, and the thresholds that are learned on them, depend on these
         merged = {name: client_options()[name] for name in of_vote} | merged
     for name in ("model", "labels", *OF_ANSWERS, *of_vote):
-        if name in run and name in merged and name not in client.named:
+        # a note can be edited; the client checks the other options
+        fits = name not in _TEXTS or isinstance(run.get(name), str | None)
+        if name in run and name in merged and name not in client.named and fits:
             merged[name] = run[name]
     return Options(merged, client.named)
 

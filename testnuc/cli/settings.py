@@ -33,6 +33,8 @@ FILE = "testnuc.toml"
 PREFIX = "TESTNUC_"
 #: Characters of a settings file.
 _LONGEST = 200_000
+#: Dots of a key: tomllib takes time and memory by their square.
+_MOST_DOTS = 100
 #: Environment variables that are not options.
 _OTHER = frozenset({"config", "token", "data"})
 #: Secrets, which a settings file must not contain, and where to put them.
@@ -67,6 +69,10 @@ def read_settings(path: Path, options: Mapping[str, Collection[str]]) -> dict[st
             raise ConfigurationError(
                 f"{path} has more than {_LONGEST:,} characters, the most of settings; name a file "
                 "of labels instead of listing them"
+            )
+        if any(line.partition("=")[0].count(".") > _MOST_DOTS for line in content.splitlines()):
+            raise ConfigurationError(
+                f"{path} has a line with more than {_MOST_DOTS} dots before '='; no setting does"
             )
         given = tomllib.loads(content)
     except FileNotFoundError as exc:
@@ -115,6 +121,8 @@ def _values(
         # labels, with or without descriptions
         if isinstance(value, list | dict) and key != "labels":
             raise ConfigurationError(f"{shown} is {value!r:.60}; give a single value")
+        if isinstance(value, str) and "\0" in value:
+            raise ConfigurationError(f"{shown} has a null character; remove it")
         values[key] = value if isinstance(value, str) else json.dumps(value, default=str)
     return values
 

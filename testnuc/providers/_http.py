@@ -378,7 +378,7 @@ class HTTPProvider(ABC):
 
     def shown(self, text: str) -> str:
         """Return words of the server without the key."""
-        return without_key(text, self._key if self.keys is None else self.keys.key)
+        return without_key(text, self._key if self.keys is None else self.keys.latest)
 
     def _without_key(self, answer: Answer | ReplyError, task: Task) -> Answer | ReplyError:
         """Return an answer that quotes no key, which would be stored; a label is no secret."""
@@ -416,7 +416,7 @@ class HTTPProvider(ABC):
 
     def error(self, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
         """Return the error of a non-200 response."""
-        key = self._key if self.keys is None else self.keys.key
+        key = self._key if self.keys is None else self.keys.latest
         return as_error(status, headers, body, where=self._where, key=key, hint=self._hint)
 
 

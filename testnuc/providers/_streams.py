@@ -20,7 +20,8 @@ __all__ = ["joined", "text_of"]
 
 _STARTS = (b"data:", b"event:", b"id:", b":", b"retry:")
 #: Most lines of a stream, its events, of which each token has one, and their values.
-_MOST_LINES, _MOST_EVENTS, _MOST_VALUES = 100_000, 10_000, 150_000
+_MOST_LINES, _MOST_EVENTS, _MOST_VALUES = 100_000, 10_000, 100_000
+_MOST_BYTES = 4 << 20
 #: Bytes of events that are read leniently, each as long as `_LEAST` at least: that takes long.
 _LENIENT, _LEAST = 200_000, 100
 #: Bytes at the end of a stream in which its mark is looked for.
@@ -60,6 +61,7 @@ def joined(body: bytes) -> tuple[dict[str, Any], bool] | None:
 def _is_short(body: bytes) -> bool:
     lines = max(body.count(b"\n"), body.count(b"\r"))
     many = body.count(b"data:") > _MOST_EVENTS or count_values(body) > _MOST_VALUES
+    many = many or len(body) > _MOST_BYTES
     return lines <= _MOST_LINES and not many
 
 

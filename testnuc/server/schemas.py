@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from testnuc._base.checks import valid_text
+from testnuc._base.foreign import count_values
 from testnuc.server.errors import RequestError, error_fields
 from testnuc.types import MultilabelClassification, Reason, TreeClassification, row
 
@@ -22,6 +24,8 @@ _FIELDS = ("text", "texts", "id", "ids", "stream", "explain")
 #: Said once, in ``/v1/info``; the reason of a batch would be a paragraph in each result.
 _BRIEF = {"llm_kept": "the LLM's own label is kept; `decision` of /v1/info says why"}
 _LONGEST_ID = 200
+#: Values of a request, or ten for each text, and the strings in JSON.
+_VALUES, _STRINGS = 50_000, re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 #: Fields of a result that are answered as they are.
 _PLAIN = ("label", "trust", "share", "margin", "voters", "complete")
 
@@ -69,7 +73,7 @@ class ClassifyRequest:
 
 def read(body: bytes, settings: ServerSettings) -> ClassifyRequest:
     """Parse and validate a body; respond with 400 if it is not JSON, else with 422."""
-    given = _object(body)
+    given = _object(body, max(_VALUES, 10 * settings.max_texts))
     flags = {name: given.get(name, False) for name in ("stream", "explain")}
     for name, value in flags.items():
         if not isinstance(value, bool):
@@ -128,8 +132,11 @@ def _reason(reason: str | None) -> dict[str, str] | None:
     return {"code": code, "message": _BRIEF.get(code, str(reason))}
 
 
-def _object(body: bytes) -> dict[str, Any]:
+def _object(body: bytes, most: int) -> dict[str, Any]:
     """Return the fields of a body: known fields only, and either "text" or "texts"."""
+    # a million lists take a second; brackets and commas of texts do not count
+    if count_values(body) > most and count_values(_STRINGS.sub(b"", body)) > most:
+        raise _invalid(f"the body has more than {most:,} values")
     try:
         given = orjson.loads(body)
     except orjson.JSONDecodeError as exc:
@@ -169,9 +176,9 @@ def _checked_ids(ids: Any, texts: int) -> list[str | int]:
     for one in ids:
         plain = isinstance(one, str | int) and not isinstance(one, bool)
         if not plain or len(str(one)) > _LONGEST_ID:
+            shown = repr(str(one)[:60]) if plain else _kind(one)
             raise _invalid(
-                f"an id is {str(one)[:60]!r}; give strings or integers of at most {_LONGEST_ID} "
-                "characters"
+                f"an id is {shown}; give strings or integers of at most {_LONGEST_ID} characters"
             )
     return ids
 

@@ -24,6 +24,7 @@ from testnuc._base.checks import hash_text
 from testnuc.errors import EmbeddingError, InvalidInputError
 from testnuc.index import scanned
 from testnuc.protocols import PoolText, Store, StoredPrediction
+from testnuc.stores.sql_store import to_facts
 from testnuc.types import Prediction
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ async def _store(store: Movable, pools: dict[str, Index], records: list[Record])
 async def _describe(store: Movable, records: list[Record]) -> None:
     known = dict(await store.scopes())
     for record in records:
-        scope, facts = _to_hash(record["scope"]), dict(record["facts"])
+        scope, facts = _to_hash(record["scope"]), to_facts(record["facts"])
         # the metadata of a scope is the same in every store
         if facts and not known.get(scope):
             await store.describe(scope, facts)

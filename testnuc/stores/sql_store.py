@@ -24,6 +24,8 @@ __all__ = ["LONGEST_LEASE", "SqlStore", "check_vectors"]
 #: would hold others up for as long as that.
 LONGEST_LEASE = 600.0
 _OF_SCOPE = "FROM predictions WHERE scope = (SELECT id FROM scopes WHERE scope = $1)"
+#: Facts of a scope that are texts.
+_TEXTS = ("base_url", "embedder", "instructions", "model", "none_label")
 
 
 class DamagedRowError(ValueError):
@@ -58,6 +60,16 @@ def of_types(row: Any, *types: type | tuple[type, ...]) -> tuple[Any, ...]:
         if not isinstance(value, expected):
             raise DamagedRowError(f"a value is {value!r:.40}")
     return tuple(row)
+
+
+def to_facts(value: Any) -> dict[str, Any]:
+    """Return the metadata of a scope; raises `DamagedRowError` if a value is not of its type."""
+    facts: dict[str, Any] = of_types((value,), dict)[0]
+    of_types((facts.get("labels", []), facts.get("descriptions", {})), list, dict)
+    of_types([facts.get(name, "") for name in _TEXTS], *[str] * len(_TEXTS))
+    names = [*facts.get("labels", []), *facts.get("descriptions", {}).values()]
+    of_types(names, *[str] * len(names))
+    return facts
 
 
 def to_prediction(label: Any, confidence: Any, said: Any) -> Prediction:
@@ -255,7 +267,8 @@ class SqlStore:
         rows = await self._rows("SELECT scope, facts FROM scopes ORDER BY id")
         with rows_of(self.place):
             return [
-                (of_types((scope,), bytes)[0], dict(orjson.loads(facts))) for scope, facts in rows
+                (of_types((scope,), bytes)[0], to_facts(orjson.loads(facts)))
+                for scope, facts in rows
             ]
 
     async def embedders(self) -> list[tuple[str, int]]:

@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from testnuc.transport.connections import HTTPAnswer
     from testnuc.transport.telemetry import Telemetry
 
-__all__ = ["CallAccounting"]
+__all__ = ["CallAccounting", "is_possible"]
 
 _OK = 200
 #: The server is overloaded, or the rate limit is used up.
 _BUSY = frozenset({429, 503, 529})
 #: A gateway no longer waited for the model, which may have answered: perhaps billed.
 _LATE = frozenset({504, 524})
-#: More input tokens than a call can have, by its estimate: a factor, and what others may add.
+#: More tokens than a call can have, by its estimate: a factor, and what others may add.
 _MOST_TIMES, _MOST_MORE = 20, 100_000
 
 
@@ -51,17 +51,22 @@ def _is_unreadable(raised: BaseException) -> bool:
     return isinstance(raised, aiohttp.ClientResponseError) and not proxy
 
 
-def _is_possible(usage: TokenUsage, call: Call) -> bool:
-    """Whether a provider's counts may be those of a call: others would spoil every sum."""
+def is_possible(usage: TokenUsage, size: tuple[float, float] | None) -> bool:
+    """Whether a provider's counts may be those of a call: others would spoil every sum.
+
+    `size`: about how many input and output tokens such a call has; None: it may have none.
+    """
     counts = usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.cache_write_tokens
     try:
         if not all(0 <= number <= MOST_TOKENS for number in counts):
             return False
     except TypeError:
         return False
-    # over HTTP no call is without tokens, and estimates are good
-    most = _MOST_TIMES * call.size[0] + _MOST_MORE
-    return call.wire is None or (any(counts) and usage.input_tokens <= most)
+    if size is None:
+        return True
+    # over HTTP no call is without tokens
+    most = [_MOST_TIMES * about + _MOST_MORE for about in size]
+    return any(counts) and counts[0] <= most[0] and counts[1] <= most[1]
 
 
 class CallAccounting:
@@ -231,7 +236,7 @@ class CallAccounting:
 
     def _book(self, call: Call, permit: Permit, usage: TokenUsage | None) -> None:
         """Count an answered call, and settle its permit and reservation."""
-        if usage is not None and not _is_possible(usage, call):
+        if usage is not None and not is_possible(usage, call.size if call.wire else None):
             usage = None
         pico_usd = self._meter.add(usage)
         if self._telemetry is not None:

@@ -186,7 +186,7 @@ def as_error(
     body: bytes,
     *,
     where: str,
-    key: str | None = None,
+    key: str | tuple[str, ...] | None = None,
     hint: str = "",
 ) -> ProviderError:
     """Return the exception for an error response; status 200: the error is in a normal response.

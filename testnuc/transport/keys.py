@@ -36,6 +36,8 @@ _LONGEST = 30.0
 _FIRST_WAIT, _LONGEST_WAIT = 0.25, 10.0
 #: Seconds of failures after which a function that never returned a key is given up: it is wrong.
 _NEVER = 10.0
+#: Keys that are removed from what a server says.
+_LATEST = 8
 
 
 class KeySource:
@@ -55,6 +57,8 @@ class KeySource:
         self._wall = wall
         #: The last key; None before the first one.
         self.key: str | None = None
+        #: It and those before it, with which calls may still be in flight.
+        self.latest: tuple[str, ...] = ()
         self._expires = self._renew_at = float("inf")
         self._asking: asyncio.Task[None] | None = None
         self._thread: Future[Any] | None = None
@@ -143,6 +147,7 @@ class KeySource:
         if expires <= now:
             expires = float("inf")  # one of the clocks is wrong: the server decides
         self.key = key
+        self.latest = (key, *self.latest[: _LATEST - 1])
         self._expires = expires - min(_LAST, (expires - now) / 2)
         self._renew_at = expires - min(_MARGIN, (expires - now) / 2)
         self._answers += 1

@@ -35,7 +35,7 @@ _ESCAPED = re.compile(
 )
 
 
-def redacted(text: str, key: str | None = None) -> str:
+def redacted(text: str, key: str | tuple[str, ...] | None = None) -> str:
     """Return the beginning of a foreign text without the key, and anything that looks like one."""
     text = without_key(printable(text[:_READ]), key)
     return _RUN.sub(_if_mixed, _SECRET.sub("[key]", text))
@@ -47,12 +47,19 @@ def _if_mixed(run: re.Match[str]) -> str:
     return "[key]" if digits and any("a" <= c.lower() <= "z" for c in run[0]) else run[0]
 
 
-def without_key(text: str, key: str | None) -> str:
+def without_key(text: str, key: str | tuple[str, ...] | None) -> str:
     """Return `text` without the key and parts of it, in base64 and with escapes as well.
 
-    A part is what has eight characters or more in common with the key, in any case.
+    A part is what has eight characters or more in common with the key, in any case. `key` may be
+    several.
     """
-    if key is None or len(key) < _SHORTEST:
+    for one in (key,) if isinstance(key, str) else key or ():
+        text = _without(text, one)
+    return text
+
+
+def _without(text: str, key: str) -> str:
+    if len(key) < _SHORTEST:
         return text
     text = text.replace(key, "[key]")
     if len(key) < _SHARED or len(text) < _SHARED:

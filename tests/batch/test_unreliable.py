@@ -247,6 +247,45 @@ async def test_results_of_others_are_ignored(model, lane, name):
         await billed_once(llm, lane, model)
 
 
+@pytest.mark.parametrize("body", [{"choices": []}, {"choices": [{"message": {"content": ""}}]}])
+async def test_of_two_results_the_readable_one_counts(lane, body):
+    def content(lines):
+        doubled = []
+        for line in lines.splitlines():
+            value = orjson.loads(line)
+            value["response"]["body"] |= body
+            doubled += [orjson.dumps(value), line]
+        return b"\n".join(doubled)
+
+    async with LoopbackLLM(confident) as llm:
+        Unreliable(llm, content=content)
+        await billed_once(llm, lane, "openai/test")
+
+
+@pytest.mark.parametrize("counts", [(0, 0), (90_000_000, 1), (10, 90_000_000)])
+async def test_impossible_counts_of_tokens_are_booked_as_reserved(lane, counts):
+    left = [20]
+
+    def change(line):
+        if left[0] and counts != (0, 0):
+            left[0] = 0
+        elif left[0] == 0:
+            return
+        usage = line["response"]["body"]["usage"]
+        usage["prompt_tokens"], usage["completion_tokens"] = counts
+        usage["total_tokens"] = sum(counts)
+
+    async with LoopbackLLM(confident) as llm:
+        Unreliable(llm, content=each_result(change))
+        async with lane(llm, budget=Budget(tokens=1_000_000)) as nuc:
+            for run in range(2):
+                texts = [f"{text} {run}" for text in TEXTS]
+                results = await nuc.classify_many(texts, lane="batch")
+                assert not results.errors
+            assert nuc.usage.input_tokens is None
+            assert 0 < nuc._parts.transport.account.spent[1] < 1_000_000
+
+
 @pytest.mark.parametrize("code", ["missing", None, "200", 0, "ok", 200.0, True, [], 299, 500])
 async def test_an_answer_is_one_whatever_its_status(lane, code):
     def change(line):

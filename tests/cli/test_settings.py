@@ -90,6 +90,10 @@ def test_another_file_and_labels_in_the_environment(folder):
         ("text_column = 'message'\nbase_url = 'http://[::1'", "is not a URL"),
         ("output = 'x.csv'", "'output' is not a setting"),
         ("k = ", "cannot be read as TOML"),
+        ("a." * 99_000 + "a = 1", "dots"),
+        ("[" + "a." * 99_000 + "a]", "dots"),
+        ('labels = "a\\u0000b"', "null character"),
+        ('head = "\\u0000.head"', "null character"),
     ],
 )
 def test_settings_that_are_refused(folder, content, says):

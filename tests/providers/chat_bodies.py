@@ -1,5 +1,7 @@
 """Requests and completions, for the tests of the chat completions protocol."""
 
+import itertools
+
 import orjson
 
 from testnuc.labels import LabelSet
@@ -29,6 +31,9 @@ def refuse(provider, message, status=400, **fields):
     return provider.error(status, {}, body)
 
 
+_NUMBERS = itertools.count()
+
+
 def completion(content='{"label": "refund", "confidence": 0.9}', finish="stop", **more):
     message = {"role": "assistant", "content": content, "refusal": more.pop("refusal", None)}
     choice = {"index": 0, "message": message, "finish_reason": finish}
@@ -39,4 +44,6 @@ def completion(content='{"label": "refund", "confidence": 0.9}', finish="stop", 
         "completion_tokens": 7,
         "prompt_tokens_details": {"cached_tokens": 64},
     }
-    return orjson.dumps({"id": "chatcmpl-1", "choices": [choice], "usage": usage, **more})
+    # an id that was there before is that of a response sent twice
+    name = f"chatcmpl-{next(_NUMBERS)}"
+    return orjson.dumps({"id": name, "choices": [choice], "usage": usage, **more})

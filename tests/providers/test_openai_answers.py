@@ -28,7 +28,7 @@ def test_an_answer():
     reply = OpenAI("m", base_url=LOCAL).decode(request(), completion())
     assert reply.answers == (Answer("refund", 0.9),)
     assert reply.usage == TokenUsage(100, 7, 64)
-    assert reply.request_id == "chatcmpl-1"
+    assert reply.request_id.startswith("chatcmpl-")
 
 
 def test_content_in_parts():
@@ -77,7 +77,7 @@ def test_answers_without_a_label(body, kind):
     assert type(caught.value) is kind
     assert caught.value.usage == TokenUsage(100, 7, 64)  # billed all the same
     assert caught.value.status_code == 200
-    assert caught.value.request_id == "chatcmpl-1"
+    assert caught.value.request_id.startswith("chatcmpl-")
 
 
 def test_refusals_and_truncation_are_explained():

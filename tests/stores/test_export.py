@@ -168,7 +168,20 @@ TEXT = {"kind": "text", "embedder": "e", "text": "a", "label": None, "vector": "
         ({**PREDICTION, "sample": "x"}, "is malformed: ValueError"),
         ({**PREDICTION, "label": 5}, "5 is not a string"),
         ({**PREDICTION, "confidence": "high"}, "is malformed: ValueError"),
-        ({"kind": "scope", "scope": "0" * 32, "facts": ["ab", "c"]}, "is malformed: ValueError"),
+        (
+            {"kind": "scope", "scope": "0" * 32, "facts": ["ab", "c"]},
+            "is malformed: DamagedRowError",
+        ),
+        *(
+            ({"kind": "scope", "scope": "0" * 32, "facts": facts}, "is malformed: DamagedRowError")
+            for facts in (
+                {"labels": 5},
+                {"labels": {"a": "b"}},
+                {"labels": [["a"]]},
+                {"labels": ["a", "b"], "descriptions": ["x"]},
+                {"labels": ["a", "b"], "embedder": 5},
+            )
+        ),
         ({**TEXT, "text": 5}, "is malformed: AttributeError"),
         ({**TEXT, "label": 5}, "5 is not a string"),
         ({"kind": "vector", "embedder": "e"}, "is malformed: KeyError"),

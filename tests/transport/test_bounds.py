@@ -92,7 +92,10 @@ async def test_impossible_counts_of_tokens_are_unknown(field, tokens):
         assert transport.meter.usage().input_tokens is None
 
 
-@pytest.mark.parametrize("usage", [TokenUsage(0, 0), TokenUsage(10**8, 1), TokenUsage(200_000, 1)])
+@pytest.mark.parametrize(
+    "usage",
+    [TokenUsage(0, 0), TokenUsage(10**8, 1), TokenUsage(200_000, 1), TokenUsage(10, 99_999_999)],
+)
 async def test_usage_that_no_call_can_have_is_unknown(usage):
     async with (
         serving(lambda n, r: said()) as (wire, _),

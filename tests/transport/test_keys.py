@@ -58,6 +58,23 @@ async def test_a_rejected_key_is_replaced_once_for_all_calls(kind, protocol):
     assert asked == [kind != "function"] * 2
 
 
+@pytest.mark.parametrize("status", [200, 400])
+async def test_a_key_that_was_replaced_is_not_shown(status):
+    keys = iter(["quartz7wolf9lamp", "violet3river8stone"])
+    provider = OpenAI("m", api_key=lambda: next(keys))
+    await provider.keys.current()
+    await provider.keys.replace("quartz7wolf9lamp")
+    message = {"content": '{"label": "quartz7wolf9lamp"}', "role": "assistant"}
+    body = {"choices": [{"message": message}], "error": None if status == 200 else {}}
+    if status == 400:
+        body = {"error": {"message": "Incorrect key provided: quartz7wolf9lamp"}}
+        shown = str(provider.error(400, {}, orjson.dumps(body)))
+    else:
+        shown = str(provider.decode(request(), orjson.dumps(body)).answers)
+    assert "[key]" in shown
+    assert "quartz" not in shown
+
+
 async def test_a_key_that_stays_wrong():
     async with LoopbackLLM(answers, api_key="right") as llm:
         provider = OpenAI("m", base_url=llm.base_url, api_key=lambda: "wrong-0123456789")

@@ -90,8 +90,8 @@ class Connection(asyncio.Protocol):
         self._dirty |= not response.framed
         await self._play(response.after, idle=True)
         again = ("again",) in response.after and response.steps is None
-        if again and b'"id"' in response.body and not self.lost:
-            # by its id a client can tell that it does not answer the next request
+        if again and response.status == 200 and b'"id"' in response.body and not self.lost:
+            # by its id a client can tell that it does not answer the next request; an error is one
             self.transport.write(whole)
 
     def _asked(self) -> bool:
