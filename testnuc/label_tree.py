@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from testnuc._base.display import shown
 from testnuc.errors import InvalidInputError
 from testnuc.types import LEVELS
 
@@ -177,4 +178,4 @@ def _walk(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], 
 
 def _check(name: object, at: str) -> None:
     if not isinstance(name, str) or not name.strip():
-        raise InvalidInputError(f"label {name!r:.60}{at} is blank or not a string; name it")
+        raise InvalidInputError(f"label {shown(name)}{at} is blank or not a string; name it")

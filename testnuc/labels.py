@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from testnuc._base.display import shown
 from testnuc.errors import InvalidInputError
 from testnuc.label_matching import fold_case, fold_punctuation, typo_of
 from testnuc.label_tree import LabelTree, flattened, is_nested
@@ -342,7 +343,7 @@ def _parse_descriptions(labels: Mapping[str, object]) -> dict[str, str]:
             continue
         if not isinstance(description, str):
             raise InvalidInputError(
-                f"the description of label {name!r} is {description!r:.80}, not a string; a "
+                f"the description of label {name!r} is {shown(description)}, not a string; a "
                 "mapping of labels is label -> description."
             )
         if any("\ud800" <= character <= "\udfff" for character in description):
@@ -357,7 +358,7 @@ def _parse_descriptions(labels: Mapping[str, object]) -> dict[str, str]:
 
 def _check_name(name: object, what: str) -> None:
     if not isinstance(name, str):
-        raise InvalidInputError(f"{what} {name!r:.80} is not a string.")
+        raise InvalidInputError(f"{what} {shown(name)} is not a string.")
     if not name.strip():
         raise InvalidInputError(f"{what} {name!r} is blank; name it or remove it.")
     for character in name:

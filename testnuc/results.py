@@ -93,7 +93,7 @@ def read_results(
                 )
         try:
             rows.append(result_of(record, len(rows), text_column))
-        except (ValueError, TypeError, KeyError, AttributeError) as exc:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
             raise InvalidInputError(
                 f"{source}, record {len(rows) + 1} was not written by testnuc: {exc!r}"
             ) from exc
@@ -102,9 +102,10 @@ def read_results(
     try:
         usage = usage_of(run.get("usage")) or usage
         referee_usage = usage_of(run.get("referee_usage"))
+        repr(run)  # what is nested too deep cannot be shown
         seconds, labels = float(run.get("seconds") or 0.0), tuple(map(str, run.get("labels") or ()))
         descriptions = {str(k): str(v) for k, v in (run.get("descriptions") or {}).items()}
-    except (ValueError, TypeError, AttributeError) as exc:
+    except (ValueError, TypeError, AttributeError, RecursionError) as exc:
         raise InvalidInputError(f"{source}: {_RUN} was not written by testnuc: {exc!r}") from exc
     stopped = text_of(run.get("stopped"))
     return Results(

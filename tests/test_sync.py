@@ -137,6 +137,19 @@ def test_a_stream_that_is_left_early_ends(client_of):
     assert llm.calls <= 13
 
 
+def test_a_close_meanwhile_returns_what_was_answered(client_of):
+    with LoopbackLLM(confident, latency=0.05) as llm:
+        nuc = SyncTestNUC(**client_of(llm, max_concurrency=4))
+        with ThreadPoolExecutor() as threads:
+            run = threads.submit(nuc.classify_many, messages(100))
+            while llm.calls < 10:
+                time.sleep(0.005)
+            nuc.close()
+            results = run.result()
+    assert results.stopped is not None
+    assert sum(row.prediction is not None for row in results) == llm.calls
+
+
 def test_a_call_from_its_own_thread_is_an_error_and_no_deadlock(client_of):
     class Embedder(HashEmbedder):
         async def embed(self, texts):

@@ -6,12 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
-__all__ = ["brief"]
+__all__ = ["brief", "shown"]
 
 #: Characters of a string, and of a whole representation.
 _STRING, _WHOLE = 60, 240
 #: Items that are shown of a sequence or mapping.
 _ITEMS = 4
+
+
+def shown(value: object, most: int = 80) -> str:
+    """Return the beginning of a representation, also of what is nested too deep for one."""
+    try:
+        return repr(value)[:most]
+    except RecursionError:
+        return f"a {type(value).__name__} that is nested too deep"
 
 
 def brief(record: Any) -> str:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from testnuc.errors import TestNUCError
 
@@ -60,6 +60,8 @@ class Background:
         self._loop = asyncio.new_event_loop()
         self._lock = threading.Lock()
         self._closed = False
+        #: Awaitables of all threads that have not ended.
+        self._begun: set[Future[Any]] = set()
         self._process = os.getpid()
         # daemon: an unclosed client does not prevent the process from exiting
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -116,9 +118,12 @@ class Background:
         self._loop.call_soon_threadsafe(start)
 
     def close(self) -> None:
-        """Stop the loop, cancel its tasks, and wait for the thread."""
+        """Wait some seconds for what runs, stop the loop, and wait for the thread."""
         if self._is_inherited:
             return
+        deadline = time.monotonic() + _PATIENCE
+        for ended in list(self._begun):
+            _until(ended, deadline)
         with self._lock:
             if self._closed:
                 return
@@ -130,6 +135,8 @@ class Background:
         """Start an awaitable; return its future, and a function for the loop that cancels it."""
         ended: Future[T] = Future()
         tasks: list[asyncio.Task[T]] = []
+        self._begun.add(ended)
+        ended.add_done_callback(self._begun.discard)
 
         def start() -> None:
             # in a copy of the caller's context variables, such as the current span
@@ -144,6 +151,7 @@ class Background:
         try:
             self._call(start)
         except TestNUCError:
+            self._begun.discard(ended)
             # suppresses the warning that it was never awaited
             getattr(work, "close", lambda: None)()
             raise

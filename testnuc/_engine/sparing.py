@@ -11,6 +11,7 @@ import numpy as np
 
 from testnuc._engine.applying import judged_classes, texts_among
 from testnuc._engine.labeling import Layer
+from testnuc.errors import NotAnsweredError
 from testnuc.trust import Sparing, Unsure, random_part
 from testnuc.trust.model import SPARED_ROUNDS, fit_model, fits, teach
 from testnuc.voting import Labels
@@ -134,6 +135,19 @@ async def ask_unsure(
                 "not proved before that a model of its answers gives at least "
                 f"{rule.stop:.1%} of all labels as the LLM does; a lower stop may save calls"
             )
+        return
+    own = run.answers.label[rows[sparing.asked]]
+    if 2 * (own >= 0).sum() < len(own):
+        # a model of hardly any answers says nothing
+        asked = rows[sparing.asked].tolist()
+        first = next((run.answers.errors[at] for at in asked if at in run.answers.errors), None)
+        problem = NotAnsweredError(
+            f"the LLM gave {int((own >= 0).sum()):,} of {len(own):,} texts a label, too few for a "
+            "model of its answers to label this text"
+            + (f"; the first error: {first}" if first else "")
+        )
+        for place in rows[left].tolist():
+            run.answers.put(place, problem)
         return
     labels = Labels.single(sparing.labels[left], trust=sparing.trust[left].astype(np.float64))
     run.labeling.sampler = _layer(run.batch.n_own, rows[left], labels)

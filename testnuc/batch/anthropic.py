@@ -110,11 +110,16 @@ class AnthropicBatches(BatchAPI):
     async def _is_ours(self, remote: RemoteBatch, batch: StoredBatch) -> bool:
         """Whether a batch has our custom_ids; raises 404 if it should show some, and shows none."""
         prefix = f"{batch.id.hex()}-"
-        seen: set[str] = set()
-        await self.read(remote, lambda line: seen.add(line.custom_id[: len(prefix)]))
-        if not seen and remote.most_answers(batch.requests):
+        #: Whether there are results, and whether some are ours: other batches are large.
+        seen = [False, False]
+
+        def look(line: BatchResultLine) -> None:
+            seen[0], seen[1] = True, seen[1] or line.custom_id.startswith(prefix)
+
+        await self.read(remote, look)
+        if not seen[0] and remote.most_answers(batch.requests):
             raise ServerError("a batch that may be ours has no results yet", status_code=404)
-        return prefix in seen
+        return seen[1]
 
     async def discard(self, uploads: Sequence[str]) -> None:
         """Do nothing: requests are not uploaded as files."""

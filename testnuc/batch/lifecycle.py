@@ -259,11 +259,14 @@ class BatchLifecycle:
 
         Results that the provider should have are asked for again, for as long as the policy says.
         """
-        waited, pause, refusals = 0.0, self._policy.first_poll, 0
+        waited, pause, refusals, told = 0.0, self._policy.first_poll, 0, False
         while True:
             remote = await self._ended(batch)
             before = len(joined.usages)
+            clock = asyncio.get_running_loop().time
+            began = clock()
             unread = await self._read(remote, joined)
+            waited += clock() - began
             refusals = refusals + 1 if unread is not None and _is_refusal(unread) else 0
             lost = joined.missing
             if unread is None:
@@ -274,7 +277,8 @@ class BatchLifecycle:
                 if unread is None or unread.status_code in _GONE:
                     return remote, lost
                 raise unread
-            if waited == 0 or len(joined.usages) > before:
+            if not told or len(joined.usages) > before:
+                told = True
                 _log.warning(
                     "batch %s: %s, and %d results are not there%s; asking again for up to %.0f s",
                     remote.id, remote.status, lost, f" ({unread})" if unread else "",

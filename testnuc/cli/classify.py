@@ -17,7 +17,7 @@ from testnuc.cli.next_steps import can_be_judged, next_step
 from testnuc.cli.reading import STANDARD, read_table, to_stderr, usable
 from testnuc.cli.run_note import RunNote
 from testnuc.client import TestNUC
-from testnuc.errors import InvalidInputError, SmallPoolWarning
+from testnuc.errors import InvalidInputError, SmallPoolWarning, StoreError
 from testnuc.limits import BatchPolicy
 from testnuc.progress import display_of
 from testnuc.results import run_record
@@ -87,7 +87,11 @@ def run(
     except InvalidInputError as exc:
         if store.where is None:
             raise
-        raise InvalidInputError(f"{exc}; the answers are stored in {store.where}") from exc
+        failed = isinstance(results.stopped, StoreError)
+        kept = f"not all answers are stored: {results.stopped}" if failed else None
+        raise InvalidInputError(
+            f"{exc}; {kept or f'the answers are stored in {store.where}'}"
+        ) from exc
     if output is not None:
         name = None if store.folder is None else Path(str(store.where)).name
         RunNote.written_now(output, name, table.text_column, client).save(output)

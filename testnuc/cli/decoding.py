@@ -41,6 +41,7 @@ _PROBE = 4_096
 _SAMPLE, _ROWS = 65_536, 50
 #: Empty cells that a table may have beside twice as many as it has filled.
 EMPTY_CELLS = 5_000_000
+_MOST_COLUMNS = 100_000
 
 
 def decoded(raw: bytes, name: str, encoding: str | None = None) -> tuple[str, str]:
@@ -181,6 +182,11 @@ def rows_by_name(
 
     Of the columns without a name, empty ones are left out, and several are named by position.
     """
+    if len(header) > _MOST_COLUMNS:
+        raise InvalidInputError(
+            f"{file} has {len(header):,} columns; at most {_MOST_COLUMNS:,} are read: leave out "
+            "those that are not needed"
+        )
     unnamed = {at for at, name in enumerate(header) if not name}
     used = {
         at

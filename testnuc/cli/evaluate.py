@@ -17,6 +17,7 @@ from testnuc.cli.label_files import read_labels
 from testnuc.cli.reading import read_table, require_column, to_stderr, usable
 from testnuc.errors import InvalidInputError
 from testnuc.metrics import MultilabelScores, Scores, score, score_multilabel
+from testnuc.records import text_of
 from testnuc.results import read_results
 from testnuc.types import SEPARATOR, split_labels
 
@@ -121,15 +122,21 @@ def run(
 def _gold(rows: Sequence[Mapping[str, Any]], column: str, *, several: bool) -> dict[int, str]:
     """Return the gold label of each row that has one; several labels in one string."""
     if not several:
-        return {at: str(v).strip() for at, row in enumerate(rows) if (v := row.get(column))}
+        given = ((at, text_of(row.get(column))) for at, row in enumerate(rows))
+        return {at: label.strip() for at, label in given if label is not None}
     gold = {}
     for at, row in enumerate(rows):
         value = row.get(column)
         if isinstance(value, str) and value.lstrip().startswith("["):
-            value = json.loads(value)
+            try:
+                value = json.loads(value)
+            except (ValueError, RecursionError) as exc:
+                raise InvalidInputError(
+                    f"row {at + 1}: {column} is no list in JSON: {value!r:.60}"
+                ) from exc
         if isinstance(value, list):
             gold[at] = SEPARATOR.join(map(str, value))
-        elif value:
+        elif text_of(value) is not None:
             labels = (part.strip() for part in str(value).split(SEPARATOR.strip()))
             gold[at] = SEPARATOR.join(filter(None, labels))
     return gold

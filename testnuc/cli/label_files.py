@@ -11,6 +11,7 @@ import orjson
 from testnuc.cli.reading import content_of, read_table, require_column, to_stderr
 from testnuc.errors import InvalidInputError, MissingDependencyError
 from testnuc.label_tree import flattened, is_nested
+from testnuc.records import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -55,7 +56,7 @@ def read_labels(given: str | list[str] | dict[str, str]) -> list[str] | dict[str
 def _of_table(file: str) -> list[str] | dict[str, str]:
     """Return the labels in the column ``label``, with those of the column ``description``."""
     table = read_table(file, _NAME, option=None)
-    rows = [row for row in table.rows if str(row.get(_NAME) or "").strip()]
+    rows = [row for row in table.rows if (text_of(row.get(_NAME)) or "").strip()]
     made = _labels([{name: row.get(name) for name in table.columns} for row in rows], file)
     if len(made) < len(rows):
         to_stderr(f"note: {file} names {len(made):,} different labels in {len(rows):,} rows")

@@ -126,8 +126,9 @@ def read_table(
         kind = kind or _kind_of_content(content, text_column, given)
         if kind == ".txt":
             # not splitlines, which also splits at characters within a line, such as U+2028
-            lines = [line.strip() for line in io.StringIO(content, newline=None)]
-            rows = [{"text": line} for line in lines if line]
+            lines = io.StringIO(content.rstrip(), newline=None)
+            # empty ones as well: an output of lines has one for each
+            rows = [{"text": line.strip()} for line in lines]
             columns, text_column = ["text"], "text"
         elif kind in {".csv", ".tsv"}:
             guessed = "\t" if kind == ".tsv" else None

@@ -54,7 +54,8 @@ class RunNote:
         """Return the note beside an output; what is malformed is left out."""
         try:
             facts = orjson.loads((folder_of(output) / _NAME).read_bytes())
-        except (OSError, ValueError):
+            repr(facts)  # what is nested too deep cannot be shown
+        except (OSError, ValueError, RecursionError):
             return cls()
         facts = facts if isinstance(facts, dict) else {}
         store, column, written = (

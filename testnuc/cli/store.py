@@ -104,7 +104,8 @@ def _checked(records: Iterable[Record], seen: Counter[str], file: str) -> Iterat
         if record.get("kind") == "end":
             whole = record.get("counts") == dict(seen)
             continue
-        seen[str(record.get("kind"))] += 1
+        kind = record.get("kind")
+        seen[kind if isinstance(kind, str) else type(kind).__name__] += 1
         yield record
     if not whole:
         raise InvalidInputError(

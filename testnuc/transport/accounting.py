@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CallAccounting", "is_possible"]
 
-_OK = 200
+#: Statuses of a complete answer; a proxy that changes a response makes it 203.
+_OK = frozenset({200, 201, 203, 206})
 #: The server is overloaded, or the rate limit is used up.
 _BUSY = frozenset({429, 503, 529})
 #: A gateway no longer waited for the model, which may have answered: perhaps billed.
@@ -152,7 +153,7 @@ class CallAccounting:
         assert wire is not None
         self.reached = True
         self.admission.observe(permit, answer.headers)
-        if answer.status == _OK:
+        if answer.status in _OK:
             try:
                 reply = wire.decode(call.request, answer.data)
             except BaseException as error:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_BYTES", "Connections", "HTTPAnswer", "key_headers", "read_response"]
 
-_OK = 200
+#: Statuses of a complete answer; a proxy that changes a response makes it 203.
+_OK = frozenset({200, 201, 203, 206})
 #: Most bytes of a response, decompressed: a hundred times what any answer has. A provider whose
 #: responses are longer says so in `most_bytes`.
 MOST_BYTES = 16 * 2**20
@@ -55,7 +56,7 @@ async def read_response(
     A longer one is an error of this kind, and its connection is closed. aiohttp decompresses in
     parts of bounded size, as they are read. `large` is held while more than a few parts are read.
     """
-    content, ok = response.content, response.status == _OK
+    content, ok = response.content, response.status in _OK
     largest = most if ok else min(most, _MOST_OF_ERROR)
     try:
         # most responses are there as a whole
@@ -148,7 +149,7 @@ class Connections:
         most = getattr(provider, "most_bytes", MOST_BYTES)
         # billed, however long it is
         answer = await read_response(response, most, provider, UnreadableReplyError, self._large)
-        if session.repetitions.has(response, answer.data) and answer.status == _OK:
+        if session.repetitions.has(response, answer.data) and answer.status in _OK:
             # this request may be billed as well
             raise UnreadableReplyError(f"{host(provider)} sent the response to an earlier request")
         return answer

@@ -47,7 +47,8 @@ def safe_cause(raised: BaseException) -> BaseException | None:
     )
     link: BaseException | None = raised
     while link is not None:
-        if isinstance(link, secret):
+        of_proxy = getattr(getattr(link, "_conn_key", None), "proxy_auth", None)
+        if isinstance(link, secret) or of_proxy is not None:
             return None
         link = link.__cause__ or link.__context__
     return raised

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from testnuc import InvalidInputError, Unsure
+from testnuc.errors import ServerError
 from testnuc.limits import Budget
 from testnuc.progress import Observer
 from testnuc.protocols import Answer, Reply
@@ -87,6 +88,20 @@ async def test_at_most_a_part_is_asked_about():
     # the model is wrong in three of ten texts, the head is not
     spared = [row for row in results if row.source == "head"]
     assert np.mean([row.label == gold(row.text) for row in spared]) > 0.8
+
+
+@pytest.mark.parametrize("ask", [Unsure(most=0.25), "unsure"])
+@pytest.mark.parametrize("said", ["elsewhere", ServerError("500")])
+async def test_no_answer_is_no_label(ask, said):
+    class Silent(Says):
+        async def answer(self, request):
+            if isinstance(said, Exception):
+                said.retryable = False
+                raise said
+            return Reply((Answer(said),))
+
+    results = await run(Silent(), texts_of(600), ask=ask, k=0)
+    assert set(results.labels) == {None}
 
 
 @pytest.mark.slow

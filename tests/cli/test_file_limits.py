@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 import tracemalloc
 import zipfile
+from contextlib import closing
 from pathlib import Path
 
+import orjson
 import pytest
 
-from testnuc import InvalidInputError
+from testnuc import InvalidInputError, LabelSet, Results
 from testnuc.cli import parquet, xlsx
 from testnuc.cli.label_files import read_labels
 from testnuc.cli.reading import read_table
+from testnuc.cli.run_note import RunNote
 from testnuc.cli.settings import read_settings
-from testnuc.errors import ConfigurationError
+from testnuc.errors import ConfigurationError, StoreError
+from testnuc.stores.sqlite.store import SqliteStore
 from tests.cli.in_process import run_here
 
 SPACE = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
@@ -283,3 +288,69 @@ def test_a_time_after_the_year_9999_in_parquet_is_an_error(folder):
 def test_settings_without_an_end_take_no_memory(folder):
     with pytest.raises(ConfigurationError, match="more than 200,000 characters"):
         read_settings(Path("/dev/zero"), {})
+
+
+DEEP = "[" * 1_000 + "]" * 1_000
+
+
+def test_labels_and_notes_that_are_nested_deep_are_refused(folder):
+    (folder / "labels.json").write_text(DEEP)
+    with pytest.raises(InvalidInputError, match="nested too deep"):
+        LabelSet(read_labels("labels.json"))
+    with pytest.raises(InvalidInputError, match="nested too deep"):
+        LabelSet({"a": orjson.loads(DEEP), "b": ""})
+    (folder / "out.csv.resume").mkdir()
+    (folder / "out.csv.resume" / "output.json").write_text(f'{{"options": {{"model": {DEEP}}}}}')
+    assert RunNote.of("out.csv") == RunNote()
+
+
+@pytest.mark.parametrize("field", ["text", "nuc_label", "nuc_labels", "nuc_run"])
+def test_results_that_are_nested_deep_are_refused(folder, field):
+    lines = ['{"text": "a", "nuc_label": "b"}', f'{{"nuc_run": {{"model": {DEEP}}}}}']
+    if field != "nuc_run":
+        lines = [lines[0][:-1] + f', "{field}": {DEEP}}}']
+    (folder / "r.jsonl").write_text("\n".join(lines))
+    with pytest.raises(InvalidInputError):
+        Results.from_jsonl("r.jsonl")
+
+
+def test_a_header_of_commas_is_refused(folder):
+    (folder / "in.csv").write_text("text" + "," * 200_000 + "\nhello\n")
+    with pytest.raises(InvalidInputError, match="200,001 columns"):
+        read_table("in.csv", "text")
+
+
+def test_a_line_of_text_stays_beside_its_label(folder):
+    (folder / "in.txt").write_text("one\n\ntwo\n   \nthree\n\n")
+    assert read_table("in.txt", "text").texts == ["one", "", "two", "", "three"]
+
+
+@pytest.mark.parametrize("trust", [-0.5, 2, 1e30])
+def test_a_trust_that_is_no_chance_is_refused(folder, trust):
+    record = {"text": "a", "nuc_label": "b", "nuc_trust": trust}
+    (folder / "r.jsonl").write_bytes(orjson.dumps(record))
+    with pytest.raises(InvalidInputError, match="between 0 and 1"):
+        Results.from_jsonl("r.jsonl")
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "CREATE VIEW v AS SELECT 1",
+        "CREATE TRIGGER t AFTER INSERT ON predictions BEGIN SELECT 1; END",
+        "CREATE VIRTUAL TABLE f USING fts5(x)",
+    ],
+)
+async def test_a_store_with_code_is_refused(folder, made):
+    store = SqliteStore(folder / "s.db")
+    await store.open()
+    await store.close()
+    with closing(sqlite3.connect("s.db")) as connection:
+        connection.execute(made)
+    with pytest.raises(StoreError, match="does not create"):
+        await SqliteStore(folder / "s.db").open()
+
+
+def test_a_label_that_is_zero_is_one(folder):
+    (folder / "labels.jsonl").write_text('{"label": 0}\n{"label": 1}\n')
+    assert read_labels("labels.jsonl") == ["0", "1"]

@@ -324,8 +324,10 @@ async def test_another_dimension_under_the_same_name_is_refused(durable):
         await store.put_vectors("e", [b"h" * 16], unit(1, 8))
         with pytest.raises(StoreError, match=r"dimension 8 .*'e'.* dimension 4; give the embedder"):
             await store.put_vectors("e", [b"i" * 16], unit(1, 4))
+        pool = store.pool("e")
         with pytest.raises(StoreError, match="another `name`"):
-            await store.pool("e").add(entries(["a"]), unit(1, 4))
+            await pool.add(entries(["a"]), unit(1, 4))
+        await pool.close()
         await store.put_vectors("other", [b"i" * 16], unit(1, 4))
         assert await store.get_vectors("e", [b"i" * 16]) == [None]
 

@@ -10,6 +10,7 @@ import time
 import tracemalloc
 import zlib
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import aiohttp
 import orjson
@@ -165,6 +166,18 @@ def test_no_cause_holds_bytes_of_a_response():
     broken.__cause__ = HttpProcessingError(message="b'Authorization: ..'")
     assert safe_cause(broken) is None
     assert safe_cause(OSError()) is not None
+    proxy = SimpleNamespace(ssl=False, host="h", port=1, proxy_auth="me:hush")
+    assert safe_cause(aiohttp.ClientConnectorError(proxy, OSError())) is None
+
+
+@pytest.mark.parametrize("status", [b"201 Created", b"203 Changed", b"206 Part"])
+async def test_an_answer_with_another_status_of_success_is_one(status):
+    async def respond(number, writer):
+        writer.write(whole(ANSWER, status))
+
+    async with raw(respond) as (wire, requests), sending(budget=Budget(calls=1)) as transport:
+        assert (await transport.call(wire, ONE)).answers[0].label == "a"
+        assert (len(requests), transport.meter.calls, transport.account.spent[2]) == (1, 1, 1)
 
 
 @pytest.mark.parametrize("status", [b"200 OK", b"400 Bad"])

@@ -156,6 +156,7 @@ class SqliteDatabase:
             )
             try:
                 connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+                connection.execute("PRAGMA trusted_schema = OFF")
             except BaseException:
                 connection.close()
                 raise

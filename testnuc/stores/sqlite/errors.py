@@ -55,8 +55,18 @@ def require_store(connection: sqlite3.Connection, path: str) -> None:
     try:
         found = connection.execute("PRAGMA application_id").fetchone()[0]
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        strange = connection.execute(
+            "SELECT type, name FROM sqlite_master WHERE type NOT IN ('table', 'index') "
+            "OR sql LIKE 'CREATE VIRTUAL%'"
+        ).fetchone()
     finally:
         connection.execute("ROLLBACK")
+    if found == APPLICATION_ID and strange is not None:
+        # they would run whenever the store is read or written
+        raise StoreError(
+            f"the store {path} holds the {strange[0]} {strange[1]!r:.60}, which testnuc does not "
+            "create; it was not changed: use another store"
+        )
     if found != APPLICATION_ID and (found != 0 or tables != 0):
         raise _not_a_store(path)
 
