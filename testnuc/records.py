@@ -112,11 +112,14 @@ def result_of(record: Mapping[str, Any], index: int, text_column: str) -> Classi
 
 def _path(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the levels of a label in a tree."""
-    return {
+    fields = {
         "path": tuple(map(str, _structure(record["nuc_path"], []))),
         "path_shares": tuple(_number(s) or 0.0 for s in _structure(record["nuc_path_shares"], [])),
         "path_trusts": tuple(map(_part, _structure(record["nuc_path_trusts"], []))),
     }
+    if len(set(map(len, fields.values()))) > 1:
+        raise ValueError("nuc_path, its shares and its trusts have different lengths")
+    return fields
 
 
 def _several(
@@ -127,7 +130,7 @@ def _several(
         return Classification, {}
     fields: dict[str, Any] = {
         # "" is a text without labels
-        "label": record["nuc_label"],
+        "label": _text(record["nuc_label"]),
         "labels": tuple(map(str, _structure(record["nuc_labels"], []))),
         "shares": _parts(record.get("nuc_shares")),
         "trusts": _parts(record.get("nuc_trusts")),
@@ -140,8 +143,10 @@ def _several(
         if said is not None and said.startswith("[["):
             # in older files, the whole answer as JSON
             outside = [name for name, _ in orjson.loads(said) if name not in labels]
+        if len(labels) != len(sure):
+            raise ValueError("nuc_own_labels and nuc_own_confidences have different lengths")
         fields["prediction"] = MultilabelPrediction(
-            record.get("nuc_own_label"),
+            _text(record.get("nuc_own_label")),
             confidence,
             SEPARATOR.join(outside) or None,
             labels,
@@ -156,6 +161,12 @@ def _structure(value: Any, nothing: Any) -> Any:
     if value is None or value == "":
         return nothing
     return orjson.loads(value) if isinstance(value, str) else value
+
+
+def _text(value: Any) -> str | None:
+    if not isinstance(value, str | None):
+        raise TypeError(f"{value!r:.60} is not a string")
+    return value
 
 
 def text_of(value: Any) -> str | None:

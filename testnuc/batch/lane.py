@@ -322,23 +322,24 @@ class BatchLane:
         booked: bool = False,
     ) -> None:
         """Count the usage of a batch, and settle its reservation, if it is not `booked`."""
-        usd = tokens = unknown = 0
+        usd = tokens = uncounted = unpriced = 0
         for usage in usages:
-            usd += self._transport.meter.add(usage, self._price) or 0
-            if usage is None:
-                unknown += 1
-            else:
-                tokens += usage.input_tokens + usage.output_tokens
+            cost = self._transport.meter.add(usage, self._price)
+            usd += cost or 0
+            # a service tier may have no known price
+            unpriced += cost is None
+            uncounted += usage is None
+            tokens += 0 if usage is None else usage.input_tokens + usage.output_tokens
         account = self._transport.account
         if account is None or booked:
             return
         if reservation is None:
             account.book(usd, tokens, len(usages))
             return
-        if unknown:
+        if unpriced or uncounted:
             # billed with unknown usage: their part of the reservation is spent
-            usd += -(-reservation.amounts[0] * unknown // requests)
-            tokens += -(-reservation.amounts[1] * unknown // requests)
+            usd += -(-reservation.amounts[0] * unpriced // requests)
+            tokens += -(-reservation.amounts[1] * uncounted // requests)
         account.settle(reservation, usd, tokens, len(usages))
 
     # -- live ------------------------------------------------------------------------------------

@@ -325,6 +325,37 @@ def test_a_line_of_text_stays_beside_its_label(folder):
     assert read_table("in.txt", "text").texts == ["one", "", "two", "", "three"]
 
 
+SEVERAL = {
+    "text": "a", "nuc_label": "b; c", "nuc_labels": ["b", "c"], "nuc_own_label": "b",
+    "nuc_own_labels": ["b"], "nuc_own_confidences": [0.5], "nuc_shares": {"b": 0.5, "c": 0.5},
+}  # fmt: skip
+TREE = {
+    "text": "a", "nuc_label": "b > c", "nuc_path": ["b", "b > c"], "nuc_path_shares": [1, 1],
+    "nuc_path_trusts": [None, 0.5],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("record", "changes"),
+    [
+        *((SEVERAL, {name: 5}) for name in SEVERAL if name != "text"),
+        (SEVERAL, {"nuc_own_labels": ["b", "c"]}),
+        (SEVERAL, {"nuc_own_confidences": []}),
+        (SEVERAL, {"nuc_shares": {"b": "x"}}),
+        (SEVERAL, {"nuc_trusts": ["b"]}),
+        (TREE, {"nuc_path": ["b"]}),
+        (TREE, {"nuc_path_trusts": [0.5]}),
+        (TREE, {"nuc_path_shares": 5}),
+    ],
+)
+def test_edited_results_are_refused(folder, record, changes):
+    (folder / "r.jsonl").write_bytes(orjson.dumps(record))
+    Results.from_jsonl("r.jsonl")
+    (folder / "r.jsonl").write_bytes(orjson.dumps(record | changes))
+    with pytest.raises(InvalidInputError, match="not written by testnuc"):
+        Results.from_jsonl("r.jsonl")
+
+
 @pytest.mark.parametrize("trust", [-0.5, 2, 1e30])
 def test_a_trust_that_is_no_chance_is_refused(folder, trust):
     record = {"text": "a", "nuc_label": "b", "nuc_trust": trust}
