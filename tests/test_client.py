@@ -236,6 +236,26 @@ async def test_stream_gives_the_results_of_classify_many(client_of):
         assert one.neighbors == other.neighbors
 
 
+@pytest.mark.parametrize("kind", ["plain", "async"])
+async def test_a_stream_whose_source_fails_yields_what_it_gave(client_of, kind):
+    def source():
+        yield from messages(7)
+        raise KeyError("mine")
+
+    async def later():
+        for text in source():
+            yield text
+
+    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm)) as nuc:
+        found = []
+        with pytest.raises(KeyError, match="mine"):
+            async for result in nuc.stream(source() if kind == "plain" else later(), window=3):
+                found.append(result)  # noqa: PERF401 - it fails midway
+        assert sorted(r.text for r in found) == sorted(messages(7))
+        assert all(r.label is not None for r in found)
+        assert llm.calls == 7
+
+
 async def test_stream_of_an_async_iterable_with_invalid_texts_in_small_windows(client_of):
     async def source():
         for i, text in enumerate(messages(50)):

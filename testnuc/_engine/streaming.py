@@ -7,7 +7,6 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from testnuc._base.checks import valid_text
@@ -83,11 +82,22 @@ async def _produce(
     slots: asyncio.Semaphore,
     escalation: Escalation,
 ) -> None:
-    """Put the results of all windows on the queue, then None or the exception."""
+    """Put the results of all windows on the queue, then None or the exception.
+
+    If the source of texts fails, what it has given is labeled before.
+    """
+    failed: Exception | None = None
     try:
         async with asyncio.TaskGroup() as tasks, aclosing(_batches(texts, size)) as batches:
             stream = _Stream(escalation)
-            async for start, batch in batches:
+            while True:
+                try:
+                    start, batch = await anext(batches)
+                except StopAsyncIteration:
+                    break
+                except Exception as exc:  # noqa: BLE001 - raised in the consumer
+                    failed = exc
+                    break
                 await slots.acquire()
                 window = _StreamedWindow(pipeline, start, batch, ready, stream)
                 # the pool grows in the order of the windows
@@ -99,7 +109,7 @@ async def _produce(
     except Exception as exc:  # noqa: BLE001 - raised in the consumer
         ready.put_nowait(exc)
     else:
-        ready.put_nowait(None)
+        ready.put_nowait(failed)
 
 
 def _first(error: BaseException) -> Exception:
@@ -281,18 +291,28 @@ def _waiting(run: Run, end: int) -> tuple[list[int], list[list[int]]]:
 async def _batches(
     texts: Iterable[str] | AsyncIterable[str], size: int
 ) -> AsyncGenerator[tuple[int, list[str]], None]:
-    start = 0
-    if not isinstance(texts, AsyncIterable):
-        given = iter(texts)
-        while batch := list(islice(given, size)):
-            yield start, batch
-            start += size
-        return
-    batch = []
-    async for text in texts:
-        batch.append(text)
+    start, batch, failed = 0, list[str](), None
+    given = _items(texts)
+    while failed is None:
+        try:
+            batch.append(await anext(given))
+        except StopAsyncIteration:
+            break
+        except Exception as exc:  # noqa: BLE001 - raised after what was given before it
+            failed = exc
         if len(batch) == size:
             yield start, batch
             start, batch = start + size, []
     if batch:
         yield start, batch
+    if failed is not None:
+        raise failed
+
+
+async def _items(texts: Iterable[str] | AsyncIterable[str]) -> AsyncGenerator[str, None]:
+    if isinstance(texts, AsyncIterable):
+        async for text in texts:
+            yield text
+    else:
+        for text in texts:
+            yield text

@@ -291,6 +291,8 @@ class BatchLane:
             raise
         if isinstance(remote.error, QueueFullError):
             self._queue.refused(remote.error.limit)
+        elif outcomes:
+            self._queue.accepted()
         if usages is not None:
             self._count(usages, reservation, len(load.packs))
         elif account is not None and reservation is not None:

@@ -17,8 +17,9 @@ class TokenQueue:
     """
 
     def __init__(self, limit: int | None = None) -> None:
-        self.limit = limit
+        self.limit = self._most = limit
         self.used = 0
+        self._refusals = 0
         self._released = asyncio.Event()
 
     async def acquire(self, tokens: int) -> None:
@@ -42,6 +43,13 @@ class TokenQueue:
             The provider's limit, if stated. Fewer tokens than that were refused if other programs
             use the queue, too.
         """
+        self._refusals += 1
         if limit is None or self.used <= limit:
             limit = max(1, self.used // 2)
         self.limit = limit if self.limit is None else min(self.limit, limit)
+
+    def accepted(self) -> None:
+        """Raise the limit after a batch, if one refusal has set it: that may be a mishap."""
+        if self._refusals == 1 and self.limit is not None:
+            raised = 2 * max(1, self.limit, self.used)
+            self.limit = raised if self._most is None else min(raised, self._most)

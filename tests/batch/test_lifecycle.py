@@ -222,3 +222,23 @@ def test_tokens_wait_for_room():
         assert QueueFullError("full", limit=3).limit == 3
 
     virtual.run(main)
+
+
+def test_one_refusal_is_not_believed_for_ever():
+    async def main(loop):
+        queue = TokenQueue()
+        await queue.acquire(10)
+        queue.refused(0)
+        for _ in range(8):
+            queue.accepted()
+        assert queue.limit >= 100
+        queue.refused(50)
+        queue.accepted()
+        assert queue.limit == 5
+        own = TokenQueue(20)
+        own.refused(5)
+        for _ in range(8):
+            own.accepted()
+        assert own.limit == 20
+
+    virtual.run(main)
