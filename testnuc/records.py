@@ -143,6 +143,8 @@ def _several(
         if said is not None and said.startswith("[["):
             # in older files, the whole answer as JSON
             outside = [name for name, _ in orjson.loads(said) if name not in labels]
+        if not sure:  # a short file has none
+            sure = (None,) * len(labels)
         if len(labels) != len(sure):
             raise ValueError("nuc_own_labels and nuc_own_confidences have different lengths")
         fields["prediction"] = MultilabelPrediction(

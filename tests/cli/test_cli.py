@@ -94,8 +94,10 @@ def test_txt_with_the_embedded_labeler(tmp_path):
     code, _, err = classify(source, labels=labels, output=target)
     assert code == 0, err
     lines = target.read_text().splitlines()
-    assert len(lines) == 9
-    assert set(lines) <= set(LABELS)
+    # a line for each line, also for an empty one
+    assert len(lines) == 17
+    assert set(lines[::2]) <= set(LABELS)
+    assert set(lines[1::2]) == {""}
     assert "9 predictions are too few" in err
 
 

@@ -340,7 +340,7 @@ TREE = {
     [
         *((SEVERAL, {name: 5}) for name in SEVERAL if name != "text"),
         (SEVERAL, {"nuc_own_labels": ["b", "c"]}),
-        (SEVERAL, {"nuc_own_confidences": []}),
+        (SEVERAL, {"nuc_own_confidences": [0.5, 0.5]}),
         (SEVERAL, {"nuc_shares": {"b": "x"}}),
         (SEVERAL, {"nuc_trusts": ["b"]}),
         (TREE, {"nuc_path": ["b"]}),
