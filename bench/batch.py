@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from bench._report import Report
-from testnuc import BatchPolicy, TestNUC
+from testnuc import BatchPolicy, Limits, TestNUC
 from testnuc.stores import resolve
 from testnuc.testing import Batches, Faults, HashEmbedder, LoopbackLLM, by_hash
 
@@ -102,13 +102,15 @@ def job(base_url: str, model: str, store: str | None, most: int, k: int) -> Test
         store=_store(store),
         k=k,
         policy="weighted",
-        batches=BatchPolicy(
-            max_requests=most,
-            attempts=8,
-            in_flight=4,
-            first_poll=0.001,
-            longest_poll=0.01,
-            grace=0.5,
+        limits=Limits(
+            batches=BatchPolicy(
+                max_requests=most,
+                attempts=8,
+                in_flight=4,
+                first_poll=0.001,
+                longest_poll=0.01,
+                grace=0.5,
+            )
         ),
     )
 

@@ -6,10 +6,11 @@ import argparse
 import asyncio
 import sys
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from bench._report import Report
-from testnuc import RateLimit, Sampling, SmallPoolWarning, TestNUC
+from testnuc import Limits, RateLimit, Sampling, SmallPoolWarning, TestNUC
 from testnuc.testing import CURABLE_KINDS, Faults, HashEmbedder, LoopbackLLM, by_hash
 from testnuc.testing.faults import PACKED_KINDS
 
@@ -52,7 +53,7 @@ async def _run(
             embedder=HashEmbedder(),
             k=0,
             sampling=Sampling(texts_per_call=per_call),
-            rate_limit=limit,
+            limits=Limits(**asdict(limit or RateLimit())),
         ) as nuc,
     ):
         started = time.perf_counter()

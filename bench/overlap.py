@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from bench._report import Report
 from bench.evaluation.recording import KnownVectors
-from testnuc import SmallPoolWarning, TestNUC, embedders
+from testnuc import Limits, SmallPoolWarning, TestNUC, embedders
 from testnuc._base.checks import hash_text
 from testnuc.embedders.cache import EmbeddingCache
 from testnuc.embedders.sentence_transformers import WHEEL_MODEL
@@ -52,7 +52,7 @@ async def _labeled(
         base_url=base_url,
         api_key="key",
         embedder=embedder,
-        max_concurrency=concurrency,
+        limits=Limits(concurrency=concurrency),
         ask=ask,
     ) as nuc:
         start = time.perf_counter()

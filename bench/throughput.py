@@ -19,6 +19,7 @@ from typing import Any
 import orjson
 
 from bench._report import Report
+from testnuc import Limits
 from testnuc.testing import serve_in_process
 
 _LABELS = [f"intent number {i}" for i in range(77)]
@@ -106,7 +107,7 @@ async def _testnuc(
         api_key="key",
         embedder=HashEmbedder(),
         store=store,
-        max_concurrency=concurrency,
+        limits=Limits(concurrency=concurrency),
         k=0 if many else None,
     ) as nuc:
         if many:

@@ -11,6 +11,7 @@ import ray
 import ray.data
 
 import testnuc
+from testnuc import Limits
 from testnuc.ray import classify_dataset
 from testnuc.testing import HashEmbedder, LoopbackLLM
 
@@ -56,8 +57,7 @@ def main(n: int = 600) -> None:
             embedder=HashEmbedder(),
             policy="weighted",
             # limits apply to the whole job, not to each actor
-            rate_limit=testnuc.RateLimit(requests_per_minute=60_000),
-            budget=testnuc.Budget(calls=n),
+            limits=Limits(requests_per_minute=60_000, budget=testnuc.Budget(calls=n)),
             predict_actors=2,
             batch_size=128,
         )

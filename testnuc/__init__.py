@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from testnuc.head import Head
     from testnuc.label_tree import LabelTree
     from testnuc.labels import LabelSet
-    from testnuc.limits import BatchPolicy, Budget, RateLimit, RetryPolicy
+    from testnuc.limits import BatchPolicy, Budget, Limits, RateLimit, RetryPolicy
     from testnuc.methods import (
         BestOfN,
         Sampling,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from testnuc.providers.openai import OpenAI
     from testnuc.results import Results
     from testnuc.sync import SyncTestNUC
-    from testnuc.trust import Certificate, Learned, Review, Unsure
+    from testnuc.trust import Certificate, Learned, Referee, Review, Unsure
     from testnuc.types import (
         Classification,
         Estimate,
@@ -78,7 +78,7 @@ _HOMES = {
     "head": ("Head",),
     "label_tree": ("LabelTree",),
     "labels": ("LabelSet",),
-    "limits": ("BatchPolicy", "Budget", "RateLimit", "RetryPolicy"),
+    "limits": ("BatchPolicy", "Budget", "Limits", "RateLimit", "RetryPolicy"),
     "methods": (
         "BestOfN",
         "Sampling",
@@ -92,7 +92,7 @@ _HOMES = {
     "providers.openai": ("OpenAI",),
     "results": ("Results",),
     "sync": ("SyncTestNUC",),
-    "trust": ("Certificate", "Learned", "Review", "Unsure"),
+    "trust": ("Certificate", "Learned", "Referee", "Review", "Unsure"),
     "types": (
         "Classification",
         "Estimate",
@@ -132,12 +132,14 @@ __all__ = [
     "LabelSet",
     "LabelTree",
     "Learned",
+    "Limits",
     "MultilabelClassification",
     "Neighbor",
     "OpenAI",
     "Prediction",
     "ProviderError",
     "RateLimit",
+    "Referee",
     "Results",
     "RetryPolicy",
     "Review",

@@ -97,7 +97,7 @@ class TestNUC:
         Whether a text can have several labels, or none; results are `MultilabelClassification`.
         Under policy "auto" labels are the LLM's own until `learn` chooses another way. Under any
         other, or with a ``threshold``, each label is voted on alone and given above it (1/2).
-        Few-shot methods, ``escalate`` and ``ask`` need one label for each text.
+        Few-shot methods, a referee that labels, and ``ask`` need one label for each text.
     shortlist : int or {"auto", "levels"}, optional
         Show each text only so many labels: those whose names and descriptions are nearest to it,
         those of its neighbors as far as they are known before the run, and those that a model
@@ -118,23 +118,11 @@ class TestNUC:
     join_pool : bool
         Whether classified texts become neighbors: of each other in `classify_many`, of later texts
         in all cases.
-    rate_limit : RateLimit, optional
-        Requests and tokens per minute. Limits in the provider's headers are always respected.
-    max_concurrency : int
-        The most calls in flight.
-    retry : RetryPolicy, optional
-        Attempts, deadline and timeout of a call.
-    budget : Budget, optional
-        The most calls, tokens or US dollars to spend.
-    batches : BatchPolicy, optional
-        How ``lane="batch"`` uses the provider's batch API.
-    referee : str or Provider, optional
+    limits : Limits, optional
+        Requests and tokens per minute, calls in flight, retries, budget, batch jobs.
+    referee : str, Provider or Referee, optional
         A better model. `classify_many` lets it judge a hundred texts on which ways to label
-        differ, once, and learns from them as `learn` does.
-    escalate : float
-        The part of the texts of each `classify_many`, those of lowest trust, that the referee
-        labels. Nothing is escalated unless the neighbors or a model of your texts agree with most
-        of its answers that contradict the LLM; `Results.escalated` says so.
+        differ, once, and learns from them as `learn` does. `Referee` also lets it label a part.
     ask : {"all", "unsure"} or Unsure
         "unsure": ask the LLM about a random part of the texts of a run, then where a model of its
         answers is least sure, until at least 99 % of all labels are proved to be as if it had been

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from testnuc.limits import Budget, RateLimit, RetryPolicy
+    from testnuc.limits import Limits
     from testnuc.protocols import Embedder, Method, Provider, StoredPrediction, WireProvider
     from testnuc.results import Results
     from testnuc.types import Classification, Usage
@@ -70,7 +70,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     multilabel : bool
         Whether a text can have several labels. Then ``y`` and predictions are indicator matrices,
         int[n, n_classes], and ``y`` is not learned from.
-    rate_limit, max_concurrency, retry, budget
+    limits
         As for `TestNUC`. The key comes from the provider's environment variable, so that neither
         ``repr`` nor a pickle contains it.
     temperature, top_p, confidence, texts_per_call, request_options, reasoning_effort, score_labels
@@ -117,10 +117,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         confidence: Literal["verbalized", "logprobs"] = "verbalized",
         reasoning_effort: str | None = "least",
         score_labels: bool = False,
-        rate_limit: RateLimit | None = None,
-        max_concurrency: int = 64,
-        retry: RetryPolicy | None = None,
-        budget: Budget | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self.labels = labels
         self.model = model
@@ -140,10 +137,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.confidence = confidence
         self.reasoning_effort = reasoning_effort
         self.score_labels = score_labels
-        self.rate_limit = rate_limit
-        self.max_concurrency = max_concurrency
-        self.retry = retry
-        self.budget = budget
+        self.limits = limits
 
     def fit(self, X: Any, y: Any = None) -> Self:  # noqa: N803 - scikit-learn's names
         """Make the texts the pool, and predict each distinct text.

@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from testnuc import RetryPolicy, Sampling, TestNUC
+from testnuc import Limits, RetryPolicy, Sampling, TestNUC
 from testnuc.errors import TestNUCError
 from testnuc.stores.memory import MemoryStore
 from testnuc.testing import Faults, HashEmbedder, LoopbackLLM
@@ -96,7 +96,7 @@ async def test_nothing_is_left_and_the_next_run_asks_only_the_rest(client_of, br
     texts, store = messages(120), MemoryStore()
     threads = set(threading.enumerate())
     options = {
-        "max_concurrency": 8,
+        "limits": Limits(concurrency=8),
         "store": store,
         "sampling": Sampling(texts_per_call=per_call),
         "k": 5,
@@ -122,7 +122,7 @@ async def test_closing_while_others_still_work_raises_in_them(client_of):
     texts, store = messages(200), MemoryStore()
     threads = set(threading.enumerate())
     async with LoopbackLLM(confident, latency=0.02) as llm:
-        async with TestNUC(**client_of(llm, max_concurrency=4, store=store, k=3)) as nuc:
+        async with TestNUC(**client_of(llm, limits=Limits(concurrency=4), store=store, k=3)) as nuc:
             many = asyncio.create_task(nuc.classify_many(texts))
             one = asyncio.create_task(nuc.classify("refund please, once more"))
             await calls(llm, 10)
@@ -139,7 +139,7 @@ async def test_an_exception_inside_leaves_nothing(client_of):
     threads = set(threading.enumerate())
     async with LoopbackLLM(confident, latency=0.02) as llm:
         with pytest.raises(ZeroDivisionError):
-            async with TestNUC(**client_of(llm, max_concurrency=4)) as nuc:
+            async with TestNUC(**client_of(llm, limits=Limits(concurrency=4))) as nuc:
                 run = asyncio.create_task(nuc.classify_many(messages(90)))
                 await calls(llm, 10)
                 raise ZeroDivisionError
@@ -153,7 +153,7 @@ async def test_leaving_does_not_wait_for_retries_without_end(client_of):
     policy = RetryPolicy(initial_wait=60_000, max_wait=60_000, deadline=90_000)
     faults = Faults(schedule=lambda _: "500")
     async with LoopbackLLM(confident, faults=faults) as llm:
-        nuc = TestNUC(**client_of(llm, retry=policy, max_concurrency=4))
+        nuc = TestNUC(**client_of(llm, limits=Limits(retry=policy, concurrency=4)))
         run = asyncio.create_task(nuc.classify_many(messages(30)))
         while not llm.requests:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
@@ -171,7 +171,7 @@ async def test_leaving_does_not_wait_for_retries_without_end(client_of):
 async def test_closing_can_itself_be_cancelled(client_of):
     threads = set(threading.enumerate())
     async with LoopbackLLM(confident, latency=0.3) as llm:
-        nuc = TestNUC(**client_of(llm, max_concurrency=4))
+        nuc = TestNUC(**client_of(llm, limits=Limits(concurrency=4)))
         run = asyncio.create_task(nuc.classify_many(messages(30)))
         while not llm.requests:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
@@ -220,7 +220,7 @@ async def test_closing_while_texts_are_embedded_ends_every_run(client_of):
 @pytest.mark.filterwarnings("error")
 async def test_a_run_that_is_broken_off_does_not_warn_of_few_predictions(client_of):
     async with LoopbackLLM(confident, latency=0.02) as llm:
-        nuc = TestNUC(**client_of(llm, policy="auto", max_concurrency=4))
+        nuc = TestNUC(**client_of(llm, policy="auto", limits=Limits(concurrency=4)))
         run = asyncio.create_task(nuc.classify_many(messages(100)))
         await calls(llm, 15)
         await nuc.aclose()
@@ -232,7 +232,7 @@ async def test_a_run_that_is_broken_off_does_not_warn_of_few_predictions(client_
 @pytest.mark.slow
 async def test_a_second_close_waits_for_the_first(client_of):
     async with LoopbackLLM(confident, latency=0.3) as llm:
-        nuc = TestNUC(**client_of(llm, max_concurrency=4))
+        nuc = TestNUC(**client_of(llm, limits=Limits(concurrency=4)))
         run = asyncio.create_task(nuc.classify_many(messages(4)))
         while not llm.requests:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
@@ -245,7 +245,7 @@ async def test_a_second_close_waits_for_the_first(client_of):
 
 _SCRIPT = """
 import asyncio, sys
-from testnuc import TestNUC
+from testnuc import Limits, TestNUC
 from testnuc.testing import HashEmbedder, LoopbackLLM, by_hash
 
 async def main(how):
@@ -253,7 +253,7 @@ async def main(how):
     asyncio.get_running_loop().slow_callback_duration = 60
     async with LoopbackLLM(by_hash(["a", "b"]), latency=0.02) as llm:
         async with TestNUC(["a", "b"], "openai/test", base_url=llm.base_url, api_key="k",
-                           embedder=HashEmbedder(), max_concurrency=8) as nuc:
+                           embedder=HashEmbedder(), limits=Limits(concurrency=8)) as nuc:
             run = asyncio.create_task(nuc.classify_many([f"text {i}" for i in range(200)]))
             while llm.calls < 20:
                 await asyncio.sleep(0.002)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import testnuc
-from testnuc import Sampling, SmallPoolWarning, TestNUC
+from testnuc import Limits, Sampling, SmallPoolWarning, TestNUC
 from testnuc._engine.parameters import client_arguments
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, confident, gold, messages
@@ -179,7 +179,7 @@ async def test_a_failed_text_is_voted_on_by_its_neighbors(client_of):
 
 async def test_a_wrong_key_stops_the_run_at_once(client_of):
     async with LoopbackLLM(confident, api_key="right") as llm:
-        async with TestNUC(**client_of(llm, max_concurrency=4)) as nuc:
+        async with TestNUC(**client_of(llm, limits=Limits(concurrency=4))) as nuc:
             with pytest.raises(testnuc.errors.AuthenticationError) as caught:
                 await nuc.classify_many(messages(200))
         assert "secret-key-123" not in f"{caught.value!r} {caught.value}"
@@ -273,7 +273,7 @@ async def test_stream_of_an_async_iterable_with_invalid_texts_in_small_windows(c
 
 async def test_leaving_a_stream_early_leaves_nothing_behind(client_of):
     async with LoopbackLLM(confident, latency=0.005) as llm:
-        async with TestNUC(**client_of(llm, max_concurrency=8)) as nuc:
+        async with TestNUC(**client_of(llm, limits=Limits(concurrency=8))) as nuc:
             stream = nuc.stream(messages(400), window=50)
             async for _ in stream:
                 break
@@ -293,7 +293,7 @@ async def test_a_fatal_error_in_a_stream_is_raised(client_of):
 async def test_cancelling_loses_nothing_that_was_paid_for(client_of):
     texts = messages(100)
     async with LoopbackLLM(confident, latency=0.05) as llm:
-        async with TestNUC(**client_of(llm, max_concurrency=10)) as nuc:
+        async with TestNUC(**client_of(llm, limits=Limits(concurrency=10))) as nuc:
             run = asyncio.create_task(nuc.classify_many(texts))
             while llm.calls < 20:  # noqa: ASYNC110 - the server has no event
                 await asyncio.sleep(0.005)
@@ -311,7 +311,7 @@ async def test_a_shared_call_goes_on_while_anyone_waits_for_it(client_of):
     texts = messages(30)
     async with (
         LoopbackLLM(confident, latency=0.03) as llm,
-        TestNUC(**client_of(llm, max_concurrency=5)) as nuc,
+        TestNUC(**client_of(llm, limits=Limits(concurrency=5))) as nuc,
     ):
         first = asyncio.create_task(nuc.classify_many(texts))
         second = asyncio.create_task(nuc.classify_many(texts))
@@ -329,7 +329,7 @@ async def test_same_answer_at_any_concurrency(client_of):
     for concurrency in (1, 7, 64):
         async with (
             LoopbackLLM(confident) as llm,
-            TestNUC(**client_of(llm, max_concurrency=concurrency)) as nuc,
+            TestNUC(**client_of(llm, limits=Limits(concurrency=concurrency))) as nuc,
         ):
             results = await nuc.classify_many(texts)
         seen.append([(r.label, r.share, r.margin) for r in results])
@@ -458,7 +458,8 @@ async def test_bad_single_texts_are_refused(client_of):
         ({"policy": "wieghted"}, "weighted"),
         ({"neighbors": "maybe"}, "stored"),
         ({"temperature": 9}, "temperature is 9"),
-        ({"max_concurrency": 0}, "max_concurrency is 0"),
+        ({"max_concurrency": 0}, "concurrency is 0"),
+        ({"limits": 5}, "limits is 5"),
         ({"texts_per_call": 0}, "texts_per_call is 0"),
         ({"model": "gpt-4o-mini"}, "openai/"),
         ({"model": 7}, "model is 7"),

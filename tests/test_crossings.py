@@ -10,7 +10,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from testnuc import TestNUC, VotePolicy
+from testnuc import Limits, TestNUC, VotePolicy
 from testnuc.errors import EmbeddingError, UnreadableReplyError
 from testnuc.protocols import Answer, Reply
 from testnuc.testing import LoopbackLLM
@@ -92,7 +92,7 @@ async def test_a_referee_that_two_runs_share_stores_answers_under_their_own_keys
             return Reply(tuple(Answer(request.task.labels[0], 0.9) for _ in request.texts))
 
     small, big = Says(), Slow(gold, model="big")
-    async with client(small, referee=big, max_concurrency=1) as nuc:
+    async with client(small, referee=big, limits=Limits(concurrency=1)) as nuc:
         referee = nuc._escalation.referee
         from tests._engine.engine_parts import entries_of
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import asdict, replace
 
 import pytest
 
-from testnuc import RateLimit, RetryPolicy, Sampling, TestNUC
+from testnuc import Limits, RateLimit, RetryPolicy, Sampling, TestNUC
 from testnuc.testing import CURABLE_KINDS, Faults, LoopbackLLM, by_hash
 from testnuc.testing.faults import LOST_KINDS
 
@@ -24,6 +25,7 @@ GOOD = {None, "slow", "reset-after", "missing-usage", "prose"}
 #: Waits that fit a server which answers within a millisecond. A refusal breaks all connections at
 #: once, so that one call can be hit more often than the ten times of the default.
 QUICK = RetryPolicy(initial_wait=0.05, max_wait=1.0, attempts=30)
+LIMITS = Limits(concurrency=16, retry=QUICK)
 
 
 def failing(kinds=CURABLE_KINDS):
@@ -38,9 +40,7 @@ def texts_of(n):
 @pytest.fixture
 def arguments(client_of):
     def make(llm, **more):
-        return client_of(
-            llm, **{"labels": LABELS, "k": 0, "retry": QUICK, "max_concurrency": 16, **more}
-        )
+        return client_of(llm, **{"labels": LABELS, "k": 0, "limits": LIMITS, **more})
 
     return make
 
@@ -145,7 +145,7 @@ async def test_no_sliding_window_is_ever_exceeded(arguments):
     texts, faults = texts_of(3_000), failing()
     async with (
         LoopbackLLM(answer, faults=faults, rate_limit=limit) as llm,
-        TestNUC(**arguments(llm, rate_limit=limit)) as nuc,
+        TestNUC(**arguments(llm, limits=replace(LIMITS, **asdict(limit)))) as nuc,
     ):
         assert_right(await nuc.classify_many(texts))
         assert nuc.usage.calls == llm.calls
@@ -159,7 +159,7 @@ async def test_a_limit_that_binds_is_not_exceeded(arguments):
     texts = texts_of(150)
     async with (
         LoopbackLLM(answer, faults=failing(["500", "429"]), rate_limit=limit) as llm,
-        TestNUC(**arguments(llm, rate_limit=limit)) as nuc,
+        TestNUC(**arguments(llm, limits=replace(LIMITS, **asdict(limit)))) as nuc,
     ):
         results = await nuc.classify_many(texts)
     assert_right(results)

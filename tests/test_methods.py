@@ -8,6 +8,7 @@ import pytest
 import testnuc
 from testnuc import (
     BestOfN,
+    Limits,
     Sampling,
     SelfConsistency,
     StandardPrompting,
@@ -69,7 +70,7 @@ async def test_sampling_methods_alone_and_with_the_vote(client_of, method, refer
     async with (
         LoopbackLLM(sampled) as llm,
         # one call at a time: the server's n-th answer is sample n
-        TestNUC(**client_of(llm, method=method(6), k=k, max_concurrency=1)) as nuc,
+        TestNUC(**client_of(llm, method=method(6), k=k, limits=Limits(concurrency=1))) as nuc,
     ):
         results = await nuc.classify_many(texts)
         assert llm.calls == nuc.usage.calls == 6 * 24
@@ -290,7 +291,9 @@ async def test_a_failed_sample_leaves_the_others(client_of):
     texts = messages(9)
     async with (
         LoopbackLLM(answer) as llm,
-        TestNUC(**client_of(llm, method=SelfConsistency(4), k=2, max_concurrency=1)) as nuc,
+        TestNUC(
+            **client_of(llm, method=SelfConsistency(4), k=2, limits=Limits(concurrency=1))
+        ) as nuc,
     ):
         results = await nuc.classify_many(texts)
     assert all(r.prediction is not None and r.error is None for r in results)
@@ -299,7 +302,9 @@ async def test_a_failed_sample_leaves_the_others(client_of):
 async def test_a_wrong_key_stops_every_method_at_once(client_of):
     for method in (SelfConsistency(3), TopKICL(3), TopKICLP(3)):
         async with LoopbackLLM(confident, api_key="right") as llm:
-            async with TestNUC(**client_of(llm, method=method, max_concurrency=4)) as nuc:
+            async with TestNUC(
+                **client_of(llm, method=method, limits=Limits(concurrency=4))
+            ) as nuc:
                 with pytest.raises(testnuc.errors.AuthenticationError):
                     await nuc.classify_many(messages(200))
             assert llm.requests <= 8

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 import testnuc
-from testnuc import Sampling, TestNUC
+from testnuc import Limits, Sampling, TestNUC
 from testnuc.embedders.openai import OpenAIEmbedder
 from testnuc.errors import AuthenticationError
 from testnuc.prompts import samples_in
@@ -138,7 +138,7 @@ async def test_a_rejected_text_fails_alone(kind, method, place):
 @pytest.mark.parametrize("number", [0, 3, 40])
 async def test_a_stray_rejection_costs_one_text_at_most(kind, number):
     stray = lambda texts, n: kind if n == number else None  # noqa: E731
-    async with serving(stray) as (url, _), client(url, max_concurrency=4) as nuc:
+    async with serving(stray) as (url, _), client(url, limits=Limits(concurrency=4)) as nuc:
         results = await nuc.classify_many(texts_of(100))
         assert sum(r.label == "refund" for r in results) >= 99
         # it is asked about again by the next run
@@ -163,7 +163,7 @@ async def test_a_resumed_run_ends_though_its_first_text_is_rejected(kind, worker
     store = tmp_path / "answers.db"
     async with serving(reject) as (url, _):
         for texts in (30, 60):
-            async with client(url, store=store, max_concurrency=workers) as nuc:
+            async with client(url, store=store, limits=Limits(concurrency=workers)) as nuc:
                 results = await nuc.classify_many(texts_of(texts))
             assert [r.index for r in results if r.label is None] == [0, 1]
 
@@ -184,7 +184,7 @@ async def test_what_is_rejected_for_every_text_ends_a_run_after_a_few_requests(k
 @pytest.mark.parametrize("packed", [1, 10])
 @pytest.mark.parametrize("workers", [1, 16])
 async def test_a_key_that_expires_ends_the_run(kind, packed, workers):
-    options = {"sampling": Sampling(texts_per_call=packed), "max_concurrency": workers}
+    options = {"sampling": Sampling(texts_per_call=packed), "limits": Limits(concurrency=workers)}
 
     def expired(texts, number):
         return kind if number >= 20 else None

@@ -54,7 +54,7 @@ def client(base_url, path, embedder):
         api_key="k",
         embedder=embedder,
         store=path,
-        max_concurrency=CONCURRENCY,
+        limits=testnuc.Limits(concurrency=CONCURRENCY),
     )
 
 

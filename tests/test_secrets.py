@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 import testnuc
-from testnuc import RetryPolicy, TestNUC
+from testnuc import Limits, RetryPolicy, TestNUC
 from testnuc.testing import Faults, HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, confident, messages
 from tests.transport.small_server import serving
@@ -94,7 +94,7 @@ async def test_servers_that_repeat_the_key(logged, key, what):
         serving(answer) as (wire, seen),
         TestNUC(
             LABELS, "openai/test", base_url=wire.url, api_key=key, embedder=HashEmbedder(), k=0,
-            retry=QUICK,
+            limits=Limits(retry=QUICK),
         ) as nuc,
     ):  # fmt: skip
         with pytest.raises(testnuc.ProviderError) as caught:
@@ -136,7 +136,7 @@ async def test_models_that_repeat_the_key(logged, tmp_path, key, what, several):
         serving(answer) as (wire, _),
         TestNUC(
             LABELS, "openai/test", base_url=wire.url, api_key=key, embedder=HashEmbedder(), k=0,
-            retry=QUICK, store=tmp_path / "labels.db", multilabel=several,
+            limits=Limits(retry=QUICK), store=tmp_path / "labels.db", multilabel=several,
             sampling=testnuc.Sampling(texts_per_call=2 if what == "one of two" else 1),
         ) as nuc,
     ):  # fmt: skip
@@ -157,7 +157,7 @@ async def test_broken_connections(client_of, logged, kind):
     faults = Faults(1.0, [kind], stall=1)
     async with (
         LoopbackLLM(confident, faults=faults) as llm,
-        TestNUC(**client_of(llm, api_key=key, retry=QUICK, k=0)) as nuc,
+        TestNUC(**client_of(llm, api_key=key, limits=Limits(retry=QUICK), k=0)) as nuc,
     ):
         # a server that was never reached ends the run
         (ended,) = await asyncio.gather(nuc.classify_many(messages(3)), return_exceptions=True)

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 import testnuc
-from testnuc import Budget, RetryPolicy, SelfConsistency, TestNUC
+from testnuc import Budget, Limits, RetryPolicy, SelfConsistency, TestNUC
 from testnuc.embedders.openai import OpenAIEmbedder
 from testnuc.errors import (
     AuthenticationError,
@@ -77,7 +77,7 @@ def client(provider, store=None, **more):
             "store": store,
             "embedder": HashEmbedder(),
             "policy": "weighted",
-            "max_concurrency": 8,
+            "limits": Limits(concurrency=8),
             "k": 3,
             **more,
         }
@@ -281,7 +281,7 @@ async def test_the_first_call_is_one_of_those_needed(client_of, per_call, sample
         TestNUC(
             **client_of(
                 llm,
-                budget=Budget(calls=calls),
+                limits=Limits(budget=Budget(calls=calls)),
                 method=SelfConsistency(n=samples) if samples > 1 else None,
                 sampling=testnuc.Sampling(texts_per_call=per_call),
             )
@@ -315,7 +315,7 @@ async def test_a_server_that_goes_away_for_good_stops_the_run(client_of):
     retry = RetryPolicy(initial_wait=0.3)
     async with (
         LoopbackLLM(confident, latency=0.01) as llm,
-        TestNUC(**client_of(llm, max_concurrency=8, retry=retry)) as nuc,
+        TestNUC(**client_of(llm, limits=Limits(concurrency=8, retry=retry))) as nuc,
     ):
         run = asyncio.create_task(nuc.classify_many(texts))
         while llm.texts < 100:  # noqa: ASYNC110

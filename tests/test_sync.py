@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import testnuc
-from testnuc import InvalidInputError, SyncTestNUC, TestNUC, TestNUCError
+from testnuc import InvalidInputError, Limits, SyncTestNUC, TestNUC, TestNUCError
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, confident, messages
 
@@ -139,7 +139,7 @@ def test_a_stream_that_is_left_early_ends(client_of):
 
 def test_a_close_meanwhile_returns_what_was_answered(client_of):
     with LoopbackLLM(confident, latency=0.05) as llm:
-        nuc = SyncTestNUC(**client_of(llm, max_concurrency=4))
+        nuc = SyncTestNUC(**client_of(llm, limits=Limits(concurrency=4)))
         with ThreadPoolExecutor() as threads:
             run = threads.submit(nuc.classify_many, messages(100))
             while llm.calls < 10:
@@ -168,7 +168,8 @@ from testnuc.testing import HashEmbedder
 url, store = sys.argv[1:]
 with testnuc.SyncTestNUC(
     ["refund", "delivery", "login"], model="openai/test", base_url=url, api_key="k",
-    embedder=HashEmbedder(), store=store, max_concurrency=4, policy="weighted", k=0,
+    embedder=HashEmbedder(), store=store, limits=testnuc.Limits(concurrency=4),
+    policy="weighted", k=0,
 ) as nuc:
     print("ready", flush=True)
     try:

@@ -7,10 +7,10 @@ import os
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from testnuc import embedders, methods, providers, stores
-from testnuc._base.checks import checked_choice, checked_number, checked_whole
+from testnuc._base.checks import checked_choice
 from testnuc._dispatch.predictor import Predictor
 from testnuc._dispatch.scheduler import Scheduler
 from testnuc._engine.estimate import Estimator
@@ -25,22 +25,23 @@ from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.head import Head
 from testnuc.index.memory_pool import Pool
 from testnuc.labels import LabelSet
-from testnuc.limits import BatchPolicy, Meter, Price, require_price
+from testnuc.limits import Limits, Meter, Price, require_price
 from testnuc.methods import Sampling
 from testnuc.protocols import WireProvider, implements
 from testnuc.transport import Transport
 from testnuc.transport.telemetry import Telemetry
-from testnuc.trust import Unsure, VoteSettings
+from testnuc.trust import Referee, Unsure, VoteSettings
 from testnuc.trust.vote_settings import given_policy
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from testnuc.limits import Budget, RateLimit, RetryPolicy
     from testnuc.protocols import APIKey, Embedder, Index, Method, Provider, Store
     from testnuc.voting import VotePolicy
 
 __all__ = ["Components", "Internals"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -96,17 +97,14 @@ class Components:
         sampling: Sampling | None = None,
         neighbors: Literal["predict", "stored"] = "predict",
         join_pool: bool = True,
-        rate_limit: RateLimit | None = None,
-        max_concurrency: int = 64,
-        retry: RetryPolicy | None = None,
-        budget: Budget | None = None,
-        batches: BatchPolicy | None = None,
-        referee: str | Provider | WireProvider | None = None,
-        escalate: float = 0.0,
+        limits: Limits | None = None,
+        referee: str | Provider | WireProvider | Referee | None = None,
         ask: str | Unsure = "all",
         head: str | os.PathLike[str] | Head | None = None,
     ) -> None:
-        self.sampling = _checked_sampling(sampling)
+        self.sampling = _checked("sampling", sampling, Sampling)
+        #: A better model that judges.
+        self.referee = Referee.of(referee)
         check_options(
             multilabel,
             policy,
@@ -115,7 +113,7 @@ class Components:
             self.sampling.confidence,
             shortlist=(None if shortlist in ("auto", ALL) else shortlist, None),
             score_labels=(self.sampling.score_labels, False),
-            escalate=(escalate, 0.0),
+            escalate=(0.0 if self.referee is None else self.referee.escalate, 0.0),
             ask=(ask, "all"),
         )
         self.labels = LabelSet(labels, none_label=none_label, multilabel=multilabel)
@@ -124,7 +122,8 @@ class Components:
         self.settings = settings = VoteSettings.of(
             self.policy, k, self.labels.names, multilabel=multilabel
         )
-        checked_whole("max_concurrency", max_concurrency, least=1)
+        #: How fast, how often and for how much the LLM is called.
+        self.limits = _checked("limits", limits, Limits)
         checked_choice("neighbors", neighbors, ("predict", "stored"))
         if instructions is not None and not isinstance(instructions, str):
             raise InvalidInputError(f"instructions is {instructions!r}; give a string or None")
@@ -144,15 +143,15 @@ class Components:
         url, ttl = getattr(provider, "url", None), getattr(provider, "cache_ttl", None)
         priced = partial(Price.of, provider.name, provider.model, url, cache_ttl=ttl)
         price = priced(tier=self.sampling.request_options.get("service_tier"))
-        require_price(budget, price, self.model)
+        require_price(self.limits.budget, price, self.model)
         self.meter = Meter()
         self.telemetry = Telemetry.of(provider.name, provider.model, url)
         self.embedding.telemetry = self.telemetry
         self.transport = internals.transport(
-            rate_limit=rate_limit,
-            max_concurrency=max_concurrency,
-            retry=retry,
-            budget=budget,
+            rate_limit=self.limits.rate,
+            max_concurrency=self.limits.concurrency,
+            retry=self.limits.retry,
+            budget=self.limits.budget,
             price=price,
             trust_env=getattr(provider, "trust_env", False),
             meter=self.meter,
@@ -174,11 +173,9 @@ class Components:
             self.store,
             self.predictor.scope,
             meter=self.meter,
-            workers=max_concurrency,
+            workers=self.limits.concurrency,
             per_call=per_call,
         )
-        self.max_concurrency = max_concurrency
-        self._batches = batches or BatchPolicy()
         self.ask, self.head = Unsure.of(ask), self._head_rule(head)
         #: Created when the batch lane is first used.
         self.batch_lane: BatchLane | None = None
@@ -211,13 +208,13 @@ class Components:
             price=price,
             batch_price=priced(batch=True),
             batches=has_batches(provider) and self.shortlist != "levels",
-            rate_limit=rate_limit,
+            rate_limit=self.limits.rate,
             ask=self.ask,
             head=self.head is not None,
             whole_scope=None if self.shortlist is None else made(None).scope,
             note=note,
         )
-        self.budget, self.retry, self.instructions = budget, retry, instructions
+        self.instructions = instructions
         # commands about this store need not repeat these options
         self._facts = _known(
             model=self.model,
@@ -236,11 +233,7 @@ class Components:
             descriptions=dict(self.labels.descriptions) or None,
         )
         self._address = (model, base_url, api_key)
-        #: As given.
-        self.internals, self.referee = internals, referee
-        self.escalate = checked_number("escalate", escalate, 0, 1) or 0.0
-        if self.escalate and referee is None:
-            raise InvalidInputError("escalate needs a referee; name it, as referee='openai/gpt-5'")
+        self.internals = internals
         self._opening: asyncio.Task[None] | None = None
         self._closed = False
         #: Whether a warning of a small pool was given.
@@ -298,7 +291,7 @@ class Components:
                 self.predictor,
                 self.store,
                 self.transport,
-                policy=self._batches,
+                policy=self.limits.batches,
                 price=self.estimator.batch_price,
                 per_call=self.sampling.texts_per_call,
                 live=self.scheduler,
@@ -407,14 +400,13 @@ class Components:
         return providers.resolve(model, base_url=base_url, api_key=api_key)
 
 
-def _checked_sampling(sampling: Sampling | None) -> Sampling:
-    if sampling is None:
-        return Sampling()
-    if not isinstance(sampling, Sampling):
-        raise InvalidInputError(
-            f"sampling is {sampling!r}; give testnuc.Sampling(temperature=0.0, ..)"
-        )
-    return sampling
+def _checked(name: str, given: Any, kind: type[T]) -> T:
+    """Return a group of settings, by default that of all defaults."""
+    if given is None:
+        return kind()
+    if not isinstance(given, kind):
+        raise InvalidInputError(f"{name} is {given!r}; give testnuc.{kind.__name__}(..)")
+    return given
 
 
 def _known(**facts: Any) -> dict[str, Any]:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from testnuc.trust import Review
     from testnuc.types import Usage
 
-__all__ = ["Escalation", "Referee"]
+__all__ = ["Escalation", "RefereeModel"]
 
 _log = logging.getLogger("testnuc.client")
 
@@ -47,7 +47,7 @@ _REFEREED, _GROWTH = 100, 1.5
 _CHUNK = 2_048
 
 
-class Referee:
+class RefereeModel:
     """Labels texts by another model."""
 
     def __init__(self, parts: Components, model: str | Provider | WireProvider) -> None:
@@ -61,12 +61,12 @@ class Referee:
             getattr(provider, "url", None),
             cache_ttl=getattr(provider, "cache_ttl", None),
         )
-        require_price(parts.budget, self.price, self.model)
+        require_price(parts.limits.budget, self.price, self.model)
         self.meter = Meter()
         self._provider = provider
         self._transport = parts.internals.transport(
-            max_concurrency=parts.max_concurrency,
-            retry=parts.retry,
+            max_concurrency=parts.limits.concurrency,
+            retry=parts.limits.retry,
             price=self.price,
             trust_env=getattr(provider, "trust_env", False),
             meter=self.meter,
@@ -79,7 +79,7 @@ class Referee:
             parts.store,
             self.predictor.scope,
             meter=self.meter,
-            workers=parts.max_concurrency,
+            workers=parts.limits.concurrency,
         )
         self._described = False
 
@@ -152,22 +152,24 @@ class Escalation:
         self._parts = parts
         self._learning = learning
         #: By name, or by id.
-        self._referees: dict[str | int, Referee] = {}
+        self._referees: dict[str | int, RefereeModel] = {}
         #: Held while disagreements are judged: the windows of a stream share one review.
         self._lock = asyncio.Lock()
         #: The client's referee.
-        self.referee = None if parts.referee is None else self._referee_of(parts.referee)
+        self.referee = None if parts.referee is None else self._referee_of(parts.referee.model)
+        #: Of the texts, which it labels.
+        self._part = 0.0 if parts.referee is None else parts.referee.escalate
 
     async def aclose(self) -> None:
         """Close the referees."""
         for referee in self._referees.values():
             await referee.aclose()
 
-    def _referee_of(self, model: str | Provider | WireProvider) -> Referee:
+    def _referee_of(self, model: str | Provider | WireProvider) -> RefereeModel:
         """Return the referee of a model; one for each model."""
         key = model if isinstance(model, str) else id(model)
         if key not in self._referees:
-            self._referees[key] = Referee(self._parts, model)
+            self._referees[key] = RefereeModel(self._parts, model)
         return self._referees[key]
 
     @property
@@ -209,7 +211,7 @@ class Escalation:
             found = await parts.pool.stored_vectors(hashes[start : start + _CHUNK])
             new += sum(vector is None for vector in found)
         judged = min(_REFEREED, len(entries)) if self._is_due(len(parts.pool) + new) else 0
-        most = judged + int(parts.escalate * len(entries))
+        most = judged + int(self._part * len(entries))
         estimator = Estimator(
             referee.predictor,
             parts.store,
@@ -241,7 +243,7 @@ class Escalation:
         if pipeline.settings.learned is not before:
             run = await self._again(run)
         await pipeline.settle(run)
-        if failure is None and self._parts.escalate:
+        if failure is None and self._part:
             try:
                 return run, await self._escalate(run)
             except STOPS as error:
@@ -275,8 +277,7 @@ class Escalation:
         They are judged again when the pool has grown by half. Where a text can have several labels,
         these are texts drawn at random.
         """
-        model = self._parts.referee
-        assert model is not None
+        assert self._parts.referee is not None
         async with self._lock:
             if not self._is_due(len(self._parts.pool)):
                 return
@@ -286,7 +287,7 @@ class Escalation:
             except InvalidInputError:
                 # too few texts have a prediction
                 return
-            await self.ask(review, model)
+            await self.ask(review, self._parts.referee.model)
             if review.judged:
                 await self._learning.learn_from(review)
 
@@ -304,7 +305,7 @@ class Escalation:
                 f"two differ, neighbors or a model of your texts agree with it {backed} times, and "
                 f"not {alone} times"
             )
-        n = int(parts.escalate * run.batch.n_own)
+        n = int(self._part * run.batch.n_own)
         trust = np.nan_to_num(layer.labels.trust, nan=-1.0)
         trust[list(run.labeling.judges)] = np.inf
         places = np.argsort(trust, kind="stable")[:n]

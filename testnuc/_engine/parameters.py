@@ -15,9 +15,9 @@ from typing import Any, Concatenate, ParamSpec
 
 from testnuc.errors import InvalidInputError
 from testnuc.head import Head
-from testnuc.limits import Budget, RateLimit
+from testnuc.limits import Budget, Limits
 from testnuc.methods import Sampling
-from testnuc.trust import Unsure
+from testnuc.trust import Referee, Unsure
 from testnuc.voting import VotePolicy
 
 __all__ = ["GROUPS", "client_arguments", "takes_arguments_of"]
@@ -30,24 +30,25 @@ GROUPS = {
     **dict.fromkeys(("prior", "prior_power", "min_trust", "threshold"), "policy"),
     **dict.fromkeys(("headers", "organization", "project", "trust_env"), "model"),
     **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention", "responses"), "model"),
-    **dict.fromkeys(("requests_per_minute", "tokens_per_minute"), "rate_limit"),
-    **dict.fromkeys(("budget_usd",), "budget"),
+    **dict.fromkeys(("requests_per_minute", "tokens_per_minute", "max_concurrency"), "limits"),
+    **dict.fromkeys(("retry", "budget", "budget_usd", "batches"), "limits"),
     **dict.fromkeys(("stop", "most"), "ask"),
     "head_trust": "head",
+    "escalate": "referee",
 }
 
 #: Flat name -> the field, if it is called otherwise.
-_FIELDS = {"budget_usd": "usd", "head_trust": "least_trust"}
+_FIELDS = {"budget_usd": "budget", "max_concurrency": "concurrency", "head_trust": "least_trust"}
 
 #: How to write each group in code, with a gap for the field name.
 _WRITTEN = {
     "sampling": "sampling=testnuc.Sampling({}=..)",
     "policy": "policy=testnuc.VotePolicy.auto({}=..)",
     "model": "model=testnuc.OpenAI('..', {}=..)",
-    "rate_limit": "rate_limit=testnuc.RateLimit({}=..)",
-    "budget": "budget=testnuc.Budget({}=..)",
+    "limits": "limits=testnuc.Limits({}=..)",
     "ask": "ask=testnuc.Unsure({}=..)",
     "head": "head=testnuc.Head.load('..', {}=..)",
+    "referee": "referee=testnuc.Referee('..', {}=..)",
 }
 
 
@@ -111,13 +112,11 @@ def _policy(values: Mapping[str, Any], policy: Any) -> VotePolicy | None:
     return changed
 
 
-def _rate_limit(values: Mapping[str, Any], _: Any) -> RateLimit | None:
-    return RateLimit(**values) if any(value is not None for value in values.values()) else None
-
-
-def _budget(values: Mapping[str, Any], _: Any) -> Budget | None:
-    usd = values["budget_usd"]
-    return None if usd is None else Budget(usd=usd)
+def _limits(values: Mapping[str, Any], _: Any) -> Limits:
+    own = {_FIELDS.get(name, name): value for name, value in values.items() if value is not None}
+    if "budget_usd" in values and "budget" in own:
+        own["budget"] = Budget(usd=own["budget"])
+    return Limits(**own)
 
 
 def _ask(values: Mapping[str, Any], ask: Any) -> Unsure | None:
@@ -136,11 +135,16 @@ def _head(values: Mapping[str, Any], head: Any) -> Head | None:
     return Head.load(head, least_trust=trust)
 
 
+def _referee(values: Mapping[str, Any], referee: Any) -> Referee | None:
+    """Return the referee with its part of the texts; None: unchanged."""
+    return None if referee is None else Referee(referee, **values)
+
+
 _MAKERS: dict[str, Callable[[Mapping[str, Any], Any], Any]] = {
     "sampling": _sampling,
     "policy": _policy,
-    "rate_limit": _rate_limit,
-    "budget": _budget,
+    "limits": _limits,
     "ask": _ask,
     "head": _head,
+    "referee": _referee,
 }

@@ -2,7 +2,7 @@
 
 ::
 
-    policies      RateLimit, RetryPolicy, Budget, BatchPolicy: the user's settings
+    policies      Limits, and RateLimit, RetryPolicy, Budget, BatchPolicy: the user's settings
     headers       parsers of rate limit headers
     rates         sliding windows of requests and tokens
     server_quota  the server's own limits, by its headers
@@ -25,6 +25,7 @@ from testnuc.limits.policies import (
     LONGEST_WAIT,
     BatchPolicy,
     Budget,
+    Limits,
     RateLimit,
     RetryPolicy,
     longest_pause,
@@ -42,6 +43,7 @@ __all__ = [
     "Budget",
     "BudgetAccount",
     "BudgetControl",
+    "Limits",
     "Mark",
     "Meter",
     "Permit",

@@ -7,8 +7,17 @@ from typing import Literal
 
 from testnuc._base.checks import checked_choice, checked_positive, checked_whole
 from testnuc._base.display import brief
+from testnuc.errors import InvalidInputError
 
-__all__ = ["LONGEST_WAIT", "BatchPolicy", "Budget", "RateLimit", "RetryPolicy", "longest_pause"]
+__all__ = [
+    "LONGEST_WAIT",
+    "BatchPolicy",
+    "Budget",
+    "Limits",
+    "RateLimit",
+    "RetryPolicy",
+    "longest_pause",
+]
 
 #: A provider that asks for a longer wait, in seconds, is asked again after this one.
 LONGEST_WAIT = 3600.0
@@ -164,3 +173,50 @@ class BatchPolicy:
         _bound("max_enqueued_tokens", self.max_enqueued_tokens)
         for name in ("first_poll", "longest_poll", "grace", "patience"):
             checked_positive(name, getattr(self, name))
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How fast, how often and for how much a client calls the LLM.
+
+    Parameters
+    ----------
+    requests_per_minute, tokens_per_minute : int, optional
+        As for `RateLimit`. Limits in the provider's headers are always respected.
+    concurrency : int
+        The most calls in flight.
+    retry : RetryPolicy
+        Attempts, deadline and timeout of a call.
+    budget : Budget, optional
+        The most calls, tokens or US dollars to spend.
+    batches : BatchPolicy
+        How ``lane="batch"`` uses the provider's batch API.
+
+    Examples
+    --------
+    ::
+
+        TestNUC(labels, limits=Limits(requests_per_minute=5_000, budget=Budget(usd=5)))
+    """
+
+    __repr__ = brief
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrency: int = 64
+    retry: RetryPolicy = RetryPolicy()
+    budget: Budget | None = None
+    batches: BatchPolicy = BatchPolicy()
+
+    def __post_init__(self) -> None:
+        RateLimit(self.requests_per_minute, self.tokens_per_minute)
+        checked_whole("concurrency", self.concurrency, least=1)
+        for name, kind in (("retry", RetryPolicy), ("budget", Budget), ("batches", BatchPolicy)):
+            value = getattr(self, name)
+            if not (isinstance(value, kind) or (kind is Budget and value is None)):
+                raise InvalidInputError(f"{name} is {value!r}; give testnuc.{kind.__name__}(..)")
+
+    @property
+    def rate(self) -> RateLimit:
+        """Requests and tokens per minute."""
+        return RateLimit(self.requests_per_minute, self.tokens_per_minute)

@@ -18,6 +18,7 @@ from testnuc.errors import (
     InvalidInputError,
     MissingDependencyError,
 )
+from testnuc.limits import Limits
 from testnuc.ray.limits_actor import SharedLimits
 from testnuc.ray.shards import Shard, Shards
 from testnuc.ray.stages import BuildIndex, Embed, Predict, Vote, columns_of, hash_texts
@@ -45,7 +46,6 @@ _REFUSED = {
     "join_pool": "all texts of the dataset are each other's neighbors",
     "neighbors": "all texts of the dataset are asked about",
     "referee": "let a client of the same store learn from it; a job applies what was learned",
-    "escalate": "let a client of the same store learn from a referee before",
     "shortlist": "a job shows all labels in every prompt",
     "ask": "all texts of the dataset are asked about",
     "head": "use testnuc.ray.LabelByHead, a stage without an LLM",
@@ -86,7 +86,7 @@ def classify_dataset(
     store: str | os.PathLike[str] | None = None,
     policy: str | VotePolicy = "auto",
     method: Method | None = None,
-    max_concurrency: int = 64,
+    limits: Limits | None = None,
     embed_actors: int = 1,
     predict_actors: int = 2,
     vote_actors: int = 1,
@@ -113,8 +113,8 @@ def classify_dataset(
     store : str or path, optional
         Stores predictions and embeddings, so that an interrupted job can resume:
         ``"postgresql://.."``; on a cluster of one machine, a path (SQLite).
-    max_concurrency : int
-        Most calls in flight, of all actors together.
+    limits : Limits, optional
+        Of all actors together.
     embed_actors, predict_actors, vote_actors : int
         Actors of each stage.
     shards : int
@@ -124,7 +124,7 @@ def classify_dataset(
     embed_options : mapping, optional
         Resources of embedding actors, as for ``map_batches``: ``{"num_gpus": 1}``.
     **settings
-        Other arguments of `TestNUC`. ``rate_limit`` and ``budget`` apply to the whole job.
+        Other arguments of `TestNUC`.
 
     Returns
     -------
@@ -153,7 +153,7 @@ def classify_dataset(
         "store": store,
         "policy": policy,
         "method": method,
-        "max_concurrency": max_concurrency,
+        "limits": limits or Limits(),
         **settings,
     }
     stages = {
@@ -173,15 +173,10 @@ def classify_dataset(
     # all prompts of a job show all labels
     given = {**client, "shortlist": None}
     job = Settings(given, name, ray.get_runtime_context().namespace)
-    limits = (
+    shared = (
         ray.remote(SharedLimits)
         .options(name=name, num_cpus=0, max_concurrency=10_000)
-        .remote(
-            settings.get("rate_limit"),
-            max_concurrency,
-            settings.get("retry"),
-            settings.get("budget"),
-        )
+        .remote(client["limits"])
     )
     pool = [ray.remote(Shard).options(**_SHARD).remote() for _ in range(shards)]
 
@@ -219,15 +214,15 @@ def classify_dataset(
         dim = 1 if counts is None else int(counts["dim"].iloc[0])
         diagnosis = _in_cluster(ray, 1, _diagnosed, job, pool, dim) if auto else None
         learned = None if store is None else _in_cluster(ray, 0, _read_learned, job)
-        usage = ray.get(limits.usage.remote())
+        usage = ray.get(shared.usage.remote())
     except Exception:
         for actor in pool:
             ray.kill(actor)
-        failure = ray.get(limits.failure.remote())
+        failure = ray.get(shared.failure.remote())
         if failure is None:
             raise
     finally:
-        ray.kill(limits)
+        ray.kill(shared)
     if failure is not None:
         # outside of the handler: Ray's error references its frames, and would keep the actors alive
         raise failure

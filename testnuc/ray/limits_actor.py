@@ -21,7 +21,7 @@ from testnuc.limits import Admission, BudgetAccount, Meter
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from testnuc.limits import Budget, Mark, Permit, RateLimit, Reservation, RetryPolicy
+    from testnuc.limits import Limits, Mark, Permit, Reservation
     from testnuc.types import Usage
 
 __all__ = ["SILENCE", "Granted", "LimitsCall", "SharedLimits", "WorkerId"]
@@ -52,19 +52,16 @@ class _Worker:
 
 
 class SharedLimits:
-    """Limits that all workers of a job share; the waits of `retry` bound the pauses."""
+    """Limits that all workers of a job share; the waits of its `RetryPolicy` bound the pauses."""
 
     def __init__(
         self,
-        rate_limit: RateLimit | None,
-        max_concurrency: int,
-        retry: RetryPolicy | None,
-        budget: Budget | None,
+        limits: Limits,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._admission = Admission(rate_limit, max_concurrency, retry, clock=clock)
-        self._account = None if budget is None else BudgetAccount(budget)
+        self._admission = Admission(limits.rate, limits.concurrency, limits.retry, clock=clock)
+        self._account = None if limits.budget is None else BudgetAccount(limits.budget)
         self._clock = clock
         self._workers: dict[WorkerId, _Worker] = {}
         self._failure: Exception | None = None

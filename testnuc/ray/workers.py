@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from testnuc._engine.run import Run
-    from testnuc.limits import Budget, RateLimit
     from testnuc.protocols import Reply, Request
     from testnuc.ray.shards import Shards
     from testnuc.trust import Decision, Diagnosis
@@ -100,16 +99,15 @@ class Asking:
 
     def __init__(self, settings: Settings, limits: Any, vectors: Vectors, actor: str = "") -> None:
         self._parts = _without_votes(settings, vectors)
-        rate: RateLimit | None = settings.client.get("rate_limit")
-        budget: Budget | None = settings.client.get("budget")
+        own = self._parts.limits
         self._shared_limits = LimitsClient(
-            limits, self._parts.meter.mark, budget=budget, actor=actor
+            limits, self._parts.meter.mark, budget=own.budget, actor=actor
         )
         self._opened = False
         self._parts.transport.share(
             self._shared_limits,
-            None if budget is None else self._shared_limits,
-            by_tokens=rate is not None and rate.tokens_per_minute is not None,
+            None if own.budget is None else self._shared_limits,
+            by_tokens=own.tokens_per_minute is not None,
         )
 
     async def aclose(self) -> None:

@@ -87,7 +87,7 @@ def translate(raised: BaseException, provider: WireProvider) -> BaseException:
     if isinstance(raised, (aiohttp.ClientError, OSError)):
         return ConnectionFailedError(
             f"the connection to {where} broke before the response was complete "
-            f"({type(raised).__name__}); if this persists, lower max_concurrency"
+            f"({type(raised).__name__}); if this persists, lower Limits(concurrency=..)"
         )
     return raised
 

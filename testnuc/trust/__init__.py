@@ -15,6 +15,7 @@
     thresholds      that where it can have several, by `label_scores`; a head's is a `set_rule`
     certificates    the trust above which labels are proved to be right
     calibration     trust: the chance that a label is right
+    referee         a better model that judges
     sparing         which texts the LLM need not be asked about
     drift           whether trust of new texts differs
 """
@@ -29,6 +30,7 @@ from testnuc.trust.judgment import Judgment
 from testnuc.trust.learned import Learned
 from testnuc.trust.near_copies import Interval
 from testnuc.trust.prior import correct, factors
+from testnuc.trust.referee import Referee
 from testnuc.trust.review import Review, ReviewItem
 from testnuc.trust.review_queue import ReviewReason, review_queue
 from testnuc.trust.sparing import Sparing, Unsure, random_part
@@ -45,6 +47,7 @@ __all__ = [
     "JoinedReview",
     "Judgment",
     "Learned",
+    "Referee",
     "Review",
     "ReviewItem",
     "ReviewReason",

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from testnuc import TestNUC
+from testnuc import Limits, TestNUC
 from testnuc.methods import SelfConsistency
 from testnuc.testing import LoopbackLLM
 from tests.conftest import confident, gold, messages
@@ -88,7 +88,7 @@ async def test_an_observer_sees_texts_being_embedded(client_of):
 async def test_an_observer_that_raises_ends_its_own_run_alone(client_of):
     texts, watcher = messages(60), Watcher()
     async with LoopbackLLM(confident, latency=0.005) as llm:
-        async with TestNUC(**client_of(llm, max_concurrency=4, k=3)) as nuc:
+        async with TestNUC(**client_of(llm, limits=Limits(concurrency=4), k=3)) as nuc:
             watched, other = await asyncio.gather(
                 nuc.classify_many(texts, progress=watcher),
                 nuc.classify_many(texts),
@@ -120,7 +120,7 @@ async def test_a_method_that_raises_ends_its_own_run_alone(client_of, way):
             await nuc.predict_pool()
 
     async with LoopbackLLM(confident) as llm:
-        options = client_of(llm, max_concurrency=4, k=3, method=Once(n=2))
+        options = client_of(llm, limits=Limits(concurrency=4), k=3, method=Once(n=2))
         async with TestNUC(**options) as nuc:
             await nuc.add(texts)
             async with asyncio.timeout(60):

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 import testnuc
-from testnuc import TestNUC
+from testnuc import Limits, TestNUC
 from testnuc.prompts import samples_in
 from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.testing import HashEmbedder
@@ -52,7 +52,9 @@ async def model(said):
 
 def client(url, **more):
     given = {"model": "openai/m", "base_url": url, "embedder": HashEmbedder(32), "k": 0}
-    return TestNUC(LABELS, **{"policy": "weighted", "max_concurrency": 4, **given, **more})
+    return TestNUC(
+        LABELS, **{"policy": "weighted", "limits": Limits(concurrency=4), **given, **more}
+    )
 
 
 def texts_of(n):

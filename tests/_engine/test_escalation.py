@@ -20,10 +20,15 @@ def servers():
         yield small, big
 
 
-def client(servers, **more):
+def client(servers, escalate=0.1, **more):
     small, big = servers
     referee = testnuc.OpenAI("gpt-4o", base_url=big.base_url, api_key="k")
-    given = {"api_key": "k", "embedder": Clustered(), "referee": referee, "escalate": 0.1, **more}
+    given = {
+        "api_key": "k",
+        "embedder": Clustered(),
+        "referee": testnuc.Referee(referee, escalate),
+        **more,
+    }
     return testnuc.TestNUC(LABELS, "openai/gpt-4o-mini", base_url=small.base_url, **given)
 
 
@@ -65,7 +70,8 @@ async def test_the_price_of_a_referee_is_foreseen():
     given = {"api_key": "k", "embedder": Clustered(), "referee": better}
     async with testnuc.TestNUC(LABELS, "openai/gpt-4o-mini", **given) as nuc:
         judging = await nuc.estimate(TEXTS)
-    async with testnuc.TestNUC(LABELS, "openai/gpt-4o-mini", **given, escalate=0.5) as nuc:
+    given["referee"] = testnuc.Referee(better, escalate=0.5)
+    async with testnuc.TestNUC(LABELS, "openai/gpt-4o-mini", **given) as nuc:
         more = await nuc.estimate(TEXTS)
     assert (judging.referee_calls, more.referee_calls) == (100, 300)
     assert more.usd == judging.usd
@@ -126,7 +132,7 @@ async def test_texts_whose_call_failed_are_not_asked_again(servers):
             results = await nuc.classify_many(TEXTS)
             assert {r.text for r in results.errors} == refused
             requests = small.requests
-            async with client((small, big), referee=None, escalate=0.0) as plain:
+            async with client((small, big), referee=None) as plain:
                 await plain.classify_many(TEXTS)
             # as many as without a referee
             assert small.requests == 2 * requests

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import testnuc
-from testnuc import Sampling, TestNUC
+from testnuc import Limits, Sampling, TestNUC
 from testnuc.protocols import Answer, Reply
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, confident, gold, messages
@@ -104,14 +104,14 @@ async def test_bad_texts_are_refused(client_of):
 
 
 async def test_lanes_are_compared():
-    limit = testnuc.RateLimit(requests_per_minute=100, tokens_per_minute=10_000)
+    limit = testnuc.Limits(requests_per_minute=100, tokens_per_minute=10_000)
     kinds = {
         "openai/gpt-4o-mini": (1, {}),
         "anthropic/claude-haiku-4-5": (2, {"policy": "auto"}),
         "openai/gpt-5-mini": (2, {"method": testnuc.TopKICLP(k=3)}),
     }
     for model, (stages, more) in kinds.items():
-        arguments = {"policy": "weighted", "k": 5, "api_key": "k", "rate_limit": limit} | more
+        arguments = {"policy": "weighted", "k": 5, "api_key": "k", "limits": limit} | more
         async with TestNUC(LABELS, model, embedder=HashEmbedder(), **arguments) as nuc:
             # texts of the pool, which may or may not vote
             await nuc.add(messages(1_005)[1_000:])
@@ -175,7 +175,9 @@ async def test_reasoning_fits_into_a_small_budget_and_is_estimated(client_of):
     texts = messages(5)
     async with LoopbackLLM(confident) as llm:
         budget = testnuc.Budget(tokens=6_000)
-        given = client_of(llm, model="openai/gpt-5-mini", budget=budget, max_concurrency=1)
+        given = client_of(
+            llm, model="openai/gpt-5-mini", limits=Limits(budget=budget, concurrency=1)
+        )
         async with TestNUC(**given) as nuc:
             results = await nuc.classify_many(texts)
             assert [r.error for r in results] == [None] * 5

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from testnuc import InvalidInputError, Results, Review, TestNUC
+from testnuc import InvalidInputError, Referee, Results, Review, TestNUC
 from testnuc.protocols import Answer, Reply
 from testnuc.trust import Learned
 from testnuc.trust.judgment import Judgment, draws_of
@@ -429,7 +429,7 @@ async def test_escalation_changes_exactly_a_part():
         assert plain.referee_usage.calls == asked
         assert accuracy(plain) > 0.9
     big = Says(gold, "big")
-    async with client(Says(), referee=big, escalate=0.1) as nuc:
+    async with client(Says(), referee=Referee(big, 0.1)) as nuc:
         estimate = await nuc.estimate(texts)
         assert (estimate.calls, estimate.referee_calls) == (400, 140)
         results = await nuc.classify_many(texts)
@@ -455,10 +455,10 @@ async def test_escalation_changes_exactly_a_part():
 @pytest.mark.slow
 async def test_nothing_is_escalated_to_a_referee_that_is_not_better():
     poor = Says(lambda text: LABELS[noise(text + "x") % CLASSES], "poor")
-    async with client(Says(), referee=poor, escalate=0.2) as nuc:
+    async with client(Says(), referee=Referee(poor, 0.2)) as nuc:
         texts = texts_of(400)
         results = await nuc.classify_many(texts)
         assert "nothing was escalated" in results.escalated
         assert len(poor.asked) <= 100
-    with pytest.raises(InvalidInputError, match="escalate needs a referee"):
+    with pytest.raises(InvalidInputError, match=r"give referee=testnuc\.Referee"):
         client(Says(), escalate=0.1)

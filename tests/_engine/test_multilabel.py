@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 import testnuc
-from testnuc import BatchPolicy, Results, Sampling, TestNUC, VotePolicy
+from testnuc import BatchPolicy, Limits, Results, Sampling, TestNUC, VotePolicy
 from testnuc.errors import InvalidInputError, UnreadableReplyError
 from testnuc.labels import LabelSet, as_stored
 from testnuc.prompts import parse_reply, system_prompt
@@ -320,7 +320,7 @@ async def test_the_batch_lane_reads_lists(nuc_of):
     policy = BatchPolicy(max_requests=100, first_poll=0.001, longest_poll=0.002)
     async with (
         LoopbackLLM(labels_of, batches=Batches(validation=2, polls=2)) as llm,
-        nuc_of(llm, batches=policy, k=3, store=MemoryStore()) as nuc,
+        nuc_of(llm, limits=Limits(batches=policy), k=3, store=MemoryStore()) as nuc,
     ):
         results = await nuc.classify_many(texts, lane="batch")
     assert [
@@ -367,7 +367,7 @@ async def test_a_custom_provider_answers_with_labels(nuc_of):
         ({"policy": VotePolicy(prior="balanced")}, "prior is 'balanced'"),
         ({"policy": VotePolicy.auto(min_trust=0.7)}, "min_trust is 0.7"),
         ({"ask": "unsure"}, "ask is 'unsure'"),
-        ({"referee": "openai/better", "escalate": 0.1}, "escalate is 0.1"),
+        ({"referee": testnuc.Referee("openai/better", 0.1)}, "escalate is 0.1"),
     ],
 )
 async def test_what_needs_one_label_is_refused_before_any_call(nuc_of, client_of, more, match):

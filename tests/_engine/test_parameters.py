@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 
 import testnuc
-from testnuc import Budget, RateLimit, Sampling, TestNUC, Unsure, VotePolicy
+from testnuc import Budget, Limits, Sampling, TestNUC, Unsure, VotePolicy
 from testnuc._engine.components import Components
 from testnuc._engine.parameters import GROUPS, client_arguments
 from testnuc.testing import HashEmbedder
@@ -41,6 +41,7 @@ def test_options_of_the_command_line_are_in_the_table():
 
     known = defaults(TestNUC.__init__) | grouped_defaults()
     known |= {field.name: field.default for field in fields(Unsure)}
+    known["max_concurrency"] = Limits().concurrency
     for name, option in client_options().items():
         # an embedder that is not named is that of the store, and trust is the head's own
         if name in {"labels", "embedder", "head_trust"}:
@@ -85,11 +86,10 @@ def test_flat_names_make_the_groups():
         "labels": ["a", "b"],
         "policy": VotePolicy("similarity", min_confidence=0.7, min_trust=0.8),
         "sampling": Sampling(temperature=None),
-        "rate_limit": RateLimit(60, None),
-        "budget": Budget(usd=2.0),
+        "limits": Limits(60, budget=Budget(usd=2.0)),
     }
     unset = {"policy": "auto", "min_trust": None, "requests_per_minute": None, "budget_usd": None}
-    assert client_arguments(unset) == {"policy": "auto"}
+    assert client_arguments(unset) == {"policy": "auto", "limits": Limits()}
     assert client_arguments({**unset, "prior": "balanced"})["policy"] == VotePolicy.auto(
         prior="balanced"
     )

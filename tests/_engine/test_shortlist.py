@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from testnuc import BatchPolicy, InvalidInputError, Sampling, TestNUC, TopKICL
+from testnuc import BatchPolicy, InvalidInputError, Limits, Sampling, TestNUC, TopKICL
 from testnuc._base.checks import hash_text
 from testnuc._engine.shortlist import coverage_of, nearest_labels, similar_together, with_head
 from testnuc._engine.whole_list import compared_part
@@ -261,7 +261,7 @@ async def test_in_the_batch_lane_another_batch_shows_all_labels(
     sampling = Sampling(texts_per_call=packed)
     async with (
         LoopbackLLM(rejecting_two, record=100) as llm,
-        client(llm, batches=policy, sampling=sampling, shortlist=2) as nuc,
+        client(llm, limits=Limits(batches=policy), sampling=sampling, shortlist=2) as nuc,
     ):
         results = await nuc.classify_many(TEXTS, lane="batch")
         assert own(results) == LABELS
@@ -363,7 +363,7 @@ async def test_answers_are_compared_with_those_of_the_whole_list(tmp_path: Path)
         assert (await nuc.estimate(MANY_TEXTS)).calls == 0
     async with (
         LoopbackLLM(follows, record=1) as llm,
-        client(llm, labels=MANY, shortlist=5, max_concurrency=1) as nuc,
+        client(llm, labels=MANY, shortlist=5, limits=Limits(concurrency=1)) as nuc,
     ):
         # no label has these words
         texts = [f"zebra{i} {i % 20} number" for i in range(100)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from testnuc import InvalidInputError, Unsure
+from testnuc import InvalidInputError, Limits, Unsure
 from testnuc.errors import ServerError
 from testnuc.limits import Budget
 from testnuc.progress import Observer
@@ -70,7 +70,9 @@ async def test_a_second_run_is_free_and_the_same(tmp_path):
 async def test_a_run_that_a_budget_stopped_is_resumed(tmp_path):
     texts, store = texts_of(1_500), tmp_path / "answers.db"
     whole = await run(Says(sure), texts, ask="unsure")
-    stopped = await run(Says(sure), texts, ask="unsure", store=store, budget=Budget(calls=200))
+    stopped = await run(
+        Says(sure), texts, ask="unsure", store=store, limits=Limits(budget=Budget(calls=200))
+    )
     assert stopped.usage.calls == 200
     assert stopped.labels.count(None) > 0
     model = Says(sure)

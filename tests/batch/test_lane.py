@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 import testnuc
-from testnuc import BatchPolicy, Budget, Sampling, SelfConsistency, TestNUC, TopKICLP
+from testnuc import BatchPolicy, Budget, Limits, Sampling, SelfConsistency, TestNUC, TopKICLP
 from testnuc.batch.anthropic import AnthropicBatches
 from testnuc.batch.manifest import RequestedPrediction, pack
 from testnuc.batch.openai import OpenAIBatches
@@ -43,10 +43,11 @@ def model(request):
 def lane(client_of):
     """Make a client with small batches; ``policy`` is the batch policy's own."""
 
-    def make(llm, *, store=None, policy=None, **more):
+    def make(llm, *, store=None, policy=None, limits=Limits(), **more):  # noqa: B008 - frozen
         policy = {"max_requests": 100, "first_poll": 0.001, "longest_poll": 0.002} | (policy or {})
         store = MemoryStore() if store is None else store
-        return TestNUC(**client_of(llm, store=store, batches=BatchPolicy(**policy), **more))
+        limits = replace(limits, batches=BatchPolicy(**policy))
+        return TestNUC(**client_of(llm, store=store, limits=limits, **more))
 
     return make
 
@@ -313,14 +314,14 @@ async def test_batches_keep_within_the_bytes_of_the_provider(model, lane, monkey
 async def test_a_budget_is_reserved_before_a_batch_is_created(lane):
     texts = messages(200)
     async with LoopbackLLM(confident) as llm:
-        async with lane(llm, budget=Budget(calls=130)) as nuc:
+        async with lane(llm, limits=Limits(budget=Budget(calls=130))) as nuc:
             results = await nuc.classify_many(texts, lane="batch")
             assert llm.calls == nuc.usage.calls == 130
             assert len(results.errors) == 70
             assert all(isinstance(r.error, BudgetExceededError) for r in results.errors)
         llm.reset()
         tokens = 60 * 500
-        async with lane(llm, budget=Budget(tokens=tokens)) as nuc:
+        async with lane(llm, limits=Limits(budget=Budget(tokens=tokens))) as nuc:
             results = await nuc.classify_many(texts, lane="batch")
             assert 60 < llm.calls < 200
             assert llm.input_tokens + llm.output_tokens <= tokens
@@ -501,7 +502,7 @@ async def test_a_provider_of_a_users_own_names_its_batch_format(client_of, kind)
     async with LoopbackLLM(confident) as llm:
         provider = kind("test", base_url=llm.base_url, api_key="key")
         policy = BatchPolicy(first_poll=0.001, longest_poll=0.002)
-        async with TestNUC(**client_of(llm, model=provider, batches=policy)) as nuc:
+        async with TestNUC(**client_of(llm, model=provider, limits=Limits(batches=policy))) as nuc:
             results = await nuc.classify_many(messages(20), lane="batch")
             assert [r.prediction.label for r in results] == [gold(t) for t in messages(20)]
             assert agree(results.usage, llm)
@@ -634,7 +635,7 @@ async def test_a_provider_that_is_away_for_a_while_is_waited_for(model, lane):
     batches = Batches(polls=100, broken=2)
     async with (
         LoopbackLLM(confident, batches=batches) as llm,
-        lane(llm, model=model, retry=retry, policy={"max_requests": 30}) as nuc,
+        lane(llm, model=model, limits=Limits(retry=retry), policy={"max_requests": 30}) as nuc,
     ):
         run = asyncio.create_task(nuc.classify_many(messages(90), lane="batch"))
         await until(lambda: llm.batches == 3)

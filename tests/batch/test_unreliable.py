@@ -6,11 +6,12 @@ Nothing that may have been executed is sent again before its results were asked 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import orjson
 import pytest
 
-from testnuc import BatchPolicy, Budget, TestNUC
+from testnuc import BatchPolicy, Budget, Limits, TestNUC
 from testnuc.errors import BudgetExceededError, NotAnsweredError
 from testnuc.stores.memory import MemoryStore
 from testnuc.testing import Batches, LoopbackLLM
@@ -27,16 +28,17 @@ def model(request):
 
 @pytest.fixture
 def lane(client_of):
-    def make(llm, *, policy=None, **more):
+    def make(llm, *, policy=None, limits=Limits(), **more):  # noqa: B008 - frozen
         policy = {"first_poll": 0.001, "longest_poll": 0.002, "grace": 0.1} | (policy or {})
-        return TestNUC(**client_of(llm, batches=BatchPolicy(**policy), **more))
+        limits = replace(limits, batches=BatchPolicy(**policy))
+        return TestNUC(**client_of(llm, limits=limits, **more))
 
     return make
 
 
 async def billed_once(llm, lane, model, **more):
     """Label the texts: each is billed once, and counted."""
-    async with lane(llm, model=model, budget=Budget(calls=45), **more) as nuc:
+    async with lane(llm, model=model, limits=Limits(budget=Budget(calls=45)), **more) as nuc:
         results = await nuc.classify_many(TEXTS, lane="batch")
         assert not results.errors
         assert [r.prediction.label for r in results] == [gold(t) for t in TEXTS]
@@ -277,7 +279,7 @@ async def test_impossible_counts_of_tokens_are_booked_as_reserved(lane, counts):
 
     async with LoopbackLLM(confident) as llm:
         Unreliable(llm, content=each_result(change))
-        async with lane(llm, budget=Budget(tokens=1_000_000)) as nuc:
+        async with lane(llm, limits=Limits(budget=Budget(tokens=1_000_000))) as nuc:
             for run in range(2):
                 texts = [f"{text} {run}" for text in TEXTS]
                 results = await nuc.classify_many(texts, lane="batch")
@@ -437,7 +439,9 @@ async def test_lost_answers_count_as_billed(model, lane, caplog):
         Unreliable(llm, response=lambda kind, r: kind == "download" and half(r))
         policy = {"patience": 0.05}
         budget = Budget(calls=45)
-        async with lane(llm, model=model, policy=policy, budget=budget, store=store) as nuc:
+        async with lane(
+            llm, model=model, policy=policy, limits=Limits(budget=budget), store=store
+        ) as nuc:
             with caplog.at_level(logging.WARNING, "testnuc.batch"):
                 results = await nuc.classify_many(TEXTS, lane="batch")
             # 40 billed, 20 of them lost; the budget is left with 5

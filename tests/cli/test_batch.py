@@ -8,7 +8,7 @@ from importlib import import_module
 
 import pytest
 
-from testnuc import BatchPolicy, TestNUC
+from testnuc import BatchPolicy, Limits, TestNUC
 from testnuc.testing import Batches, Faults, HashEmbedder, LoopbackLLM
 from tests.cli.in_process import run_here
 from tests.conftest import LABELS, confident, messages
@@ -19,7 +19,7 @@ TEXTS = messages(60)
 
 def client(llm, path, model="openai/test", **more):
     policy = BatchPolicy(max_requests=20, first_poll=0.001, longest_poll=0.002, grace=0.1)
-    arguments = {"policy": "weighted", "batches": policy, "store": path, **more}
+    arguments = {"policy": "weighted", "limits": Limits(batches=policy), "store": path, **more}
     return TestNUC(
         LABELS, model, base_url=llm.base_url, api_key="k", embedder=HashEmbedder(), **arguments
     )

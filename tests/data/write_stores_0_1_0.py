@@ -16,7 +16,7 @@ import json
 import sys
 from pathlib import Path
 
-from testnuc import BatchPolicy, SelfConsistency, TestNUC, TopKICL, TopKICLP, __version__
+from testnuc import BatchPolicy, Limits, SelfConsistency, TestNUC, TopKICL, TopKICLP, __version__
 from testnuc.providers import resolve
 from testnuc.testing import Batches, HashEmbedder, LoopbackLLM
 
@@ -63,7 +63,11 @@ def client(llm: LoopbackLLM, store: str, given: dict) -> TestNUC:
         provider = resolve(given["model"], base_url=llm.base_url, api_key="key")
         provider.identity = BASE_URL
         given["model"] = provider
-    return TestNUC(store=store, batches=BatchPolicy(first_poll=0.001, longest_poll=0.01), **given)
+    return TestNUC(
+        store=store,
+        limits=Limits(batches=BatchPolicy(first_poll=0.001, longest_poll=0.01)),
+        **given,
+    )
 
 
 async def write(place: str) -> dict:

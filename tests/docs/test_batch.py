@@ -30,8 +30,8 @@ async def test_the_example_runs(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 async def test_the_estimate_is_what_is_printed():
-    limit = testnuc.RateLimit(tokens_per_minute=200_000)
+    limits = testnuc.Limits(tokens_per_minute=200_000)
     async with testnuc.TestNUC(
-        LABELS, "openai/gpt-4o-mini", api_key="k", embedder=HashEmbedder(), rate_limit=limit
+        LABELS, "openai/gpt-4o-mini", api_key="k", embedder=HashEmbedder(), limits=limits
     ) as nuc:
         assert str(await nuc.estimate(messages(100_000))) in DOCS

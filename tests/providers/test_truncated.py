@@ -8,7 +8,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from testnuc import RetryPolicy, Sampling, TestNUC
+from testnuc import Limits, RetryPolicy, Sampling, TestNUC
 from testnuc.batch.decoding import ResponseReader
 from testnuc.errors import ReplyError, TruncatedReplyError
 from testnuc.labels import LabelSet
@@ -156,7 +156,7 @@ async def test_nothing_is_stored_of_an_answer_that_was_cut_off(several, tmp_path
         options = {
             "base_url": wire.url, "api_key": "k" * 20, "embedder": HashEmbedder(), "k": 0,
             "multilabel": several, "store": tmp_path / "labels.db",
-            "retry": RetryPolicy(attempts=2, initial_wait=0.001),
+            "limits": Limits(retry=RetryPolicy(attempts=2, initial_wait=0.001)),
             "sampling": Sampling(request_options={"max_tokens": 20}),
         }  # fmt: skip
         async with TestNUC(LABELS, "openai/test", **options) as nuc:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import testnuc
+from testnuc import Limits
 from testnuc.ray import classify_dataset
 from testnuc.ray.job import _shares
 from testnuc.testing import HashEmbedder, LoopbackLLM, by_hash
@@ -85,11 +86,12 @@ def wrong_sometimes(text):
 def test_a_job_means_what_one_process_means_within_one_rate_and_budget():
     # the server counts what exceeds it, as it would if each actor had a limit of its own
     limit, choosy = testnuc.RateLimit(requests_per_minute=4_000), {"embedder": Choosy(TEXTS[100])}
+    limits = testnuc.Limits(4_000, budget=testnuc.Budget(calls=301))
     with LoopbackLLM(wrong_sometimes, rate_limit=limit) as llm:
         labeled = classify_dataset(
             dataset(),
             LABELS,
-            **settings(llm.base_url, rate_limit=limit, budget=testnuc.Budget(calls=301), **choosy),
+            **settings(llm.base_url, limits=limits, **choosy),
             shards=2,
             batch_size=64,
         )
@@ -122,13 +124,13 @@ def test_a_killed_actor_loses_nothing_and_auto_decides_as_one_process_does(tmp_p
     # a policy "auto" with an option decides, too
     policy = testnuc.VotePolicy.auto(min_trust=0.0)
     more = {"model": provider, "api_key": None, "policy": policy, "k": None}
-    given = settings(None, **more, max_concurrency=8, store=str(tmp_path / "store.db"))
+    given = settings(None, **more, limits=Limits(concurrency=8), store=str(tmp_path / "store.db"))
     labeled = classify_dataset(dataset(), LABELS, **given, batch_size=128)
     assert provider.killed.exists()
     asked = Counter(provider.asked.read_text().splitlines())
     assert set(asked) == set(TEXTS)
     # asked again is only what was in flight when the actor died
-    assert asked.total() <= len(set(TEXTS)) + given["max_concurrency"]
+    assert asked.total() <= len(set(TEXTS)) + given["limits"].concurrency
     assert 292 <= labeled.usage.calls <= 300  # a dead actor cannot report its last calls
     assert labeled.diagnosis.predictions == 300
     assert rows_of(labeled) == one_process(None, **more)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from testnuc.errors import BudgetExceededError, InvalidInputError, TestNUCError
-from testnuc.limits import Budget, RateLimit
+from testnuc.limits import Budget, Limits, RateLimit
 from testnuc.limits.meter import Meter
 from testnuc.ray.limits_actor import SILENCE, SharedLimits
 from testnuc.ray.limits_client import LimitsClient
@@ -26,7 +26,9 @@ def joined(limits, meter=None, actor=""):
 def test_two_workers_never_exceed_the_limit_together():
     async def main(loop):
         rate = RateLimit(requests_per_minute=60)
-        limits = SharedLimits(rate, 64, None, None, clock=loop.time)
+        limits = SharedLimits(
+            Limits(rate.requests_per_minute, rate.tokens_per_minute), clock=loop.time
+        )
         server = RateLimitWindow(rate, clock=loop.time)
         violations = []
 
@@ -54,7 +56,7 @@ def test_two_workers_never_exceed_the_limit_together():
 
 def test_what_two_workers_spend_stays_within_the_budget():
     async def main(loop):
-        limits = SharedLimits(None, 64, None, Budget(calls=7, tokens=1_000), clock=loop.time)
+        limits = SharedLimits(Limits(budget=Budget(calls=7, tokens=1_000)), clock=loop.time)
         meters = [Meter(), Meter()]
         clients = [joined(limits, meter) for meter in meters]
         refused = 0
@@ -84,7 +86,7 @@ def test_what_two_workers_spend_stays_within_the_budget():
 @pytest.mark.parametrize("again", [True, False])
 def test_permits_of_a_dead_worker_are_free_again(again):
     async def main(loop):
-        limits = SharedLimits(None, 1, None, Budget(calls=2), clock=loop.time)
+        limits = SharedLimits(Limits(concurrency=1, budget=Budget(calls=2)), clock=loop.time)
         dead = joined(limits, actor="actor 1")
         await dead.reserve(0, 0)
         await dead.acquire()
@@ -107,7 +109,7 @@ def test_permits_of_a_dead_worker_are_free_again(again):
 
 def test_who_is_cancelled_gives_back_what_was_granted():
     async def main(loop):
-        limits = SharedLimits(None, 1, None, None, clock=loop.time)
+        limits = SharedLimits(Limits(concurrency=1), clock=loop.time)
         client = joined(limits)
         held = await client.acquire()
         waiting = asyncio.create_task(client.acquire())
@@ -124,7 +126,7 @@ def test_who_is_cancelled_gives_back_what_was_granted():
 
 def test_a_permit_that_is_not_used_is_free_again():
     async def main(loop):
-        limits = SharedLimits(RateLimit(requests_per_minute=1), 1, None, None, clock=loop.time)
+        limits = SharedLimits(Limits(1, concurrency=1), clock=loop.time)
         client = joined(limits)
         client.abandoned(await client.acquire())
         async with asyncio.timeout(1):
@@ -136,7 +138,7 @@ def test_a_permit_that_is_not_used_is_free_again():
 
 def test_a_refusal_pauses_all_workers_and_headers_are_heeded():
     async def main(loop):
-        limits = SharedLimits(None, 8, None, None, clock=loop.time)
+        limits = SharedLimits(Limits(concurrency=8), clock=loop.time)
         first, second = (joined(limits) for _ in range(2))
         permit = await first.acquire()
         first.refused(permit, 30.0)
@@ -168,7 +170,7 @@ def test_requests_that_never_fit_and_lost_limits_are_errors():
             await asyncio.sleep(1_000)
 
     async def main(loop):
-        limits = SharedLimits(RateLimit(tokens_per_minute=10), 8, None, None, clock=loop.time)
+        limits = SharedLimits(Limits(None, 10, concurrency=8), clock=loop.time)
         with pytest.raises(InvalidInputError, match="10 tokens per minute"):
             await joined(limits).acquire(11, 0)
         client = joined(Gone())
@@ -195,7 +197,7 @@ def test_a_worker_that_was_silent_for_too_long_raises_and_goes_on():
             await self.limits.settle(*arguments)
 
     async def main(loop):
-        limits = SharedLimits(None, 1, None, None, clock=loop.time)
+        limits = SharedLimits(Limits(concurrency=1), clock=loop.time)
         halted = Slow(limits)
         busy, slow = joined(limits), joined(halted)
         held = await busy.acquire()
@@ -212,7 +214,7 @@ def test_a_worker_that_was_silent_for_too_long_raises_and_goes_on():
 
 def test_a_cancellation_that_overtakes_its_request_takes_no_permit():
     async def main(loop):
-        limits = SharedLimits(None, 1, None, None, clock=loop.time)
+        limits = SharedLimits(Limits(concurrency=1), clock=loop.time)
         worker = ("actor", "process")
         await limits.settle(worker, [(0, "cancel", (), {})], Meter().mark())
         requests = [(n, "acquire", (0, 0), {}) for n in range(2)]

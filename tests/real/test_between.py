@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import testnuc
+from testnuc import Limits
 from testnuc.errors import AuthenticationError, RateLimitedError, UnknownModelError
 from testnuc.testing import Faults, HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, WORDS, confident, gold, messages
@@ -175,7 +176,7 @@ async def test_mocks_of_a_gateway_answer_and_refuse(gateway):
         result = await nuc.classify("a")
     assert (result.label, result.prediction.confidence) == ("login", 0.75)
     retry = testnuc.RetryPolicy(attempts=2, initial_wait=0.0, max_wait=0.0)
-    async with client(gateway, "openai/busy", retry=retry) as nuc:
+    async with client(gateway, "openai/busy", limits=Limits(retry=retry)) as nuc:
         with pytest.raises(RateLimitedError, match="429"):
             await nuc.classify("a")
         assert nuc.usage.retries == 1

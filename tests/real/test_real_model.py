@@ -29,7 +29,8 @@ PATIENT = testnuc.RetryPolicy(timeout=600, deadline=1800)
 
 
 def client(url, labels, store=None, **more):
-    settings = {"k": 0, "max_concurrency": 2, "embedder": HashEmbedder(), "retry": PATIENT} | more
+    limits = testnuc.Limits(concurrency=2, retry=PATIENT)
+    settings = {"k": 0, "limits": limits, "embedder": HashEmbedder()} | more
     return testnuc.TestNUC(labels, "openai/smollm2", base_url=url, store=store, **settings)
 
 

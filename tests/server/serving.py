@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 
-from testnuc import TestNUC
+from testnuc import Limits, TestNUC
 from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.server import ServerSettings, Service, serve
 from testnuc.testing import HashEmbedder
@@ -37,7 +37,12 @@ class Held:
 
 
 def client(model, **more):
-    given = {"embedder": HashEmbedder(), "policy": "weighted", "k": 3, "max_concurrency": 8}
+    given = {
+        "embedder": HashEmbedder(),
+        "policy": "weighted",
+        "k": 3,
+        "limits": Limits(concurrency=8),
+    }
     return TestNUC(LABELS, model, **{**given, **more})
 
 

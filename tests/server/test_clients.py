@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import pytest
 
-from testnuc import TestNUC
+from testnuc import Limits, TestNUC
 from testnuc.protocols import Answer, Reply
 from testnuc.server import ServerSettings, Service, lifecycle, serve
 from testnuc.testing import HashEmbedder, LoopbackLLM
@@ -75,7 +75,7 @@ async def test_a_request_whose_body_comes_in_after_the_end_has_begun_is_refused(
 
 async def test_an_abandoned_request_sends_nothing_more_and_stores_its_answers():
     held = Held()
-    async with served(client(held, k=0, max_concurrency=1)) as (service, session):
+    async with served(client(held, k=0, limits=Limits(concurrency=1))) as (service, session):
         for body in ({"texts": messages(5)}, {"texts": messages(5), "stream": True}):
             _, leaving = await connect(session)
             leaving.write(request(json.dumps(body).encode()))
@@ -118,7 +118,7 @@ async def test_a_failure_amid_a_stream_is_in_the_lines_of_the_texts_without_an_a
                 raise AuthenticationError("the key was withdrawn", status_code=401)
             return Reply(tuple(Answer(*confident(t)) for t in asked.texts))
 
-    async with served(client(Expiring(), k=0, max_concurrency=1)) as (_, session):
+    async with served(client(Expiring(), k=0, limits=Limits(concurrency=1))) as (_, session):
         body = {"texts": messages(6), "stream": True}
         async with session.post("/v1/classify", json=body) as response:
             assert response.status == 200

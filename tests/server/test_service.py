@@ -11,7 +11,7 @@ from base64 import b64encode
 import orjson
 import pytest
 
-from testnuc import Budget, RetryPolicy, TestNUC
+from testnuc import Budget, Limits, RetryPolicy, TestNUC
 from testnuc.errors import ConfigurationError, InvalidInputError, RateLimitedError
 from testnuc.server import ServerSettings
 from testnuc.server.errors import request_error
@@ -239,7 +239,7 @@ async def test_failures_of_the_provider_are_not_the_callers(client_of):
 async def test_a_budget_and_a_limit_say_when_or_whether_to_come_back(client_of):
     held = Held()
     held.gate.set()
-    async with served(client(held, k=0, budget=Budget(calls=1))) as (_, session):
+    async with served(client(held, k=0, limits=Limits(budget=Budget(calls=1)))) as (_, session):
         assert (await post(session, {"text": "refund please"}))[0] == 200
         status, answer, headers = await post(session, {"text": "where is my parcel"})
         assert (status, answer["error"]["type"]) == (503, "budget_exceeded")
@@ -249,7 +249,10 @@ async def test_a_budget_and_a_limit_say_when_or_whether_to_come_back(client_of):
     faults = Faults(1.0, ("429-retry-after",))
     async with (
         LoopbackLLM(confident, faults=faults) as llm,
-        served(TestNUC(**client_of(llm, k=0, retry=RetryPolicy(attempts=1)))) as (_, session),
+        served(TestNUC(**client_of(llm, k=0, limits=Limits(retry=RetryPolicy(attempts=1))))) as (
+            _,
+            session,
+        ),
     ):
         status, answer, headers = await post(session, {"text": "refund please"})
         assert (status, answer["error"]["type"]) == (503, "provider_rate_limited")
@@ -290,7 +293,7 @@ async def test_a_text_whose_call_failed_is_labeled_by_its_neighbors_and_says_so(
     broken = texts[6]
     async with (
         LoopbackLLM(lambda text: None if text == broken else confident(text)) as llm,
-        served(TestNUC(**client_of(llm, k=5, max_concurrency=1))) as (_, session),
+        served(TestNUC(**client_of(llm, k=5, limits=Limits(concurrency=1)))) as (_, session),
     ):
         status, many, _ = await post(session, {"texts": texts})
     assert status == 200

@@ -22,7 +22,9 @@ import numpy as np
 from testnuc import (
     Head,
     InvalidInputError,
+    Limits,
     Prediction,
+    Referee,
     Results,
     Sampling,
     SelfConsistency,
@@ -168,10 +170,10 @@ class World:
         if draw.random() < 0.25:
             given["referee"] = self.better
             if one and draw.random() < 0.7:
-                given["escalate"] = draw.choice((0.05, 0.2))
+                given["referee"] = Referee(self.better, draw.choice((0.05, 0.2)))
         if one and "method" not in given and draw.random() < 0.2:
             given["ask"] = Unsure(stop=draw.choice((0.8, 0.95)), most=draw.choice((0.5, 1.0)))
-        given["max_concurrency"] = draw.choice((1, 8, 64))
+        given["limits"] = Limits(concurrency=draw.choice((1, 8, 64)))
         if draw.random() < 0.6:
             given["store"] = str(self.folder / "store.db")
         return given

@@ -8,7 +8,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from testnuc import BatchPolicy, Budget, RateLimit, RetryPolicy, Sampling, TestNUC
+from testnuc import BatchPolicy, Budget, Limits, RetryPolicy, Sampling, TestNUC
 from testnuc._engine.components import Internals
 from testnuc.errors import StoreError
 from testnuc.methods import SelfConsistency, StandardPrompting, TopKICL, TopKICLP
@@ -131,18 +131,20 @@ class Process:
             neighbors=random.choice(("predict", "predict", "stored")),
             join_pool=random.random() < 0.8,
             sampling=Sampling(texts_per_call=self.per_call),
-            rate_limit=None if self.rpm is None else RateLimit(requests_per_minute=self.rpm),
-            max_concurrency=self.concurrency,
-            retry=RetryPolicy(
-                attempts=random.choice((2, 5, 10)),
-                timeout=random.choice((5.0, 20.0)),
-                deadline=random.choice((30.0, 90.0)),
-            ),
-            budget=self.budget,
-            batches=BatchPolicy(
-                rest=random.choice(("batch", "live", "error")),
-                max_requests=random.choice((None, 5)),
-                in_flight=random.choice((1, 4)),
+            limits=Limits(
+                requests_per_minute=self.rpm,
+                concurrency=self.concurrency,
+                retry=RetryPolicy(
+                    attempts=random.choice((2, 5, 10)),
+                    timeout=random.choice((5.0, 20.0)),
+                    deadline=random.choice((30.0, 90.0)),
+                ),
+                budget=self.budget,
+                batches=BatchPolicy(
+                    rest=random.choice(("batch", "live", "error")),
+                    max_requests=random.choice((None, 5)),
+                    in_flight=random.choice((1, 4)),
+                ),
             ),
             transport=partial(
                 Transport,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from testnuc import RetryPolicy, Sampling, SelfConsistency, TestNUC, TopKICL, TopKICLP
+from testnuc import Limits, RetryPolicy, Sampling, SelfConsistency, TestNUC, TopKICL, TopKICLP
 from testnuc._base.checks import hash_text
 from testnuc.batch.manifest import unpack
 from testnuc.stores import resolve
@@ -75,7 +75,9 @@ def old(request, tmp_path):
 
 def client(store, embedder, **given):
     given = {"labels": LABELS, "k": 3, "policy": "weighted", **given}
-    return TestNUC(store=store, embedder=embedder, retry=RetryPolicy(attempts=1), **given)
+    return TestNUC(
+        store=store, embedder=embedder, limits=Limits(retry=RetryPolicy(attempts=1)), **given
+    )
 
 
 @pytest.mark.parametrize("name", CLIENTS)

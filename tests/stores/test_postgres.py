@@ -21,6 +21,7 @@ import orjson
 import pytest
 
 import testnuc
+from testnuc import Limits
 from testnuc._base.checks import hash_text
 from testnuc.errors import EmbeddingError, InvalidInputError, MissingDependencyError, StoreError
 from testnuc.index.memory_pool import Pool
@@ -348,7 +349,7 @@ async def test_a_run_goes_on_after_the_server_restarted(database, url):
         restarted.set()
 
     async with LoopbackLLM(confident, latency=0.05) as llm:
-        async with testnuc.TestNUC(**arguments(llm, url, max_concurrency=16)) as nuc:
+        async with testnuc.TestNUC(**arguments(llm, url, limits=Limits(concurrency=16))) as nuc:
             restarting = asyncio.create_task(restart())
             results = await nuc.classify_many(texts)
             assert restarted.is_set(), "the server restarted during the run"
@@ -535,8 +536,8 @@ async def test_two_clients_share_the_calls(url):
     texts = messages(600)
     async with LoopbackLLM(confident, latency=(0.005, 0.03)) as llm:
         async with (
-            testnuc.TestNUC(**arguments(llm, url, max_concurrency=16)) as one,
-            testnuc.TestNUC(**arguments(llm, url, max_concurrency=16)) as two,
+            testnuc.TestNUC(**arguments(llm, url, limits=Limits(concurrency=16))) as one,
+            testnuc.TestNUC(**arguments(llm, url, limits=Limits(concurrency=16))) as two,
         ):
             first, second = await asyncio.gather(
                 one.classify_many(texts), two.classify_many(list(reversed(texts)))
@@ -607,7 +608,8 @@ class Server:
 
 async def main():
     store = PostgresStore(sys.argv[2], lease_seconds=0.5)
-    async with testnuc.TestNUC(**arguments(Server, store, k=0, max_concurrency=8)) as nuc:
+    limits = testnuc.Limits(concurrency=8)
+    async with testnuc.TestNUC(**arguments(Server, store, k=0, limits=limits)) as nuc:
         print("ready", flush=True)
         results = await nuc.classify_many(messages(600))
         print(len(results.errors), nuc.usage.calls, flush=True)

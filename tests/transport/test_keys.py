@@ -10,7 +10,7 @@ import aiohttp
 import orjson
 import pytest
 
-from testnuc import TestNUC
+from testnuc import Limits, TestNUC
 from testnuc.errors import AuthenticationError, ConfigurationError, ConnectionFailedError
 from testnuc.providers.anthropic import Anthropic
 from testnuc.providers.openai import OpenAI
@@ -315,7 +315,7 @@ async def test_a_function_that_fails_for_a_while_fails_no_text(client_of):
         return "refund"
 
     async with LoopbackLLM(answer, api_key="key-1") as llm:
-        options = client_of(llm, api_key=ask, k=0, max_concurrency=8)
+        options = client_of(llm, api_key=ask, k=0, limits=Limits(concurrency=8))
         async with TestNUC(**options) as nuc:
             results = await nuc.classify_many([f"text {i}" for i in range(200)])
     assert results.labels == ["refund"] * 200

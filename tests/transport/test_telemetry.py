@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import testnuc
+from testnuc import Limits
 from testnuc.testing import Faults, LoopbackLLM
 from testnuc.transport.telemetry import Telemetry
 from tests.conftest import confident, messages
@@ -124,7 +125,7 @@ async def test_two_runs_that_share_workers_keep_their_traces(exported, client_of
 
     async with (
         LoopbackLLM(confident, latency=0.005) as llm,
-        testnuc.TestNUC(**client_of(llm, k=0, max_concurrency=2)) as nuc,
+        testnuc.TestNUC(**client_of(llm, k=0, limits=Limits(concurrency=2))) as nuc,
     ):
         await asyncio.gather(nuc.classify_many(TEXTS[:6]), nuc.classify_many(TEXTS[6:]))
     parents = [span.context.span_id for span in exported.spans("testnuc.prepare")]
@@ -138,7 +139,7 @@ async def test_failures_are_exported_by_their_kind_alone(exported, client_of, ca
     retry = testnuc.RetryPolicy(initial_wait=0.001, max_wait=0.001)
     async with (
         LoopbackLLM(confident, faults=faults, api_key=KEY) as llm,
-        testnuc.TestNUC(**client_of(llm, k=0, retry=retry)) as nuc,
+        testnuc.TestNUC(**client_of(llm, k=0, limits=Limits(retry=retry))) as nuc,
     ):
         results = await nuc.classify_many(TEXTS)
         assert len(results.errors) == len(TEXTS)

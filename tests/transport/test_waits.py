@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 from aiohttp import web
 
-from testnuc import TestNUC
+from testnuc import Limits, TestNUC
 from testnuc.errors import RateLimitedError, ServerError
 from testnuc.limits import RetryPolicy, concurrency
 from testnuc.protocols import Answer, Reply
@@ -112,7 +112,7 @@ async def test_one_lie_in_a_run_fails_no_text(most, client_of, monkeypatch):
     monkeypatch.setattr(concurrency, "_DOUBT", 0.01)
     faults = Faults(schedule=[None] * 20 + ["429-retry-after"], retry_after=999_999)
     async with LoopbackLLM(confident, faults=faults) as llm:
-        async with TestNUC(**client_of(llm, k=0, max_concurrency=most)) as nuc:
+        async with TestNUC(**client_of(llm, k=0, limits=Limits(concurrency=most))) as nuc:
             results = await nuc.classify_many(messages(60))
         assert not results.errors
         assert llm.calls == 60

@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 from zlib import crc32
 
-from testnuc import Budget, RateLimit, RetryPolicy, Sampling, TestNUC
+from testnuc import Budget, Limits, RetryPolicy, Sampling, TestNUC
 from testnuc._engine.components import Internals
 from testnuc.errors import QuotaExceededError
 from testnuc.methods import SelfConsistency, TopKICL
@@ -121,16 +121,16 @@ class Weather:
         self.settings = {
             "k": random.choice((0, 3)),
             "policy": random.choice(("auto", "majority")),
-            "max_concurrency": random.choice((1, 4, 16)),
-            "rate_limit": random.choice((None, None, None, RateLimit(600))),
-            "join_pool": random.random() < 0.7,
-            "sampling": Sampling(texts_per_call=self.per_call),
-            "retry": RetryPolicy(
-                attempts=random.choice((5, 10)),
-                timeout=random.choice((5.0, 20.0)),
-                deadline=random.choice((60.0, 200.0)),
-            ),
         }
+        concurrency, rate = random.choice((1, 4, 16)), random.choice((None, None, None, 600))
+        self.settings["join_pool"] = random.random() < 0.7
+        self.settings["sampling"] = Sampling(texts_per_call=self.per_call)
+        retry = RetryPolicy(
+            attempts=random.choice((5, 10)),
+            timeout=random.choice((5.0, 20.0)),
+            deadline=random.choice((60.0, 200.0)),
+        )
+        self.limits = Limits(rate, concurrency=concurrency, retry=retry)
         # -- what happened --
         self.sent: list[Sent] = []
         self.requests: list[tuple[int, list[str], int | str]] = []
@@ -233,7 +233,7 @@ class Weather:
             store=store,
             method=self.method,
             multilabel=self.several,
-            budget=budget,
+            limits=replace(self.limits, budget=budget),
             transport=partial(
                 Transport,
                 clock=loop.time,

@@ -12,7 +12,7 @@ pytest.importorskip("pandas")
 from bench.evaluation.costs import measure_costs
 from bench.evaluation.plots import plot
 from bench.evaluation.recording import embedded, record, record_runs
-from testnuc import SelfConsistency, StandardPrompting, TestNUC, TopKICL, TopKICLP
+from testnuc import Limits, SelfConsistency, StandardPrompting, TestNUC, TopKICL, TopKICLP
 from testnuc.datasets import load
 from testnuc.errors import InvalidInputError
 from testnuc.limits import Price
@@ -73,7 +73,7 @@ async def test_runs_are_the_samples_of_self_consistency(dataset, tmp_path):
 
     async with LoopbackLLM(answer) as llm:
         runs = await record_runs(
-            dataset, 4, **arguments(llm), store=store, max_concurrency=1, rows=range(10)
+            dataset, 4, **arguments(llm), store=store, limits=Limits(concurrency=1), rows=range(10)
         )
         assert llm.calls == 40
         await record(
