@@ -31,14 +31,19 @@ GROUPS = {
     **dict.fromkeys(("headers", "organization", "project", "trust_env"), "model"),
     **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention", "responses"), "model"),
     **dict.fromkeys(("requests_per_minute", "tokens_per_minute", "max_concurrency"), "limits"),
-    **dict.fromkeys(("retry", "budget", "budget_usd", "batches"), "limits"),
+    **dict.fromkeys(("rate_limit", "retry", "budget", "budget_usd", "batches"), "limits"),
     **dict.fromkeys(("stop", "most"), "ask"),
     "head_trust": "head",
     "escalate": "referee",
 }
 
 #: Flat name -> the field, if it is called otherwise.
-_FIELDS = {"budget_usd": "budget", "max_concurrency": "concurrency", "head_trust": "least_trust"}
+_FIELDS = {
+    "budget_usd": "budget",
+    "head_trust": "least_trust",
+    "max_concurrency": "concurrency",
+    "rate_limit": "requests_per_minute",
+}
 
 #: How to write each group in code, with a gap for the field name.
 _WRITTEN = {
