@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import argparse
 import logging
-import multiprocessing
-import os
-import sys
-import time
 from collections import Counter
 from importlib import import_module
-from typing import Any
 
-#: Seeds that a process runs at a time.
-_PART = 20
+from bench._seeds import add_options, run_all
 
 
 def _run(seeds: range) -> tuple[dict[int, list[str]], Counter[str]]:
@@ -70,27 +64,7 @@ _WORLDS = {"faults": _run, "features": _run_features}
 def main(argv: list[str]) -> None:
     """Print the violations and the seed of each; exit code 1 if there are any."""
     parser = argparse.ArgumentParser(prog="python -m bench simulate", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=10_000, help="number of seeds")
-    parser.add_argument("--start", type=int, default=0, help="the first seed")
     parser.add_argument("--world", choices=_WORLDS, default="faults", help="what is simulated")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    add_options(parser)
     arguments = parser.parse_args(argv)
-    end = arguments.start + arguments.seeds
-    parts = [range(at, min(end, at + _PART)) for at in range(arguments.start, end, _PART)]
-    started = time.perf_counter()
-    broken = 0
-    counts: Counter[str] = Counter()
-    context: Any = multiprocessing.get_context("spawn")
-    with context.Pool(arguments.jobs) as pool:
-        for found, counted in pool.imap(_WORLDS[arguments.world], parts):
-            counts += counted
-            broken += len(found)
-            for seed, words in found.items():
-                for word in words:
-                    print(f"seed {seed}: {word}", flush=True)
-    seconds = time.perf_counter() - started
-    facts = ", ".join(f"{number:,} {name}" for name, number in counts.items())
-    print(f"{facts}; {seconds:.0f} s")
-    print(f"{broken} of {arguments.seeds:,} seeds show violations")
-    if broken:
-        sys.exit(1)
+    run_all(arguments, _WORLDS[arguments.world])

@@ -15,6 +15,7 @@ from testnuc.cli.options import Options, client_options
 from testnuc.cli.reading import existing, holds_rows
 from testnuc.cli.run_note import RunNote
 from testnuc.errors import InvalidInputError
+from testnuc.stores.sql_store import TEXT_FACTS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Mapping
@@ -43,7 +44,6 @@ OF_ANSWERS = (
     "threshold",
     "score_labels",
 )
-_TEXTS = frozenset({"base_url", "embedder", "instructions", "model", "none_label"})
 _SHOWN = 6
 
 
@@ -86,7 +86,7 @@ def _with_run(client: Options, run: Mapping[str, Any]) -> Options:
         merged = {name: client_options()[name] for name in of_vote} | merged
     for name in ("model", "labels", *OF_ANSWERS, *of_vote):
         # a note can be edited; the client checks the other options
-        fits = name not in _TEXTS or isinstance(run.get(name), str | None)
+        fits = name not in TEXT_FACTS or isinstance(run.get(name), str | None)
         if name in run and name in merged and name not in client.named and fits:
             merged[name] = run[name]
     return Options(merged, client.named)

@@ -25,7 +25,7 @@ __all__ = ["LONGEST_LEASE", "SqlStore", "check_vectors"]
 LONGEST_LEASE = 600.0
 _OF_SCOPE = "FROM predictions WHERE scope = (SELECT id FROM scopes WHERE scope = $1)"
 #: Facts of a scope that are texts.
-_TEXTS = ("base_url", "embedder", "instructions", "model", "none_label")
+TEXT_FACTS = ("base_url", "embedder", "instructions", "model", "none_label")
 
 
 class DamagedRowError(ValueError):
@@ -66,7 +66,7 @@ def to_facts(value: Any) -> dict[str, Any]:
     """Return the metadata of a scope; raises `DamagedRowError` if a value is not of its type."""
     facts: dict[str, Any] = of_types((value,), dict)[0]
     of_types((facts.get("labels", []), facts.get("descriptions", {})), list, dict)
-    of_types([facts.get(name, "") for name in _TEXTS], *[str] * len(_TEXTS))
+    of_types([facts.get(name, "") for name in TEXT_FACTS], *[str] * len(TEXT_FACTS))
     names = [*facts.get("labels", []), *facts.get("descriptions", {}).values()]
     of_types(names, *[str] * len(names))
     return facts

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CallAccounting", "is_possible"]
 
-#: Statuses of a complete answer; a proxy that changes a response makes it 203.
-_OK = frozenset({200, 201, 203, 206})
 #: The server is overloaded, or the rate limit is used up.
 _BUSY = frozenset({429, 503, 529})
 #: A gateway no longer waited for the model, which may have answered: perhaps billed.
@@ -153,7 +151,7 @@ class CallAccounting:
         assert wire is not None
         self.reached = True
         self.admission.observe(permit, answer.headers)
-        if answer.status in _OK:
+        if answer.ok:
             try:
                 reply = wire.decode(call.request, answer.data)
             except BaseException as error:

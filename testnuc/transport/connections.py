@@ -43,6 +43,11 @@ class HTTPAnswer(NamedTuple):
     headers: Mapping[str, str]
     data: bytes
 
+    @property
+    def ok(self) -> bool:
+        """Whether it is a complete answer, not an error."""
+        return self.status in _OK
+
 
 async def read_response(
     response: aiohttp.ClientResponse,
@@ -149,7 +154,7 @@ class Connections:
         most = getattr(provider, "most_bytes", MOST_BYTES)
         # billed, however long it is
         answer = await read_response(response, most, provider, UnreadableReplyError, self._large)
-        if session.repetitions.has(response, answer.data) and answer.status in _OK:
+        if session.repetitions.has(response, answer.data) and answer.ok:
             # this request may be billed as well
             raise UnreadableReplyError(f"{host(provider)} sent the response to an earlier request")
         return answer
