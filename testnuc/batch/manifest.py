@@ -6,14 +6,14 @@ import struct
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from testnuc.errors import InvalidInputError, StoreError
-from testnuc.protocols import implements
+from testnuc.protocols import Store, implements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from testnuc.labels import LabelSet
-    from testnuc.protocols import StoredBatch, StoredPrediction, Task, WireProvider
-    from testnuc.types import Prediction, Usage
+    from testnuc.protocols import StoredBatch, Task, WireProvider
+    from testnuc.types import Usage
 
 __all__ = [
     "BatchStore",
@@ -46,7 +46,7 @@ Item = tuple[RequestedPrediction, ...]
 
 
 @runtime_checkable
-class BatchStore(Protocol):
+class BatchStore(Store, Protocol):
     """A store that supports batches; all of testnuc's own do.
 
     A batch is *open* until it has ended. An open batch without a remote id is claimed by the
@@ -69,12 +69,6 @@ class BatchStore(Protocol):
         self, scope: bytes | None = None, *, ended: bool = False
     ) -> list[StoredBatch]:
         """Return the open batches (of a scope), oldest first; with `ended`, all batches."""
-
-    async def get_predictions(self, keys: Sequence[bytes]) -> list[Prediction | None]:
-        """Return the stored prediction of each key."""
-
-    async def put_predictions(self, rows: Sequence[StoredPrediction]) -> list[Prediction]:
-        """Store predictions; the first one of a key wins."""
 
 
 def require_batches(store: object) -> BatchStore:

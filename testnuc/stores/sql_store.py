@@ -227,40 +227,24 @@ class SqlStore:
     ) -> list[StoredBatch]:
         """Return the open batches (of a scope), oldest first; `ended` includes ended ones."""
         rows = await self._rows(
-            "SELECT id, scope, requests, created, items, remote, outcome, facts, usage "
+            "SELECT id, scope, facts, requests, created, items, remote, outcome, usage "
             "FROM batches WHERE coalesce($1, scope) = scope AND ($2 OR outcome IS NULL) "
             "ORDER BY created, id",
             scope,
             ended,
         )
-        texts = (str, type(None))
+        text = (str, type(None))
+        kinds = (bytes, bytes, str, int, (float, int), bytes, text, text, text)
+        # in the order of the fields of `StoredBatch`
+        found = []
         with rows_of(self.place):
             for row in rows:
-                of_types(tuple(row)[:7], bytes, bytes, int, (float, int), bytes, texts, texts)
-            return [
-                StoredBatch(
-                    id=number,
-                    scope=its_scope,
-                    facts=dict(orjson.loads(facts)),
-                    requests=requests,
-                    created=created,
-                    items=items,
-                    remote_id=remote,
-                    outcome=outcome,
-                    usage=None if usage is None else Usage(**orjson.loads(usage)),
-                )
-                for (
-                    number,
-                    its_scope,
-                    requests,
-                    created,
-                    items,
-                    remote,
-                    outcome,
-                    facts,
-                    usage,
-                ) in rows
-            ]
+                fields = list(of_types(row, *kinds))
+                fields[2] = dict(orjson.loads(fields[2]))
+                if fields[-1] is not None:
+                    fields[-1] = Usage(**orjson.loads(fields[-1]))
+                found.append(StoredBatch(*fields))
+        return found
 
     async def scopes(self) -> list[tuple[bytes, dict[str, Any]]]:
         """Return all scopes and their metadata."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from testnuc.errors import StoreError
 from testnuc.index import NearestVectors, check_dim, empty_matches, ranks_of
-from testnuc.protocols import PoolText
+from testnuc.protocols import Matches, PoolText
 from testnuc.stores.postgres import pool_queries as sql
 from testnuc.stores.postgres.schema import index_texts
 from testnuc.stores.postgres.values import from_vectors, to_vectors
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from testnuc.protocols import Matches
     from testnuc.stores.postgres.database import PostgresDatabase
     from testnuc.stores.postgres.schema import EmbedderRow
 
@@ -137,7 +136,12 @@ class PostgresPool:
                 found = self.vectors(
                     columns + "= ANY($1) ORDER BY number", _parts(among[among < limit].tolist())
                 )
-            await self._search_in_process(matches, now, vectors, own, found)
+            parts = [part async for part in found]
+            if parts:
+                rows = [row for some, _ in parts for row in some]
+                pool = np.concatenate([part for _, part in parts])
+                del parts
+                await _rank(matches, vectors, own, rows, pool)
             return matches
         graph = limit >= self._exact_below and await self._graph(now, wait=not few)
         step = _QUERY_CHUNK if graph else 1
@@ -293,34 +297,6 @@ class PostgresPool:
             await asyncio.sleep(_POLL_INTERVAL)
         self._indexed = True
 
-    async def _search_in_process(
-        self,
-        matches: Matches,
-        now: EmbedderRow,
-        vectors: NDArray[np.float16],
-        own: Sequence[bytes],
-        found: AsyncGenerator[tuple[list[Any], NDArray[np.float16]], None],
-    ) -> None:
-        """Search all rows exactly."""
-        parts = [part async for part in found]
-        if not parts:
-            return
-        hashes = [h for rows, _ in parts for h, _ in rows]
-        numbers = np.array([number for rows, _ in parts for _, number in rows], dtype=np.int64)
-        pool = np.concatenate([part for _, part in parts])
-        del parts
-        places = {h: place for place, h in enumerate(hashes)}
-        exclude = np.array([places.get(h, -1) for h in own], dtype=np.int64)
-
-        def compare() -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-            nearest = NearestVectors(now.dim, exact_below=len(pool) + 1)
-            nearest.add(pool, ranks_of(hashes))
-            return nearest.search(vectors, matches.ids.shape[1], exclude=exclude)
-
-        ids, similarities = await asyncio.to_thread(compare)
-        matches.ids[:] = np.where(ids >= 0, numbers[ids], -1)
-        matches.similarities[:] = similarities
-
     async def _search_on_server(
         self,
         matches: Matches,
@@ -332,36 +308,20 @@ class PostgresPool:
         *,
         graph: bool,
     ) -> None:
-        """Search candidates on the server, then re-score and rank them in this process."""
+        """Search candidates on the server, then compare with them exactly in this process."""
         async with self._slots:
-            k = matches.ids.shape[1]
             queries = to_vectors(vectors[part])
+            k = matches.ids.shape[1]
             candidates = await self._candidates(now, queries, own[part], k, limit, graph=graph)
-            hashes = sorted({h for row in candidates for h, _, _ in row})
-            if not hashes:
+            rows = sorted({(h, number) for row in candidates for h, number, _ in row})
+            if not rows:
                 return
-            stored = await self.stored_vectors(hashes, pooled=False)
+            stored = await self.stored_vectors([h for h, _ in rows], pooled=False)
         half = [vector for vector in stored if vector is not None]
-        if len(half) < len(hashes):
+        if len(half) < len(rows):
             raise StoreError("vectors disappeared; is another process deleting them?")
-        place = {h: i for i, h in enumerate(hashes)}
-        numbers = np.zeros(len(hashes), dtype=np.int64)
-        found = np.full((len(queries), max(map(len, candidates))), -1, dtype=np.int64)
-        for i, row in enumerate(candidates):
-            for j, (h, number, _) in enumerate(row):
-                found[i, j] = place[h]
-                numbers[place[h]] = number
-
-        def rank() -> None:
-            from testnuc._kernels.rescore import rank_rows, rescore
-
-            bits = np.stack(half).view(np.uint16)
-            scores = rescore(vectors[part].astype(np.float32), bits, found)
-            best, values = rank_rows(found, np.minimum(scores, np.float32(1)), ranks_of(hashes), k)
-            matches.ids[part] = np.where(best >= 0, numbers[best], -1)
-            matches.similarities[part] = np.where(best >= 0, values, np.float32(0))
-
-        await asyncio.to_thread(rank)
+        some = Matches(matches.ids[part], matches.similarities[part])
+        await _rank(some, vectors[part], own[part], rows, np.stack(half))
 
     async def _candidates(
         self,
@@ -407,6 +367,29 @@ class PostgresPool:
             pending = incomplete
             count *= 4
         return found
+
+
+async def _rank(
+    matches: Matches,
+    vectors: NDArray[np.float16],
+    own: Sequence[bytes],
+    rows: Sequence[tuple[bytes, int]],
+    pool: NDArray[np.float16],
+) -> None:
+    """Write the best of some rows, hashes and numbers with these vectors, into the matches."""
+    hashes = [h for h, _ in rows]
+    numbers = np.array([number for _, number in rows], dtype=np.int64)
+    places = {h: place for place, h in enumerate(hashes)}
+    exclude = np.array([places.get(h, -1) for h in own], dtype=np.int64)
+
+    def compare() -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        nearest = NearestVectors(pool.shape[1], exact_below=len(pool) + 1)
+        nearest.add(pool, ranks_of(hashes))
+        return nearest.search(vectors, matches.ids.shape[1], exclude=exclude)
+
+    ids, similarities = await asyncio.to_thread(compare)
+    matches.ids[:] = np.where(ids >= 0, numbers[ids], -1)
+    matches.similarities[:] = similarities
 
 
 def _parts(values: Sequence[Any]) -> list[tuple[list[Any]]]:
