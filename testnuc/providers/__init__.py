@@ -8,7 +8,7 @@
     _answers           schema, output limit and message of a call
     _reasoning         reasoning models; `_responses`, the Responses API
     _logprobs          confidence from token log-probabilities
-    _streams           server-sent events; `_clouds`, Bedrock and Vertex AI
+    _streams           server-sent events
 """
 
 from __future__ import annotations

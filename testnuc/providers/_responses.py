@@ -7,13 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from testnuc._base.foreign import count
-from testnuc.protocols import TokenUsage
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["NEEDED", "PATH", "content", "needs", "opening", "parameters", "usage"]
+__all__ = ["NEEDED", "PATH", "content", "needs", "opening", "parameters"]
 
 PATH = "/responses"
 
@@ -76,17 +73,3 @@ def content(answer: Mapping[str, Any]) -> tuple[str, str | None, list[Any]]:
             elif isinstance(part, dict) and isinstance(part.get("refusal"), str):
                 refusals.append(part["refusal"])
     return "".join(said), "".join(refusals) or None, tokens
-
-
-def usage(value: Any, tier: Any) -> TokenUsage | None:
-    """Return the tokens of a response; its ``output_tokens`` include reasoning."""
-    if not isinstance(value, dict):
-        return None
-    sent, received = count(value.get("input_tokens")), count(value.get("output_tokens"))
-    if sent is None or received is None:
-        return None
-    details = value.get("input_tokens_details")
-    details = details if isinstance(details, dict) else {}
-    cached = min(count(details.get("cached_tokens")) or 0, sent)
-    written = min(count(details.get("cache_write_tokens")) or 0, sent - cached)
-    return TokenUsage(sent, received, cached, written, tier if isinstance(tier, str) else "")

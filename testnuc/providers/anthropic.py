@@ -1,23 +1,28 @@
-"""Messages: Anthropic, Claude on Amazon Bedrock and Vertex AI, and compatible servers."""
+"""Messages: Anthropic, Claude on Amazon Bedrock and Vertex AI, and compatible servers.
+
+The clouds have the Messages API under a URL for each model.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
+from urllib.parse import quote
 
 import orjson
 
 from testnuc._base.checks import checked_choice
 from testnuc._base.foreign import count
-from testnuc.errors import ConfigurationError, EmptyReplyError
+from testnuc.errors import ConfigurationError, EmptyReplyError, InvalidInputError
 from testnuc.protocols import APIKey, Task, TokenUsage
 from testnuc.providers import _reasoning
 from testnuc.providers._answers import Body, Message, answer_schema, output_limit
-from testnuc.providers._clouds import cloud_of
 from testnuc.providers._dialect import Dialect, Structure
 from testnuc.providers._http import HTTPProvider
+from testnuc.providers._streams import text_of
 from testnuc.transport.endpoint import Endpoint, missing_key
 from testnuc.transport.keys import key_of
 
@@ -33,6 +38,47 @@ _REASONING_TOKENS = 8_192
 _MODEL = re.compile(r"claude-[a-z]+-(\d{1,2})(?:[-.](\d{1,2})(?!\d))?(?!\d)", re.IGNORECASE)
 #: First version without a temperature.
 _NO_SAMPLING = (4, 7)
+#: The path of a location of Vertex AI.
+_VERTEX = re.compile(r"/projects/[^/]+/locations/[^/]+$")
+
+
+@dataclass(frozen=True, slots=True)
+class _Cloud:
+    """What differs from Anthropic's own API: the URL, the key, and two fields of the body."""
+
+    base_path: str
+    #: With the model's name, which is not in the body.
+    call_path: str
+    #: ``anthropic_version`` in the body.
+    version: str
+    #: The environment variable of the key, a bearer token.
+    variable: str
+    #: Whether it is the cloud's own host, which needs a key.
+    own: bool
+
+
+def _cloud_of(endpoint: Endpoint, model: str) -> _Cloud | None:
+    """Return the cloud that a base URL belongs to; None: Anthropic's own API, or one like it.
+
+    A gateway in front of Bedrock is recognized by a path that ends in ``/model``, one in front of
+    Vertex AI by the path of a location.
+    """
+    host, path, name = endpoint.host, endpoint.path, quote(model, safe=":@")
+    own = "bedrock-runtime" in host
+    if own or path.endswith("/model"):
+        base = path.removesuffix("/model")
+        call, version = f"/model/{name}/invoke", "bedrock-2023-05-31"
+        return _Cloud(base, call, version, "AWS_BEARER_TOKEN_BEDROCK", own)
+    own = "aiplatform." in host and host.endswith(".googleapis.com")
+    if _VERTEX.search(path):
+        call, version = f"/publishers/anthropic/models/{name}:rawPredict", "vertex-2023-10-16"
+        return _Cloud(path, call, version, "CLOUDSDK_AUTH_ACCESS_TOKEN", own)
+    if own:
+        raise InvalidInputError(
+            f"base_url has no project and location; give https://{host}/v1/projects/<project>/"
+            "locations/<location>, such as .../locations/global"
+        )
+    return None
 
 
 class Anthropic(HTTPProvider):
@@ -98,7 +144,7 @@ class Anthropic(HTTPProvider):
         if base_url is None and os.environ.get("ANTHROPIC_BASE_URL"):
             base_url, source = os.environ["ANTHROPIC_BASE_URL"], "ANTHROPIC_BASE_URL"
         endpoint = Endpoint.parse(_DEFAULT if base_url is None else base_url, source=source)
-        self._cloud = cloud = cloud_of(endpoint, model) if isinstance(model, str) else None
+        self._cloud = cloud = _cloud_of(endpoint, model) if isinstance(model, str) else None
         variable = "ANTHROPIC_API_KEY" if cloud is None else cloud.variable
         key = key_of(api_key, (variable,))
         if key is None and (endpoint.host == "api.anthropic.com" if cloud is None else cloud.own):
@@ -208,15 +254,9 @@ class Anthropic(HTTPProvider):
                 request_id=request_id,
                 status_code=200,
             )
-        texts = [
-            block["text"]
-            for block in blocks
-            if isinstance(block, dict)
-            and block.get("type") == "text"
-            and isinstance(block.get("text"), str)
-        ]
+        texts = [b for b in blocks if isinstance(b, dict) and b.get("type") == "text"]
         return Message(
-            "".join(texts),
+            text_of(texts),
             usage,
             request_id,
             "" if reason == "refusal" else None,

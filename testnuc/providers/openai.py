@@ -308,8 +308,10 @@ class OpenAI(HTTPProvider):
         answer : dict
             A chat completion, or a response of the Responses API.
         """
-        read = _responses.usage if isinstance(answer.get("output"), list) else _usage
-        return read(answer.get("usage"), answer.get("service_tier"))
+        names = ("input", "output")
+        if not isinstance(answer.get("output"), list):
+            names = ("prompt", "completion")
+        return _usage(answer.get("usage"), answer.get("service_tier"), *names)
 
     def _parse_response(self, answer: dict[str, Any], request_id: str | None) -> Message:
         """Return the content of the Responses API's answer."""
@@ -368,29 +370,30 @@ def _response_format(task: Task, n: int, dialect: Dialect) -> dict[str, Any] | N
     }
 
 
-def _usage(value: Any, tier: Any) -> TokenUsage | None:
+def _usage(value: Any, tier: Any, prompt: str, completion: str) -> TokenUsage | None:
+    """Return the tokens of a response that names those of prompt and completion so."""
     if not isinstance(value, dict):
         return None
-    sent, received = count(value.get("prompt_tokens")), count(value.get("completion_tokens"))
+    sent = count(value.get(f"{prompt}_tokens"))
+    received = count(value.get(f"{completion}_tokens"))
     if sent is None or received is None:
         return None
-    details = value.get("prompt_tokens_details")
-    cached = written = audio = 0
-    if isinstance(details, dict):
-        cached = count(details.get("cached_tokens")) or 0
-        written = count(details.get("cache_write_tokens")) or 0
-        audio = count(details.get("audio_tokens")) or 0
+    details = value.get(f"{prompt}_tokens_details")
+    details = details if isinstance(details, dict) else {}
+    cached, written, audio = (
+        count(details.get(f"{kind}_tokens")) or 0 for kind in ("cached", "cache_write", "audio")
+    )
     if not cached and not value.keys().isdisjoint(_CACHED):
         cached = next(filter(None, (count(value.get(name)) for name in _CACHED)), 0)
     cached = min(cached, sent)
     written = min(written, sent - cached)
-    received += _outside(value, sent, received, audio)
+    received += _outside(value, completion, sent, received, audio)
     tier = tier or value.get("service_tier")
     return TokenUsage(sent, received, cached, written, tier if isinstance(tier, str) else "")
 
 
-def _outside(usage: dict[str, Any], sent: int, received: int, audio: int) -> int:
-    """Return the billed tokens of reasoning that ``completion_tokens`` does not include.
+def _outside(usage: dict[str, Any], completion: str, sent: int, received: int, audio: int) -> int:
+    """Return the billed tokens of reasoning that those of the completion do not include.
 
     xAI, Azure and Gemini leave them out, OpenAI includes them; the total shows which. Not all
     servers say what the rest of the total is; Mistral counts audio of the prompt apart.
@@ -398,7 +401,7 @@ def _outside(usage: dict[str, Any], sent: int, received: int, audio: int) -> int
     total = count(usage.get("total_tokens"))
     if total is not None:
         return max(0, total - sent - received - audio)
-    details = usage.get("completion_tokens_details")
+    details = usage.get(f"{completion}_tokens_details")
     reasoning = count(details.get("reasoning_tokens")) if isinstance(details, dict) else None
     # a part cannot exceed the whole
     return reasoning if reasoning is not None and reasoning > received else 0

@@ -34,8 +34,7 @@ __all__ = ["Asking", "Settings", "Voting"]
 
 #: Texts sampled for a decision of the auto policy.
 _SAMPLE = 10_000
-#: The arguments that all workers share, and those that a vote needs.
-_SHARED = frozenset({"rate_limit", "budget"})
+#: The arguments that a vote needs.
 _OF_VOTES = frozenset({"labels", "k", "policy", "none_label", "multilabel"})
 
 
@@ -141,8 +140,7 @@ class Asking:
 
 def _without_votes(settings: Settings, vectors: Vectors) -> Components:
     """Return the parts of a client; votes are counted elsewhere, so that it needs no kernels."""
-    given = {name: v for name, v in settings.client.items() if name not in _SHARED}
-    return Components(Internals(pool=vectors, kernels=False), **given)
+    return Components(Internals(pool=vectors, kernels=False), **settings.client)
 
 
 async def stored_learned(settings: Settings) -> bytes | None:

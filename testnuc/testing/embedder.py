@@ -50,8 +50,8 @@ class HashEmbedder:
         self._seed = seed
         #: Texts embedded so far.
         self.embedded = 0
-        self._rows: dict[str, int] = {}
-        self._table = np.zeros((256, dim), dtype=np.int64)
+        #: Words -> sums of their hashed features.
+        self._words: dict[str, NDArray[np.int64]] = {}
 
     @property
     def name(self) -> str:
@@ -61,39 +61,27 @@ class HashEmbedder:
     async def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return float32[len(texts), dim], each row of unit norm."""
         vectors = np.empty((len(texts), self.dim), dtype=np.float32)
-        for start in range(0, len(texts), _CHUNK):
-            if start:
+        for row, text in enumerate(texts):
+            if row and row % _CHUNK == 0:
                 await asyncio.sleep(0)
-            chunk = texts[start : start + _CHUNK]
-            vectors[start : start + len(chunk)] = self._embed(chunk)
-            self.embedded += len(chunk)
+            vectors[row] = self._embed(text)
+            self.embedded += 1
         return vectors
 
-    def _embed(self, texts: Sequence[str]) -> NDArray[np.float64]:
-        if len(self._rows) > _MAX_WORDS:
-            self._rows.clear()
-        rows, ends = self._rows, []
-        found: list[int] = []
-        for text in texts:
-            for word in _WORD.findall(text.casefold()):
-                row = rows.get(word)
-                found.append(self._add_word(word) if row is None else row)
-            ends.append(len(found))
-        sums = np.zeros((len(found) + 1, self.dim), dtype=np.int64)
-        np.cumsum(self._table[found], axis=0, out=sums[1:])
-        at = np.array([0, *ends])
-        totals = sums[at[1:]] - sums[at[:-1]]
-        squares = (totals * totals).sum(axis=1)
-        for i in np.flatnonzero(squares == 0).tolist():  # no words, or features that cancel out
-            totals[i, self._hash(texts[i]) % self.dim] = squares[i] = 1
-        vectors: NDArray[np.float64] = totals / np.sqrt(squares)[:, np.newaxis]
-        return vectors
+    def _embed(self, text: str) -> NDArray[np.float64]:
+        if len(self._words) > _MAX_WORDS:
+            self._words.clear()
+        total = np.zeros(self.dim, dtype=np.int64)
+        for word in _WORD.findall(text.casefold()):
+            known = self._words.get(word)
+            total += self._add_word(word) if known is None else known
+        square = int(total @ total)
+        if not square:  # no words, or features that cancel out
+            total[self._hash(text) % self.dim] = square = 1
+        vector: NDArray[np.float64] = total / np.sqrt(square)
+        return vector
 
-    def _add_word(self, word: str) -> int:
-        """Add a word to the table as the sum of its hashed features; returns its row."""
-        row = len(self._rows)
-        if row == len(self._table):
-            self._table = np.concatenate([self._table, np.zeros_like(self._table)])
+    def _add_word(self, word: str) -> NDArray[np.int64]:
         # short words are mostly articles and pronouns, which say little about the topic
         weight = min(len(word), _MAX_WEIGHT)
         vector = [0] * self.dim
@@ -101,9 +89,8 @@ class HashEmbedder:
         for i in range(len(framed) - _NGRAM + 1):
             self._add_feature(vector, framed[i : i + _NGRAM], weight)
         self._add_feature(vector, framed, _WORD_WEIGHT * weight)
-        self._table[row] = vector
-        self._rows[word] = row
-        return row
+        found = self._words[word] = np.array(vector, dtype=np.int64)
+        return found
 
     def _add_feature(self, vector: list[int], feature: str, weight: int) -> None:
         # two positions and signs per feature, so that few features collide in both

@@ -1,21 +1,18 @@
-"""A call in flight, and the timer that bounds each of its attempts."""
+"""A call in flight."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from testnuc.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from testnuc.errors import ProviderError
     from testnuc.limits import Reservation
     from testnuc.protocols import Provider, Request, WireProvider
 
-__all__ = ["MAY_SEND", "ON_WAIT", "Call", "NotSentError", "Timer", "estimate_tokens"]
+__all__ = ["MAY_SEND", "ON_WAIT", "Call", "NotSentError", "estimate_tokens"]
 
 #: Asked before each attempt of a call, after all waits; None: always. Set by the caller's task.
 MAY_SEND: ContextVar[Callable[[], bool] | None] = ContextVar("testnuc-may-send", default=None)
@@ -83,27 +80,3 @@ class Call:
         self.unreadable = self.request.step
         if self.wire is not None:
             self.body = self.wire.encode(self.request)
-
-
-class Timer:
-    """Cancels the current task after a timeout, at a third of the cost of asyncio.timeout."""
-
-    __slots__ = ("_cancelling", "_handle", "_task", "fired")
-
-    def __init__(self, seconds: float) -> None:
-        task = asyncio.current_task()
-        if task is None:
-            raise ConfigurationError("a call must be awaited inside an asyncio task")
-        self._task = task
-        self._cancelling = task.cancelling()
-        self.fired = False
-        self._handle = task.get_loop().call_later(seconds, self._fire)
-
-    def _fire(self) -> None:
-        self.fired = True
-        self._task.cancel()
-
-    def stop(self) -> bool:
-        """Disarm, once; return whether the pending CancelledError is this timer's alone."""
-        self._handle.cancel()
-        return self.fired and self._task.uncancel() <= self._cancelling

@@ -158,15 +158,6 @@ async def test_all_that_can_go_wrong_at_once(model, lane):
         assert max(llm.asked.values()) <= 3
 
 
-async def test_a_batch_whose_creation_was_not_confirmed_is_found(model, lane):
-    steps = []
-    batches = Batches(lost=[0], step=steps.append)
-    async with LoopbackLLM(confident, batches=batches) as llm, lane(llm, model=model) as nuc:
-        await nuc.classify_many(messages(40), lane="batch")
-        assert (llm.batches, llm.calls, nuc.usage.calls) == (1, 40, 40)
-        assert steps.count("create") == steps.count("list") == 1
-
-
 @pytest.mark.parametrize("outcome", ["expired", "cancelled"])
 async def test_the_rest_is_asked_live_or_left_as_the_user_chose(model, outcome, lane):
     texts = messages(60)

@@ -127,45 +127,6 @@ def test_one_bad_vector_is_refused_and_spoils_nothing(bad):
     assert (index.search(half, 1)[0][:, 0] == np.arange(150)).all()
 
 
-async def test_the_pool_holds_a_text_once():
-    texts = [f"text {i}" for i in range(50)]
-    entries = [PoolText(t, hash_text(t)) for t in texts]
-    half = unit(50)
-    pool = Pool()
-    assert await pool.add(entries, half) == 50
-    assert await pool.add([entries[3], PoolText("new", hash_text("new"))], unit(2, seed=9)) == 51
-    assert len(pool) == 51
-    labeled = PoolText(texts[3], entries[3].hash, "refund")
-    await pool.add([labeled], half[3:4])
-    assert await pool.labels([entries[3].hash, entries[4].hash, b"?"]) == ["refund", None, None]
-    found = await pool.search(half[3:4], 5, exclude=[entries[3].hash])
-    assert entries[3] not in await pool.fetch(found.ids[0])
-    vectors = await pool.stored_vectors([entries[7].hash, b"?"])
-    assert (vectors[0] == half[7]).all()
-    assert vectors[1] is None
-    await pool.close()
-
-
-async def test_the_pool_forgets_and_can_learn_again():
-    entries = [PoolText(f"t{i}", hash_text(f"t{i}")) for i in range(20)]
-    pool = Pool()
-    await pool.add(entries, unit(20))
-    assert await pool.remove([entries[0].hash, entries[1].hash, b"?"]) == 2
-    assert len(pool) == 18
-    found = await pool.search(unit(20)[:1], 20)
-    assert (found.ids >= 0).sum() == 18
-    seen, start = [], 0
-    while start is not None:
-        part, start = await pool.scan(start, 7)
-        seen += part
-    assert seen == entries[2:]
-    await pool.add([entries[0]], unit(1))
-    assert len(pool) == 19
-    found = await pool.search(unit(20)[:1], 1)
-    assert await pool.fetch(found.ids[0]) == [entries[0]]
-    await pool.close()
-
-
 async def test_additions_from_many_tasks_keep_rows_and_texts_together():
     half = unit(400)
     entries = [PoolText(f"t{i}", hash_text(f"t{i}")) for i in range(400)]

@@ -291,74 +291,6 @@ def test_errors_inside_of_a_200(error, kind):
 # --- usage and failed generations --------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("usage", "output"),
-    [
-        # xAI: reasoning is outside completion_tokens
-        (
-            {
-                "prompt_tokens": 32,
-                "completion_tokens": 9,
-                "total_tokens": 135,
-                "completion_tokens_details": {"reasoning_tokens": 94},
-            },
-            103,
-        ),
-        # OpenAI: inside
-        (
-            {
-                "prompt_tokens": 32,
-                "completion_tokens": 103,
-                "total_tokens": 135,
-                "completion_tokens_details": {"reasoning_tokens": 94},
-            },
-            103,
-        ),
-        # without a total, a part that is larger than the whole is outside
-        (
-            {
-                "prompt_tokens": 32,
-                "completion_tokens": 9,
-                "completion_tokens_details": {"reasoning_tokens": 94},
-            },
-            103,
-        ),
-        (
-            {
-                "prompt_tokens": 32,
-                "completion_tokens": 103,
-                "completion_tokens_details": {"reasoning_tokens": 94},
-            },
-            103,
-        ),
-        # Gemini has no details
-        ({"prompt_tokens": 66, "completion_tokens": 6, "total_tokens": 100}, 34),
-        # Mistral: the rest is audio of the prompt
-        (
-            {
-                "prompt_tokens": 9,
-                "completion_tokens": 248,
-                "total_tokens": 632,
-                "prompt_tokens_details": {"audio_tokens": 375},
-            },
-            248,
-        ),
-        ({"prompt_tokens": 66, "completion_tokens": 6, "total_tokens": 3}, 6),
-    ],
-)
-def test_reasoning_outside_the_completion_is_counted_once(usage, output):
-    reply = OpenAI("m", base_url=LOCAL).decode(request(), completion(usage=usage))
-    assert reply.usage.output_tokens == output
-
-
-def test_gpt_35_is_not_a_reasoning_model():
-    for name in ("gpt-35-turbo", "gpt-35-turbo-16k"):
-        body = sent(OpenAI(name, base_url=LOCAL))
-        assert "temperature" in body
-        assert "max_tokens" in body
-    assert "temperature" not in sent(OpenAI("gpt-5", base_url=LOCAL))
-
-
 def test_the_service_tier_is_read():
     provider = OpenAI("m", base_url=LOCAL)
     body = completion(service_tier="flex")
@@ -386,6 +318,28 @@ def test_the_service_tier_is_read():
             {"total_tokens": 107, "completion_tokens_details": {"reasoning_tokens": 5}},
             (100, 7, 0, 0),
         ),
+        # xAI's is outside of completion_tokens, OpenAI's inside; Gemini has no details
+        (
+            {"total_tokens": 201, "completion_tokens_details": {"reasoning_tokens": 94}},
+            (100, 101, 0, 0),
+        ),
+        (
+            {
+                "completion_tokens": 101,
+                "total_tokens": 201,
+                "completion_tokens_details": {"reasoning_tokens": 94},
+            },
+            (100, 101, 0, 0),
+        ),
+        ({"total_tokens": 134}, (100, 34, 0, 0)),
+        ({"total_tokens": 3}, (100, 7, 0, 0)),
+        # without a total, a part that is larger than the whole is outside
+        ({"completion_tokens_details": {"reasoning_tokens": 94}}, (100, 101, 0, 0)),
+        (
+            {"completion_tokens": 101, "completion_tokens_details": {"reasoning_tokens": 94}},
+            (100, 101, 0, 0),
+        ),
+        # Mistral: the rest is audio of the prompt
         ({"total_tokens": 482, "prompt_tokens_details": {"audio_tokens": 375}}, (100, 7, 0, 0)),
         # cached tokens have several names
         ({"num_cached_tokens": 32, "prompt_tokens_details": {"cached_tokens": 0}}, (100, 7, 32, 0)),

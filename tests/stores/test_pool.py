@@ -278,15 +278,6 @@ async def test_damaged_files_are_built_anew(tmp_path, caplog, what, harm):
         assert await recall(pool, 1_000) > 0.98
 
 
-async def test_files_that_are_gone_are_built_anew(tmp_path):
-    path = tmp_path / "s.db"
-    await fill(path, 600)
-    shutil.rmtree(next_folder(path))
-    async with opened(path) as pool:
-        assert pool.index.rebuilt
-        assert await recall(pool, 600) > 0.98
-
-
 @pytest.mark.slow
 async def test_files_of_another_copy_of_the_store_are_not_believed(tmp_path):
     path, copy = tmp_path / "s.db", tmp_path / "copy" / "s.db"
@@ -317,20 +308,6 @@ async def test_an_older_copy_of_the_store_beside_newer_files(tmp_path):
         assert len(pool) == 800
         for at in (0, 299, 1_500, 1_999):
             assert (await texts_found(pool, VECTORS[at : at + 1], 1))[0][0][0] == f"text {at}"
-
-
-@pytest.mark.parametrize("saved", ["{}", '{"form": 99}', '{"form": 1, "dim": 16, "rows": 1}'])
-async def test_a_note_of_another_version_is_not_believed(tmp_path, saved):
-    path = tmp_path / "s.db"
-    await fill(path, 500)
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE embedders SET saved = ?", (saved,))
-    connection.close()
-    async with opened(path) as pool:
-        assert pool.index.rebuilt
-        assert await recall(pool, 500) > 0.98
-    async with opened(path) as pool:
-        assert not pool.index.rebuilt
 
 
 async def test_files_that_cannot_be_written_cost_nothing_but_time(tmp_path, caplog):

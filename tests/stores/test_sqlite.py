@@ -109,17 +109,6 @@ async def test_the_file_of_another_program(tmp_path, application, journal):
     assert content(path) == before
 
 
-async def test_a_newer_schema(filled):
-    with sqlite3.connect(filled) as connection:
-        connection.execute("PRAGMA user_version = 99")
-    connection.close()
-    before = content(filled)
-    message = await refusal(filled)
-    assert "schema version 99" in message
-    assert "upgrade testnuc" in message
-    assert content(filled) == before
-
-
 @pytest.mark.parametrize("start", [16, 100])
 async def test_a_damaged_head(filled, start):
     raw = bytearray(filled.read_bytes())

@@ -1,9 +1,7 @@
 import asyncio
 import errno
 import json
-import random
 import time
-from collections import Counter
 from email.utils import parsedate_to_datetime
 
 import aiohttp
@@ -12,10 +10,10 @@ import pytest
 
 from testnuc.prompts import parse_reply
 from testnuc.protocols import Answer
-from testnuc.testing import Faults, LoopbackLLM, by_hash
+from testnuc.testing import Faults, LoopbackLLM
 from testnuc.testing.answers import WRONG_LABEL
 from tests import virtual
-from tests.testing.loopback_client import GOLD, ask, ask_anthropic, content_of, said, until
+from tests.testing.loopback_client import GOLD, ask, ask_anthropic, content_of, until
 
 
 @pytest.fixture(params=[ask, ask_anthropic], ids=["openai", "anthropic"])
@@ -151,35 +149,3 @@ async def test_faults_of_packed_answers(session, wire, kind, ids):
     answers = json.loads(content_of(wire, body))["answers"]
     assert [answer["id"] for answer in answers] == ids
     assert llm.texts == 6
-
-
-@pytest.mark.slow
-async def test_all_texts_are_answered_by_a_client_that_tries_again(session):
-    texts = [f"text {i}" for i in range(300)]
-    fates = []
-    for seed in (1, 2):
-        faults = Faults(0.4, seed=7, most_in_a_row=3, stall=0.005, slow=0.005, refuse=0.005)
-        async with LoopbackLLM(by_hash("xyz"), faults=faults, latency=(0, 0.002)) as llm:
-            failed = Counter()
-
-            async def until_answered(text, llm=llm, failed=failed):
-                while True:
-                    try:
-                        reply, body = await ask(session, llm, text)
-                    except (aiohttp.ClientError, orjson.JSONDecodeError):
-                        await asyncio.sleep(0.005)
-                        continue
-                    if reply.status == 200 and body["choices"]:
-                        return parse_reply(said(body), 1)[0].label
-                    failed[reply.status] += 1
-
-            order = random.Random(seed).sample(texts, len(texts))
-            async with asyncio.timeout(120):
-                labels = await asyncio.gather(*map(until_answered, order))
-            assert labels == [by_hash("xyz")(text)[0] for text in order]
-            assert len(llm.asked) == len(texts) <= llm.calls
-            lost = ("truncated", "empty-choices", "reset-after")
-            assert llm.calls <= len(texts) + sum(llm.faults[kind] for kind in lost)
-            assert failed[503] == llm.faults["503"]
-            fates.append(llm.faults["500"])
-    assert fates[0] == fates[1]
