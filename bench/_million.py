@@ -11,7 +11,7 @@ import orjson
 
 from bench._report import Report
 from bench.evaluation.recording import KnownVectors
-from testnuc import Sampling, TestNUC, Unsure, embedders
+from testnuc import Sampling, TestNUC, UncertaintySampling, embedders
 from testnuc.embedders.sentence_transformers import WHEEL_MODEL
 from testnuc.limits import PICO, Price
 from testnuc.protocols import TokenUsage
@@ -50,28 +50,31 @@ class _Way:
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
-def _packed(**more: Any) -> dict[str, Any]:
-    return {"sampling": Sampling(texts_per_call=_PACK), **more}
+def _packed(labeler: UncertaintySampling | str = "llm") -> dict[str, Any]:
+    return {"sampling": Sampling(texts_per_call=_PACK), "labeler": labeler}
 
 
 def _ways() -> list[_Way]:
-    quarter, tenth = Unsure(most=0.25), Unsure(most=0.1)
+    quarter, tenth = UncertaintySampling(max_fraction=0.25), UncertaintySampling(max_fraction=0.1)
     pack = f"{_PACK} texts a call"
     both = f"{pack}, batch lane"
     judged = f"{_JUDGED} judged texts"
     return [
         _Way("each text alone"),
         _Way("batch lane", "batch"),
-        _Way(f"shortlist={_SHORT}", arguments={"shortlist": _SHORT}),
+        _Way(f"shortlist={_SHORT}", arguments={"sampling": Sampling(shortlist=_SHORT)}),
         _Way(pack, arguments=_packed()),
-        _Way(f"{pack}, shortlist={_SHORT}", arguments=_packed(shortlist=_SHORT)),
+        _Way(
+            f"{pack}, shortlist={_SHORT}",
+            arguments={"sampling": Sampling(texts_per_call=_PACK, shortlist=_SHORT)},
+        ),
         _Way(both, "batch", arguments=_packed()),
-        _Way("a quarter, where unsure", arguments={"ask": quarter}),
-        _Way(f"a quarter, {judged}", judged=True, arguments={"ask": quarter}),
-        _Way(f"a quarter, {both}", "batch", arguments=_packed(ask=quarter)),
-        _Way(f"a quarter, {both}, {judged}", "batch", judged=True, arguments=_packed(ask=quarter)),
-        _Way(f"a tenth, {both}", "batch", arguments=_packed(ask=tenth)),
-        _Way(f"a tenth, {both}, {judged}", "batch", judged=True, arguments=_packed(ask=tenth)),
+        _Way("a quarter, where unsure", arguments={"labeler": quarter}),
+        _Way(f"a quarter, {judged}", judged=True, arguments={"labeler": quarter}),
+        _Way(f"a quarter, {both}", "batch", arguments=_packed(quarter)),
+        _Way(f"a quarter, {both}, {judged}", "batch", judged=True, arguments=_packed(quarter)),
+        _Way(f"a tenth, {both}", "batch", arguments=_packed(tenth)),
+        _Way(f"a tenth, {both}, {judged}", "batch", judged=True, arguments=_packed(tenth)),
     ]
 
 

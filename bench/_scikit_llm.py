@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 
 from bench._report import Report
-from testnuc import Sampling, SyncTestNUC
+from testnuc import LabelSet, Sampling, SyncTestNUC
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from testnuc.testing.formats import count_tokens
 from testnuc.testing.server import HTTPRequest, Response, Server, json_response
@@ -129,12 +129,11 @@ def _by_testnuc(
     with (
         LoopbackLLM(said) as llm,
         SyncTestNUC(
-            labels,
+            LabelSet(labels, multilabel=True),
             model="openai/test",
             base_url=llm.base_url,
             api_key="none",
             embedder=HashEmbedder(),
-            multilabel=True,
             sampling=Sampling(texts_per_call=packed),
         ) as nuc,
     ):

@@ -15,7 +15,7 @@ import orjson
 
 from bench._recorded import read_recorded
 from bench._report import Report
-from testnuc.trust import Sparing, Unsure
+from testnuc.trust import Sparing, UncertaintySampling
 from testnuc.trust.head import fit_folds, predict_folds
 from testnuc.trust.model import SPARED_ROUNDS, fit_model, one_hot, vote_joined
 
@@ -38,7 +38,7 @@ _INK = "#808080"
 _Z = 1.96
 
 
-def asked_by(data: Recorded, seed: int, rule: Unsure) -> Sparing:
+def asked_by(data: Recorded, seed: int, rule: UncertaintySampling) -> Sparing:
     """Run one draw of the rule on recorded answers."""
     random = np.random.default_rng(seed)
     sparing = Sparing(data.texts, [random.bytes(16) for _ in data.gold], rule)
@@ -87,7 +87,7 @@ def labelings(
 
 
 def _default(report: Report, data: Recorded, seeds: int, stop: float) -> None:
-    runs = [asked_by(data, seed, Unsure(stop=stop)) for seed in range(seeds)]
+    runs = [asked_by(data, seed, UncertaintySampling(min_agreement=stop)) for seed in range(seeds)]
     gains = [100 * (_accuracy(_kept(run, data), data) - data.alone) for run in runs]
     agree = [float((_kept(run, data) == data.texts.own).mean()) for run in runs]
     wrong = [part < run.agreement for part, run in zip(agree, runs, strict=True)]
@@ -114,7 +114,11 @@ def _curve(report: Report, data: Recorded, given: argparse.Namespace) -> None:
         cells: dict[str, list[float]] = {}
         for part in given.parts:
             # "random": all of the part is drawn at random
-            rule = Unsure(most=part) if kind == "unsure" else Unsure(stop=1, most=part)
+            rule = (
+                UncertaintySampling(max_fraction=part)
+                if kind == "unsure"
+                else UncertaintySampling(min_agreement=1, max_fraction=part)
+            )
             points = []
             for seed in range(given.curve_seeds):
                 run = asked_by(data, seed, rule)

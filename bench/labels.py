@@ -19,7 +19,7 @@ import orjson
 from bench._label_capacity import capacity
 from bench._report import Report
 from bench.evaluation.recording import KnownVectors
-from testnuc import SmallPoolWarning, TestNUC, embedders
+from testnuc import Sampling, SmallPoolWarning, TestNUC, embedders
 from testnuc._engine.shortlist import described, nearest_labels, neighbors_labels
 from testnuc.index import NearestVectors
 from testnuc.labels import LabelSet
@@ -138,7 +138,7 @@ async def _asked(data: _Data, texts: int, k: int, size: int | None) -> tuple[Usa
         LoopbackLLM(answers) as llm,
         TestNUC(
             names, "openai/gpt-4o-mini", base_url=llm.base_url, api_key="loopback",
-            shortlist=size, join_pool=False, **arguments,
+            sampling=Sampling(shortlist=size), join_pool=False, **arguments,
         ) as nuc,
     ):  # fmt: skip
         await nuc.add([data.texts[i] for i in pool], [names[data.own[i]] for i in pool])

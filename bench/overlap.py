@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from bench._report import Report
 from bench.evaluation.recording import KnownVectors
-from testnuc import Limits, SmallPoolWarning, TestNUC, embedders
+from testnuc import Limits, SmallPoolWarning, TestNUC, UncertaintySampling, embedders
 from testnuc._base.checks import hash_text
 from testnuc.embedders.cache import EmbeddingCache
 from testnuc.embedders.sentence_transformers import WHEEL_MODEL
@@ -53,7 +53,7 @@ async def _labeled(
         api_key="key",
         embedder=embedder,
         limits=Limits(concurrency=concurrency),
-        ask=ask,
+        labeler=UncertaintySampling() if ask == "unsure" else "llm",
     ) as nuc:
         start = time.perf_counter()
         results = await nuc.classify_many(texts)

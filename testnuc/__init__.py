@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from testnuc.providers.openai import OpenAI
     from testnuc.results import Results
     from testnuc.sync import SyncTestNUC
-    from testnuc.trust import Certificate, Learned, Referee, Review, Unsure
+    from testnuc.trust import Certificate, Learned, Referee, Review, UncertaintySampling
     from testnuc.types import (
         Classification,
         Estimate,
@@ -92,7 +92,7 @@ _HOMES = {
     "providers.openai": ("OpenAI",),
     "results": ("Results",),
     "sync": ("SyncTestNUC",),
-    "trust": ("Certificate", "Learned", "Referee", "Review", "Unsure"),
+    "trust": ("Certificate", "Learned", "Referee", "Review", "UncertaintySampling"),
     "types": (
         "Classification",
         "Estimate",
@@ -154,7 +154,7 @@ __all__ = [
     "TopKICL",
     "TopKICLP",
     "TreeClassification",
-    "Unsure",
+    "UncertaintySampling",
     "Usage",
     "VotePolicy",
     "WeightedBestOfN",

@@ -62,9 +62,10 @@ class TestNUC:
 
     Parameters
     ----------
-    labels : sequence of str, mapping of str to str, or LabelTree
+    labels : sequence of str, mapping of str to str, LabelTree or LabelSet
         The labels to choose from; the values of a mapping describe them to the LLM. Labels such as
-        ``"refund > late"``, or a nested mapping, are a tree: results are `TreeClassification`.
+        ``"refund > late"``, or a nested mapping, are a tree: results are `TreeClassification`. A
+        `LabelSet` also says that a text can have several labels, or which label means none.
     model : str or Provider
         ``"openai/<model>"``, ``"anthropic/<model>"``, ``"local/zero-shot"``; or an object:
         `OpenAI` and `Anthropic` (with headers, an organization or proxies), or any object with
@@ -91,21 +92,6 @@ class TestNUC:
         over the labels, and the trust below which a label is withheld.
     instructions : str, optional
         Your guidelines for the LLM, added to the prompt.
-    none_label : str, optional
-        The label that means "none of these"; added to the labels if it is not among them.
-    multilabel : bool
-        Whether a text can have several labels, or none; results are `MultilabelClassification`.
-        Under policy "auto" labels are the LLM's own until `learn` chooses another way. Under any
-        other, or with a ``threshold``, each label is voted on alone and given above it (1/2).
-        Few-shot methods, a referee that labels, and ``ask`` need one label for each text.
-    shortlist : int or {"auto", "levels"}, optional
-        Show each text only so many labels: those whose names and descriptions are nearest to it,
-        those of its neighbors as far as they are known before the run, and those that a model
-        learned from judgments finds likely. "levels": of labels in a tree, those of a level at a
-        time. Where the LLM chooses none of them, another call shows the whole list; `estimate` does
-        not foresee these calls. 20 to 200 texts of `classify_many`, of at least 100, are asked
-        about with the whole list besides, and `Results.notes` compares the answers. "auto": 50 of
-        more than 200 labels, or levels if these prompts are shorter. None: all labels.
     method : Method, optional
         How one text gets its own prediction: `StandardPrompting` (the default), `SelfConsistency`,
         `BestOfN`, `WeightedBestOfN`, `TopKICL`, `TopKICLP`, or your own. Neighbors vote with
@@ -123,14 +109,13 @@ class TestNUC:
     referee : str, Provider or Referee, optional
         A better model. `classify_many` lets it judge a hundred texts on which ways to label
         differ, once, and learns from them as `learn` does. `Referee` also lets it label a part.
-    ask : {"all", "unsure"} or Unsure
-        "unsure": ask the LLM about a random part of the texts of a run, then where a model of its
-        answers is least sure, until at least 99 % of all labels are proved to be as if it had been
-        asked about all (`Unsure` sets the part). `Results.notes` says how many were not asked
-        about; their `source` is "head". Neighbors without a stored prediction are not asked about.
-    head : str, path or Head, optional
-        A head from `distill`: it labels the texts that it trusts enough (`Head.least_trust`), and
-        the LLM the others.
+    labeler : {"llm"}, UncertaintySampling or Head
+        What labels a text before its neighbors vote. `UncertaintySampling` calls the LLM for a
+        random part of the texts of a run, then where a classifier trained on its answers is least
+        certain. A `Head`, from `distill`, labels the texts that it trusts enough
+        (`Head.least_trust`), and the LLM the others. `Results.notes` says how many texts skipped
+        the LLM; their `source` is "head", and neighbors without a stored prediction are skipped,
+        too.
 
     Attributes
     ----------

@@ -40,7 +40,11 @@ class LabelSet:
     none_label : str, optional
         The label that means "none of these". Added to the set if it is not in it.
     multilabel : bool
-        Whether a text can have several labels, or none. Then one label is enough.
+        Whether a text can have several labels, or none; results are `MultilabelClassification`, and
+        one label is enough. Under policy "auto" labels are the LLM's own until `TestNUC.learn`
+        chooses another strategy. Under any other, or with a ``threshold``, each label is voted on
+        alone and given above it (1/2). Few-shot methods, a referee that labels, and
+        `UncertaintySampling` need one label for each text.
 
     Raises
     ------
@@ -74,6 +78,8 @@ class LabelSet:
         *,
         multilabel: bool = False,
     ) -> None:
+        if not isinstance(multilabel, bool):
+            raise InvalidInputError(f"multilabel is {multilabel!r}; give True or False")
         names, descriptions = _parse_labels(flattened(labels) if is_nested(labels) else labels)
         if none_label is not None:
             _check_name(none_label, "none_label")

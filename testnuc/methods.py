@@ -48,6 +48,14 @@ class Sampling:
         Texts packed in one prompt.
     request_options : mapping
         Passed to the provider unchanged: ``max_tokens``, ``service_tier``, ..
+    shortlist : int or {"auto", "levels", "all"}, optional
+        Show each text only so many labels: those whose names and descriptions are nearest to it,
+        those of its neighbors as far as they are known before the run, and those that a model
+        learned from judgments finds likely. "levels": of labels in a tree, those of a level at a
+        time. Where the LLM chooses none of them, another call shows the whole list; `estimate` does
+        not foresee these calls. 20 to 200 texts of `classify_many`, of at least 100, are also sent
+        with all labels, as a check: `Results.notes` compares the answers. "auto": 50 of more than
+        200 labels, or levels if these prompts are shorter. None or "all": all labels.
     reasoning_effort : str, optional
         How much a reasoning model reasons: ``"none"``, ``"minimal"``, ``"low"``, ``"medium"``,
         ``"high"``, .. By default ``"least"``: the least that the model is known to accept. None:
@@ -69,6 +77,7 @@ class Sampling:
     request_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     reasoning_effort: str | None = "least"
     score_labels: bool = False
+    shortlist: int | Literal["auto", "levels", "all"] | None = "auto"
 
     def __post_init__(self) -> None:
         checked_number("temperature", self.temperature, 0.0, 2.0)
@@ -82,6 +91,15 @@ class Sampling:
                 f"request_options is {self.request_options!r}; give a mapping such as "
                 "{'max_tokens': 100}"
             )
+        if isinstance(self.shortlist, str) and self.shortlist not in {"auto", "levels", "all"}:
+            raise InvalidInputError(
+                f"shortlist is {self.shortlist!r}; give a number of labels, 'auto', 'levels' or "
+                "'all'"
+            )
+        if self.shortlist == "all":
+            object.__setattr__(self, "shortlist", None)
+        if not isinstance(self.shortlist, str | None):
+            checked_whole("shortlist", self.shortlist, least=2)
         effort = self.reasoning_effort
         if effort is not None and (not isinstance(effort, str) or not effort.strip()):
             raise InvalidInputError(

@@ -73,8 +73,10 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     limits
         As for `TestNUC`. The key comes from the provider's environment variable, so that neither
         ``repr`` nor a pickle contains it.
-    temperature, top_p, confidence, texts_per_call, request_options, reasoning_effort, score_labels
+    temperature, top_p, confidence, texts_per_call, request_options, reasoning_effort
         As for `Sampling`; flat, so that a search can vary them.
+    score_labels, shortlist
+        As for `Sampling`.
     store : str or path, optional
         Stores predictions and embeddings: with it, fits on the same texts (clones, folds of a
         search) ask about each text once. Default: in the memory of this estimator.
@@ -117,6 +119,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         confidence: Literal["verbalized", "logprobs"] = "verbalized",
         reasoning_effort: str | None = "least",
         score_labels: bool = False,
+        shortlist: int | Literal["auto", "levels", "all"] | None = "auto",
         limits: Limits | None = None,
     ) -> None:
         self.labels = labels
@@ -137,6 +140,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.confidence = confidence
         self.reasoning_effort = reasoning_effort
         self.score_labels = score_labels
+        self.shortlist = shortlist
         self.limits = limits
 
     def fit(self, X: Any, y: Any = None) -> Self:  # noqa: N803 - scikit-learn's names

@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 from hypothesis import HealthCheck, settings
 
+from testnuc._engine.parameters import client_arguments
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.stores.database import serve
 
@@ -131,16 +132,18 @@ def client_of() -> Any:
     """Return what makes the arguments of a client of a loopback server."""
 
     def arguments(llm: LoopbackLLM, **more: Any) -> dict[str, Any]:
-        return {
-            "labels": LABELS,
-            "model": "openai/test",
-            "base_url": llm.base_url,
-            "api_key": "secret-key-123",
-            "embedder": HashEmbedder(),
-            # what most tests test is the vote; "auto" would not vote on so few texts
-            "policy": "weighted",
-            **more,
-        }
+        return client_arguments(
+            {
+                "labels": LABELS,
+                "model": "openai/test",
+                "base_url": llm.base_url,
+                "api_key": "secret-key-123",
+                "embedder": HashEmbedder(),
+                # what most tests test is the vote; "auto" would not vote on so few texts
+                "policy": "weighted",
+                **more,
+            }
+        )
 
     return arguments
 

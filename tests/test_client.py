@@ -512,8 +512,11 @@ async def test_known_labels_must_fit(client_of):
         assert len(nuc) == 0
 
 
-@pytest.mark.parametrize(("ask", "texts"), [("all", 40), (testnuc.Unsure(stop=0.875), 50)])
-async def test_calls_are_made_while_texts_are_embedded(client_of, ask, texts):
+@pytest.mark.parametrize(
+    ("labeler", "texts"),
+    [("llm", 40), (testnuc.UncertaintySampling(min_agreement=0.875), 50)],
+)
+async def test_calls_are_made_while_texts_are_embedded(client_of, labeler, texts):
     class Held(HashEmbedder):
         """Returns vectors only after the server has answered all texts, or the random part."""
 
@@ -542,7 +545,7 @@ async def test_calls_are_made_while_texts_are_embedded(client_of, ask, texts):
     seen, answered = Seen(), asyncio.Event()
     async with (
         LoopbackLLM(confident) as llm,
-        TestNUC(**client_of(llm, embedder=Held(), ask=ask)) as nuc,
+        TestNUC(**client_of(llm, embedder=Held(), labeler=labeler)) as nuc,
         asyncio.timeout(60),
     ):
         results = await nuc.classify_many(messages(texts), progress=seen)

@@ -10,7 +10,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from testnuc import Limits, TestNUC, VotePolicy
+from testnuc import LabelSet, Limits, TestNUC, VotePolicy
 from testnuc.errors import EmbeddingError, UnreadableReplyError
 from testnuc.protocols import Answer, Reply
 from testnuc.testing import LoopbackLLM
@@ -140,8 +140,8 @@ async def test_the_service_with_several_labels_sends_what_its_document_allows():
 
     with LoopbackLLM(lambda _: {"refund": 0.9, "login": 0.8}) as llm:
         nuc = TestNUC(
-            ["refund", "delivery", "login"], "openai/gpt-4o-mini", base_url=llm.base_url,
-            api_key="k", embedder=Clustered(), multilabel=True, k=0,
+            LabelSet(["refund", "delivery", "login"], multilabel=True), "openai/gpt-4o-mini",
+            base_url=llm.base_url, api_key="k", embedder=Clustered(), k=0,
         )  # fmt: skip
         async with served(nuc) as (_, session):
             body = {"text": "c1 money, and my account"}
@@ -190,7 +190,7 @@ async def test_a_head_in_a_service_logs_drift_once_a_test(tmp_path, caplog):
     head = Head.load(tmp_path / "l.head", Clustered(), least_trust=0.0)
     head.drift.mean, head.drift.spread = 0.01, 0.001
     with caplog.at_level(logging.WARNING, logger="testnuc.client"):
-        async with client(Says(gold), head=head, policy="majority", k=0) as nuc:
+        async with client(Says(gold), labeler=head, policy="majority", k=0) as nuc:
             for text in texts_of(150):
                 await nuc.classify(text)
     assert sum("mean trust" in record.message for record in caplog.records) == 1

@@ -259,10 +259,10 @@ def test_another_embedder_or_label_set_is_refused(tmp_path):
     with pytest.raises(InvalidInputError, match="embedder of your own"):
         Head.load(path).predict(["c1 text"])
     with pytest.raises(InvalidInputError, match="label set"):
-        TestNUC(["l0", "l1"], model=Says(), embedder=Clustered(), head=path)
+        TestNUC(["l0", "l1"], model=Says(), embedder=Clustered(), labeler=Head.load(path))
     labels = [f"l{c}" for c in range(CLASSES)]
     with pytest.raises(InvalidInputError, match="'other'"):
-        TestNUC(labels, model=Says(), embedder=Other(), head=path)
+        TestNUC(labels, model=Says(), embedder=Other(), labeler=Head.load(path))
     with pytest.raises(InvalidInputError, match="least_trust"):
         Head.load(path, least_trust=1.5)
 
@@ -277,7 +277,7 @@ async def test_only_texts_below_a_trust_go_to_the_llm(tmp_path):
     for labels in (LABELS, LABELS[::-1]):
         model = Says(gold)
         async with TestNUC(
-            labels, model=model, embedder=Clustered(), head=Head.load(path, least_trust=least)
+            labels, model=model, embedder=Clustered(), labeler=Head.load(path, least_trust=least)
         ) as nuc:
             estimate = await nuc.estimate(new)
             assert (estimate.least_calls, estimate.calls) == (0, 400)
@@ -304,7 +304,7 @@ async def test_without_any_llm(tmp_path):
     head = Head.load(path, Clustered(), least_trust=0)
     new = texts_of(50, 7_000)
     async with TestNUC(
-        LABELS, model=head, embedder=Clustered(), head=head, k=0, join_pool=False
+        LABELS, model=head, embedder=Clustered(), labeler=head, k=0, join_pool=False
     ) as nuc:
         results = await nuc.classify_many(new)
         assert results.labels == made.predict(new).labels

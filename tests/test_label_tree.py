@@ -13,6 +13,7 @@ from testnuc import (
     LabelSet,
     LabelTree,
     Results,
+    Sampling,
     TestNUC,
     TreeClassification,
     VotePolicy,
@@ -122,7 +123,7 @@ async def test_levels_are_asked_one_at_a_time() -> None:
 
     async with (
         LoopbackLLM(right, record=20) as llm,
-        client(llm, shortlist="levels", k=0) as nuc,
+        client(llm, sampling=Sampling(shortlist="levels"), k=0) as nuc,
     ):
         results = await nuc.classify_many(["refund > twice | a", "card > lost | b", "other | c"])
         assert [r.label for r in results] == ["refund > twice", "card > lost", "other"]
@@ -143,7 +144,7 @@ async def test_where_no_label_of_a_level_fits_the_whole_list_is_asked() -> None:
     said = ["refund", "none of these", "card > lost"]
     async with (
         LoopbackLLM(lambda _, call: (said[call], 0.8)) as llm,
-        client(llm, shortlist="levels", k=0) as nuc,
+        client(llm, sampling=Sampling(shortlist="levels"), k=0) as nuc,
     ):
         assert (await nuc.classify("a text")).label == "card > lost"
         assert nuc.usage.calls == 3

@@ -135,8 +135,9 @@ async def test_models_that_repeat_the_key(logged, tmp_path, key, what, several):
     async with (
         serving(answer) as (wire, _),
         TestNUC(
-            LABELS, "openai/test", base_url=wire.url, api_key=key, embedder=HashEmbedder(), k=0,
-            limits=Limits(retry=QUICK), store=tmp_path / "labels.db", multilabel=several,
+            testnuc.LabelSet(LABELS, multilabel=several), "openai/test", base_url=wire.url,
+            api_key=key, embedder=HashEmbedder(), k=0, limits=Limits(retry=QUICK),
+            store=tmp_path / "labels.db",
             sampling=testnuc.Sampling(texts_per_call=2 if what == "one of two" else 1),
         ) as nuc,
     ):  # fmt: skip

@@ -398,7 +398,7 @@ async def test_a_text_that_the_embedder_rejects_fails_alone(client_of, kind, way
         {"join_pool": False},
         {"multilabel": True, "policy": "weighted"},
         {"neighbors": "stored"},
-        {"ask": testnuc.Unsure(most=0.5)},
+        {"labeler": testnuc.UncertaintySampling(max_fraction=0.5)},
     ],
 )
 async def test_it_fails_alone_whatever_is_asked(client_of, more):

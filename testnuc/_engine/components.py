@@ -16,7 +16,7 @@ from testnuc._dispatch.scheduler import Scheduler
 from testnuc._engine.estimate import Estimator
 from testnuc._engine.multilabel_options import check_options
 from testnuc._engine.pipeline import Pipeline
-from testnuc._engine.shortlist import ALL, Shortlist, checked_shortlist
+from testnuc._engine.shortlist import Shortlist, checked_shortlist
 from testnuc._engine.sparing import HeadRule
 from testnuc._engine.votes import load_kernels
 from testnuc.batch import BatchLane, has_batches
@@ -30,7 +30,7 @@ from testnuc.methods import Sampling
 from testnuc.protocols import WireProvider, implements
 from testnuc.transport import Transport
 from testnuc.transport.telemetry import Telemetry
-from testnuc.trust import Referee, Unsure, VoteSettings
+from testnuc.trust import Referee, UncertaintySampling, VoteSettings
 from testnuc.trust.vote_settings import given_policy
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Components:
         self,
         internals: Internals,
         /,
-        labels: Sequence[str] | Mapping[str, Any],
+        labels: Sequence[str] | Mapping[str, Any] | LabelSet,
         model: str | Provider | WireProvider = "openai/gpt-4o-mini",
         *,
         base_url: str | None = None,
@@ -90,33 +90,30 @@ class Components:
         k: int | None = None,
         policy: str | VotePolicy = "auto",
         instructions: str | None = None,
-        none_label: str | None = None,
-        multilabel: bool = False,
-        shortlist: int | str | None = "auto",
         method: Method | None = None,
         sampling: Sampling | None = None,
         neighbors: Literal["predict", "stored"] = "predict",
         join_pool: bool = True,
         limits: Limits | None = None,
         referee: str | Provider | WireProvider | Referee | None = None,
-        ask: str | Unsure = "all",
-        head: str | os.PathLike[str] | Head | None = None,
+        labeler: Literal["llm"] | UncertaintySampling | Head = "llm",
     ) -> None:
+        self.labels = labels if isinstance(labels, LabelSet) else LabelSet(labels)
         self.sampling = _checked("sampling", sampling, Sampling)
+        multilabel, shortlist = self.labels.multilabel, self.sampling.shortlist
         #: A better model that judges.
         self.referee = Referee.of(referee)
         check_options(
-            multilabel,
+            self.labels,
             policy,
             model,
             method,
             self.sampling.confidence,
-            shortlist=(None if shortlist in ("auto", ALL) else shortlist, None),
+            shortlist=(None if shortlist == "auto" else shortlist, None),
             score_labels=(self.sampling.score_labels, False),
             escalate=(0.0 if self.referee is None else self.referee.escalate, 0.0),
-            ask=(ask, "all"),
+            labeler=("llm" if isinstance(labeler, Head) else labeler, "llm"),
         )
-        self.labels = LabelSet(labels, none_label=none_label, multilabel=multilabel)
         #: As the user gave them; `pipeline.settings` may add what was learned.
         self.policy = given_policy(policy)
         self.settings = settings = VoteSettings.of(
@@ -176,7 +173,13 @@ class Components:
             workers=self.limits.concurrency,
             per_call=per_call,
         )
-        self.ask, self.head = Unsure.of(ask), self._head_rule(head)
+        self.sampler = labeler if isinstance(labeler, UncertaintySampling) else None
+        self.head = self._head_rule(labeler) if isinstance(labeler, Head) else None
+        if self.sampler is None and self.head is None and labeler != "llm":
+            raise InvalidInputError(
+                f"labeler is {labeler!r}; give 'llm', testnuc.UncertaintySampling(..) or "
+                "testnuc.Head.load(..)"
+            )
         #: Created when the batch lane is first used.
         self.batch_lane: BatchLane | None = None
         self.pipeline = Pipeline(
@@ -191,7 +194,7 @@ class Components:
             store=self.store,
             join_pool=join_pool,
             per_call=per_call,
-            ask=self.ask,
+            ask=self.sampler,
             head=self.head,
             shortlist=None
             if not isinstance(self.shortlist, int)
@@ -209,7 +212,7 @@ class Components:
             batch_price=priced(batch=True),
             batches=has_batches(provider) and self.shortlist != "levels",
             rate_limit=self.limits.rate,
-            ask=self.ask,
+            ask=self.sampler,
             head=self.head is not None,
             whole_scope=None if self.shortlist is None else made(None).scope,
             note=note,
@@ -223,7 +226,7 @@ class Components:
             base_url=None if base_url is None or "@" in base_url else base_url,
             embedder=embedder if isinstance(embedder, str) else None,
             instructions=instructions,
-            none_label=none_label,
+            none_label=self.labels.none_label,
             multilabel=multilabel or None,
             texts_per_call=per_call if per_call > 1 else None,
             shortlist=self.shortlist,
@@ -284,7 +287,7 @@ class Components:
         if lane == "batch" and self.shortlist == "levels" and not self._automatic:
             raise InvalidInputError(
                 "lane is 'batch', but shortlist='levels' would take a batch job for each level; "
-                "give a number of labels or leave shortlist out, or use lane='live'"
+                "give a number of labels or leave Sampling(shortlist=..) out, or use lane='live'"
             )
         if lane == "batch" and self.batch_lane is None:
             self.batch_lane = BatchLane(
@@ -361,18 +364,16 @@ class Components:
         if opened is not None:
             await opened()
 
-    def _head_rule(self, head: str | os.PathLike[str] | Head | None) -> HeadRule | None:
-        if head is None:
-            return None
-        found = head if isinstance(head, Head) else Head.load(head)
-        found.checked_embedder(self.embedder)
-        if (found.sets is not None) != self.labels.multilabel:
-            several = "several labels" if found.sets is not None else "one label"
+    def _head_rule(self, head: Head) -> HeadRule:
+        head.checked_embedder(self.embedder)
+        if (head.sets is not None) != self.labels.multilabel:
+            several = "several labels" if head.sets is not None else "one label"
             raise InvalidInputError(
-                f"head gives {several} for a text, but multilabel is {self.labels.multilabel}; "
-                f"set multilabel={found.sets is not None}, or distill another head"
+                f"the head gives {several} for a text, but multilabel is "
+                f"{self.labels.multilabel}; give LabelSet(.., multilabel={head.sets is not None}), "
+                "or distill another head"
             )
-        return HeadRule(found, found.least_trust, found.for_labels(self.labels.names))
+        return HeadRule(head, head.least_trust, head.for_labels(self.labels.names))
 
     def referee_provider(self, model: str | Provider | WireProvider) -> Provider | WireProvider:
         """Return the provider of a referee; one of the client's kind has its address and key."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from testnuc._dispatch.predictor import Predictor
     from testnuc.limits import Price
     from testnuc.protocols import Index, Method, PoolText, Store, Task
-    from testnuc.trust import Unsure, VoteSettings
+    from testnuc.trust import UncertaintySampling, VoteSettings
 
 __all__ = ["Estimator"]
 
@@ -57,7 +57,7 @@ class Estimator:
     #: Whether the provider has a batch lane.
     batches: bool = False
     rate_limit: RateLimit | None = None
-    ask: Unsure | None = None
+    ask: UncertaintySampling | None = None
     #: Whether a head labels the texts that it is sure of.
     head: bool = False
     #: Where prompts show some labels, and a part of the texts is asked about with all of them

@@ -11,13 +11,14 @@ from testnuc.voting import VotePolicy
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from testnuc.labels import LabelSet
     from testnuc.protocols import Method
 
 __all__ = ["check_options"]
 
 
 def check_options(
-    multilabel: object,
+    labels: LabelSet,
     policy: str | VotePolicy,
     model: object,
     method: Method | None,
@@ -28,10 +29,8 @@ def check_options(
 
     `others`: option -> (value given, the only value that several labels allow).
     """
-    if not isinstance(multilabel, bool):
-        raise InvalidInputError(f"multilabel is {multilabel!r}; give True or False")
     threshold = policy.threshold if isinstance(policy, VotePolicy) else None
-    if not multilabel:
+    if not labels.multilabel:
         if threshold is not None:
             raise InvalidInputError(
                 f"threshold is {threshold!r}, but a text has one label, which needs none; leave "

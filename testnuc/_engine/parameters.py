@@ -13,11 +13,13 @@ from functools import wraps
 from inspect import signature
 from typing import Any, Concatenate, ParamSpec
 
+from testnuc._base.checks import checked_choice
 from testnuc.errors import InvalidInputError
 from testnuc.head import Head
+from testnuc.labels import LabelSet
 from testnuc.limits import Budget, Limits
 from testnuc.methods import Sampling
-from testnuc.trust import Referee, Unsure
+from testnuc.trust import Referee, UncertaintySampling
 from testnuc.voting import VotePolicy
 
 __all__ = ["GROUPS", "client_arguments", "takes_arguments_of"]
@@ -32,8 +34,8 @@ GROUPS = {
     **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention", "responses"), "model"),
     **dict.fromkeys(("requests_per_minute", "tokens_per_minute", "max_concurrency"), "limits"),
     **dict.fromkeys(("rate_limit", "retry", "budget", "budget_usd", "batches"), "limits"),
-    **dict.fromkeys(("stop", "most"), "ask"),
-    "head_trust": "head",
+    **dict.fromkeys(("none_label", "multilabel"), "labels"),
+    **dict.fromkeys(("ask", "stop", "most", "head", "head_trust"), "labeler"),
     "escalate": "referee",
 }
 
@@ -42,17 +44,22 @@ _FIELDS = {
     "budget_usd": "budget",
     "head_trust": "least_trust",
     "max_concurrency": "concurrency",
+    "most": "max_fraction",
     "rate_limit": "requests_per_minute",
+    "stop": "min_agreement",
 }
 
-#: How to write each group in code, with a gap for the field name.
+#: How to write a group, or a flat name, in code, with a gap for the field name.
 _WRITTEN = {
     "sampling": "sampling=testnuc.Sampling({}=..)",
     "policy": "policy=testnuc.VotePolicy.auto({}=..)",
     "model": "model=testnuc.OpenAI('..', {}=..)",
     "limits": "limits=testnuc.Limits({}=..)",
-    "ask": "ask=testnuc.Unsure({}=..)",
-    "head": "head=testnuc.Head.load('..', {}=..)",
+    "labels": "labels=testnuc.LabelSet([..], {}=..)",
+    "labeler": "labeler=testnuc.UncertaintySampling({}=..)",
+    "ask": "labeler=testnuc.UncertaintySampling()",
+    "head": "labeler=testnuc.Head.load('..')",
+    "head_trust": "labeler=testnuc.Head.load('..', {}=..)",
     "referee": "referee=testnuc.Referee('..', {}=..)",
 }
 
@@ -85,7 +92,7 @@ def takes_arguments_of(
             for name in kwargs:
                 group = GROUPS.get(name)
                 if group is not None:
-                    where = _WRITTEN[group].format(_FIELDS.get(name, name))
+                    where = _WRITTEN.get(name, _WRITTEN[group]).format(_FIELDS.get(name, name))
                     raise InvalidInputError(
                         f"{name} is not an argument of the client; give {where}"
                     )
@@ -99,9 +106,21 @@ def takes_arguments_of(
     return decorate
 
 
-def _sampling(values: Mapping[str, Any], _: Any) -> Sampling:
-    options = values.get("request_options")
-    return Sampling(**{**values, "request_options": {} if options is None else options})
+def _labels(values: Mapping[str, Any], labels: Any) -> LabelSet | None:
+    """Return the set of the labels; None: unchanged."""
+    plain = values.get("none_label") is None and values.get("multilabel", False) is False
+    return None if plain or isinstance(labels, LabelSet) else LabelSet(labels, **values)
+
+
+def _sampling(values: Mapping[str, Any], sampling: Any) -> Sampling:
+    own = dict(values)
+    if "request_options" in own and own["request_options"] is None:
+        own["request_options"] = {}
+    # the command line has no numbers among words
+    size = own.get("shortlist")
+    if isinstance(size, str) and size.isdecimal():
+        own["shortlist"] = int(size)
+    return replace(Sampling() if sampling is None else sampling, **own)
 
 
 def _policy(values: Mapping[str, Any], policy: Any) -> VotePolicy | None:
@@ -124,20 +143,18 @@ def _limits(values: Mapping[str, Any], _: Any) -> Limits:
     return Limits(**own)
 
 
-def _ask(values: Mapping[str, Any], ask: Any) -> Unsure | None:
-    """Return the rule with the given fields; None: unchanged."""
-    rule = Unsure.of("all" if ask is None else ask)
-    return None if rule is None else replace(rule, **values)
-
-
-def _head(values: Mapping[str, Any], head: Any) -> Head | None:
-    """Return the head with its least trust; None: unchanged."""
-    trust = values["head_trust"]
-    if trust is None:
-        return None
-    if head is None:
+def _labeler(values: Mapping[str, Any], _: Any) -> UncertaintySampling | Head | None:
+    """Return what labels besides the LLM; None: nothing does."""
+    head, trust, ask = values.get("head"), values.get("head_trust"), values.get("ask", "all")
+    checked_choice("ask", ask, ("all", "unsure"))
+    if head is not None and ask == "unsure":
+        raise InvalidInputError("ask is 'unsure', but a head labels the texts; leave out one")
+    if head is not None:
+        return Head.load(head, least_trust=trust)
+    if trust is not None:
         raise InvalidInputError("head_trust needs a head, a file from `testnuc distill`")
-    return Head.load(head, least_trust=trust)
+    own = {_FIELDS[name]: values[name] for name in ("stop", "most") if name in values}
+    return UncertaintySampling(**own) if ask == "unsure" else None
 
 
 def _referee(values: Mapping[str, Any], referee: Any) -> Referee | None:
@@ -146,10 +163,10 @@ def _referee(values: Mapping[str, Any], referee: Any) -> Referee | None:
 
 
 _MAKERS: dict[str, Callable[[Mapping[str, Any], Any], Any]] = {
+    "labels": _labels,
     "sampling": _sampling,
     "policy": _policy,
     "limits": _limits,
-    "ask": _ask,
-    "head": _head,
+    "labeler": _labeler,
     "referee": _referee,
 }

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from testnuc.embedders.cache import EmbeddingCache
     from testnuc.labels import LabelSet
     from testnuc.protocols import Index, Method, PoolText, Store
-    from testnuc.trust import Decision, Unsure, VoteSettings
+    from testnuc.trust import Decision, UncertaintySampling, VoteSettings
 
 __all__ = ["STOPS", "Pipeline"]
 
@@ -69,7 +69,7 @@ class Pipeline:
     join_pool: bool
     per_call: int = 1
     #: Ask only where a model of the answers is unsure.
-    ask: Unsure | None = None
+    ask: UncertaintySampling | None = None
     #: Ask only where a distilled head is unsure.
     head: HeadRule | None = None
     #: Chooses the labels that each prompt shows.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from testnuc._base.checks import checked_whole, hash_text
+from testnuc._base.checks import hash_text
 from testnuc._dispatch.partial_labels import NONE_OF_THESE
 from testnuc.errors import InvalidInputError
 from testnuc.trust.head import folds_of, predict_folds
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from testnuc.types import Prediction
 
 __all__ = [
-    "ALL",
     "AUTOMATIC_ABOVE",
     "Shortlist",
     "checked_shortlist",
@@ -45,8 +44,6 @@ __all__ = [
 
 #: "auto" shows all of so many labels; of more, a list of the second number.
 AUTOMATIC_ABOVE, _AUTOMATIC = 200, 50
-#: What shows all labels, in a file of settings or on the command line.
-ALL = "all"
 #: Texts whose lists are computed between two turns of the event loop.
 _BLOCK = 1_024
 #: Labels that are compared exactly, besides those of a list.
@@ -84,7 +81,7 @@ def checked_shortlist(
     InvalidInputError
         The length is wrong, or another option does not allow shortlists.
     """
-    if size is None or size == ALL:
+    if size is None:
         return None, ""
     n = len(labels.names) - (labels.none_label is not None)
     problem = _problem(labels, method)
@@ -94,10 +91,6 @@ def checked_shortlist(
         return _automatic(n, problem, tree, predictor_of) if many else (None, "")
     if size == "levels":
         problem = problem or _NO_TREE * (labels.tree is None) or _PACKED * (texts_per_call > 1)
-    elif isinstance(size, str):
-        problem = f"shortlist is {size!r}; give a number of labels, 'auto', 'levels' or 'all'"
-    else:
-        checked_whole("shortlist", size, least=2)
     if problem:
         raise InvalidInputError(problem)
     if not isinstance(size, int):

@@ -12,7 +12,7 @@ import numpy as np
 from testnuc._engine.applying import judged_classes, texts_among
 from testnuc._engine.labeling import Layer
 from testnuc.errors import NotAnsweredError
-from testnuc.trust import Sparing, Unsure, random_part
+from testnuc.trust import Sparing, UncertaintySampling, random_part
 from testnuc.trust.model import SPARED_ROUNDS, fit_model, fits, teach
 from testnuc.voting import Labels
 
@@ -85,7 +85,7 @@ def _layer(n: int, rows: NDArray[np.int64], labels: Labels) -> Layer:
 
 
 def asked_first(
-    texts: Sequence[PoolText], n_classes: int, rule: Unsure, settings: VoteSettings
+    texts: Sequence[PoolText], n_classes: int, rule: UncertaintySampling, settings: VoteSettings
 ) -> list[int]:
     """Return the places of the texts that `ask_unsure` asks about first, without embeddings.
 
@@ -103,7 +103,7 @@ async def ask_unsure(
     run: Run,
     vectors: NDArray[np.float16],
     rows: NDArray[np.int64],
-    rule: Unsure,
+    rule: UncertaintySampling,
 ) -> AsyncGenerator[list[int], None]:
     """Yield the own texts to ask about, in rounds; the others are spared at the end."""
     settings = run.votes.settings
@@ -129,11 +129,12 @@ async def ask_unsure(
         places = await asyncio.to_thread(sparing.next, own)
     left = np.flatnonzero(~sparing.asked)
     if not len(left):
-        if rule.stop < 1:
+        if rule.min_agreement < 1:
             run.notes.append(
                 f"the LLM was asked about all {len(rows):,} texts, so no call was saved: it was "
                 "not proved before that a model of its answers gives at least "
-                f"{rule.stop:.1%} of all labels as the LLM does; a lower stop may save calls"
+                f"{rule.min_agreement:.1%} of all labels as the LLM does; a lower min_agreement "
+                "(--stop) may save calls"
             )
         return
     own = run.answers.label[rows[sparing.asked]]

@@ -22,18 +22,15 @@ __all__ = ["client_of", "completed"]
 
 def client_of(options: Mapping[str, Any], **instead: Any) -> TestNUC:
     """Return a client of command-line options; arguments in `instead` win."""
-    given = client_arguments({**options, **instead})
-    if str(given.get("shortlist")).isdecimal():
-        given["shortlist"] = int(given["shortlist"])
-    labels = given.pop("labels")
-    if labels is None:
+    flat = {**options, **instead}
+    if flat["labels"] is None:
         raise InvalidInputError("there are no labels; give --labels, a file or a,b,c")
-    head = given.get("head")
-    if isinstance(head, str):
-        head = Head.load(head, given["embedder"], least_trust=0.0)
+    given = client_arguments({**flat, "labels": read_labels(flat["labels"])})
+    if flat.get("head") is not None and flat.get("head_trust") is None:
+        head = Head.load(flat["head"], given["embedder"], least_trust=0.0)
         # nothing is left to an LLM, so neither a key nor neighbors are needed
-        given.update(head=head, model=head, k=0, join_pool=False, base_url=None)
-    return TestNUC(read_labels(labels), **given)
+        given.update(labeler=head, model=head, k=0, join_pool=False, base_url=None)
+    return TestNUC(**given)
 
 
 def completed(options: Options, store: str | None) -> Options:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from testnuc import embedders, stores
-from testnuc._engine.shortlist import ALL, AUTOMATIC_ABOVE
+from testnuc._engine.shortlist import AUTOMATIC_ABOVE
 from testnuc.cli.answer_store import AnswerStore
 from testnuc.cli.files import require_store
 from testnuc.cli.label_files import read_labels
@@ -165,7 +165,7 @@ def _options_of(facts: Mapping[str, Any], client: Options) -> dict[str, Any]:
     run = {name: usual[name] for name in OF_ANSWERS if name not in unknown} | dict(facts)
     if "shortlist" not in facts and len(facts["labels"]) > AUTOMATIC_ABOVE:
         # without a shortlist, prompts had all labels, however many
-        run["shortlist"] = ALL
+        run["shortlist"] = "all"
     described = facts.get("descriptions") or {}
     names = _labels_of(facts)
     run["labels"] = {name: described.get(name, "") for name in names} if described else names

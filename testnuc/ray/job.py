@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -19,6 +19,7 @@ from testnuc.errors import (
     MissingDependencyError,
 )
 from testnuc.limits import Limits
+from testnuc.methods import Sampling
 from testnuc.ray.limits_actor import SharedLimits
 from testnuc.ray.shards import Shard, Shards
 from testnuc.ray.stages import BuildIndex, Embed, Predict, Vote, columns_of, hash_texts
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     import ray.data
 
+    from testnuc.labels import LabelSet
     from testnuc.protocols import Embedder, Method, Provider, WireProvider
     from testnuc.trust import Diagnosis
     from testnuc.types import Usage
@@ -46,9 +48,7 @@ _REFUSED = {
     "join_pool": "all texts of the dataset are each other's neighbors",
     "neighbors": "all texts of the dataset are asked about",
     "referee": "let a client of the same store learn from it; a job applies what was learned",
-    "shortlist": "a job shows all labels in every prompt",
-    "ask": "all texts of the dataset are asked about",
-    "head": "use testnuc.ray.LabelByHead, a stage without an LLM",
+    "labeler": "the LLM labels all texts; LabelByHead is a stage without an LLM",
 }
 #: CPUs reserved by an actor, if there are enough: waiting for a provider needs little.
 _CPUS = {"embed": 1.0, "predict": 0.25, "index": 0.1}
@@ -77,7 +77,7 @@ class Labeled:
 
 def classify_dataset(
     dataset: ray.data.Dataset,
-    labels: Sequence[str] | Mapping[str, str],
+    labels: Sequence[str] | Mapping[str, Any] | LabelSet,
     model: str | Provider | WireProvider = "openai/gpt-4o-mini",
     *,
     column: str = "text",
@@ -166,13 +166,11 @@ def classify_dataset(
         checked_whole(
             name if name in {"shards", "batch_size"} else f"{name}_actors", number, least=1
         )
-    several = bool(settings.get("multilabel"))
-    # "auto" keeps several labels as the LLM gives them: there is nothing to decide
-    auto = _check(dataset, client, column, prefix) and not several
+    auto = _check(dataset, client, column, prefix)
     name = f"testnuc-limits-{uuid4().hex}"
     # all prompts of a job show all labels
-    given = {**client, "shortlist": None}
-    job = Settings(given, name, ray.get_runtime_context().namespace)
+    sampling = replace(client.get("sampling") or Sampling(), shortlist=None)
+    job = Settings({**client, "sampling": sampling}, name, ray.get_runtime_context().namespace)
     shared = (
         ray.remote(SharedLimits)
         .options(name=name, num_cpus=0, max_concurrency=10_000)
@@ -239,7 +237,7 @@ def classify_dataset(
 
 
 def _check(dataset: ray.data.Dataset, client: Mapping[str, Any], column: str, prefix: str) -> bool:
-    """Validate the arguments, before anything starts; returns whether the policy is "auto"."""
+    """Validate the arguments, before anything starts; returns whether to diagnose."""
     from ray import nodes
 
     for name, why in _REFUSED.items():
@@ -278,7 +276,14 @@ def _check(dataset: ray.data.Dataset, client: Mapping[str, Any], column: str, pr
             f"the dataset already has a column {taken[0]!r}, which a job adds; set a prefix, such "
             "as prefix='testnuc_'"
         )
-    return checked.policy.weight == "auto"
+    shortlist = (client.get("sampling") or Sampling()).shortlist
+    if shortlist not in {None, "auto"}:
+        raise InvalidInputError(
+            f"shortlist is {shortlist!r}, which is not supported on Ray: a job shows all labels in "
+            "every prompt"
+        )
+    # "auto" keeps several labels as the LLM gives them: there is nothing to decide
+    return checked.policy.weight == "auto" and not checked.labels.multilabel
 
 
 def _shares(actors: Mapping[str, int], cpus: float) -> dict[str, float]:

@@ -35,7 +35,7 @@ __all__ = ["Asking", "Settings", "Voting"]
 #: Texts sampled for a decision of the auto policy.
 _SAMPLE = 10_000
 #: The arguments that a vote needs.
-_OF_VOTES = frozenset({"labels", "k", "policy", "none_label", "multilabel"})
+_OF_VOTES = frozenset({"labels", "k", "policy"})
 
 
 class Settings:

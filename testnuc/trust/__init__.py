@@ -33,7 +33,7 @@ from testnuc.trust.prior import correct, factors
 from testnuc.trust.referee import Referee
 from testnuc.trust.review import Review, ReviewItem
 from testnuc.trust.review_queue import ReviewReason, review_queue
-from testnuc.trust.sparing import Sparing, Unsure, random_part
+from testnuc.trust.sparing import Sparing, UncertaintySampling, random_part
 from testnuc.trust.vote_settings import VoteSettings
 
 __all__ = [
@@ -52,7 +52,7 @@ __all__ = [
     "ReviewItem",
     "ReviewReason",
     "Sparing",
-    "Unsure",
+    "UncertaintySampling",
     "VoteSettings",
     "correct",
     "diagnose",

@@ -4,8 +4,8 @@ A random part is asked about first. A head learns the answers, and predicts each
 without its fold, so that the random part is predicted as the texts that were not asked about are:
 it audits them, and costs nothing that is not needed anyway. Texts are asked about where the head is
 least sure, in rounds, until the others are few enough, and agree often enough in the audit, that
-asking about them would change at most ``1 - stop`` of all labels, with 90 % confidence over all
-rounds.
+asking about them would change at most ``1 - min_agreement`` of all labels, with 90 % confidence
+over all rounds.
 
 Sources: uncertainty sampling, Lewis and Gale 1994; fixed-sequence testing, Bauer 1991; exact
 binomial bounds, Clopper and Pearson 1934.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from testnuc.trust.head import Softmax
 
-__all__ = ["Sparing", "Unsure", "random_part"]
+__all__ = ["Sparing", "UncertaintySampling", "random_part"]
 
 #: Of all texts: the random part, and one round.
 _FIRST, _ROUND = 0.1, 0.1
@@ -51,57 +51,44 @@ _HOPELESS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Unsure:
-    """Ask the LLM only where a model of its answers is unsure.
+class UncertaintySampling:
+    """Call the LLM only where a classifier trained on its answers is uncertain.
 
     Parameters
     ----------
-    stop : float
-        Part of all labels that must be proved to be as if the LLM had been asked about every text,
-        before the remaining texts are left to the model. 1: ask about all.
-    most : float
-        Most of the texts to ask about, as a part of 1, whatever is proved by then.
+    min_agreement : float
+        Minimum agreement with labeling every text by the LLM, proved with 90 % confidence, before
+        the remaining texts are left to the classifier. 1: the LLM labels all.
+    max_fraction : float
+        Maximum fraction of the texts that the LLM labels, whatever is proved by then.
     """
 
-    stop: float = 0.99
-    most: float = 1.0
+    min_agreement: float = 0.99
+    max_fraction: float = 1.0
 
     def __post_init__(self) -> None:
-        checked_number("stop", self.stop, 0, 1)
-        if not checked_number("most", self.most, 0, 1):
-            raise InvalidInputError(
-                "most is 0, so that nothing could be asked; give a part above 0"
-            )
+        checked_number("min_agreement", self.min_agreement, 0, 1)
+        if not checked_number("max_fraction", self.max_fraction, 0, 1):
+            raise InvalidInputError("max_fraction is 0; give a fraction above 0")
 
-    @classmethod
-    def of(cls, ask: str | Unsure) -> Unsure | None:
-        """Return the rule for an argument; None: ask about all texts."""
-        if isinstance(ask, Unsure):
-            return ask
-        if ask not in {"all", "unsure"}:
-            raise InvalidInputError(
-                f"ask is {ask!r}; choose 'all', 'unsure', or testnuc.Unsure(stop=.., most=..)"
-            )
-        return cls() if ask == "unsure" else None
-
-    def where_proved(self, texts: int, n_classes: int) -> Unsure:
+    def where_proved(self, texts: int, n_classes: int) -> UncertaintySampling:
         """Return the rule where judgments prove that a learned model is better than the LLM."""
         most = max(_PROVED, _ANSWERS * n_classes / max(1, texts))
-        return replace(self, most=min(self.most, most))
+        return replace(self, max_fraction=min(self.max_fraction, most))
 
     def limit(self, texts: int) -> int:
         """Return the most texts to ask about."""
-        return texts if self.most >= 1 else max(1, int(self.most * texts))
+        return texts if self.max_fraction >= 1 else max(1, int(self.max_fraction * texts))
 
     def first(self, texts: int) -> int:
         """Return the size of the random part."""
         most = self.limit(texts)
-        if self.stop >= 1:
+        if self.min_agreement >= 1:
             return most
-        return min(most, max(round(_FIRST * texts), round(_LEAST / (1 - self.stop))))
+        return min(most, max(round(_FIRST * texts), round(_LEAST / (1 - self.min_agreement))))
 
 
-def random_part(hashes: Sequence[bytes], rule: Unsure) -> NDArray[np.int64]:
+def random_part(hashes: Sequence[bytes], rule: UncertaintySampling) -> NDArray[np.int64]:
     """Return the texts that are asked about first: those with the lowest hashes, in their order."""
     # other bytes than those of the folds
     order = sorted(range(len(hashes)), key=lambda row: hashes[row][::-1])
@@ -115,7 +102,7 @@ class Sparing:
     asked about in the same order.
     """
 
-    def __init__(self, texts: Texts, hashes: Sequence[bytes], rule: Unsure) -> None:
+    def __init__(self, texts: Texts, hashes: Sequence[bytes], rule: UncertaintySampling) -> None:
         self._texts, self._rule = texts, rule
         n = len(texts)
         self.first = random_part(hashes, rule)
@@ -191,7 +178,7 @@ class Sparing:
             size = max(1, round(step * _STEP * len(order)))
             inside = chance[audit] >= chance[order[size - 1]]
             changed = size / n * _bound(int((inside & ~agrees).sum()), int(inside.sum()), error)
-            if changed > 1 - self._rule.stop:
+            if changed > 1 - self._rule.min_agreement:
                 break
             sure, proved = size, 1 - changed
         return sure, proved

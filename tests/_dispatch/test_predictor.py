@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 import testnuc
-from testnuc import Limits, TestNUC
+from testnuc import LabelSet, Limits, TestNUC
 from testnuc.prompts import samples_in
 from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.testing import HashEmbedder
@@ -231,7 +231,11 @@ async def test_a_label_that_cannot_be_stored_fails_alone(tmp_path, label, multil
             return Reply(tuple(Answer(one, 0.9) for one in said), TokenUsage(1, 1))
 
     async with TestNUC(
-        LABELS, Own(), embedder=HashEmbedder(), k=0, store=tmp_path / "s.db", multilabel=multilabel
+        LabelSet(LABELS, multilabel=multilabel),
+        Own(),
+        embedder=HashEmbedder(),
+        k=0,
+        store=tmp_path / "s.db",
     ) as nuc:
         results = await nuc.classify_many(texts_of(9))
     assert results.stopped is None

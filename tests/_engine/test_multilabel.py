@@ -366,14 +366,14 @@ async def test_a_custom_provider_answers_with_labels(nuc_of):
         ({"model": "local/zero-shot", "base_url": None}, "gives one label"),
         ({"policy": VotePolicy(prior="balanced")}, "prior is 'balanced'"),
         ({"policy": VotePolicy.auto(min_trust=0.7)}, "min_trust is 0.7"),
-        ({"ask": "unsure"}, "ask is 'unsure'"),
+        ({"labeler": testnuc.UncertaintySampling()}, "labeler is UncertaintySampling"),
         ({"referee": testnuc.Referee("openai/better", 0.1)}, "escalate is 0.1"),
     ],
 )
 async def test_what_needs_one_label_is_refused_before_any_call(nuc_of, client_of, more, match):
     async with LoopbackLLM(labels_of) as llm:
         with pytest.raises(InvalidInputError, match=match):
-            TestNUC(**{**client_of(llm, multilabel=True), **more})
+            TestNUC(**client_of(llm, **{"multilabel": True, **more}))
         with pytest.raises(InvalidInputError, match="set multilabel=True"):
             TestNUC(**client_of(llm, policy=VotePolicy(threshold=0.3)))
         async with nuc_of(llm) as nuc:

@@ -10,6 +10,7 @@ import pytest
 
 import testnuc
 from testnuc import Head, InvalidInputError, Learned, Review, TestNUC, VotePolicy
+from testnuc._engine.parameters import client_arguments
 from testnuc.review import join_reviews
 from testnuc.testing import LoopbackLLM
 from testnuc.types import Prediction, split_labels
@@ -59,17 +60,15 @@ class Clustered:
 
 
 def client(llm, **more):
-    return TestNUC(
-        LABELS,
-        **{
-            "model": "openai/test",
-            "base_url": llm.base_url,
-            "api_key": "none",
-            "embedder": Clustered(),
-            "multilabel": True,
-            **more,
-        },
-    )
+    options = {
+        "labels": LABELS,
+        "model": "openai/test",
+        "base_url": llm.base_url,
+        "api_key": "none",
+        "embedder": Clustered(),
+        "multilabel": True,
+    }
+    return TestNUC(**client_arguments({**options, **more}))
 
 
 def jaccard(results):
@@ -252,7 +251,7 @@ async def test_a_distilled_head_gives_several_labels(tmp_path):
         assert {row.source for row in found} == {"head"}
         assert all(list(row.trusts) == list(row.labels) for row in found)
         head.least_trust = least = float(np.median([row.trust for row in found]))
-        async with client(llm, head=head, k=3) as nuc:
+        async with client(llm, labeler=head, k=3) as nuc:
             mixed = await nuc.classify_many(new)
             sure = [row.trust >= least for row in found]
             assert nuc.usage.calls == 400 - sum(sure) < 250
@@ -272,7 +271,7 @@ async def test_a_distilled_head_gives_several_labels(tmp_path):
             [int(name in row.labels) for name in order] for row in found[:20]
         ]
         with pytest.raises(InvalidInputError, match="head gives several labels for a text"):
-            client(llm, multilabel=False, head=head)
+            client(llm, multilabel=False, labeler=head)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 
 import testnuc
-from testnuc import Budget, Limits, Sampling, TestNUC, Unsure, VotePolicy
+from testnuc import Budget, LabelSet, Limits, Sampling, TestNUC, UncertaintySampling, VotePolicy
 from testnuc._engine.components import Components
 from testnuc._engine.parameters import GROUPS, client_arguments
 from testnuc.testing import HashEmbedder
@@ -40,7 +40,9 @@ def test_options_of_the_command_line_are_in_the_table():
     from testnuc.cli.options import client_options
 
     known = defaults(TestNUC.__init__) | grouped_defaults()
-    known |= {field.name: field.default for field in fields(Unsure)}
+    known |= defaults(LabelSet.__init__) | {"ask": "all", "head": None}
+    rule = UncertaintySampling()
+    known |= {"stop": rule.min_agreement, "most": rule.max_fraction}
     known["max_concurrency"] = Limits().concurrency
     for name, option in client_options().items():
         # an embedder that is not named is that of the store, and trust is the head's own
@@ -55,6 +57,7 @@ def test_the_classifier_of_scikit_learn_takes_flat_names():
     from testnuc.sklearn import TestNUCClassifier
 
     known = {"labels": None} | defaults(TestNUC.__init__) | grouped_defaults()
+    known |= defaults(LabelSet.__init__)
     taken = defaults(TestNUCClassifier.__init__)
     assert set(fields_of_sampling := {f.name for f in fields(Sampling)}) <= set(taken)
     assert {name: known[name] for name in taken} == taken

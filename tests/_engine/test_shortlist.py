@@ -11,6 +11,7 @@ import pytest
 
 from testnuc import BatchPolicy, InvalidInputError, Limits, Sampling, TestNUC, TopKICL
 from testnuc._base.checks import hash_text
+from testnuc._engine.parameters import client_arguments
 from testnuc._engine.shortlist import coverage_of, nearest_labels, similar_together, with_head
 from testnuc._engine.whole_list import compared_part
 from testnuc.cli.options import Options, client_options
@@ -51,7 +52,7 @@ def client(llm: LoopbackLLM, **more: Any) -> TestNUC:
         "shortlist": 3,
         **more,
     }
-    return TestNUC(options.pop("labels", LABELS), "openai/test", **options)
+    return TestNUC(**client_arguments({"labels": LABELS, "model": "openai/test", **options}))
 
 
 def shown(body: dict[str, Any], labels: list[str] = LABELS) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from testnuc import InvalidInputError, Limits, Unsure
+from testnuc import InvalidInputError, Limits, UncertaintySampling
 from testnuc.errors import ServerError
 from testnuc.limits import Budget
 from testnuc.progress import Observer
@@ -30,7 +30,7 @@ async def run(model, texts, **more):
 @pytest.mark.slow
 async def test_texts_that_a_model_predicts_need_no_call():
     model, texts = Says(sure), texts_of(2_000)
-    results = await run(model, texts, ask="unsure")
+    results = await run(model, texts, labeler=UncertaintySampling())
     assert len(model.asked) < 1_000
     assert len(model.asked) == len(set(model.asked)) == results.usage.calls
     asked = set(model.asked)
@@ -45,7 +45,7 @@ async def test_texts_that_a_model_predicts_need_no_call():
 @pytest.mark.slow
 async def test_all_texts_are_asked_about_where_the_model_is_no_match():
     model, texts = Says(arbitrary), texts_of(1_500)
-    results = await run(model, texts, ask="unsure", k=0)
+    results = await run(model, texts, labeler=UncertaintySampling(), k=0)
     assert sorted(model.asked) == sorted(texts)
     assert {row.source for row in results} == {"llm"}
     assert results.labels == [arbitrary(text) for text in texts]
@@ -56,9 +56,9 @@ async def test_all_texts_are_asked_about_where_the_model_is_no_match():
 @pytest.mark.slow
 async def test_a_second_run_is_free_and_the_same(tmp_path):
     texts, store = texts_of(1_500), tmp_path / "answers.db"
-    first = await run(Says(sure), texts, ask="unsure", store=store)
+    first = await run(Says(sure), texts, labeler=UncertaintySampling(), store=store)
     model = Says(sure)
-    again = await run(model, texts, ask="unsure", store=store)
+    again = await run(model, texts, labeler=UncertaintySampling(), store=store)
     assert model.asked == []
     assert again.labels == first.labels
     assert [r.trust for r in again] == [r.trust for r in first]
@@ -69,14 +69,18 @@ async def test_a_second_run_is_free_and_the_same(tmp_path):
 @pytest.mark.slow
 async def test_a_run_that_a_budget_stopped_is_resumed(tmp_path):
     texts, store = texts_of(1_500), tmp_path / "answers.db"
-    whole = await run(Says(sure), texts, ask="unsure")
+    whole = await run(Says(sure), texts, labeler=UncertaintySampling())
     stopped = await run(
-        Says(sure), texts, ask="unsure", store=store, limits=Limits(budget=Budget(calls=200))
+        Says(sure),
+        texts,
+        labeler=UncertaintySampling(),
+        store=store,
+        limits=Limits(budget=Budget(calls=200)),
     )
     assert stopped.usage.calls == 200
     assert stopped.labels.count(None) > 0
     model = Says(sure)
-    resumed = await run(model, texts, ask="unsure", store=store)
+    resumed = await run(model, texts, labeler=UncertaintySampling(), store=store)
     assert resumed.usage.calls == whole.usage.calls - 200
     assert resumed.labels == whole.labels
 
@@ -84,7 +88,7 @@ async def test_a_run_that_a_budget_stopped_is_resumed(tmp_path):
 @pytest.mark.slow
 async def test_at_most_a_part_is_asked_about():
     model, texts = Says(), texts_of(2_000)
-    results = await run(model, texts, ask=Unsure(most=0.25), k=0)
+    results = await run(model, texts, labeler=UncertaintySampling(max_fraction=0.25), k=0)
     assert len(model.asked) == 500
     assert sum(row.source == "head" for row in results) == 1_500
     # the model is wrong in three of ten texts, the head is not
@@ -92,9 +96,9 @@ async def test_at_most_a_part_is_asked_about():
     assert np.mean([row.label == gold(row.text) for row in spared]) > 0.8
 
 
-@pytest.mark.parametrize("ask", [Unsure(most=0.25), "unsure"])
+@pytest.mark.parametrize("labeler", [UncertaintySampling(max_fraction=0.25), UncertaintySampling()])
 @pytest.mark.parametrize("said", ["elsewhere", ServerError("500")])
-async def test_no_answer_is_no_label(ask, said):
+async def test_no_answer_is_no_label(labeler, said):
     class Silent(Says):
         async def answer(self, request):
             if isinstance(said, Exception):
@@ -102,7 +106,7 @@ async def test_no_answer_is_no_label(ask, said):
                 raise said
             return Reply((Answer(said),))
 
-    results = await run(Silent(), texts_of(600), ask=ask, k=0)
+    results = await run(Silent(), texts_of(600), labeler=labeler, k=0)
     assert set(results.labels) == {None}
 
 
@@ -110,7 +114,7 @@ async def test_no_answer_is_no_label(ask, said):
 async def test_judgments_that_prove_a_learned_model_better_stop_earlier():
     texts = texts_of(2_000)
     model = Says()
-    async with client(model, policy="majority", k=0, ask="unsure") as nuc:
+    async with client(model, policy="majority", k=0, labeler=UncertaintySampling()) as nuc:
         await nuc.classify_many(texts_of(600, 10_000))
         review = await nuc.review(100)
         judge(review)
@@ -139,13 +143,13 @@ async def test_progress_counts_every_text_once():
             pass
 
     seen = Counts()
-    async with client(Says(sure), ask="unsure") as nuc:
+    async with client(Says(sure), labeler=UncertaintySampling()) as nuc:
         await nuc.classify_many(texts_of(1_000), progress=seen)
     assert seen.done == 1_000
 
 
 async def test_the_estimate_gives_a_range():
-    async with client(Says(sure), ask="unsure") as nuc:
+    async with client(Says(sure), labeler=UncertaintySampling()) as nuc:
         found = await nuc.estimate(texts_of(5_000))
         assert (found.least_calls, found.calls) == (500, 5_000)
         assert "from 500 to 5,000 calls" in str(found)
@@ -154,7 +158,9 @@ async def test_the_estimate_gives_a_range():
 @pytest.mark.slow
 async def test_the_estimate_knows_the_most_and_what_is_stored():
     texts = texts_of(1_000)
-    async with client(Says(sure), ask=Unsure(stop=1, most=0.6)) as nuc:
+    async with client(
+        Says(sure), labeler=UncertaintySampling(min_agreement=1, max_fraction=0.6)
+    ) as nuc:
         before = await nuc.estimate(texts)
         assert (before.least_calls, before.calls) == (600, 600)
         await nuc.classify_many(texts)
@@ -165,7 +171,7 @@ async def test_the_estimate_knows_the_most_and_what_is_stored():
 @pytest.mark.slow
 async def test_a_stream_spares_texts_in_each_window():
     model, texts = Says(sure), texts_of(2_000)
-    async with client(model, ask="unsure") as nuc:
+    async with client(model, labeler=UncertaintySampling()) as nuc:
         results = [row async for row in nuc.stream(texts, window=1_000)]
     assert sorted(row.index for row in results) == list(range(2_000))
     assert 0 < sum(row.source == "head" for row in results) == 2_000 - len(model.asked)
@@ -184,27 +190,24 @@ async def test_answers_outside_the_labels_and_errors_are_no_audit():
             )
 
     model, texts = Silent(), texts_of(2_500)
-    results = await run(model, texts, ask="unsure")
+    results = await run(model, texts, labeler=UncertaintySampling())
     assert len(results.outside) == sum(noise(text) < 30 for text in model.asked)
     assert sum(row.source == "head" for row in results) == 2_500 - len(model.asked) > 0
 
 
 async def test_known_labels_are_kept():
     texts = texts_of(1_000)
-    async with client(Says(sure), ask="unsure") as nuc:
+    async with client(Says(sure), labeler=UncertaintySampling()) as nuc:
         await nuc.add(texts[:50], ["topic 5"] * 50)
         results = await nuc.classify_many(texts)
     assert all(row.own_label == "topic 5" for row in results[:50])
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [("some", "choose 'all', 'unsure'"), (3, "choose 'all'")],
-)
-def test_wrong_arguments(wrong, message):
-    with pytest.raises(InvalidInputError, match=message):
-        client(Says(), ask=wrong)
-    with pytest.raises(InvalidInputError, match="stop"):
-        Unsure(stop=1.5)
-    with pytest.raises(InvalidInputError, match="most"):
-        Unsure(most=0)
+@pytest.mark.parametrize("wrong", ["unsure", None, 3])
+def test_wrong_arguments(wrong):
+    with pytest.raises(InvalidInputError, match=r"labeler is .*; give 'llm', testnuc.Uncertainty"):
+        client(Says(), labeler=wrong)
+    with pytest.raises(InvalidInputError, match="min_agreement"):
+        UncertaintySampling(min_agreement=1.5)
+    with pytest.raises(InvalidInputError, match="max_fraction"):
+        UncertaintySampling(max_fraction=0)

@@ -63,7 +63,7 @@ def test_errors_name_options_and_nothing_of_python(tmp_path, given, says):
     assert (code, out) == (2, "")
     assert says in err
     assert len(err.splitlines()) == 1
-    for word in ("VotePolicy", "Provider", "Unsure", "NoneType", "None"):
+    for word in ("VotePolicy", "Provider", "UncertaintySampling", "NoneType", "None"):
         assert word not in err
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from testnuc import Head, TestNUC
+from testnuc import Head, LabelSet, TestNUC
 from testnuc.protocols import Answer, Reply
 
 LABELS = ["refund", "delivery", "login", "fees"]
@@ -69,7 +69,9 @@ def right_of(text, *, several):
 def client(path, *, several, model=None):
     """Return a client of one of the stores."""
     model = Model(several=several) if model is None else model
-    return TestNUC(LABELS, model=model, embedder=Clustered(), store=path, multilabel=several)
+    return TestNUC(
+        LabelSet(LABELS, multilabel=several), model=model, embedder=Clustered(), store=path
+    )
 
 
 def seen(results):

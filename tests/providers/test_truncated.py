@@ -152,18 +152,19 @@ async def test_nothing_is_stored_of_an_answer_that_was_cut_off(several, tmp_path
         body = orjson.loads(completion(text, finish[0]))
         return web.json_response(body)
 
+    labels = LabelSet(LABELS, multilabel=several)
     async with serving(answer) as (wire, seen):
         options = {
             "base_url": wire.url, "api_key": "k" * 20, "embedder": HashEmbedder(), "k": 0,
-            "multilabel": several, "store": tmp_path / "labels.db",
+            "store": tmp_path / "labels.db",
             "limits": Limits(retry=RetryPolicy(attempts=2, initial_wait=0.001)),
             "sampling": Sampling(request_options={"max_tokens": 20}),
         }  # fmt: skip
-        async with TestNUC(LABELS, "openai/test", **options) as nuc:
+        async with TestNUC(labels, "openai/test", **options) as nuc:
             result = (await nuc.classify_many(["where is my money"]))[0]
         assert isinstance(result.error, TruncatedReplyError)
         calls, finish[0] = len(seen), "stop"
-        async with TestNUC(LABELS, "openai/test", **options) as nuc:
+        async with TestNUC(labels, "openai/test", **options) as nuc:
             result = (await nuc.classify_many(["where is my money"]))[0]
         assert result.label == ("refund; delivery" if several else "refund")
         assert len(seen) == calls + 1

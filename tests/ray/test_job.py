@@ -180,16 +180,17 @@ def test_rows_hold_several_labels(tmp_path, policy):
     import asyncio
 
     with LoopbackLLM(several) as llm:
-        given = settings(llm.base_url, policy=policy, store=str(tmp_path / "s.db"), multilabel=True)
+        given = settings(llm.base_url, policy=policy, store=str(tmp_path / "s.db"))
+        labels = testnuc.LabelSet(LABELS, multilabel=True)
 
         async def expected():
-            async with testnuc.TestNUC(LABELS, **given) as nuc:
+            async with testnuc.TestNUC(labels, **given) as nuc:
                 await nuc.classify_many(TEXTS)
                 await nuc.learn(TEXTS[:2], [["login"], []])
                 return await nuc.classify_many(TEXTS), str(nuc.learned)
 
         results, learned = asyncio.run(expected())
-        labeled = classify_dataset(dataset(), LABELS, **given, batch_size=128)
+        labeled = classify_dataset(dataset(), labels, **given, batch_size=128)
         assert (labeled.learned, labeled.diagnosis) == (learned, None)
         rows = sorted(labeled.dataset.take_all(), key=lambda row: row["id"])
         assert llm.calls == 300

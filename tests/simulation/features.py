@@ -12,7 +12,7 @@ import asyncio
 import tempfile
 import warnings
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isnan
 from pathlib import Path
 from random import Random
@@ -22,6 +22,7 @@ import numpy as np
 from testnuc import (
     Head,
     InvalidInputError,
+    LabelSet,
     Limits,
     Prediction,
     Referee,
@@ -33,7 +34,7 @@ from testnuc import (
     TestNUCError,
     TopKICL,
     TopKICLP,
-    Unsure,
+    UncertaintySampling,
     VotePolicy,
 )
 from testnuc.errors import RefusalError
@@ -166,13 +167,17 @@ class World:
         elif one and draw.random() < 0.2:
             given["method"] = draw.choice((SelfConsistency(2), TopKICL(2), TopKICLP(2)))
         if one and "method" not in given and draw.random() < 0.15:
-            given["shortlist"] = draw.choice((2, 3))
+            given["sampling"] = replace(
+                given.get("sampling", Sampling()), shortlist=draw.choice((2, 3))
+            )
         if draw.random() < 0.25:
             given["referee"] = self.better
             if one and draw.random() < 0.7:
                 given["referee"] = Referee(self.better, draw.choice((0.05, 0.2)))
         if one and "method" not in given and draw.random() < 0.2:
-            given["ask"] = Unsure(stop=draw.choice((0.8, 0.95)), most=draw.choice((0.5, 1.0)))
+            given["labeler"] = UncertaintySampling(
+                min_agreement=draw.choice((0.8, 0.95)), max_fraction=draw.choice((0.5, 1.0))
+            )
         given["limits"] = Limits(concurrency=draw.choice((1, 8, 64)))
         if draw.random() < 0.6:
             given["store"] = str(self.folder / "store.db")
@@ -181,8 +186,8 @@ class World:
     def client(self, **more):
         options = {**self.options, **more}
         return TestNUC(
-            self.names, options.pop("model", self.model), embedder=Embedder(),
-            multilabel=self.multilabel, **options,
+            LabelSet(self.names, multilabel=self.multilabel), options.pop("model", self.model),
+            embedder=Embedder(), **options,
         )  # fmt: skip
 
 
@@ -269,7 +274,7 @@ class History:
         world = self.world
         asked, learned = world.model.calls, self.nuc.learned
         repeated = await self.nuc.classify_many(texts)
-        free = not any(r.error for r in results) and self.options("ask") is None
+        free = not any(r.error for r in results) and self.options("labeler") is None
         if free and world.model.calls != asked:
             world.complain(f"a second run made {world.model.calls - asked} calls")
         if self.nuc.learned is not learned or self.late():
@@ -288,7 +293,7 @@ class History:
             self.options("method")
             or self.options("shortlist")
             or self.options("referee")
-            or self.options("ask")
+            or self.options("labeler")
             or not self.options("join_pool")
             # the diagnosis of a small batch is that of the pool, which grows
             or (self.options("policy").weight == "auto" and len(self.nuc) >= 100)
@@ -440,12 +445,12 @@ class History:
         # in front of the model, and instead of it
         for least in (0.0, 0.8):
             loaded = Head.load(path, Embedder(), least_trust=least)
-            options = {k: v for k, v in self.world.options.items() if k not in {"ask", "store"}}
+            options = {k: v for k, v in self.world.options.items() if k not in {"labeler", "store"}}
             asked = self.world.model.calls
             try:
                 nuc = TestNUC(
-                    self.world.names, self.world.model, embedder=Embedder(), head=loaded,
-                    multilabel=self.world.multilabel, **options,
+                    LabelSet(self.world.names, multilabel=self.world.multilabel), self.world.model,
+                    embedder=Embedder(), labeler=loaded, **options,
                 )  # fmt: skip
             except InvalidInputError as error:
                 self.world.trace.append(("refused", str(error)[:60]))
@@ -474,7 +479,7 @@ class History:
         if (learned is None) != (self.nuc.learned is None):
             self.world.complain("what was learned did not outlive the client")
         failed = any(row.error for row in before)
-        if not failed and self.options("ask") is None and self.world.model.calls != asked:
+        if not failed and self.options("labeler") is None and self.world.model.calls != asked:
             self.world.complain(f"a new client made {self.world.model.calls - asked} calls")
         if self.late() or failed:
             return

@@ -8,7 +8,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from testnuc import BatchPolicy, Budget, Limits, RetryPolicy, Sampling, TestNUC
+from testnuc import BatchPolicy, Budget, LabelSet, Limits, RetryPolicy, Sampling, TestNUC
 from testnuc._engine.components import Internals
 from testnuc.errors import StoreError
 from testnuc.methods import SelfConsistency, StandardPrompting, TopKICL, TopKICLP
@@ -120,14 +120,13 @@ class Process:
         self.context = method is not None and method.context > 0 and method.labeled
         clock = world.loop.time
         self.client = PlayedClient(
-            labels=LABELS,
+            labels=LabelSet(LABELS, multilabel=world.several),
             model=model,
             embedder=SlowEmbedder(world, random.choice((0.0, 0.0, 0.0, 0.1))),
             store=self.store,
             k=3,
             policy=random.choice(("auto", "majority", "weighted")),
             method=method,
-            multilabel=world.several,
             neighbors=random.choice(("predict", "predict", "stored")),
             join_pool=random.random() < 0.8,
             sampling=Sampling(texts_per_call=self.per_call),

@@ -11,7 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from testnuc import Limits, RetryPolicy, Sampling, SelfConsistency, TestNUC, TopKICL, TopKICLP
+from testnuc import (
+    LabelSet,
+    Limits,
+    RetryPolicy,
+    Sampling,
+    SelfConsistency,
+    TestNUC,
+    TopKICL,
+    TopKICLP,
+)
 from testnuc._base.checks import hash_text
 from testnuc.batch.manifest import unpack
 from testnuc.stores import resolve
@@ -40,8 +49,7 @@ CLIENTS = {
     "packed": {"model": "openai/test", "sampling": Sampling(texts_per_call=4), **SERVER},
     "described": {
         "model": "openai/test",
-        "labels": DESCRIBED,
-        "none_label": "other",
+        "labels": LabelSet(DESCRIBED, none_label="other"),
         "instructions": "Label what the customer wants.",
         "sampling": Sampling(
             temperature=0.0,

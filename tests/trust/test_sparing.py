@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from testnuc import Unsure
+from testnuc import UncertaintySampling
 from testnuc.index import NearestVectors
 from testnuc.trust import Sparing
 from testnuc.trust.head import folds_of
@@ -54,7 +54,7 @@ def run(seed, noise, rule):
 def test_what_is_proved_holds_in_nine_of_ten_runs():
     wrong = spared = 0
     for seed in range(30):
-        sparing, own, _ = run(seed, 0.03, Unsure(stop=0.98))
+        sparing, own, _ = run(seed, 0.03, UncertaintySampling(min_agreement=0.98))
         labels = np.where(sparing.asked, own, sparing.labels)
         agreement = (labels == own).mean()
         spared += (~sparing.asked).sum()
@@ -65,7 +65,7 @@ def test_what_is_proved_holds_in_nine_of_ten_runs():
 
 
 def test_where_nothing_can_be_learned_all_are_asked_early():
-    sparing, _, rounds = run(0, 1.0, Unsure())
+    sparing, _, rounds = run(0, 1.0, UncertaintySampling())
     assert sparing.asked.all()
     assert sparing.agreement == 1.0
     assert rounds <= 4
@@ -81,11 +81,11 @@ def test_the_bound_is_exact():
 @pytest.mark.parametrize(
     ("rule", "texts", "labels", "most"),
     [
-        (Unsure(), 10_000, 77, 2_500),
+        (UncertaintySampling(), 10_000, 77, 2_500),
         # a quarter would be ten answers for each label
-        (Unsure(), 3_080, 77, 1_925),
-        (Unsure(), 1_000, 77, 1_000),
-        (Unsure(most=0.1), 3_076, 77, 307),
+        (UncertaintySampling(), 3_080, 77, 1_925),
+        (UncertaintySampling(), 1_000, 77, 1_000),
+        (UncertaintySampling(max_fraction=0.1), 3_076, 77, 307),
     ],
 )
 def test_a_proved_model_still_learns_from_some_answers_for_each_label(rule, texts, labels, most):
@@ -93,16 +93,16 @@ def test_a_proved_model_still_learns_from_some_answers_for_each_label(rule, text
 
 
 def test_the_random_part_is_large_enough_to_prove_anything():
-    assert Unsure().first(100) == 100
-    assert Unsure().first(2_000) == 500
-    assert Unsure().first(100_000) == 10_000
-    assert Unsure(stop=0.9).first(2_000) == 200
-    assert Unsure(stop=1).first(2_000) == 2_000
-    assert Unsure(most=0.1).first(2_000) == 200
+    assert UncertaintySampling().first(100) == 100
+    assert UncertaintySampling().first(2_000) == 500
+    assert UncertaintySampling().first(100_000) == 10_000
+    assert UncertaintySampling(min_agreement=0.9).first(2_000) == 200
+    assert UncertaintySampling(min_agreement=1).first(2_000) == 2_000
+    assert UncertaintySampling(max_fraction=0.1).first(2_000) == 200
 
 
 def test_at_most_a_part_is_asked_about():
-    sparing, own, _ = run(1, 0.3, Unsure(most=0.5))
+    sparing, own, _ = run(1, 0.3, UncertaintySampling(max_fraction=0.5))
     assert sparing.asked.sum() == N // 2
     left = ~sparing.asked
     assert (sparing.labels[left] >= 0).all()

@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 from zlib import crc32
 
-from testnuc import Budget, Limits, RetryPolicy, Sampling, TestNUC
+from testnuc import Budget, LabelSet, Limits, RetryPolicy, Sampling, TestNUC
 from testnuc._engine.components import Internals
 from testnuc.errors import QuotaExceededError
 from testnuc.methods import SelfConsistency, TopKICL
@@ -227,12 +227,11 @@ class Weather:
             responses = True if self.format == "responses" else None
             model = OpenAI("gpt-4o-mini", base_url=base, api_key=key, responses=responses)
         return PlainClient(
-            labels=LABELS,
+            labels=LabelSet(LABELS, multilabel=self.several),
             model=model,
             embedder=HashEmbedder(16),
             store=store,
             method=self.method,
-            multilabel=self.several,
             limits=replace(self.limits, budget=budget),
             transport=partial(
                 Transport,
