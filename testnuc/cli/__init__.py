@@ -87,7 +87,7 @@ _FILE = argument("FILE", "A .jsonl or .parquet file.")
 def _version(asked: bool) -> None:
     if asked:
         python = ".".join(map(str, sys.version_info[:3]))
-        print(f"testnuc {__version__} (Python {python})")  # noqa: T201 - the command's output
+        print(f"testnuc {__version__} (Python {python})")
         raise typer.Exit
 
 
@@ -114,7 +114,7 @@ def settings(
     if config is not None or Path(FILE).is_file():
         context.default_map = read_settings(Path(config or FILE), _SETTINGS)
     for note in misspelled(os.environ, _SETTINGS):
-        print(f"note: {note}", file=sys.stderr)  # noqa: T201 - this is the command's output
+        print(f"note: {note}", file=sys.stderr)
 
 
 @app.command()
@@ -347,5 +347,5 @@ def _of_usage(error: Any) -> str:
 def _fail(message: str, status: int) -> NoReturn:
     # a command without arguments has shown its help
     if message:
-        print(f"testnuc: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201
+        print(f"testnuc: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(status)

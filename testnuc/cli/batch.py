@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+import typer
+
 from testnuc.batch.manager import BatchManager, BatchState
 from testnuc.cli.classify import cost
-from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import require_store
 from testnuc.cli.options_of_run import opened_store
 from testnuc.cli.reading import to_stderr
@@ -18,37 +18,27 @@ from testnuc.errors import InvalidInputError, TestNUCError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
-    from testnuc.protocols import StoredBatch
-
 __all__ = ["cancel", "list_", "resume"]
 
 #: Digits of an id that are shown; enough to be unique.
 _SHOWN = 12
 
 
-def list_(store: str, *, ended: bool, base_url: str | None) -> None:
+async def list_(store: str, *, ended: bool, base_url: str | None) -> None:
     """List the open batches, or all."""
-
-    async def look() -> list[BatchState]:
-        async with _manager(store, base_url) as manager:
-            return await manager.states(ended=ended)
-
-    states = run_to_end(look())
+    async with _manager(store, base_url) as manager:
+        states = await manager.states(ended=ended)
     _print(states)
     if not states:
-        print("there are no batches" if ended else "no batch is open")  # noqa: T201
+        print("there are no batches" if ended else "no batch is open")
 
 
-def resume(store: str, ids: list[str] | None, *, base_url: str | None) -> None:
+async def resume(store: str, ids: list[str] | None, *, base_url: str | None) -> None:
     """Wait for open batches, and store their answers."""
-
-    async def work() -> list[BatchState]:
-        async with _manager(store, base_url) as manager:
-            batches = await manager.pick(ids or [])
-            to_stderr(f"waiting for {len(batches)} batches; Ctrl-C stops waiting, not the batches")
-            return await manager.resume(batches, lambda state: _print([state]))
-
-    states = run_to_end(work())
+    async with _manager(store, base_url) as manager:
+        batches = await manager.pick(ids or [])
+        to_stderr(f"waiting for {len(batches)} batches; Ctrl-C stops waiting, not the batches")
+        states = await manager.resume(batches, lambda state: _print([state]))
     calls = sum(s.batch.usage.calls for s in states if s.batch.usage is not None)
     sent = sum(s.batch.requests for s in states if s.batch.outcome is not None)
     to_stderr(f"{calls:,} of {sent:,} requests were answered; the answers are stored")
@@ -57,23 +47,20 @@ def resume(store: str, ids: list[str] | None, *, base_url: str | None) -> None:
     _exit(states)
 
 
-def cancel(store: str, ids: list[str] | None, *, everything: bool, base_url: str | None) -> None:
+async def cancel(
+    store: str, ids: list[str] | None, *, everything: bool, base_url: str | None
+) -> None:
     """Ask the provider to end batches early."""
     if bool(ids) == everything:
         raise InvalidInputError("name the batches to cancel, or give --all")
-
-    async def work() -> list[BatchState]:
-        async with _manager(store, base_url) as manager:
-            return [await cancelled(manager, batch) for batch in await manager.pick(ids or [])]
-
-    async def cancelled(manager: BatchManager, batch: StoredBatch) -> BatchState:
-        try:
-            return await manager.cancel(batch)
-        except TestNUCError as error:
-            # the others must be cancelled all the same
-            return BatchState(batch, error=error)
-
-    states = run_to_end(work())
+    states = []
+    async with _manager(store, base_url) as manager:
+        for batch in await manager.pick(ids or []):
+            try:
+                states.append(await manager.cancel(batch))
+            except TestNUCError as error:
+                # the others must be cancelled all the same
+                states.append(BatchState(batch, error=error))
     _print(states)
     to_stderr("answers so far are billed; `testnuc batch resume` stores them")
     _exit(states)
@@ -88,12 +75,12 @@ async def _manager(place: str, base_url: str | None) -> AsyncIterator[BatchManag
 
 def _exit(states: Iterable[BatchState]) -> None:
     if any(state.error is not None for state in states):
-        sys.exit(1)
+        raise typer.Exit(1)
 
 
 def _print(states: Iterable[BatchState]) -> None:
     for state in states:
-        print(_line(state), flush=True)  # noqa: T201 - this is the command's output
+        print(_line(state), flush=True)
 
 
 def _line(state: BatchState) -> str:

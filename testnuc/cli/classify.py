@@ -253,7 +253,7 @@ def _interrupted(
             "resumes them"
         )
     # on a line of its own, after the progress bar
-    print(f"\ntestnuc: {line}", file=sys.stderr)  # noqa: T201 - the command's output
+    print(f"\ntestnuc: {line}", file=sys.stderr)
     sys.exit(130)
 
 
@@ -288,11 +288,11 @@ def show_estimate(texts: list[str], client: dict[str, Any], store: AnswerStore) 
         rows["referee calls, at most"] = f"{usage.referee_calls:,}"
         usd = usage.referee_usd
         rows["referee US dollars"] = "unknown" if usd is None else f"{usd:.4f}"
-    print(f"{nuc.model}: nothing was sent")  # noqa: T201 - the command's output
+    print(f"{nuc.model}: nothing was sent")
     for name, value in rows.items():
-        print(f"  {name:<24}{value:>14}")  # noqa: T201
+        print(f"  {name:<24}{value:>14}")
     if len(usage.lanes) > 1:
-        print(f"\n{usage}")  # noqa: T201
+        print(f"\n{usage}")
     elif usage.note:
         to_stderr(f"note: {usage.note}")
     if (note := about_model(nuc, texts)) is not None:

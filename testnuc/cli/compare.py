@@ -66,7 +66,7 @@ def run(
     if len(ordered) > _PAIRS:
         rows.append(f"         and {len(ordered) - _PAIRS} more pairs of labels")
     for row in rows:
-        print(row)  # noqa: T201 - the command's output
+        print(row)
 
 
 def _accuracies(

@@ -127,14 +127,14 @@ def _report_learned(
         _say(f"  {a.label} -> {b.label}: {b.text}", cut=True)
     _say("\nThe same with your texts and a better model, from one command to the next:")
     command = "testnuc classify FILE --labels LABELS --model openai/gpt-4o-mini -o labeled.csv"
-    print(f"  {command}")  # noqa: T201 - the command's output
+    print(f"  {command}")
 
 
 def _say(text: str, *, cut: bool = False) -> None:
     """Print a text, wrapped to the terminal; or one line of it, cut."""
     width = shutil.get_terminal_size().columns
     for line in [text[:width]] if cut else text.split("\n"):
-        print(line if cut else textwrap.fill(line, width))  # noqa: T201 - the command's output
+        print(line if cut else textwrap.fill(line, width))
 
 
 def _accuracy(rows: Results | list[Classification], gold: Mapping[str, str]) -> float:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from testnuc.cli.answered_texts import opened
-from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import require_folder
 from testnuc.cli.next_steps import command
 from testnuc.cli.reading import holds_rows, read_table
@@ -17,26 +16,21 @@ from testnuc.types import MultilabelClassification
 
 if TYPE_CHECKING:
     from testnuc.cli.options import Options
-    from testnuc.trust import Diagnosis
 
 __all__ = ["run"]
 
 
-def run(source: str, *, text_column: str, plot: str | None, client: Options) -> None:
+async def run(source: str, *, text_column: str, plot: str | None, client: Options) -> None:
     """Print the diagnosis of the predictions in a file of results or a store."""
     if plot is not None and Path(plot).suffix.lower() not in {".png", ".svg", ".pdf"}:
         raise InvalidInputError(f"the plot is {plot!r}; name a .png, .svg or .pdf file")
     if plot is not None:
         require_folder(plot)
     of_run = _with_labels(client, source, text_column) if holds_rows(source) else client
-
-    async def diagnose() -> Diagnosis:
-        async with opened(source, of_run, text_column) as (nuc, _):
-            return await nuc.diagnose()
-
-    found = run_to_end(diagnose())
+    async with opened(source, of_run, text_column) as (nuc, _):
+        found = await nuc.diagnose()
     then = command("review", source, client.given(), "-n", "50", text_column=text_column)
-    print(found.describe(then))  # noqa: T201 - the command's output
+    print(found.describe(then))
     if plot is not None:
         found.plot().savefig(plot, dpi=110)
 

@@ -180,7 +180,7 @@ def _show(
         ("", "alone", "voted"),
         *((n, _figure(getattr(alone, f)), _figure(getattr(voted, f))) for n, f in rows.items()),
     )
-    print("\nthe labels, voted, those with the lowest F1 first")  # noqa: T201
+    print("\nthe labels, voted, those with the lowest F1 first")
     before = {of.label: of.f1 for of in alone.per_class}
     ordered = sorted(voted.per_class, key=lambda of: of.f1)
     figures = [
@@ -190,7 +190,7 @@ def _show(
     heading = ("label", "precision", "recall", "F1", "texts", "F1 alone")
     _print(heading, *((label, *map(_figure, of)) for label, *of in figures))
     if len(ordered) > _CLASSES:
-        print(f".. and {len(ordered) - _CLASSES} more: -o scores.json holds all")  # noqa: T201
+        print(f".. and {len(ordered) - _CLASSES} more: -o scores.json holds all")
 
 
 def _print(*rows: Sequence[str]) -> None:
@@ -198,7 +198,7 @@ def _print(*rows: Sequence[str]) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for first, *others in rows:
         cells = (f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True))
-        print("  ".join([f"{first:<{widths[0]}}", *cells]))  # noqa: T201 - the command's output
+        print("  ".join([f"{first:<{widths[0]}}", *cells]))
 
 
 def _figure(value: Any) -> str:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from testnuc.cli.options import Options
     from testnuc.client import TestNUC
-    from testnuc.head import Head
     from testnuc.results import Results
     from testnuc.trust.certificates import Certificate
     from testnuc.trust.learned import Learned
@@ -130,7 +129,7 @@ def _judge(
         to_stderr(f"continue with: {again}")
 
 
-def learn(
+async def learn(
     source: str,
     judged: Sequence[str],
     *,
@@ -144,16 +143,14 @@ def learn(
     if output is not None:
         require_new(output, overwrite=overwrite)
     take = _lesson(judged, at_random=at_random)
-
-    async def run() -> tuple[Learned, LabeledTable | None]:
-        async with opened(source, client, text_column) as (nuc, given):
-            if output is None:
-                return await take(nuc), None
+    found: LabeledTable | None = None
+    async with opened(source, client, text_column) as (nuc, given):
+        if output is None:
+            learned = await take(nuc)
+        else:
             table = await texts_for(nuc, given, source, output)
-            return await take(nuc), await labeled(nuc, table, source)
-
-    learned, found = run_to_end(run())
-    print(learned)  # noqa: T201 - the command's output
+            learned, found = await take(nuc), await labeled(nuc, table, source)
+    print(learned)
     if all(judgment.probability is None for judgment in learned.judged):
         to_stderr(
             "note: marked texts were chosen, not drawn, so they correct and train, but prove "
@@ -249,7 +246,7 @@ def _lesson(files: Sequence[str], *, at_random: bool) -> Callable[[TestNUC], Awa
     return lambda nuc: nuc.learn(_chosen_by_hand(texts, labels, nuc))
 
 
-def certify(
+async def certify(
     source: str,
     *,
     accuracy: float,
@@ -264,23 +261,18 @@ def certify(
     """Print the certificate; write the texts that it covers."""
     if output is not None:
         require_new(output, overwrite=overwrite)
-
-    async def find() -> tuple[Any, Any, LabeledTable]:
-        async with opened(source, client, text_column) as (nuc, given):
-            learned = nuc.learned
-            if learned is None:
-                raise InvalidInputError(
-                    f"nothing was learned about {source} yet: testnuc review {source}, then "
-                    "testnuc learn; if it is an output of learn, name the results that learn read"
-                )
-            certificate = _certificate(learned, accuracy, confidence, level, label)
-            table = await texts_for(nuc, given, source, output)
-            return learned, certificate, await labeled(nuc, table, source)
-
-    learned, certificate, found = run_to_end(find())
+    async with opened(source, client, text_column) as (nuc, given):
+        learned = nuc.learned
+        if learned is None:
+            raise InvalidInputError(
+                f"nothing was learned about {source} yet: testnuc review {source}, then "
+                "testnuc learn; if it is an output of learn, name the results that learn read"
+            )
+        certificate = _certificate(learned, accuracy, confidence, level, label)
+        found = await labeled(nuc, await texts_for(nuc, given, source, output), source)
     results, table = found.results, found.table
     covered = {result.index: result for result in results.certified(certificate)}
-    print(certificate)  # noqa: T201 - the command's output
+    print(certificate)
     if label is None and results and isinstance(results[0], MultilabelClassification):
         to_stderr("right: the text has exactly its labels, none is missing and none is wrong")
     if output is None or not covered:
@@ -324,29 +316,23 @@ def _certificate(
     return learned.certify(accuracy, confidence, level=level)
 
 
-def distill(source: str, *, output: str, text_column: str, client: Options) -> None:
+async def distill(source: str, *, output: str, text_column: str, client: Options) -> None:
     """Train a head on the labels, write it, and print what it is."""
     if Path(output).suffix.lower() != ".head":
         # it is replaced without --overwrite, so it must not be a file of texts
         raise InvalidInputError(f"the output is {output!r}; name a .head file")
     require_folder(output)
-
-    async def make() -> Head:
-        async with opened(source, client, text_column) as (nuc, _):
-            return await nuc.distill(output)
-
-    print(run_to_end(make()))  # noqa: T201 - the command's output
+    async with opened(source, client, text_column) as (nuc, _):
+        head = await nuc.distill(output)
+    print(head)
     to_stderr(f"written to {output}; to use it: testnuc classify FILE --head {output}")
 
 
-def unlearn(source: str, *, text_column: str, client: Options) -> None:
+async def unlearn(source: str, *, text_column: str, client: Options) -> None:
     """Drop what was learned; answers and judged files stay."""
-
-    async def drop() -> bool:
-        async with opened(source, client, text_column) as (nuc, _):
-            return await nuc.unlearn()
-
-    if run_to_end(drop()):
+    async with opened(source, client, text_column) as (nuc, _):
+        dropped = await nuc.unlearn()
+    if dropped:
         to_stderr("what was learned is dropped; stored answers and review files are kept")
     else:
         to_stderr("nothing was learned")

@@ -247,10 +247,10 @@ def runs(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a declared command the function that it runs, which gets all options as keywords.
 
-    If the declaration has a parameter `client`, add the options of a client; the function gets
-    them as that mapping. `place` is ``module:function`` in this package, imported when the command
-    runs, so that --help is fast; `without` and `instead` are options of a client to leave out or to
-    replace.
+    A coroutine is run to its end. If the declaration has a parameter `client`, add the options of a
+    client; the function gets them as that mapping. `place` is ``module:function`` in this package,
+    imported when the command runs, so that --help is fast; `without` and `instead` are options of a
+    client to leave out or to replace.
     """
 
     def add(declared: Callable[..., None]) -> Callable[..., None]:
@@ -273,10 +273,15 @@ def runs(
                 given["client"] = Options(values, named)
             module, _, function = place.partition(":")
             try:
-                getattr(import_module(f"testnuc.cli.{module}"), function)(**given)
+                work = getattr(import_module(f"testnuc.cli.{module}"), function)(**given)
+                if inspect.iscoroutine(work):
+                    # imported here, so that --help is fast
+                    from testnuc.cli.event_loop import run_to_end
+
+                    run_to_end(work)
             except KeyboardInterrupt:
                 # typer would exit silently; on a new line, after the remains of a progress bar
-                print("\ntestnuc: interrupted", file=sys.stderr)  # noqa: T201
+                print("\ntestnuc: interrupted", file=sys.stderr)
                 sys.exit(130)
 
         parameters = [inspect.Parameter("context", _KEYWORD, annotation=typer.Context)]

@@ -84,7 +84,7 @@ class Table:
 
 def to_stderr(line: str) -> None:
     """Print a line to stderr."""
-    print(line, file=sys.stderr)  # noqa: T201 - the command's output
+    print(line, file=sys.stderr)
 
 
 def read_table(

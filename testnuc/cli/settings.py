@@ -188,9 +188,7 @@ def require_named(context: typer.Context, given: Mapping[str, Any]) -> None:
                 f"that is right, name the file: --config {FILE}, or TESTNUC_CONFIG={FILE} in the "
                 "environment"
             )
-        print(  # noqa: T201 - the command's output
-            f"note: {FILE} in this folder sets {name}: {what} are sent to {url}", file=sys.stderr
-        )
+        print(f"note: {FILE} in this folder sets {name}: {what} are sent to {url}", file=sys.stderr)
 
 
 def _is_here(url: str) -> bool:

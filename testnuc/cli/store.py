@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import orjson
 
 from testnuc._base.jsonl import part_of, table
-from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import require_folder, require_store
 from testnuc.cli.options_of_run import opened_store
 from testnuc.cli.reading import existing, to_stderr
@@ -28,7 +27,7 @@ __all__ = ["export", "import_", "stats"]
 _COUNTED = {"prediction": "predictions", "text": "texts", "vector": "other vectors"}
 
 
-def export(place: str, file: str) -> None:
+async def export(place: str, file: str) -> None:
     """Write everything in a store to a file; counts go to stderr."""
     path = Path(file)
     kind = _kind(file)
@@ -38,19 +37,14 @@ def export(place: str, file: str) -> None:
         raise InvalidInputError(f"{file} exists and is not an export of a store; name another file")
     # a temporary file first: an interruption must not leave a partial one
     part = part_of(path)
-
     counts: Counter[str] = Counter()
-
-    async def dump() -> None:
+    try:
         async with opened_store(place) as opened:
             with _writing(kind, part) as write:
                 async for batch in moving.dump(opened):
                     counts.update(record["kind"] for record in batch)
                     write(batch)
                 write([{"kind": "end", "counts": dict(counts)}])
-
-    try:
-        run_to_end(dump())
         part.replace(path)
     except OSError as exc:
         raise InvalidInputError(f"{file} cannot be written: {exc.strerror or exc}") from exc
@@ -59,42 +53,34 @@ def export(place: str, file: str) -> None:
     to_stderr(f"exported {_counted(counts)} to {file}")
 
 
-def import_(file: str, place: str) -> None:
+async def import_(file: str, place: str) -> None:
     """Import everything in a file into a store; counts go to stderr."""
     path = Path(file)
     kind = _kind(file)
     existing(file)
     seen: Counter[str] = Counter()
-
-    async def read() -> None:
+    try:
         async with opened_store(place) as opened:
             await moving.load(opened, _checked(_read(kind, path), seen, file))
-
-    try:
-        run_to_end(read())
     except OSError as exc:
         raise InvalidInputError(f"{file} cannot be read: {exc.strerror or exc}") from exc
     to_stderr(f"imported {_counted(seen)} from {file}; existing entries were kept")
 
 
-def stats(place: str) -> None:
+async def stats(place: str) -> None:
     """Print a line for each model and label set, and for each embedder."""
     require_store(place)
-
-    async def look() -> list[str]:
-        async with opened_store(place) as opened:
-            predictions, texts = await moving.contents(opened)
-            lines = []
-            for scope, facts in await opened.scopes():
-                model = facts.get("model", "unknown model")
-                labels = f"{len(facts['labels'])} labels" if "labels" in facts else "unknown labels"
-                lines.append(f"{predictions[scope]:>12,} predictions  {model}, {labels}")
-            for embedder, dim in await opened.embedders():
-                lines.append(f"{texts[embedder]:>12,} texts        {embedder}, {dim} dimensions")
-            return lines
-
-    for line in run_to_end(look()) or ["the store is empty"]:
-        print(line)  # noqa: T201 - this is the command's output
+    lines = []
+    async with opened_store(place) as opened:
+        predictions, texts = await moving.contents(opened)
+        for scope, facts in await opened.scopes():
+            model = facts.get("model", "unknown model")
+            labels = f"{len(facts['labels'])} labels" if "labels" in facts else "unknown labels"
+            lines.append(f"{predictions[scope]:>12,} predictions  {model}, {labels}")
+        for embedder, dim in await opened.embedders():
+            lines.append(f"{texts[embedder]:>12,} texts        {embedder}, {dim} dimensions")
+    for line in lines or ["the store is empty"]:
+        print(line)
 
 
 def _checked(records: Iterable[Record], seen: Counter[str], file: str) -> Iterator[Record]:
