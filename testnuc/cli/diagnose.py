@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from testnuc.cli.answered_texts import opened
-from testnuc.cli.files import require_folder
+from testnuc.cli.files import require_kind
 from testnuc.cli.next_steps import command
 from testnuc.cli.reading import holds_rows, read_table
 from testnuc.cli.run_note import RunNote
@@ -22,10 +21,7 @@ __all__ = ["run"]
 
 async def run(source: str, *, text_column: str, plot: str | None, client: Options) -> None:
     """Print the diagnosis of the predictions in a file of results or a store."""
-    if plot is not None and Path(plot).suffix.lower() not in {".png", ".svg", ".pdf"}:
-        raise InvalidInputError(f"the plot is {plot!r}; name a .png, .svg or .pdf file")
-    if plot is not None:
-        require_folder(plot)
+    require_kind(plot, ".png", ".svg", ".pdf", what="plot")
     of_run = _with_labels(client, source, text_column) if holds_rows(source) else client
     async with opened(source, of_run, text_column) as (nuc, _):
         found = await nuc.diagnose()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from testnuc._base.jsonl import write_whole
@@ -12,7 +11,7 @@ from testnuc.cli.answer_store import AnswerStore
 from testnuc.cli.answered_texts import with_empty_set
 from testnuc.cli.classify import end, label_all, notes, show_estimate
 from testnuc.cli.client_factory import completed
-from testnuc.cli.files import require_folder, require_new
+from testnuc.cli.files import require_kind, require_new
 from testnuc.cli.label_files import read_labels
 from testnuc.cli.reading import read_table, require_column, to_stderr, usable
 from testnuc.errors import InvalidInputError
@@ -71,7 +70,8 @@ def run(
         "name the column of correct labels with --label-column",
         option="--label-column",
     )
-    _check_output(output, overwrite=overwrite)
+    require_kind(output, ".json")
+    require_new(output, overwrite=overwrite)
     several = client["multilabel"]
     try:
         gold = _gold(table.rows, label_column, several=several)
@@ -145,15 +145,6 @@ def _each(labels: Iterable[str], client: dict[str, Any]) -> list[str]:
 
 def _set(label: str | None) -> list[str] | None:
     return None if label is None else split_labels(label)
-
-
-def _check_output(output: str | None, *, overwrite: bool) -> None:
-    if output is None:
-        return
-    if Path(output).suffix.lower() != ".json":
-        raise InvalidInputError(f"the output is {output!r}; name a .json file")
-    require_folder(output)
-    require_new(output, overwrite=overwrite)
 
 
 def _take_labels(

@@ -34,6 +34,7 @@ __all__ = [
     "free_name",
     "held_by",
     "require_folder",
+    "require_kind",
     "require_new",
     "require_store",
     "write_results",
@@ -88,9 +89,20 @@ def require_store(place: str) -> None:
         raise InvalidInputError(f"there is no store {place}; check the path")
 
 
-def require_new(output: str, *, overwrite: bool) -> None:
+def require_kind(output: str | None, *kinds: str, what: str = "output") -> None:
+    """Check the suffix of an output, and that its folder exists."""
+    if output is None:
+        return
+    if Path(output).suffix.lower() not in kinds:
+        *others, last = kinds
+        listed = f"{', '.join(others)} or {last}" if others else last
+        raise InvalidInputError(f"the {what} is {output!r}; name a {listed} file")
+    require_folder(output)
+
+
+def require_new(output: str | None, *, overwrite: bool) -> None:
     """Check that no file is overwritten by mistake."""
-    if not overwrite and Path(output).exists():
+    if output is not None and not overwrite and Path(output).exists():
         raise InvalidInputError(
             f"{output} exists; add --overwrite to replace it, or name another -o"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -13,7 +13,7 @@ from testnuc._base.checks import hash_text
 from testnuc.cli.answered_texts import LabeledTable, labeled, opened, texts_for
 from testnuc.cli.answering import answer
 from testnuc.cli.event_loop import run_to_end
-from testnuc.cli.files import free_name, require_folder, require_new, write_results
+from testnuc.cli.files import free_name, require_kind, require_new, write_results
 from testnuc.cli.judging_page import judge_on_page, write_page
 from testnuc.cli.next_steps import command
 from testnuc.cli.reading import Table, existing, holds_rows, to_stderr
@@ -22,8 +22,7 @@ from testnuc.report.marks import read_marks
 from testnuc.results import read_results, run_record
 from testnuc.trust.certificates import wants_decisions
 from testnuc.trust.joining import join_reviews
-from testnuc.trust.review import GOALS, Review, ReviewItem
-from testnuc.trust.thresholds import Thresholds
+from testnuc.trust.review import Review, ReviewItem
 from testnuc.types import MultilabelClassification, split_labels
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def review(
     sources: Sequence[str],
     n: int,
     *,
-    goal: str | None,
+    goal: Literal["decide", "certify", "correct"] | None,
     output: str | None,
     by_hand: bool,
     open_page: bool | None,
@@ -68,15 +67,13 @@ def review(
     if len(sources) > 1:
         raise InvalidInputError("only reviews (.json) can be joined; name one store or file")
     source = sources[0]
-    if goal is not None and goal not in GOALS:
-        raise InvalidInputError(f"--goal is {goal!r}; choose from {', '.join(GOALS)}")
     output = _new_review(output)
     # without what the source itself knows
     run = shlex.split(command("learn", source, client.given(), text_column=text_column))[2:]
 
     async def draw() -> tuple[Review, Table | None]:
         async with opened(source, client, text_column) as (nuc, table):
-            return await nuc.review(n, goal=cast("Any", goal)), table
+            return await nuc.review(n, goal=goal), table
 
     drawn, table = run_to_end(draw())
     if not len(drawn):
@@ -140,8 +137,7 @@ async def learn(
     client: Options,
 ) -> None:
     """Learn from reviews, or from marks of the page, and print what was learned."""
-    if output is not None:
-        require_new(output, overwrite=overwrite)
+    require_new(output, overwrite=overwrite)
     take = _lesson(judged, at_random=at_random)
     found: LabeledTable | None = None
     async with opened(source, client, text_column) as (nuc, given):
@@ -259,8 +255,7 @@ async def certify(
     client: Options,
 ) -> None:
     """Print the certificate; write the texts that it covers."""
-    if output is not None:
-        require_new(output, overwrite=overwrite)
+    require_new(output, overwrite=overwrite)
     async with opened(source, client, text_column) as (nuc, given):
         learned = nuc.learned
         if learned is None:
@@ -268,7 +263,7 @@ async def certify(
                 f"nothing was learned about {source} yet: testnuc review {source}, then "
                 "testnuc learn; if it is an output of learn, name the results that learn read"
             )
-        certificate = _certificate(learned, accuracy, confidence, level, label)
+        certificate = learned.certify(accuracy, confidence, level=level, label=label)
         found = await labeled(nuc, await texts_for(nuc, given, source, output), source)
     results, table = found.results, found.table
     covered = {result.index: result for result in results.certified(certificate)}
@@ -295,33 +290,10 @@ async def certify(
     to_stderr(f"to correct the least trusted labels: {more}")
 
 
-def _certificate(
-    learned: Learned,
-    accuracy: float,
-    confidence: float,
-    level: int | None,
-    label: str | None,
-) -> Certificate:
-    if isinstance(learned.rule, Thresholds):
-        if level is not None:
-            raise InvalidInputError(
-                f"--level is {level}, but these texts have several labels, which are in no tree; "
-                "leave --level out"
-            )
-        return learned.certify(accuracy, confidence, label=label)
-    if label is not None:
-        raise InvalidInputError(
-            f"--label is {label!r}, but a text has one label; leave --label out"
-        )
-    return learned.certify(accuracy, confidence, level=level)
-
-
 async def distill(source: str, *, output: str, text_column: str, client: Options) -> None:
     """Train a head on the labels, write it, and print what it is."""
-    if Path(output).suffix.lower() != ".head":
-        # it is replaced without --overwrite, so it must not be a file of texts
-        raise InvalidInputError(f"the output is {output!r}; name a .head file")
-    require_folder(output)
+    # it is replaced without --overwrite, so it must not be a file of texts
+    require_kind(output, ".head")
     async with opened(source, client, text_column) as (nuc, _):
         head = await nuc.distill(output)
     print(head)
@@ -359,9 +331,7 @@ def _new_review(output: str | None) -> str:
         if output != "review.json":
             to_stderr("note: review.json is kept; to continue it: testnuc review review.json")
         return output
-    if Path(output).suffix.lower() != ".json":
-        raise InvalidInputError(f"the output is {output!r}; name a .json file")
-    require_folder(output)
+    require_kind(output, ".json")
     if Path(output).exists():
         raise InvalidInputError(
             f"{output} exists; continue it with `testnuc review {output}`, or name another -o"

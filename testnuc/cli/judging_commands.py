@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import typer
 
@@ -30,7 +30,7 @@ def review(
     client: dict[str, Any],
     sources: list[str] = _SOURCES,
     n: int = typer.Option(50, "-n", help="Number of texts to draw.", min=1),
-    goal: str | None = typer.Option(
+    goal: Literal["decide", "certify", "correct"] | None = typer.Option(
         None,
         help="decide: texts whose label is disputed; certify: at random; correct: least trusted.",
         show_default="mostly decide",

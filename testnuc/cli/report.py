@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from testnuc._base.jsonl import table
 from testnuc.cli.answered_texts import stored_results
-from testnuc.cli.files import require_folder
+from testnuc.cli.files import require_kind
 from testnuc.cli.label_files import read_labels
 from testnuc.cli.next_steps import command
 from testnuc.cli.reading import (
@@ -39,10 +39,7 @@ async def run(
     client: Options,
 ) -> None:
     """Read results and write the page."""
-    place = Path(output)
-    if place.suffix.lower() not in {".html", ".htm"}:
-        raise InvalidInputError(f"the output is {output!r}; name a .html file")
-    require_folder(output)
+    require_kind(output, ".html", ".htm")
     kind = Path(file).suffix.lower()
     if kind == ".txt":
         raise InvalidInputError(
@@ -69,7 +66,7 @@ async def run(
     title = title or f"testnuc: {Path(file).name}"
     # a .csv does not say it
     several = client["multilabel"] or RunNote.of(file).options.get("multilabel")
-    write(results, place, then=then, title=title, most=rows, several=several)
+    write(results, output, then=then, title=title, most=rows, several=several)
     to_stderr(f"{len(results):,} texts, written to {output}")
     if not any(result.neighbors for result in results):
         to_stderr(

@@ -101,7 +101,7 @@ def test_lines_within_a_text_are_no_lines_of_the_file(tmp_path):
         (None, [], "there is no file"),
         ("results.txt", [], "holds labels without texts"),
         ("results.docx", [], "is not an SQLite file"),
-        ("results.jsonl", ["-o", "report.pdf"], "name a .html file"),
+        ("results.jsonl", ["-o", "report.pdf"], "name a .html or .htm file"),
         ("results.jsonl", ["-o", "no/such/report.html"], "there is no folder no/such"),
         ("results.jsonl", ["--text-column", "body"], "has no field 'body'"),
         ("results.jsonl", ["--rows", "0"], "'--rows'"),
