@@ -1,18 +1,20 @@
-"""Request bodies on their way: a bound on the bytes of all of them together."""
+"""Request bodies on their way: a bound on the bytes of each, and of all of them together."""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import asyncio
+import time
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from testnuc.server.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator
 
     from aiohttp import web
 
-__all__ = ["Bodies", "BodySize", "too_large"]
+__all__ = ["Bodies"]
 
 #: Most bytes of all unfinished bodies, or as many bodies of the largest size.
 _LEAST_BYTES, _LEAST_BODIES = 64 * 1024 * 1024, 4
@@ -24,60 +26,61 @@ _SMALL = 64 * 1024
 class Bodies:
     """Reads bodies of at most `largest` bytes, and rejects what exceeds `limit` in total."""
 
-    def __init__(self, largest: int) -> None:
+    def __init__(self, largest: int, timeout: float) -> None:
         self.largest = largest
         self.limit = max(_LEAST_BYTES, _LEAST_BODIES * largest)
         #: Bytes of unfinished bodies that count.
         self.pending = 0
+        #: Connections whose body has not arrived in full, and since when.
+        self.receiving: dict[asyncio.BaseProtocol, float] = {}
+        self._timeout = timeout
 
-    @contextmanager
-    def counted(self) -> Iterator[BodySize]:
-        """Count a body until the context ends."""
-        size = BodySize(self)
+    @asynccontextmanager
+    async def read(self, request: web.Request) -> AsyncIterator[bytes]:
+        """Yield the body of a request; its bytes count until the context ends."""
+        if request.content_type != "application/json":
+            # also protects from pages in a local browser, which would need a CORS preflight
+            raise _unsupported(
+                f"Content-Type is {request.content_type!r}; send JSON with 'Content-Type: "
+                "application/json'"
+            )
+        if "Content-Encoding" in request.headers:
+            raise _unsupported("the body is compressed; send it without Content-Encoding")
+        self._check_size(request.content_length or 0)
+        body, counted = bytearray(), 0
+        self.receiving[request.protocol] = time.monotonic()
         try:
-            yield size
+            async with asyncio.timeout(self._timeout):
+                # not request.read(), which would keep a copy for as long as the request lasts
+                while part := await request.content.readany():
+                    self._check_size(len(body) + len(part))
+                    body += part
+                    more = max(0, len(body) - _SMALL) - counted
+                    counted += more
+                    self.pending += more
+                    if counted and self.pending > self.limit:
+                        raise RequestError(
+                            503,
+                            "busy",
+                            "too many large requests arrive at the same time; retry in 5 s, or "
+                            "send fewer texts per request",
+                            headers={"Retry-After": "5"},
+                            close=True,
+                        )
+            del self.receiving[request.protocol]
+            yield bytes(body)
+        except TimeoutError as exc:
+            message = f"the body did not arrive within {self._timeout:g} s"
+            raise RequestError(408, "slow_body", message, close=True) from exc
         finally:
-            self.pending -= size.counted
+            self.receiving.pop(request.protocol, None)
+            self.pending -= counted
 
-    async def read(self, request: web.Request, size: BodySize) -> bytes:
-        """Return the body; too many bytes are 413, and 503 if those of all are too many."""
-        body = bytearray()
-        # not request.read(), which would keep a copy for as long as the request lasts
-        while part := await request.content.readany():
-            size.grow(len(part))
-            body += part
-        return bytes(body)
+    def _check_size(self, size: int) -> None:
+        if size > self.largest:
+            message = f"the body has more than {self.largest:,} bytes; send fewer texts per request"
+            raise RequestError(413, "body_too_large", message, close=True)
 
 
-class BodySize:
-    """The bytes of one body so far."""
-
-    __slots__ = ("_bodies", "counted", "total")
-
-    def __init__(self, bodies: Bodies) -> None:
-        self._bodies = bodies
-        self.total = self.counted = 0
-
-    def grow(self, more: int) -> None:
-        """Add bytes that have arrived."""
-        bodies = self._bodies
-        self.total += more
-        if self.total > bodies.largest:
-            raise too_large(bodies.largest)
-        counted = max(0, self.total - _SMALL)
-        bodies.pending += counted - self.counted
-        self.counted = counted
-        if counted and bodies.pending > bodies.limit:
-            raise RequestError(
-                503, "busy",
-                "too many large requests arrive at the same time; retry in 5 s, or send fewer "
-                "texts per request", headers={"Retry-After": "5"}, close=True,
-            )  # fmt: skip
-
-
-def too_large(largest: int) -> RequestError:
-    """Return the error for a body that is larger than allowed."""
-    return RequestError(
-        413, "body_too_large",
-        f"the body has more than {largest:,} bytes; send fewer texts per request", close=True,
-    )  # fmt: skip
+def _unsupported(message: str) -> RequestError:
+    return RequestError(415, "unsupported_media_type", message, close=True)

@@ -151,7 +151,7 @@ def _accepting(service: Service, server: web.Server, most: int) -> Callable[[], 
     def accept() -> asyncio.Protocol:
         if len(server.connections) >= most:
             since = {gone: at for gone, at in service.used.items() if at is not None}
-            since |= service.receiving
+            since |= service.bodies.receiving
             gone = min(filter(_is_open, since), key=since.__getitem__, default=None)
             if gone is not None:
                 _abort(gone)

@@ -28,7 +28,7 @@ from testnuc.server.access import (
     require_caller,
     set_request_id,
 )
-from testnuc.server.bodies import Bodies, BodySize, too_large
+from testnuc.server.bodies import Bodies
 from testnuc.server.errors import RequestError, request_error
 from testnuc.server.metrics import Metrics
 from testnuc.server.openapi import document
@@ -113,11 +113,9 @@ class Service:
         self.queue = Queue(self.settings.max_pending, time.monotonic)
         self.recent: deque[Classification] = deque(maxlen=_RECENT)
         #: Bodies of requests that have not arrived in full.
-        self.bodies = Bodies(self.settings.max_body)
+        self.bodies = Bodies(self.settings.max_body, self.settings.body_timeout)
         #: Last use of a connection, by its protocol; None while in use.
         self.used: dict[asyncio.BaseProtocol, float | None] = {}
-        #: Connections whose body has not arrived in full, and since when.
-        self.receiving: dict[asyncio.BaseProtocol, float] = {}
         self._in_flight: set[asyncio.Task[Any]] = set()
         self._metrics = Metrics(lambda: nuc.usage)
         gauge = self._metrics.gauge
@@ -140,9 +138,7 @@ class Service:
         }
         #: Why the LLM's own labels were kept when they were last.
         self._decision: str | None = None
-        self.app = web.Application(
-            middlewares=[self._guard], client_max_size=self.settings.max_body
-        )
+        self.app = web.Application(middlewares=[self._guard])
         self.app.on_response_prepare.append(self._add_headers)
         self.app.add_routes(
             [
@@ -174,8 +170,8 @@ class Service:
                 503, "starting", "the service is starting; retry in 1 s",
                 headers={"Retry-After": "1"},
             )  # fmt: skip
-        with self.bodies.counted() as size:
-            asked = read(await self._body(request, size), self.settings)
+        async with self.bodies.read(request) as body:
+            asked = read(body, self.settings)
         # shutdown may have begun while the body arrived; it waits for admitted requests only
         self._refuse_if_closing()
         if not asked.texts:
@@ -414,34 +410,6 @@ class Service:
         if refused.close:
             response.force_close()
         return response
-
-    async def _body(self, request: web.Request, size: BodySize) -> bytes:
-        if request.content_type != "application/json":
-            # also protects from pages in a local browser, which would need a CORS preflight
-            raise RequestError(
-                415, "unsupported_media_type",
-                f"Content-Type is {request.content_type!r}; send JSON with "
-                "'Content-Type: application/json'", close=True,
-            )  # fmt: skip
-        if "Content-Encoding" in request.headers:
-            raise RequestError(
-                415, "unsupported_media_type",
-                "the body is compressed; send it without Content-Encoding", close=True,
-            )  # fmt: skip
-        if (request.content_length or 0) > self.settings.max_body:
-            raise too_large(self.settings.max_body)
-        self.receiving[request.protocol] = time.monotonic()
-        try:
-            async with asyncio.timeout(self.settings.body_timeout):
-                return await self.bodies.read(request, size)
-        except TimeoutError as exc:
-            raise RequestError(
-                408, "slow_body",
-                f"the body did not arrive within {self.settings.body_timeout:g} s",
-                close=True,
-            ) from exc  # fmt: skip
-        finally:
-            del self.receiving[request.protocol]
 
     def _late(self) -> RequestError:
         return RequestError(

@@ -194,7 +194,7 @@ async def test_large_bodies_that_do_not_end_are_bounded_together():
         assert b" 200 " in await ends[0][0].readline()
         ends[1][1].transport.abort()
         await until(lambda: service.bodies.pending == 0)
-        assert not service.receiving
+        assert not service.bodies.receiving
         for _, end in (*ends, (None, writer)):
             end.close()
 
