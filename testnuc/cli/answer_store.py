@@ -22,8 +22,6 @@ if sys.platform != "win32":
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["AnswerStore"]
-
 #: The store of the first texts, and those of others.
 _STORE = "answers.db"
 _STORE_NAME = re.compile(r"answers(-[0-9a-f]{32})?\.db")

@@ -29,15 +29,6 @@ if TYPE_CHECKING:
     from testnuc.results import Results
     from testnuc.types import Classification
 
-__all__ = [
-    "LabeledTable",
-    "labeled",
-    "opened",
-    "stored_results",
-    "texts_for",
-    "with_empty_set",
-]
-
 #: Texts that are read from a pool at a time.
 _CHUNK = 2_000
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from testnuc.trust.review import Review, ReviewItem
 
-__all__ = ["answer"]
-
 _NUMBER = re.compile(r"\d+")
 _HELP = (
     "a number, a label or its beginning, 0 = none of these, n = skip, u = back, q = save and quit"

@@ -18,8 +18,6 @@ from testnuc.errors import InvalidInputError, TestNUCError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
-__all__ = ["cancel", "list_", "resume"]
-
 #: Digits of an id that are shown; enough to be unique.
 _SHOWN = 12
 

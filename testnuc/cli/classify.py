@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from testnuc.results import Results
     from testnuc.types import Estimate, Usage
 
-__all__ = ["cost", "end", "label_all", "notes", "run", "show_estimate"]
-
 #: Part of the texts that a referee labels.
 _ESCALATED = 0.1
 

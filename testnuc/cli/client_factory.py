@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from testnuc.cli.options import Options
 
-__all__ = ["client_of", "completed"]
-
 
 def client_of(options: Mapping[str, Any], **instead: Any) -> TestNUC:
     """Return a client of command-line options; arguments in `instead` win."""

@@ -12,8 +12,6 @@ from testnuc.scoring import gain_of, matched, points
 if TYPE_CHECKING:
     from testnuc.cli.reading import Table
 
-__all__ = ["run"]
-
 #: Pairs of labels that are listed.
 _PAIRS = 15
 _WIDTH = 90

@@ -12,16 +12,6 @@ from testnuc.errors import InvalidInputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "DELIMITERS",
-    "EMPTY_CELLS",
-    "checked_delimiter",
-    "decoded",
-    "delimiter_of",
-    "named",
-    "rows_by_name",
-]
-
 #: Delimiters of CSV files, most common first.
 DELIMITERS = (",", ";", "\t", "|")
 _NAMES = {"\t": "tab"}

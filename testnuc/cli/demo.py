@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from testnuc.trust import Learned, Review
     from testnuc.types import Classification
 
-__all__ = ["run"]
-
 #: Messages that are shown, most and least trusted; those that a person judges; those that decide.
 _SHOWN, _JUDGED, _ENOUGH = 3, 10, 50
 _BAR = 10

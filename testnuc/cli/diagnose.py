@@ -16,8 +16,6 @@ from testnuc.types import MultilabelClassification
 if TYPE_CHECKING:
     from testnuc.cli.options import Options
 
-__all__ = ["run"]
-
 
 async def run(source: str, *, text_column: str, plot: str | None, client: Options) -> None:
     """Print the diagnosis of the predictions in a file of results or a store."""

@@ -11,8 +11,6 @@ from testnuc.errors import InvalidInputError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["require_distinct"]
-
 #: Options of files that a command writes, and how parameters are shown if not as --name.
 _WRITTEN = frozenset({"output", "plot", "store"})
 _SHOWN = {

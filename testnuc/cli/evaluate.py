@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from testnuc.results import Results
     from testnuc.types import Classification
 
-__all__ = ["run"]
-
 #: Most rows of the table.
 _CLASSES = 40
 #: Name of a row -> field of the scores.

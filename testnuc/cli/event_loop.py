@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-__all__ = ["run_to_end"]
-
 T = TypeVar("T")
 
 

@@ -29,17 +29,6 @@ if TYPE_CHECKING:
 
     from testnuc.types import Classification
 
-__all__ = [
-    "check_output",
-    "free_name",
-    "held_by",
-    "require_folder",
-    "require_kind",
-    "require_new",
-    "require_store",
-    "write_results",
-]
-
 #: Fields of a text with several labels, in JSON; a table has them as one string, `nuc_label`.
 _SEVERAL = ("nuc_labels", "nuc_shares", "nuc_trusts", "nuc_own_labels")
 #: Fields of a label in a tree.

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from testnuc.trust.certificates import Certificate
     from testnuc.trust.learned import Learned
 
-__all__ = ["certify", "distill", "learn", "review", "unlearn"]
-
 #: The accuracy, and the confidence, of `testnuc certify` without options.
 _USUAL = 0.9
 

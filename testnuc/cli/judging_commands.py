@@ -16,8 +16,6 @@ from testnuc.cli.options import (
     runs,
 )
 
-__all__ = ["add_judging"]
-
 _SOURCES = argument(
     "RESULTS|STORE|REVIEW..",
     "A file written by `classify -o`, a store; or reviews (.json) to continue or join.",

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from testnuc.results import Results
     from testnuc.trust.review import Review
 
-__all__ = ["judge_on_page", "write_page"]
-
 _HOST = "127.0.0.1"
 _HEADERS = {
     "Cache-Control": "no-store",

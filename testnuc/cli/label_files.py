@@ -16,8 +16,6 @@ from testnuc.records import text_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["read_labels"]
-
 _TABLES = {".csv", ".tsv", ".jsonl", ".parquet", ".xlsx"}
 _YAML = {".yaml", ".yml"}
 _LISTS = {".txt", ".json", *_YAML}

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from testnuc.client import TestNUC
 
-__all__ = ["about_embedder", "about_model"]
-
 #: As in the providers: low, so that estimates are rather too high.
 _BYTES_PER_TOKEN = 3.2
 

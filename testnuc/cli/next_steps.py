@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from testnuc.results import Results
 
-__all__ = ["can_be_judged", "command", "next_step"]
-
 #: Options that tell the runs in a store apart.
 _OF_STORE = ("labels", "model", *OF_ANSWERS)
 

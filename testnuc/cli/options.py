@@ -14,30 +14,6 @@ from typer.models import OptionInfo
 
 from testnuc.cli.settings import FILE, PREFIX, require_named, source_of
 
-__all__ = [
-    "BASE_URL",
-    "CALL_OPTIONS",
-    "DELIMITER",
-    "DRY_RUN",
-    "EMBEDDER",
-    "ENCODING",
-    "LABELS_OF_FILE",
-    "LABELS_OF_HEAD",
-    "LABELS_OF_RUN",
-    "LIMIT",
-    "MODEL",
-    "MULTILABEL_OPTIONS",
-    "OVERWRITE",
-    "RESULTS_OR_STORE",
-    "TEXT_COLUMN",
-    "Options",
-    "argument",
-    "client_options",
-    "rare",
-    "runs",
-    "settings_of",
-]
-
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 # options in the panels of the help
 _vote = partial(typer.Option, rich_help_panel="Vote")

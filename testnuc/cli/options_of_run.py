@@ -20,15 +20,6 @@ from testnuc.stores.sql_store import TEXT_FACTS
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Mapping
 
-__all__ = [
-    "EMBEDDER",
-    "OF_ANSWERS",
-    "held_scopes",
-    "opened_store",
-    "with_embedder",
-    "with_options_of_run",
-]
-
 #: The embedder of a store that has none yet.
 EMBEDDER = "sentence-transformers/all-MiniLM-L6-v2"
 

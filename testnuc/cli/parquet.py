@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from testnuc.stores.export import Record
 
-__all__ = ["read", "read_rows", "schema_of", "write_rows", "writing"]
-
 #: Columns of each kind of record; the others are null, which costs almost no space.
 _OF = {
     "scope": ("kind", "scope", "facts"),

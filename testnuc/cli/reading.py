@@ -31,21 +31,6 @@ from testnuc.records import PREFIX, unguarded
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = [
-    "KINDS",
-    "STANDARD",
-    "Table",
-    "column_of_results",
-    "content_of",
-    "existing",
-    "holds_rows",
-    "kind_of",
-    "read_table",
-    "require_column",
-    "to_stderr",
-    "usable",
-]
-
 KINDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".xlsx", ".txt")
 #: The file name that means stdin or stdout.
 STANDARD = "-"

@@ -26,8 +26,6 @@ from testnuc.results import read_results
 if TYPE_CHECKING:
     from testnuc.cli.options import Options
 
-__all__ = ["run"]
-
 
 async def run(
     file: str,

@@ -16,8 +16,6 @@ from testnuc.errors import InvalidInputError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["RunNote", "folder_of"]
-
 _NAME = "output.json"
 #: Options that change how a run goes, not what it writes.
 _NO_MATTER = frozenset(

@@ -20,8 +20,6 @@ from testnuc.server import ServerSettings, Service, page_of, serve
 if TYPE_CHECKING:
     from testnuc.cli.options import Options
 
-__all__ = ["run"]
-
 _log = logging.getLogger("testnuc.server")
 
 

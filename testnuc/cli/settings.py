@@ -18,17 +18,6 @@ if TYPE_CHECKING:
 
     import typer
 
-__all__ = [
-    "FILE",
-    "PREFIX",
-    "UNNAMED",
-    "has_password",
-    "misspelled",
-    "read_settings",
-    "require_named",
-    "source_of",
-]
-
 FILE = "testnuc.toml"
 PREFIX = "TESTNUC_"
 #: Characters of a settings file.

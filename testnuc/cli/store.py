@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from testnuc.stores.export import Record
 
-__all__ = ["export", "import_", "stats"]
-
 #: Names of counted records, in order of output.
 _COUNTED = {"prediction": "predictions", "text": "texts", "vector": "other vectors"}
 

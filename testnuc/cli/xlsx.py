@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["CELL", "read_rows", "require", "too_long", "write_rows"]
-
 #: The most characters that Excel has in a cell, and the most rows in a sheet.
 CELL, _ROWS = 32_767, 1_048_576
 #: Bytes that are unpacked of a workbook: a constant, and so many for each byte of the file. A sheet

@@ -21,16 +21,6 @@ if TYPE_CHECKING:
 
     from testnuc.server.settings import ServerSettings
 
-__all__ = [
-    "REQUEST_ID",
-    "cors_headers",
-    "log_request",
-    "preflight",
-    "request_id",
-    "require_caller",
-    "set_request_id",
-]
-
 _log = logging.getLogger("testnuc.access")
 
 #: Header of the id of a request, from the caller or made here.

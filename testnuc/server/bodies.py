@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-__all__ = ["Bodies"]
-
 #: Most bytes of all unfinished bodies, or as many bodies of the largest size.
 _LEAST_BYTES, _LEAST_BODIES = 64 * 1024 * 1024, 4
 #: Bytes at the start of a body that do not count, so that small requests are always accepted: the

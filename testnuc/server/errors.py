@@ -11,8 +11,6 @@ from testnuc.limits import usable_wait
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["RequestError", "error_fields", "request_error"]
-
 #: HTTP status and type, by the most specific class of an error. 4xx means that the caller can fix
 #: the request, so a wrong provider key of the service is not 4xx.
 _RESPONSES: dict[type[Exception], tuple[int, str]] = {

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from testnuc.server.service import Service
 
-__all__ = ["serve"]
-
 _log = logging.getLogger("testnuc.server")
 
 #: Length of the accept queue; the system may allow less.

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from testnuc.types import Classification, Usage
 
-__all__ = ["Metrics"]
-
 #: Upper bounds in seconds, from a stored prediction to a call that is retried.
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from testnuc.labels import LabelSet
     from testnuc.server.settings import ServerSettings
 
-__all__ = ["document"]
-
 _CODES = [
     "llm_kept",
     "neighbors_disagree",

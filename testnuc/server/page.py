@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from testnuc.client import TestNUC
     from testnuc.types import Classification
 
-__all__ = ["page_of"]
-
 
 def page_of(nuc: TestNUC) -> Callable[[Sequence[Classification]], Awaitable[str]]:
     """Return the page function of a `Service`: the latest results, and the client's usage."""

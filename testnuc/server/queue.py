@@ -12,8 +12,6 @@ from testnuc.server.errors import RequestError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Place", "Queue"]
-
 #: Seconds over which throughput is averaged.
 _MEMORY = 10.0
 _LONGEST = 60

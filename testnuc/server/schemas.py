@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from testnuc.server.settings import ServerSettings
     from testnuc.types import Classification
 
-__all__ = ["ClassifyRequest", "read", "record"]
-
 _FIELDS = ("text", "texts", "id", "ids", "stream", "explain")
 #: Said once, in ``/v1/info``; the reason of a batch would be a paragraph in each result.
 _BRIEF = {"llm_kept": "the LLM's own label is kept; `decision` of /v1/info says why"}

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     #: Renders the HTML at ``/results`` from the latest results.
     Page: TypeAlias = "Callable[[Sequence[Classification]], str | Awaitable[str]]"
 
-__all__ = ["Service"]
-
 _log = logging.getLogger("testnuc.server")
 
 #: Results kept for the page.

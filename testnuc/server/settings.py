@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from testnuc._base.checks import checked_positive, checked_whole, is_loopback
 from testnuc.errors import ConfigurationError, InvalidInputError
 
-__all__ = ["ServerSettings"]
-
 _LEAST_TOKEN = 16
 _ORIGIN = re.compile(r"https?://[^/\s,]+")
 _COUNTS = ("max_body", "max_texts", "max_text_chars", "max_pending")
