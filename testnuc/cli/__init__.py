@@ -11,7 +11,7 @@
 
     reading           texts from files; `decoding` recognizes encoding, delimiter and columns
     label_files       labels from files; `parquet` and `xlsx` for both
-    files             outputs; `distinct_files` refuses one that is read and written
+    files             outputs
     answer_store      the store of a run; `answered_texts` opens it without calls
     run_note          what is remembered of a run; `options_of_run` makes options of it
     settings          testnuc.toml and environment variables
@@ -44,7 +44,6 @@ from testnuc.cli.options import (
     LABELS_OF_HEAD,
     LABELS_OF_RUN,
     LIMIT,
-    MULTILABEL_OPTIONS,
     OVERWRITE,
     RESULTS_OR_STORE,
     TEXT_COLUMN,
@@ -187,7 +186,13 @@ def evaluate(
 
 @app.command()
 @runs(
-    "diagnose:run", *CALL_OPTIONS, *MULTILABEL_OPTIONS, "policy", "min_trust", labels=LABELS_OF_FILE
+    "diagnose:run",
+    *CALL_OPTIONS,
+    "multilabel",
+    "threshold",
+    "policy",
+    "min_trust",
+    labels=LABELS_OF_FILE,
 )
 def diagnose(
     client: dict[str, Any],

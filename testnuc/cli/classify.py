@@ -261,8 +261,7 @@ def show_estimate(texts: list[str], client: dict[str, Any], store: AnswerStore) 
     if where is not None and "://" not in where and not Path(where).exists():
         where = None
     # nothing is sent, so no key is needed
-    given = {"api_key": "not-needed"} if client.get("api_key") is None else {}
-    nuc = client_of(client, store=where, **given)
+    nuc = client_of(client, store=where, api_key="not-needed")
 
     async def estimate() -> Estimate:
         async with nuc:

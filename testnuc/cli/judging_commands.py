@@ -8,6 +8,7 @@ import typer
 
 from testnuc.cli.options import (
     CALL_OPTIONS,
+    EVIDENCE_OPTIONS,
     LABELS_OF_RUN,
     OVERWRITE,
     RESULTS_OR_STORE,
@@ -23,7 +24,7 @@ _SOURCES = argument(
 _JUDGED = argument("REVIEW|MARKS..", "What the page saved; several people's files are joined.")
 
 
-@runs("judging:review", *CALL_OPTIONS, "policy", "k", "min_trust", labels=LABELS_OF_RUN)
+@runs("judging:review", *EVIDENCE_OPTIONS, labels=LABELS_OF_RUN)
 def review(
     client: dict[str, Any],
     sources: list[str] = _SOURCES,
@@ -52,7 +53,7 @@ def review(
     """Draw texts, let a person judge them on a page, and learn from that; makes no call."""
 
 
-@runs("judging:learn", *CALL_OPTIONS, "policy", "k", "min_trust", labels=LABELS_OF_RUN)
+@runs("judging:learn", *EVIDENCE_OPTIONS, labels=LABELS_OF_RUN)
 def learn(
     client: dict[str, Any],
     source: str = RESULTS_OR_STORE,
@@ -71,7 +72,7 @@ def learn(
     """Learn from judged texts how to label, and what trust means; later runs use it."""
 
 
-@runs("judging:certify", *CALL_OPTIONS, "policy", "k", "min_trust", labels=LABELS_OF_RUN)
+@runs("judging:certify", *EVIDENCE_OPTIONS, labels=LABELS_OF_RUN)
 def certify(
     client: dict[str, Any],
     source: str = RESULTS_OR_STORE,
@@ -102,7 +103,7 @@ def distill(
     """Train a classifier of embeddings on the labels: a file that needs no LLM; makes no call."""
 
 
-@runs("judging:unlearn", *CALL_OPTIONS, "policy", "k", "min_trust", labels=LABELS_OF_RUN)
+@runs("judging:unlearn", *EVIDENCE_OPTIONS, labels=LABELS_OF_RUN)
 def unlearn(
     client: dict[str, Any], source: str = RESULTS_OR_STORE, text_column: str = TEXT_COLUMN
 ) -> None:

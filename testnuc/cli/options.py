@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from importlib import import_module
+from itertools import combinations
+from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 import typer
 from typer.models import OptionInfo
 
 from testnuc.cli.settings import FILE, PREFIX, require_named, source_of
+from testnuc.errors import InvalidInputError
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 # options in the panels of the help
@@ -23,27 +27,29 @@ _fewer = partial(typer.Option, rich_help_panel="Fewer calls")
 #: An option that few need: the help names it at its end, and docs/cli.md describes it.
 rare = partial(typer.Option, hidden=True)
 
-#: Parameters that name a file, in the order of messages.
-_FILES = (
-    "file",
-    "source",
-    "sources",
-    "judged",
-    "labels",
-    "head",
-    "pool",
-    "token_file",
-    "store",
-    "output",
-    "plot",
-)
+#: Parameters that name a file, in the order of messages, and how these show them.
+_FILES = {
+    "file": "FILE",
+    "source": "RESULTS|STORE",
+    "sources": "RESULTS|STORE",
+    "judged": "REVIEW",
+    "labels": "--labels",
+    "head": "--head",
+    "pool": "--pool",
+    "token_file": "--token-file",
+    "store": "--store",
+    "output": "--output",
+    "plot": "--plot",
+    "config": "--config",
+}
+#: Those that a command writes.
+_WRITTEN = frozenset({"output", "plot", "store"})
 
 #: Given for one run only, never in the settings.
 _OF_ONE_RUN = frozenset(
     {
         "output",
         "plot",
-        "yes",
         "dry_run",
         "title",
         "n",
@@ -55,22 +61,10 @@ _OF_ONE_RUN = frozenset(
     }
 )
 
-#: Options that a command without calls does not take.
-CALL_OPTIONS = (
-    "neighbors",
-    "budget_usd",
-    "max_concurrency",
-    "requests_per_minute",
-    "tokens_per_minute",
-    "ask",
-    "stop",
-    "most",
-    "head",
-    "head_trust",
-)
-
-#: Options of texts with several labels.
-MULTILABEL_OPTIONS = ("multilabel", "threshold")
+#: Options that a command without calls does not take, by name or panel.
+CALL_OPTIONS = ("neighbors", "Limits", "Fewer calls")
+#: Those of a command about evidence, which labels by what is learned.
+EVIDENCE_OPTIONS = (*CALL_OPTIONS, "policy", "k", "min_trust")
 
 
 def argument(metavar: str, meaning: str) -> Any:
@@ -161,30 +155,38 @@ def _client(
     ),
     budget_usd: float | None = _limits(None, min=0, help="Maximum cost in US dollars."),
     max_concurrency: int = _limits(64, min=1, help="Maximum number of concurrent calls."),
-    requests_per_minute: int | None = rare(None, min=1, help="The provider's limit."),
-    tokens_per_minute: int | None = rare(None, min=1, help="The provider's limit."),
+    requests_per_minute: int | None = _limits(
+        None, min=1, help="The provider's limit.", hidden=True
+    ),
+    tokens_per_minute: int | None = _limits(None, min=1, help="The provider's limit.", hidden=True),
     ask: Literal["all", "unsure"] = _fewer(
         "all",
         help="all, or unsure: ask about part of the texts; a model of the answers labels the rest.",
     ),
-    stop: float = rare(
+    stop: float = _fewer(
         0.99,
         min=0,
         max=1,
         help="With unsure: share of all labels proved to equal those of --ask all.",
+        hidden=True,
     ),
-    most: float = rare(
-        1.0, min=0, max=1, help="With unsure: maximum share of the texts to ask about, 0 to 1."
+    most: float = _fewer(
+        1.0,
+        min=0,
+        max=1,
+        help="With unsure: maximum share of the texts to ask about, 0 to 1.",
+        hidden=True,
     ),
     head: str | None = _fewer(
         None, help="A file from `testnuc distill`, which labels without an LLM."
     ),
-    head_trust: float | None = rare(
+    head_trust: float | None = _fewer(
         None,
         min=0,
         max=1,
         help="Trust below which the LLM labels a text instead.",
         show_default="none do",
+        hidden=True,
     ),
 ) -> None:
     """Never called: `runs` reads its signature."""
@@ -206,11 +208,38 @@ class Options(dict[str, Any]):
         return Options({**self, **values}, self.named)
 
 
-def _require_distinct(files: dict[str, Any]) -> None:
-    if files.keys() & {"output", "plot", "store"}:
-        from testnuc.cli.distinct_files import require_distinct
+def _require_distinct(options: Mapping[str, Any]) -> None:
+    """Check that no file that a command writes is one that it reads, or writes as well."""
+    places = [
+        (name, place)
+        for name in _FILES
+        if (value := options.get(name)) is not None
+        for place in (value if isinstance(value, list) else [value])
+        if isinstance(place, str) and place != "-" and "://" not in place
+    ]
+    for (first, place), (second, other) in combinations(places, 2):
+        pair = {first, second}
+        # a store can be named as the source, and as the store
+        if pair & _WRITTEN and pair - {"source", "sources", "store"} and _same(place, other):
+            one, two = _FILES[first], _FILES[second]
+            raise InvalidInputError(
+                f"{one} and {two} are one file, {place}; it was not changed: name another file "
+                f"for {two if second in _WRITTEN else one}"
+            )
 
-        require_distinct({**files, "config": files["config"] or FILE})
+
+def _same(place: str, other: str) -> bool:
+    try:
+        return Path(place).samefile(other)
+    except (OSError, ValueError):
+        # not both are there
+        return os.path.realpath(place) == os.path.realpath(other)
+
+
+def options_in(*panels: str) -> set[str]:
+    """Return the names of the client's options in some panels of the help."""
+    found = inspect.signature(_client).parameters.items()
+    return {name for name, p in found if p.default.rich_help_panel in panels}
 
 
 def client_options() -> dict[str, Any]:
@@ -225,24 +254,24 @@ def runs(
 
     A coroutine is run to its end. If the declaration has a parameter `client`, add the options of a
     client; the function gets them as that mapping. `place` is ``module:function`` in this package,
-    imported when the command runs, so that --help is fast; `without` and `instead` are options of a
-    client to leave out or to replace.
+    imported when the command runs, so that --help is fast; `without` are options of a client, or
+    panels of them, to leave out, and `instead` those to replace.
     """
 
     def add(declared: Callable[..., None]) -> Callable[..., None]:
         types = get_type_hints(_client) | get_type_hints(declared)
         own = inspect.signature(declared).parameters
+        left_out = {*without, *options_in(*without)}
         shared = [
             p.replace(default=instead.get(p.name, p.default))
             for p in inspect.signature(_client).parameters.values()
-            if "client" in own and p.name not in without
+            if "client" in own and p.name not in left_out
         ]
 
         def run(context: typer.Context, **given: Any) -> None:
             require_named(context, given)
             config = context.find_root().params.get("config")
-            files = {name: given[name] for name in _FILES if name in given}
-            _require_distinct({**files, "config": config})
+            _require_distinct({"config": config or FILE, **given})
             if shared:
                 values = {p.name: given.pop(p.name) for p in shared}
                 named = frozenset(n for n in values if source_of(context, n) == "COMMANDLINE")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from testnuc._base.jsonl import write_whole
+from testnuc.cli.options import options_in
 from testnuc.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -18,16 +19,7 @@ if TYPE_CHECKING:
 
 _NAME = "output.json"
 #: Options that change how a run goes, not what it writes.
-_NO_MATTER = frozenset(
-    {
-        "store",
-        "api_key",
-        "budget_usd",
-        "max_concurrency",
-        "requests_per_minute",
-        "tokens_per_minute",
-    }
-)
+_NO_MATTER = {"store", *options_in("Limits")}
 
 
 def folder_of(output: str) -> Path:
