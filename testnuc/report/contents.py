@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from testnuc.trust import review_queue
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from testnuc.trust.review import Review
-    from testnuc.types import Classification, Usage
+    from testnuc.types import Classification
 
 __all__ = ["contents"]
 
@@ -49,27 +49,18 @@ class _Numbers:
 
 def contents(
     results: Sequence[Classification],
-    *,
-    usage: Usage | None,
-    seconds: float | None,
-    model: str | None,
     choices: Sequence[str],
     descriptions: Mapping[str, str],
-    instructions: str | None,
-    calibrated: bool,
     review: Review | None,
-    only: bool,
-    then: str | None,
-    file: str | None,
+    *,
     most: int,
-    several: bool = False,
-    live: bool = False,
+    several: bool,
 ) -> dict[str, Any]:
-    """Return the data that the page's script reads.
+    """Return the data about labels and texts that the page's script reads.
 
     Of more than `most` results, those to review first are listed; counts are over all results.
-    With `only` the results are the texts of the review. Where a text can have `several` labels, all
-    of them are one string, in the order of the label set.
+    Where a text can have `several` labels, all of them are one string, in the order of the label
+    set.
     """
     rows = list(results)
     if several:
@@ -142,19 +133,10 @@ def contents(
         )
     summary = _summary(rows, labels, several=several)
     return {
-        "model": model,
-        "seconds": _number(seconds),
-        "usage": None if usage is None else asdict(usage),
         "choices": len(choices),
         "descriptions": [descriptions.get(label) for label in choices],
-        "instructions": instructions,
-        "calibrated": calibrated,
         "review": None if review is None else review.record(),
         "several": several,
-        "only": only,
-        "live": live,
-        "then": then,
-        "file": file,
         "total": len(rows),
         "summary": {**summary, "review": len(queue)},
         "labels": list(labels.known),

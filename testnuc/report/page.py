@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64encode
+from dataclasses import asdict
 from functools import cache
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from math import isfinite
+from typing import TYPE_CHECKING, Any
 
 from testnuc._base.checks import checked_whole
 from testnuc._base.jsonl import write_whole
@@ -42,19 +44,6 @@ _SCRIPTS = (
     "overview.js",
     "page.js",
 )
-
-
-@runtime_checkable
-class _Run(Protocol):
-    """The attributes of `Results` about their run."""
-
-    usage: Usage
-    seconds: float
-    model: str | None
-    choices: tuple[str, ...]
-    descriptions: Mapping[str, str]
-    instructions: str | None
-    learned: str | None
 
 
 def _results_of(review: Review) -> list[Classification]:
@@ -136,37 +125,32 @@ def render(
         listed = results
     elif review is not None:
         listed = _results_of(review)
-    if isinstance(listed, _Run):
-        usage = (None if listed.usage == UNKNOWN else listed.usage) if usage is None else usage
-        seconds = listed.seconds if seconds is None else seconds
-        model = listed.model if model is None else model
-        choices = choices or listed.choices
-        descriptions = descriptions or listed.descriptions
-        instructions = instructions or listed.instructions
+    run: Any = listed if hasattr(listed, "usage") else None
+    if run is not None:
+        usage = (None if run.usage == UNKNOWN else run.usage) if usage is None else usage
+        seconds = run.seconds if seconds is None else seconds
+        model = run.model if model is None else model
+        choices = choices or run.choices
+        descriptions = descriptions or run.descriptions
+        instructions = instructions or run.instructions
     if review is not None:
         choices, model = review.labels, model or review.model
         descriptions = descriptions or review.context.descriptions
         instructions = instructions or review.context.instructions
     if several is None:
         several = bool(listed) and isinstance(listed[0], MultilabelClassification)
-    shown = contents(
-        listed,
-        usage=usage,
-        seconds=seconds,
-        model=model,
-        choices=choices,
-        descriptions=descriptions or {},
-        instructions=instructions,
-        calibrated=isinstance(listed, _Run) and listed.learned is not None,
-        review=review,
-        only=results is None,
-        then=then,
-        file=file,
-        most=most,
-        several=several or (review is not None and review.multilabel),
-        live=live,
-    )
-    data = _json(shown)
+    several = several or (review is not None and review.multilabel)
+    shown = contents(listed, choices, descriptions or {}, review, most=most, several=several) | {
+        "model": model,
+        "seconds": None if seconds is None or not isfinite(seconds) else round(seconds, 4),
+        "usage": None if usage is None else asdict(usage),
+        "instructions": instructions,
+        "calibrated": run is not None and run.learned is not None,
+        "only": results is None,
+        "live": live,
+        "then": then,
+        "file": file,
+    }
     style, script = _asset("page.css"), "".join(map(_asset, _SCRIPTS))
     policy = (
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
@@ -179,34 +163,23 @@ def render(
         "policy": escape(policy),
         "style": style,
         "script": script,
-        "data": data,
+        "data": _json(shown),
     }
     # one pass: inserted contents are not substituted again
     return _PLACE.sub(lambda place: parts[place[1]], _asset("page.html"))
 
 
 def write(
-    results: Sequence[Classification] | None,
-    path: str | os.PathLike[str],
-    *,
-    review: Review | None = None,
-    then: str | None = None,
-    file: str | None = None,
-    title: str | None = None,
-    most: int = MOST_LISTED,
-    several: bool | None = None,
+    results: Sequence[Classification] | None, path: str | os.PathLike[str], **options: Any
 ) -> None:
-    """Write the page to a file atomically.
+    """Write the page to a file atomically; the options are those of `render`.
 
     Raises
     ------
     InvalidInputError
         It cannot be written.
     """
-    page = render(
-        results, review=review, then=then, file=file, title=title, most=most, several=several
-    )
-    write_whole(path, [page.encode("utf-8", "replace")])
+    write_whole(path, [render(results, **options).encode("utf-8", "replace")])
 
 
 def _json(value: Any) -> str:
