@@ -60,9 +60,9 @@ def writing(path: Path) -> Iterator[Callable[[list[Record]], None]]:
 
 def read(path: Path) -> Iterator[Record]:
     """Yield the records of a file."""
-    arrow, _ = _pyarrow()
+    arrow, parquet = _pyarrow()
     try:
-        for batch in _batches(path, whole=False):
+        for batch in _batches(path, parquet.read_metadata(path), whole=False):
             for row in batch.to_pylist():
                 yield {
                     name: orjson.loads(row[name]) if name in _JSON else row[name]
@@ -78,20 +78,19 @@ def read_rows(path: Path) -> tuple[list[dict[str, Any]], Any]:
     """Return the rows of a table, and its schema."""
     arrow, parquet = _pyarrow()
     try:
-        rows = [row for batch in _batches(path, whole=True) for row in batch.to_pylist()]
-        schema = parquet.read_schema(str(path))
+        facts = parquet.read_metadata(path)
+        rows = [row for batch in _batches(path, facts, whole=True) for row in batch.to_pylist()]
+        return rows, facts.schema.to_arrow_schema()
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as exc:
         raise InvalidInputError(f"{path} is not a Parquet file: {exc}") from exc
     except (OverflowError, ValueError) as exc:  # a time after the year 9999
         raise InvalidInputError(f"{path} holds a value that Python cannot: {exc}") from exc
-    return rows, schema
 
 
-def _batches(path: Path, *, whole: bool) -> Iterator[Any]:
+def _batches(path: Path, facts: Any, *, whole: bool) -> Iterator[Any]:
     """Yield the batches of a file; bounds what they unpack to, as a `whole` or each alone."""
     _, parquet = _pyarrow()
     most = _MOST_BYTES + _RATIO * path.stat().st_size
-    facts = parquet.read_metadata(str(path))
     groups = [
         [facts.row_group(group).column(column) for column in range(facts.num_columns)]
         for group in range(facts.num_row_groups)
@@ -109,7 +108,7 @@ def _batches(path: Path, *, whole: bool) -> Iterator[Any]:
         for leaf in leaves
         if leaf.physical_type == "BYTE_ARRAY"
     }
-    with parquet.ParquetFile(str(path), read_dictionary=sorted(strings)) as file:
+    with parquet.ParquetFile(path, metadata=facts, read_dictionary=sorted(strings)) as file:
         for batch in file.iter_batches(batch_size=_BATCH):
             unpacked = sum(map(_size, batch.columns))
             size = size + unpacked if whole else unpacked
