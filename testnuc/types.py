@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from testnuc._base.display import brief
+from testnuc._base.display import brief, columns
 from testnuc.errors import TestNUCError
 
 __all__ = [
@@ -407,14 +407,7 @@ class Estimate(Usage):
                     hours,
                 )
             )
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = [
-            "  ".join(
-                cell.ljust(width) if i == 0 else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in rows
-        ]
+        lines = [columns(rows)]
         if self.store_hits:
             lines.append(f"{self.store_hits:,} predictions are stored already")
         if self.least_calls is not None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
-__all__ = ["brief", "shown"]
+__all__ = ["brief", "columns", "shown"]
 
 #: Characters of a string, and of a whole representation.
 _STRING, _WHOLE = 60, 240
@@ -20,6 +20,15 @@ def shown(value: object, most: int = 80) -> str:
         return repr(value)[:most]
     except RecursionError:
         return f"a {type(value).__name__} that is nested too deep"
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows of cells as lines; numbers, in all columns but the first, are to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    padded = (
+        (f"{first:<{widths[0]}}", *map(str.rjust, others, widths[1:])) for first, *others in rows
+    )
+    return "\n".join(map("  ".join, padded))
 
 
 def brief(record: Any) -> str:

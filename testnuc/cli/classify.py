@@ -267,37 +267,11 @@ def show_estimate(texts: list[str], client: dict[str, Any], store: AnswerStore) 
         async with nuc:
             return await nuc.estimate(texts)
 
-    usage = run_to_end(estimate())
-    rows = {
-        "texts": f"{len(texts):,}",
-        "distinct texts": f"{len(set(texts)):,}",
-        "stored answers": f"{usage.store_hits:,}",
-        "calls": (
-            f"{usage.calls:,}"
-            if usage.least_calls is None
-            else f"{usage.least_calls:,} to {usage.calls:,}"
-        ),
-        "input tokens, about": _number(usage.input_tokens),
-        "output tokens, about": _number(usage.output_tokens),
-        "US dollars, about": "unknown" if usage.usd is None else f"{usage.usd:.4f}",
-    }
-    if client.get("referee") is not None:
-        rows["referee calls, at most"] = f"{usage.referee_calls:,}"
-        usd = usage.referee_usd
-        rows["referee US dollars"] = "unknown" if usd is None else f"{usd:.4f}"
-    print(f"{nuc.model}: nothing was sent")
-    for name, value in rows.items():
-        print(f"  {name:<24}{value:>14}")
-    if len(usage.lanes) > 1:
-        print(f"\n{usage}")
-    elif usage.note:
-        to_stderr(f"note: {usage.note}")
+    found = run_to_end(estimate())
+    distinct = len(set(texts))
+    print(f"{nuc.model}: nothing was sent; {len(texts):,} texts, {distinct:,} distinct\n\n{found}")
     if (note := about_model(nuc, texts)) is not None:
         to_stderr(f"note: {note}")
-
-
-def _number(value: int | None) -> str:
-    return "unknown" if value is None else f"{value:,}"
 
 
 def notes(caught: list[warnings.WarningMessage]) -> None:

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from testnuc._base.display import columns
 from testnuc._base.jsonl import write_whole
 from testnuc.cli.answer_store import AnswerStore
 from testnuc.cli.answered_texts import with_empty_set
@@ -165,29 +166,18 @@ def _take_labels(
 def _show(
     alone: Scores | MultilabelScores, voted: Scores | MultilabelScores, rows: Mapping[str, str]
 ) -> None:
-    _print(
-        ("", "alone", "voted"),
-        *((n, _figure(getattr(alone, f)), _figure(getattr(voted, f))) for n, f in rows.items()),
-    )
+    figures = ((n, _figure(getattr(alone, f)), _figure(getattr(voted, f))) for n, f in rows.items())
+    print(columns([("", "alone", "voted"), *figures]))
     print("\nthe labels, voted, those with the lowest F1 first")
     before = {of.label: of.f1 for of in alone.per_class}
     ordered = sorted(voted.per_class, key=lambda of: of.f1)
-    figures = [
-        (of.label, of.precision, of.recall, of.f1, of.support, before.get(of.label))
-        for of in ordered[:_CLASSES]
-    ]
-    heading = ("label", "precision", "recall", "F1", "texts", "F1 alone")
-    _print(heading, *((label, *map(_figure, of)) for label, *of in figures))
+    lines: list[Sequence[str]] = [("label", "precision", "recall", "F1", "texts", "F1 alone")]
+    for of in ordered[:_CLASSES]:
+        values = (of.precision, of.recall, of.f1, of.support, before.get(of.label))
+        lines.append((of.label, *map(_figure, values)))
+    print(columns(lines))
     if len(ordered) > _CLASSES:
         print(f".. and {len(ordered) - _CLASSES} more: -o scores.json holds all")
-
-
-def _print(*rows: Sequence[str]) -> None:
-    """Print rows in columns, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, *others in rows:
-        cells = (f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True))
-        print("  ".join([f"{first:<{widths[0]}}", *cells]))
 
 
 def _figure(value: Any) -> str:
