@@ -3,12 +3,11 @@
 ::
 
     lane          BatchLane: predictions in rounds of batches
-    packing       requests, and batches within the provider's limits
+    packing       requests, batches within the provider's limits, and its queue of tokens
     lifecycle     one batch: intent, creation, polling, results; adoption after a crash
     decoding      result lines to predictions, by custom_id
     manifest      the stored record of a batch
     retry_rounds  which requests go into another batch
-    token_queue   tokens enqueued at the provider
     base          the interface of both batch APIs
     registry      the batch API of a provider
     openai        files and batches

@@ -264,7 +264,6 @@ def mapping(value: object) -> dict[str, Any]:
 
 
 def _id_of(batch: object) -> str:
-    """Return the id of a record; "" if it has none."""
     name = mapping(batch).get("id")
     return name if isinstance(name, str) else ""
 

@@ -13,10 +13,9 @@ from testnuc.batch.base import QueueFullError
 from testnuc.batch.decoding import ResponseReader
 from testnuc.batch.lifecycle import BatchLifecycle, Outcomes, UnknownOutcomeError
 from testnuc.batch.manifest import facts_of, pack, require_batches, unpack
-from testnuc.batch.packing import BatchPacker, packs
+from testnuc.batch.packing import BatchPacker, TokenQueue, packs
 from testnuc.batch.registry import batch_api
 from testnuc.batch.retry_rounds import RetryRounds
-from testnuc.batch.token_queue import TokenQueue
 from testnuc.errors import BudgetExceededError, ProviderError, StoreError
 from testnuc.protocols import StoredBatch, WireProvider, implements
 

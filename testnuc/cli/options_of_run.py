@@ -188,7 +188,7 @@ async def held_scopes(store: str) -> str:
 
 @asynccontextmanager
 async def opened_store(store: str) -> AsyncIterator[Any]:
-    """Open a store, which is both a `Store` and `Movable`, as all that have a path or URL."""
+    """Open a store, an `SqlStore`, as all are that have a path or URL."""
     opened = stores.resolve(store)
     await opened.open()
     try:

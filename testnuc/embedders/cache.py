@@ -223,7 +223,6 @@ class EmbeddingCache:
     async def _keep(
         self, hashes: Sequence[bytes], batch: Sequence[asyncio.Future[Vector | Exception]]
     ) -> None:
-        """Store the vectors of a batch."""
         if not self._store.durable:
             return
         new = {

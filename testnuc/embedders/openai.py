@@ -219,7 +219,6 @@ class OpenAIEmbedder:
 
 
 def _tokens(text: str) -> int:
-    """Estimate the tokens of a text."""
     return int(len(text.encode("utf-8", "replace")) / _BYTES_PER_TOKEN) + 1
 
 
@@ -255,7 +254,6 @@ class _Vectors(Reply):
     rows: tuple[bytes, ...] = ()
 
     def arrays(self) -> list[NDArray[np.float32]]:
-        """Return the vectors."""
         import numpy as np
 
         return [np.frombuffer(row, dtype="<f4").astype(np.float32) for row in self.rows]
@@ -284,7 +282,6 @@ class _Embeddings:
         self._encoding: str | None = "base64"
 
     def encode(self, request: Request) -> bytes:
-        """Return the body of the call."""
         body: dict[str, Any] = {"model": self.model, "input": request.texts}
         if self._encoding is not None:
             body["encoding_format"] = self._encoding
@@ -326,7 +323,6 @@ class _Embeddings:
         return without_key(text, self._key)
 
     def error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
-        """Return the exception of an error response."""
         where = f"{self.model} at {self.host}"
         return as_error(
             status, headers, body, where=where, key=self._key, hint="Check OPENAI_API_KEY."
@@ -340,5 +336,4 @@ class _Embeddings:
         return False
 
     def reserve(self, request: Request) -> tuple[int, int]:
-        """Estimate the tokens of a call."""
         return sum(map(_tokens, request.texts)), 0

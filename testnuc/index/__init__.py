@@ -7,11 +7,12 @@ several processes at the same time, because written rows never change.
 from __future__ import annotations
 
 from testnuc.index.files import DamagedIndexError, SavedIndex
-from testnuc.index.matching import check_dim, empty_matches, ranks_of, scanned
+from testnuc.index.matching import SCORE_SLACK, check_dim, empty_matches, ranks_of, scanned
 from testnuc.index.nearest import EXACT_BELOW, NearestVectors
 
 __all__ = [
     "EXACT_BELOW",
+    "SCORE_SLACK",
     "DamagedIndexError",
     "NearestVectors",
     "SavedIndex",

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from testnuc.errors import EmbeddingError, InvalidInputError
-from testnuc.index.exact import exact_candidates
 from testnuc.index.files import (
     DamagedIndexError,
     SavedIndex,
@@ -21,6 +20,7 @@ from testnuc.index.files import (
     verify_file,
 )
 from testnuc.index.graph import Graph
+from testnuc.index.matching import exact_candidates
 from testnuc.index.rows import FileRows, MemoryRows
 
 if TYPE_CHECKING:

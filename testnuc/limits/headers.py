@@ -109,13 +109,15 @@ def _moment(text: str | None, parse: Callable[[str], datetime]) -> float | None:
 def reset_delay(text: str | None, now: float) -> float | None:
     """Read the reset time of a limit, in any known form, as seconds from `now`, at least 0.
 
-    A duration, a number of seconds, a moment in RFC 3339, or one in (milli)seconds since 1970.
-    `now` is the server's time.
+    A duration, a number of seconds, a moment in RFC 3339, an HTTP date, or (milli)seconds since
+    1970. `now` is the server's time.
     """
     seconds = duration(text)
     if seconds is not None:
         return _ahead(seconds, now)
-    moment = timestamp(text)
+    moment = http_date(text)
+    if moment is None:
+        moment = timestamp(text)
     return None if moment is None else max(0.0, moment - now)
 
 
@@ -163,16 +165,9 @@ def retry_after(headers: Mapping[str, str], now: float) -> float | None:
 
     `now`: the local time in seconds since 1970, for moments in responses without ``Date``.
     """
+    there = server_time(headers, now)
     text = _short(_get(headers, "retry-after-ms"))
-    if text is not None:
-        milliseconds = _number(text)
-        if milliseconds is not None:
-            return _ahead(milliseconds / 1000, server_time(headers, now))
-    text = _get(headers, "retry-after")
-    seconds = duration(text)
-    if seconds is not None:
-        return _ahead(seconds, server_time(headers, now))
-    moment = http_date(text)
-    if moment is None:
-        moment = timestamp(text)
-    return None if moment is None else max(0.0, moment - server_time(headers, now))
+    milliseconds = None if text is None else _number(text)
+    if milliseconds is not None:
+        return _ahead(milliseconds / 1000, there)
+    return reset_delay(_get(headers, "retry-after"), there)

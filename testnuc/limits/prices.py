@@ -195,7 +195,6 @@ def context_window(provider: str, model: str, url: str | None = None) -> int | N
 
 
 def _listed(provider: str, model: str, url: str | None) -> Any:
-    """Return the model's record in the price list; None if it has none."""
     # takes 0.3 s to import
     from genai_prices.data_snapshot import get_snapshot
 

@@ -314,7 +314,6 @@ class OpenAI(HTTPProvider):
         return _usage(answer.get("usage"), answer.get("service_tier"), *names)
 
     def _parse_response(self, answer: dict[str, Any], request_id: str | None) -> Message:
-        """Return the content of the Responses API's answer."""
         usage = self.usage(answer)
         content, refusal, tokens = _responses.content(answer)
         details = answer.get("incomplete_details")
@@ -335,7 +334,6 @@ def _finish(choice: dict[str, Any]) -> Any:
 
 
 def _base_path(endpoint: Endpoint, *, azure: bool, source: str) -> str:
-    """Return the base path of all calls."""
     path = endpoint.path.removesuffix("/chat/completions").removesuffix("/responses").rstrip("/")
     # the whole URL of a server without /v1, such as Perplexity's
     if not path and not endpoint.path:

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from testnuc._base.checks import hash_text
 from testnuc.errors import EmbeddingError, InvalidInputError
 from testnuc.index import scanned
-from testnuc.protocols import PoolText, Store, StoredPrediction
+from testnuc.protocols import PoolText, StoredPrediction
 from testnuc.stores.sql_store import to_facts
 from testnuc.types import Prediction
 
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from testnuc.protocols import Index
+    from testnuc.stores.sql_store import SqlStore
 
-__all__ = ["Movable", "Record", "contents", "dump", "load"]
+__all__ = ["Record", "contents", "dump", "load"]
 
 Record = dict[str, Any]
 
@@ -44,37 +45,7 @@ _VECTOR = np.dtype("<f2")
 _HASH_BYTES = 16
 
 
-class Movable(Store, Protocol):
-    """A durable store that can be exported: `Store` plus what was learned, and paged reads."""
-
-    def pool(self, embedder: str) -> Index:
-        """Return the pool of an embedder."""
-
-    async def scopes(self) -> list[tuple[bytes, dict[str, Any]]]:
-        """Return all scopes and their metadata."""
-
-    async def embedders(self) -> list[tuple[str, int]]:
-        """Return the name and dimension of each embedder in the store."""
-
-    async def learned(self) -> list[tuple[bytes, bytes]]:
-        """Return all that was learned, with its key."""
-
-    async def get_learned(self, scope: bytes) -> bytes | None:
-        """Return what was learned; None if nothing was."""
-
-    async def put_learned(self, scope: bytes, data: bytes) -> None:
-        """Store what was learned, in place of what was there."""
-
-    async def predictions(self, after: bytes = b"", count: int = 1_000) -> list[StoredPrediction]:
-        """Return up to `count` predictions after a key, ordered by key; empty at the end."""
-
-    async def vectors(
-        self, embedder: str, after: bytes = b"", count: int = 1_000
-    ) -> list[tuple[bytes, NDArray[np.float16]]]:
-        """Return up to `count` vectors after a text hash, ordered by hash; empty at the end."""
-
-
-async def dump(store: Movable, *, batch: int = BATCH) -> AsyncIterator[list[Record]]:
+async def dump(store: SqlStore, *, batch: int = BATCH) -> AsyncIterator[list[Record]]:
     """Yield all records of a store, `batch` at a time.
 
     Rows that are written during the export may or may not be included.
@@ -99,7 +70,7 @@ async def dump(store: Movable, *, batch: int = BATCH) -> AsyncIterator[list[Reco
         yield [{"kind": "learned", "key": key.hex(), "data": b64encode(data).decode()}]
 
 
-async def load(store: Movable, records: Iterable[Record]) -> Counter[str]:
+async def load(store: SqlStore, records: Iterable[Record]) -> Counter[str]:
     """Import records into a store; returns the number of records of each kind.
 
     Consecutive records of one kind are stored together. Pool texts keep their order.
@@ -128,7 +99,7 @@ async def load(store: Movable, records: Iterable[Record]) -> Counter[str]:
     return counts
 
 
-async def contents(store: Movable) -> tuple[Counter[bytes], Counter[str]]:
+async def contents(store: SqlStore) -> tuple[Counter[bytes], Counter[str]]:
     """Count the predictions of each scope, and the pool texts of each embedder."""
     predictions: Counter[bytes] = Counter()
     after = b""
@@ -164,7 +135,7 @@ async def _texts(pool: Index, embedder: str, batch: int) -> AsyncIterator[list[R
 
 
 async def _vectors(
-    store: Movable, pool: Index, embedder: str, batch: int
+    store: SqlStore, pool: Index, embedder: str, batch: int
 ) -> AsyncIterator[list[Record]]:
     after = b""
     while rows := await store.vectors(embedder, after, batch):
@@ -188,7 +159,7 @@ def _group(record: Record) -> tuple[Any, Any]:
     return record.get("kind"), record.get("embedder")
 
 
-async def _store(store: Movable, pools: dict[str, Index], records: list[Record]) -> Counter[str]:
+async def _store(store: SqlStore, pools: dict[str, Index], records: list[Record]) -> Counter[str]:
     kind, embedder = _group(records[0])
     if kind not in ("scope", "prediction", "text", "vector", "learned"):
         raise InvalidInputError(f"a record has the unknown kind {kind!r}")
@@ -211,7 +182,7 @@ async def _store(store: Movable, pools: dict[str, Index], records: list[Record])
     return Counter({str(kind): len(records)})
 
 
-async def _describe(store: Movable, records: list[Record]) -> None:
+async def _describe(store: SqlStore, records: list[Record]) -> None:
     known = dict(await store.scopes())
     for record in records:
         scope, facts = _to_hash(record["scope"]), to_facts(record["facts"])
@@ -221,7 +192,7 @@ async def _describe(store: Movable, records: list[Record]) -> None:
             known[scope] = facts
 
 
-async def _put_learned(store: Movable, records: list[Record]) -> None:
+async def _put_learned(store: SqlStore, records: list[Record]) -> None:
     for record in records:
         key, data = _to_hash(record["key"]), b64decode(record["data"], validate=True)
         # what the target has learned takes precedence
@@ -230,7 +201,7 @@ async def _put_learned(store: Movable, records: list[Record]) -> None:
 
 
 async def _add(
-    store: Movable, pools: dict[str, Index], embedder: str, records: list[Record]
+    store: SqlStore, pools: dict[str, Index], embedder: str, records: list[Record]
 ) -> None:
     vectors = _to_vectors(records)
     entries = [PoolText(r["text"], hash_text(r["text"]), _string(r["label"])) for r in records]

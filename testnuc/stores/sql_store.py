@@ -10,19 +10,23 @@ import numpy as np
 import orjson
 
 from testnuc.errors import EmbeddingError, StoreError
-from testnuc.protocols import StoredBatch, StoredPrediction
+from testnuc.protocols import Store, StoredBatch, StoredPrediction
 from testnuc.types import Prediction, Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
+
+    from testnuc.protocols import Index
 
 __all__ = ["LONGEST_LEASE", "SqlStore", "check_vectors"]
 
 #: A lease that ends later, in seconds from now, was taken before the clock was set back: else it
 #: would hold others up for as long as that.
 LONGEST_LEASE = 600.0
+#: Vectors per transaction; bounds how long other writers wait.
+_CHUNK = 2_000
 _OF_SCOPE = "FROM predictions WHERE scope = (SELECT id FROM scopes WHERE scope = $1)"
 #: Facts of a scope that are texts.
 TEXT_FACTS = ("base_url", "embedder", "instructions", "model", "none_label")
@@ -96,8 +100,10 @@ def check_vectors(embedder: str, dim: int, vectors: NDArray[np.float16]) -> None
         raise EmbeddingError("the embedder returned a vector with NaN or infinity")
 
 
-class SqlStore:
+class SqlStore(Store):
     """Everything that a database store does, except predictions by key, vectors and pools.
+
+    `testnuc.stores.export` reads and fills any of them.
 
     Statements are idempotent, and have parameters ``$1``, ``$2``, ..
     """
@@ -119,6 +125,29 @@ class SqlStore:
     async def _change(self, statement: str, *values: Any) -> int:
         """Run a statement to completion, even if the caller is cancelled; return changed rows."""
         raise NotImplementedError
+
+    def pool(self, embedder: str) -> Index:
+        """Return the pool of an embedder."""
+        raise NotImplementedError
+
+    async def vectors(
+        self, embedder: str, after: bytes = b"", count: int = 1_000
+    ) -> list[tuple[bytes, NDArray[np.float16]]]:
+        """Return up to `count` vectors after a text hash, ordered by hash; empty at the end."""
+        raise NotImplementedError
+
+    async def _put_vectors(
+        self, embedder: str, hashes: Sequence[bytes], vectors: NDArray[np.float16]
+    ) -> None:
+        raise NotImplementedError
+
+    async def put_vectors(
+        self, embedder: str, hashes: Sequence[bytes], vectors: NDArray[np.float16]
+    ) -> None:
+        """Store embeddings, float16[len(hashes), dim]; existing ones are not changed."""
+        for start in range(0, len(hashes), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            await self._put_vectors(embedder, hashes[part], vectors[part])
 
     async def describe(self, scope: bytes, facts: Mapping[str, Any]) -> None:
         """Store the metadata of a scope."""

@@ -364,7 +364,6 @@ class BatchServer:
         return _Batch(f"msgbatch_{number}", ANTHROPIC, requests, {}, time(), None)
 
     def _list(self, call: HTTPRequest, wire: WireFormat) -> Response:
-        """Return a page of batches, newest first."""
         self.options.notify("list")
         found = [batch for batch in reversed(self.batches.values()) if batch.wire is wire]
         names = [batch.id for batch in found]
@@ -433,7 +432,6 @@ class BatchServer:
 
 
 def _parse_form(call: HTTPRequest) -> dict[str, bytes]:
-    """Parse multipart/form-data; returns the parts by name."""
     boundary = re.search(r'boundary="?([^";]+)', call.headers.get("content-type", ""))
     if boundary is None:
         raise ErrorResponse(400, "expected multipart/form-data")

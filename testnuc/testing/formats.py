@@ -116,7 +116,6 @@ class _OpenAI:
     limit_header = "x-ratelimit-{name}-{what}"
 
     def invalid(self, body: dict[str, Any], version: object) -> str | None:  # noqa: ARG002
-        """Return the validation error of a request, or None."""
         if not isinstance(body.get("model"), str):
             return "you must provide a model parameter"
         top = body.get("top_logprobs")

@@ -217,7 +217,6 @@ class LoopbackLLM(Server):
         return json_response(self.stats())
 
     def _item(self, wire: WireFormat, call: HTTPRequest) -> Response:
-        """Execute one request of a batch."""
         self.requests += 1
         try:
             return self._answer(wire, call, live=False)
@@ -265,7 +264,6 @@ class LoopbackLLM(Server):
         return response
 
     def _check_key(self, call: HTTPRequest) -> None:
-        """Raise a 401 if the API key is wrong."""
         if self._api_key is not None:
             names = ("authorization", "x-api-key", "api-key")
             sent = [call.headers.get(name, "").removeprefix("Bearer ") for name in names]
@@ -290,7 +288,6 @@ class LoopbackLLM(Server):
         return body
 
     def _check(self, prompt: Prompt, body: dict[str, Any]) -> None:
-        """Raise the provider's error for what this server does not support."""
         if self._model is not None and prompt.model != self._model:
             raise ErrorResponse(404, f"The model `{prompt.model}` does not exist.", param="model")
         name = prompt.structured
@@ -358,7 +355,6 @@ class LoopbackLLM(Server):
         return Tokens(prompt.tokens, output, written=system)
 
     def _count(self, texts: Sequence[str], tokens: Tokens | None) -> None:
-        """Count a call that was answered."""
         self.calls += 1
         self.texts += len(texts)
         self.asked.update(texts)

@@ -214,7 +214,6 @@ class Server:
         thread.close()
 
     async def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine on the server's loop."""
         await (work if self._thread is None else asyncio.to_thread(self._thread.run, work))
 
     async def _close(self) -> None:

@@ -167,12 +167,10 @@ def _first(message: Any) -> Any:
 
 
 def _quoted(response: Any) -> tuple[str, frozenset[str]]:
-    """Parse an error that another one quotes."""
     return parse_error(_text(response).encode("utf-8", "replace"), nested=False)
 
 
 def _text(value: Any) -> str:
-    """Return a value of an error as text."""
     return value if isinstance(value, str) else write_json(value).decode()
 
 

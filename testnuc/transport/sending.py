@@ -392,7 +392,6 @@ class Transport:
         return max(1.0, left)
 
     def _left(self, call: Call) -> float:
-        """Return the seconds until the deadline of a call."""
         since = self._clock() - call.started if call.sends else 0.0
         return self._retry.deadline - since
 

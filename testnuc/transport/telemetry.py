@@ -234,7 +234,6 @@ class _Operation:
 
 class _Chat(_Operation):
     def answered(self, reply: Reply, sends: int) -> None:
-        """Record the reply and the number of attempts."""
         self.set(sends=sends)
         usage = reply.usage
         if usage is not None:

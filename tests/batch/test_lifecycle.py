@@ -11,7 +11,7 @@ from testnuc.batch.base import BatchResultLine, QueueFullError, RemoteBatch, pol
 from testnuc.batch.decoding import ResponseReader, custom_id
 from testnuc.batch.lifecycle import BatchLifecycle, UnknownOutcomeError
 from testnuc.batch.manifest import RequestedPrediction, pack
-from testnuc.batch.token_queue import TokenQueue
+from testnuc.batch.packing import TokenQueue
 from testnuc.errors import (
     AuthenticationError,
     BadRequestError,

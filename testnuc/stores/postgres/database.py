@@ -274,7 +274,6 @@ class PostgresDatabase:
 
 
 def _stored(value: Any) -> Any:
-    """Return a parameter as the driver takes it."""
     if isinstance(value, list):
         return [_stored(item) for item in value]
     return to_text(value) if isinstance(value, str) else value

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from testnuc.errors import StoreError
-from testnuc.index import NearestVectors, check_dim, empty_matches, ranks_of
+from testnuc.index import SCORE_SLACK, NearestVectors, check_dim, empty_matches, ranks_of
 from testnuc.protocols import Matches, PoolText
 from testnuc.stores.postgres import pool_queries as sql
 from testnuc.stores.postgres.schema import index_texts
@@ -44,8 +44,6 @@ _FEW_QUERIES = 8
 _POLL_INTERVAL = 0.2
 #: Candidates fetched beyond k, so that re-scoring can change their order.
 _EXTRA = 8
-#: Candidates this far below the k-th best score are re-scored: more than the error of float32.
-_SCORE_SLACK = 1e-4
 
 
 class PostgresPool:
@@ -258,7 +256,6 @@ class PostgresPool:
                 yield [row[:-1] for row in rows], vectors
 
     async def _now(self) -> EmbedderRow | None:
-        """Return the current row of the embedder, or None."""
         now = await self._database.now(self._name)
         self._count = 0 if now is None else now.size - now.removals
         return now
@@ -362,7 +359,7 @@ class PostgresPool:
             for i, row in zip(pending, rows, strict=True):
                 found[i] = [c for c in row if c[0] != own[i]]
                 # rows beyond `count` may be among the best k after re-scoring
-                if len(row) == count and row[-1][2] >= found[i][k - 1][2] - _SCORE_SLACK:
+                if len(row) == count and row[-1][2] >= found[i][k - 1][2] - SCORE_SLACK:
                     incomplete.append(i)
             pending = incomplete
             count *= 4

@@ -30,7 +30,7 @@ __all__ = ["PostgresStore"]
 
 #: Below this size, comparing a batch with all texts is faster than searching the server's graph.
 EXACT_BELOW = 20_000
-#: Vectors or keys per statement.
+#: Keys per statement.
 _CHUNK = 2_000
 #: Own leases on the keys $1, locked in their order.
 _MINE = "key IN (SELECT key FROM leases WHERE key = ANY($1) AND owner = $2 ORDER BY key FOR UPDATE)"
@@ -162,17 +162,12 @@ class PostgresStore(SqlStore):
         """Return the stored embedding of each text, float16[dim]; None if missing."""
         return await self.pool(embedder).stored_vectors(hashes, pooled=False)
 
-    async def put_vectors(
+    async def _put_vectors(
         self, embedder: str, hashes: Sequence[bytes], vectors: NDArray[np.float16]
     ) -> None:
-        """Store embeddings, float16[len(hashes), dim]; existing ones are not changed."""
-        if not len(hashes):
-            return
         known = await self.database.require_embedder(embedder, vectors)
-        for start in range(0, len(hashes), _CHUNK):
-            part = slice(start, start + _CHUNK)
-            work = partial(insert_vectors, known=known, hashes=hashes[part], vectors=vectors[part])
-            await self.database.finish(self.database.run(work))
+        work = partial(insert_vectors, known=known, hashes=hashes, vectors=vectors)
+        await self.database.finish(self.database.run(work))
 
     async def vectors(
         self, embedder: str, after: bytes = b"", count: int = 1_000

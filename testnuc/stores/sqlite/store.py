@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
     from testnuc.types import Prediction
 
 __all__ = ["SqliteStore"]
-
-#: Vectors per transaction; bounds how long other writers wait.
-_CHUNK = 2_000
 
 
 class SqliteStore(SqlStore):
@@ -131,20 +127,10 @@ class SqliteStore(SqlStore):
         """Return the stored embedding of each text, float16[dim]; None if missing."""
         return await self.database.read(lambda c: sql.select_vectors(c, embedder, hashes))
 
-    async def put_vectors(
+    async def _put_vectors(
         self, embedder: str, hashes: Sequence[bytes], vectors: NDArray[np.float16]
     ) -> None:
-        """Store embeddings, float16[len(hashes), dim]; existing ones are not changed."""
-        for start in range(0, len(hashes), _CHUNK):
-            part = slice(start, start + _CHUNK)
-            await self.database.write(
-                partial(
-                    sql.insert_vectors,
-                    embedder=embedder,
-                    hashes=hashes[part],
-                    vectors=vectors[part],
-                )
-            )
+        await self.database.write(lambda c: sql.insert_vectors(c, embedder, hashes, vectors))
 
     async def vectors(
         self, embedder: str, after: bytes = b"", count: int = 1_000
