@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from testnuc.protocols import StoredBatch
 
-__all__ = ["AnthropicBatches"]
-
 #: Allowed clock difference in seconds: a batch that is not found is paid for twice.
 _SKEW = 86_400.0
 #: HTTP status of each error type of a single request.

@@ -22,20 +22,6 @@ if TYPE_CHECKING:
     from testnuc.transport import AuxiliaryRequests
     from testnuc.transport.connections import HTTPAnswer
 
-__all__ = [
-    "BatchAPI",
-    "BatchProvider",
-    "BatchResultLine",
-    "NoneChosenError",
-    "QueueFullError",
-    "RemoteBatch",
-    "json_object",
-    "mapping",
-    "named",
-    "poll_after",
-    "written",
-]
-
 #: Headers with the polling interval, in milliseconds.
 _POLL_AFTER = ("openai-poll-after-ms", "retry-after-ms")
 #: Most pages of a list that are read.

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from testnuc.labels import LabelSet
     from testnuc.protocols import Task, TokenUsage, WireProvider
 
-__all__ = ["BatchOutcomes", "ResponseReader", "custom_id"]
-
 #: Decoding needs the number of texts, not the texts.
 _UNKNOWN = ("",)
 #: Most digits of a request's number.

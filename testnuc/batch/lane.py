@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from testnuc.protocols import Store, TokenUsage
     from testnuc.transport import Transport
 
-__all__ = ["BatchLane"]
-
 _log = logging.getLogger("testnuc.batch")
 
 #: Seconds to wait on close for batches that are being created.

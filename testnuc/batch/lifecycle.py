@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from testnuc.limits import BatchPolicy, Price
     from testnuc.protocols import StoredBatch, StoredPrediction, TokenUsage
 
-__all__ = ["BatchLifecycle", "Outcomes", "UnknownOutcomeError"]
-
 #: By key.
 Outcomes = dict[bytes, "Outcome"]
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from testnuc.protocols import Store, StoredBatch, WireProvider
 
-__all__ = ["BatchManager", "BatchState"]
-
 
 @dataclass(frozen=True, slots=True)
 class BatchState:

@@ -15,16 +15,6 @@ if TYPE_CHECKING:
     from testnuc.protocols import StoredBatch, Task, WireProvider
     from testnuc.types import Usage
 
-__all__ = [
-    "BatchStore",
-    "Item",
-    "RequestedPrediction",
-    "facts_of",
-    "pack",
-    "require_batches",
-    "unpack",
-]
-
 _COUNT = struct.Struct("<I")
 _WANTED = struct.Struct("<16s16sI")
 #: Bit of a stored sample index: whether the prompt shows some of the labels.

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from testnuc.protocols import StoredBatch
     from testnuc.transport import AuxiliaryRequests
 
-__all__ = ["OpenAIBatches"]
-
 _log = logging.getLogger("testnuc.batch")
 
 _CHAT, _RESPONSES = "/v1/chat/completions", "/v1/responses"

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from testnuc.limits import Price
     from testnuc.protocols import WireProvider
 
-__all__ = ["BatchPacker", "Pack", "PendingBatch", "TokenQueue", "packs"]
-
 #: The asks of one request, about distinct texts.
 Pack = tuple["Ask", ...]
 #: Part of the provider's limit of bytes that is used: sizes are measured before the final encoding,

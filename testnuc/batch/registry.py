@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from testnuc.batch.base import BatchAPI
     from testnuc.transport import AuxiliaryRequests
 
-__all__ = ["batch_api", "has_batches"]
-
 _FORMATS: dict[object, Callable[[Any, AuxiliaryRequests], BatchAPI]] = {
     "anthropic": AnthropicBatches,
     "openai": OpenAIBatches,

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from testnuc.limits import BatchPolicy
     from testnuc.protocols import WireProvider
 
-__all__ = ["RetryRounds"]
-
 #: Most changes of the request format after refusals.
 _ADAPTATIONS = 4
 #: Most rounds in which requests wait for room in the provider's queue.

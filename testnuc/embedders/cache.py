@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     Vector = NDArray[np.float16]
 
-__all__ = ["EmbeddingCache", "embedder_name"]
-
 #: Most texts in a batch of the embedder.
 _BATCH = 512
 #: Vectors returned per iteration of the event loop.

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from testnuc.limits import RateLimit, RetryPolicy
     from testnuc.types import Usage
 
-__all__ = ["OpenAIEmbedder"]
-
 _DEFAULT = "https://api.openai.com/v1"
 #: Texts in one request; OpenAI allows 2,048 texts and 300,000 tokens.
 _PER_CALL = 256

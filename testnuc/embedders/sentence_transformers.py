@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["WHEEL_MODEL", "SentenceTransformersEmbedder"]
-
 _T = TypeVar("_T")
 
 #: all-MiniLM-L6-v2 from a wheel: no download at run time.

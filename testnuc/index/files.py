@@ -20,17 +20,6 @@ if TYPE_CHECKING:
 
     from testnuc.index.rows import RowArray
 
-__all__ = [
-    "DamagedIndexError",
-    "SavedIndex",
-    "checksum_of_file",
-    "checksum_of_rows",
-    "copy_rows",
-    "map_rows",
-    "new_token",
-    "verify_file",
-]
-
 _FORMAT = 1
 #: Fields of a record that are numbers.
 _NUMBERS = ("dim", "rows", "vectors_crc", "ranks_crc", "graph_rows", "graph_crc")

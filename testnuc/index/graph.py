@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Graph"]
-
 _CONNECTIVITY = 16
 _EXPANSION_ADD = 128
 #: Rows inserted by a single thread: concurrent insertions into an empty graph do not see each

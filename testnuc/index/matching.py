@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from testnuc.protocols import Index, PoolText
 
-__all__ = ["SCORE_SLACK", "check_dim", "empty_matches", "exact_candidates", "ranks_of", "scanned"]
-
 #: Candidates this far below the k-th best score are re-scored: more than the error of float32.
 SCORE_SLACK = 1e-4
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Pool", "run_until_closed"]
-
 _T = TypeVar("_T")
 _CLOSED = "the pool is closed, and so is its client"
 

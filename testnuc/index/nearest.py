@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from testnuc.index.rows import RowArray
 
-__all__ = ["EXACT_BELOW", "NearestVectors"]
-
 #: Below this many vectors a matrix product is as fast as the graph, and exact.
 EXACT_BELOW = 5_000
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["FileRows", "MemoryRows", "RowArray"]
-
 _MIN_ROWS = 1_024
 _MIN_BYTES = 1 << 16
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from testnuc.limits.rates import LogEntry
 
-__all__ = ["TICK", "Admission"]
-
 #: Shortest interval in seconds between checks of the queue; shorter timers use a whole core.
 TICK = 0.005
 _FOREVER = float("inf")

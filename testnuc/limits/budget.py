@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     _Waiter: TypeAlias = tuple["Amounts", asyncio.Future["Reservation"]]
 
-__all__ = ["BudgetAccount", "Reservation"]
-
 #: Integers, so that sums are exact: 1e-12 US dollars, tokens, calls.
 Amounts = tuple[int, int, int]
 _NAMES = ("usd", "tokens", "calls")

@@ -26,8 +26,6 @@ from testnuc.limits.policies import LONGEST_WAIT
 if TYPE_CHECKING:
     from random import Random
 
-__all__ = ["LONG", "Concurrency"]
-
 _log = logging.getLogger("testnuc.limits")
 
 #: Seconds by which a pause must grow to be logged: a storm is one line, not hundreds.

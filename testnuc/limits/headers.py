@@ -15,17 +15,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = [
-    "count",
-    "duration",
-    "http_date",
-    "reset_delay",
-    "retry_after",
-    "spell",
-    "timestamp",
-    "usable_wait",
-]
-
 #: Longer values are malformed, and not worth a regular expression.
 _LONGEST = 64
 _SECONDS = {

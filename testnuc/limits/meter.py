@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from testnuc.limits.prices import Price
     from testnuc.protocols import TokenUsage
 
-__all__ = ["Mark", "Meter"]
-
 #: The meter's counters at one moment.
 Mark = tuple[int, ...]
 

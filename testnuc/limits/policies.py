@@ -9,16 +9,6 @@ from testnuc._base.checks import checked_choice, checked_positive, checked_whole
 from testnuc._base.display import brief
 from testnuc.errors import InvalidInputError
 
-__all__ = [
-    "LONGEST_WAIT",
-    "BatchPolicy",
-    "Budget",
-    "Limits",
-    "RateLimit",
-    "RetryPolicy",
-    "longest_pause",
-]
-
 #: A provider that asks for a longer wait, in seconds, is asked again after this one.
 LONGEST_WAIT = 3600.0
 

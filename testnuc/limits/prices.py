@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from testnuc.limits.policies import Budget
     from testnuc.protocols import TokenUsage
 
-__all__ = ["PICO", "Price", "require_price"]
-
 #: Units of money in a US dollar: integers, so that sums are exact.
 PICO = 10**12
 _MEGA = 10**6

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from testnuc.limits.admission import Permit
     from testnuc.limits.budget import Reservation
 
-__all__ = ["AdmissionControl", "BudgetControl"]
-
 
 class AdmissionControl(Protocol):
     """Admits calls; `testnuc.limits.Admission` implements it for one process."""

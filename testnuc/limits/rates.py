@@ -16,8 +16,6 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-__all__ = ["GUARD", "Forecast", "LogEntry", "SlidingWindow"]
-
 #: Seconds by which the network delays of two requests may differ.
 GUARD = 1.0
 _MINUTE = 60.0

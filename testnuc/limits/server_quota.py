@@ -17,8 +17,6 @@ from testnuc.limits.headers import count, reset_delay, server_time, spell
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Quota", "ServerQuota"]
-
 _log = logging.getLogger("testnuc.limits")
 
 #: Seconds to wait if nothing remains and the server does not send a reset time, and before a call

@@ -12,8 +12,6 @@ from testnuc.providers._dialect import Structure
 if TYPE_CHECKING:
     from testnuc.protocols import Task, TokenUsage
 
-__all__ = ["Body", "Message", "answer_schema", "enum_fits", "output_limit"]
-
 #: Limits of enums, as first documented by OpenAI and copied by other servers.
 MAX_ENUM = 500
 MAX_ENUM_CHARACTERS = 15_000

@@ -12,16 +12,6 @@ from testnuc.providers._reasoning import least_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-__all__ = [
-    "LIMITS",
-    "LIMIT_TOO_LARGE",
-    "Dialect",
-    "Structure",
-    "after_refusal",
-    "less_structure",
-    "stepped",
-]
-
 #: The two names of the output limit.
 LIMITS = ("max_completion_tokens", "max_tokens")
 #: Refusals of an output limit that is more than the model or its context window has.

@@ -55,8 +55,6 @@ if TYPE_CHECKING:
     from testnuc.protocols import TokenUsage
     from testnuc.transport.endpoint import Endpoint
 
-__all__ = ["HTTPProvider"]
-
 _log = logging.getLogger("testnuc.providers")
 
 #: Bytes of UTF-8 per token; low, so that estimates are rather too high.

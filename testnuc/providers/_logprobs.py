@@ -14,8 +14,6 @@ from testnuc.errors import ReplyError
 from testnuc.prompts import label_spans
 from testnuc.protocols import Answer
 
-__all__ = ["TOP", "with_logprobs", "with_scores"]
-
 #: Alternatives of each token to ask for: OpenAI's and vLLM's limit.
 TOP = 20
 #: A log-probability below this one is zero.

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["EFFORTS", "LEAST", "least", "least_of", "room", "thinks", "typical"]
-
 #: The default of `Sampling.reasoning_effort`.
 LEAST = "least"
 #: From the least to the most.

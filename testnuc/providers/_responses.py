@@ -10,8 +10,6 @@ import orjson
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["NEEDED", "PATH", "content", "needs", "opening", "parameters"]
-
 PATH = "/responses"
 
 #: Models without chat completions.

@@ -16,8 +16,6 @@ from testnuc._base.foreign import count_values, read_json
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["joined", "text_of"]
-
 _STARTS = (b"data:", b"event:", b"id:", b":", b"retry:")
 #: Most lines of a stream, its events, of which each token has one, and their values.
 _MOST_LINES, _MOST_EVENTS, _MOST_VALUES = 100_000, 10_000, 100_000

@@ -26,8 +26,6 @@ from testnuc.providers._streams import text_of
 from testnuc.transport.endpoint import Endpoint, missing_key
 from testnuc.transport.keys import key_of
 
-__all__ = ["Anthropic"]
-
 _DEFAULT = "https://api.anthropic.com"
 _VERSION = "2023-06-01"
 

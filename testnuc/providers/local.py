@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from testnuc.labels import LabelSet
     from testnuc.protocols import Embedder, Request
 
-__all__ = ["ZeroShot"]
-
 _TEMPERATURE = 0.05
 
 

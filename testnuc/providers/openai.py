@@ -31,8 +31,6 @@ from testnuc.providers._streams import text_of
 from testnuc.transport.endpoint import Endpoint, checked_headers, missing_key
 from testnuc.transport.keys import key_of
 
-__all__ = ["OpenAI"]
-
 _log = logging.getLogger("testnuc.providers")
 
 _DEFAULT = "https://api.openai.com/v1"

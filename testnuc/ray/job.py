@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from testnuc.types import Usage
     from testnuc.voting import VotePolicy
 
-__all__ = ["Labeled", "classify_dataset"]
-
 #: Approximate bytes of distinct texts in a block.
 _BLOCK_BYTES = 64 << 20
 _BLOCKS_PER_CPU = 2

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from testnuc.limits import Limits, Mark, Permit, Reservation
     from testnuc.types import Usage
 
-__all__ = ["SILENCE", "Granted", "LimitsCall", "SharedLimits", "WorkerId"]
-
 #: Seconds after which a silent worker counts as dead.
 SILENCE = 20.0
 

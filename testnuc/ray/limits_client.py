@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from testnuc.limits import Budget, Mark
     from testnuc.ray.limits_actor import LimitsCall
 
-__all__ = ["LimitsClient"]
-
 #: Headers with the limits of a provider.
 _LIMIT_HEADERS = ("x-ratelimit-", "anthropic-ratelimit-")
 #: Seconds between two calls of `settle` at most: the worker is alive.

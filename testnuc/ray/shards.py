@@ -20,8 +20,6 @@ from testnuc.types import Prediction
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Outcome", "Shard", "Shards", "Vectors"]
-
 #: The prediction of a text, or its error; None if the text is unknown.
 Outcome = Prediction | str | None
 _Found = tuple["NDArray[np.int64]", "NDArray[np.float32]", "NDArray[np.uint64]"]

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from testnuc.ray.workers import Settings
     from testnuc.trust import Decision
 
-__all__ = ["BuildIndex", "Embed", "LabelByHead", "Predict", "Vote", "columns_of", "hash_texts"]
-
 #: Columns added by a job, and their Arrow types.
 _COLUMNS = {
     "label": "string",

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from testnuc.trust import Decision, Diagnosis
     from testnuc.types import Prediction
 
-__all__ = ["Asking", "Settings", "Voting"]
-
 #: Texts sampled for a decision of the auto policy.
 _SAMPLE = 10_000
 #: The arguments that a vote needs.

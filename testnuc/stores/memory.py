@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from testnuc.protocols import StoredBatch, StoredPrediction
     from testnuc.types import Prediction, Usage
 
-__all__ = ["MemoryStore"]
-
 
 class MemoryStore:
     """Stores predictions and batches in dicts.

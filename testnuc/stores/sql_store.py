@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from testnuc.protocols import Index
 
-__all__ = ["LONGEST_LEASE", "SqlStore", "check_vectors"]
-
 #: A lease that ends later, in seconds from now, was taken before the clock was set back: else it
 #: would hold others up for as long as that.
 LONGEST_LEASE = 600.0

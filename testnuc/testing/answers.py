@@ -13,18 +13,6 @@ import orjson
 
 from testnuc.errors import InvalidInputError
 
-__all__ = [
-    "WRONG_LABEL",
-    "AnswerOf",
-    "CannedAnswer",
-    "Content",
-    "Latency",
-    "answer_function",
-    "by_hash",
-    "compose",
-    "latency_function",
-]
-
 #: The answer for a text: a label, or (label, confidence) with a confidence of 0..1 or None; or a
 #: mapping of several labels to their confidences.
 CannedAnswer = str | Sequence[Any] | Mapping[str, float | None]

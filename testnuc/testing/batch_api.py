@@ -17,8 +17,6 @@ from testnuc.errors import InvalidInputError
 from testnuc.testing.formats import ANTHROPIC, OPENAI, ErrorResponse, WireFormat, count_tokens
 from testnuc.testing.server import HTTPRequest, Response, json_response
 
-__all__ = ["BATCH_OUTCOMES", "BatchServer", "Batches"]
-
 _OPENAI = re.compile(r"/v1/(files|batches)(?:/([\w-]+))?(?:/(content|cancel))?/?")
 _ANTHROPIC = re.compile(r"/v1/messages/(batches)(?:/([\w-]+))?(?:/(results|cancel))?/?")
 _WINDOW = 24 * 3600

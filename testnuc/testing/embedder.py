@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from testnuc.errors import InvalidInputError
 
-__all__ = ["HashEmbedder"]
-
 _WORD = re.compile(r"\w+")
 # texts per event-loop iteration: a few milliseconds
 _CHUNK = 256

@@ -8,8 +8,6 @@ from typing import Final
 
 from testnuc.errors import InvalidInputError
 
-__all__ = ["CURABLE_KINDS", "FAULT_KINDS", "LOST_KINDS", "PACKED_KINDS", "Faults"]
-
 #: Faults that need a call with several texts.
 PACKED_KINDS: Final = ("duplicate-ids", "missing-ids", "invented-ids")
 

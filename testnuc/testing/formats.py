@@ -22,19 +22,6 @@ if TYPE_CHECKING:
     from testnuc.testing.answers import Content
     from testnuc.testing.rate_limit import RateLimitWindow
 
-__all__ = [
-    "ANTHROPIC",
-    "OPENAI",
-    "ErrorResponse",
-    "Prompt",
-    "Tokens",
-    "WireFormat",
-    "count_tokens",
-    "error_of_fault",
-    "model_in",
-    "quota_headers",
-]
-
 _PIECE = re.compile(r"\s+|\w+|[^\w\s]")
 _CHARS_PER_TOKEN = 4
 #: Alternatives of a token that OpenAI reports at most.

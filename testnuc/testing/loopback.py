@@ -36,8 +36,6 @@ from testnuc.testing.formats import (
 from testnuc.testing.rate_limit import RateLimitWindow, Violation
 from testnuc.testing.server import Delivery, HTTPRequest, Response, Server, json_response
 
-__all__ = ["LoopbackLLM"]
-
 # providers cache prompts of at least this many tokens, in multiples of the step
 _CACHE_MINIMUM = 1024
 _CACHE_STEP = 128

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["RateLimitWindow", "Violation"]
-
 _LIMITS = ("requests_per_minute", "tokens_per_minute")
 #: Length of the window.
 _SECONDS = 60.0

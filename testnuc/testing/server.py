@@ -19,8 +19,6 @@ from testnuc.errors import InvalidInputError
 if TYPE_CHECKING:
     from aiohttp.web_protocol import RequestHandler
 
-__all__ = ["HOST", "Delivery", "HTTPRequest", "Response", "Server", "json_response"]
-
 HOST = "127.0.0.1"
 _BACKLOG = 4096
 _SLOW_PIECES = 8

@@ -26,8 +26,6 @@ from testnuc.testing.faults import Faults
 from testnuc.testing.loopback import LoopbackLLM
 from testnuc.testing.server import HOST
 
-__all__ = ["ServerProcess", "serve_in_process"]
-
 _TIMEOUT = 5.0
 
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from testnuc.transport.connections import HTTPAnswer
     from testnuc.transport.telemetry import Telemetry
 
-__all__ = ["CallAccounting", "is_possible"]
-
 #: The server is overloaded, or the rate limit is used up.
 _BUSY = frozenset({429, 503, 529})
 #: A gateway no longer waited for the model, which may have answered: perhaps billed.

@@ -23,8 +23,6 @@ from testnuc.transport.redaction import redacted, without_key
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["as_error", "parse_error", "request_id"]
-
 #: Most characters of a provider's message that are quoted.
 _QUOTED = 300
 #: Most characters of it that are searched for its meaning.

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-__all__ = ["AuxiliaryRequests"]
-
 _log = logging.getLogger("testnuc.transport")
 
 _log = logging.getLogger("testnuc.transport")

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from testnuc.limits import Reservation
     from testnuc.protocols import Provider, Request, WireProvider
 
-__all__ = ["MAY_SEND", "ON_WAIT", "Call", "NotSentError", "estimate_tokens"]
-
 #: Asked before each attempt of a call, after all waits; None: always. Set by the caller's task.
 MAY_SEND: ContextVar[Callable[[], bool] | None] = ContextVar("testnuc-may-send", default=None)
 #: Called with 1 when a call starts to back off, and with -1 when it stops. Set as `MAY_SEND` is.

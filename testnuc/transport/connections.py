@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from testnuc.errors import ProviderError
     from testnuc.protocols import WireProvider
 
-__all__ = ["MOST_BYTES", "Connections", "HTTPAnswer", "key_headers", "read_response"]
-
 #: Statuses of a complete answer; a proxy that changes a response makes it 203.
 _OK = frozenset({200, 201, 203, 206})
 #: Most bytes of a response, decompressed: a hundred times what any answer has. A provider whose

@@ -12,8 +12,6 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 from testnuc.errors import ConfigurationError, InvalidInputError
 from testnuc.transport.redaction import redacted
 
-__all__ = ["Endpoint", "checked_headers", "checked_key", "missing_key"]
-
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 #: Names of query parameters that probably hold a secret, which would appear in logs and keys.

@@ -16,8 +16,6 @@ from testnuc.errors import ConfigurationError, ConnectionFailedError, ProviderEr
 if TYPE_CHECKING:
     from testnuc.protocols import WireProvider
 
-__all__ = ["NEVER_SENT", "host", "is_retryable", "safe_cause", "translate"]
-
 #: Raised before anything of a call is sent; a proxy that refuses has seen the host alone.
 NEVER_SENT = (
     aiohttp.ClientConnectorError,

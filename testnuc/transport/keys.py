@@ -23,8 +23,6 @@ from testnuc.transport.endpoint import checked_key
 if TYPE_CHECKING:
     from testnuc.protocols import APIKey
 
-__all__ = ["KeySource", "key_of"]
-
 _log = logging.getLogger("testnuc.transport")
 
 #: Seconds before the end of a token's life at which another one is asked for, at most half of it;

@@ -19,8 +19,6 @@ from aiohttp.client_proto import ResponseHandler
 
 from testnuc.transport.api_errors import request_id
 
-__all__ = ["ConnectionPool", "Repetitions"]
-
 _log = logging.getLogger("testnuc.transport")
 
 #: Heads of responses in what is read at once: interim ones (1xx), and the last. In JSON a line

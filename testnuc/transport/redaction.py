@@ -9,8 +9,6 @@ from functools import lru_cache
 
 from testnuc.errors import printable
 
-__all__ = ["redacted", "without_key"]
-
 #: Characters that are read of what is shown; an error shows fewer.
 _READ = 2000
 #: Characters in a row that a key and a text must share; shorter keys are removed as a whole.

@@ -19,17 +19,6 @@ if TYPE_CHECKING:
     from testnuc.limits import RetryPolicy
     from testnuc.transport.calls import Call
 
-__all__ = [
-    "Outage",
-    "adapts",
-    "backoff",
-    "gives_up",
-    "latest_start",
-    "may_help",
-    "wait",
-    "was_last",
-]
-
 #: Changes of the encoding within one call.
 _MOST_ADAPTATIONS = 4
 #: Unusable replies after which a call fails: they are billed, and more tries rarely help.

@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from testnuc.protocols import Provider, Reply, Request, WireProvider
     from testnuc.transport.telemetry import Telemetry
 
-__all__ = ["Transport"]
-
 _log = logging.getLogger("testnuc.transport")
 
 

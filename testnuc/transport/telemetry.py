@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from testnuc.protocols import Reply, Request, TokenUsage
 
-__all__ = ["Telemetry", "attach", "context", "operation"]
-
 _SCOPE = "testnuc"
 #: Bucket boundaries of the conventions.
 _TOKENS = [4**i for i in range(14)]

@@ -7,8 +7,6 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from testnuc.errors import InvalidInputError
 
-__all__ = ["Address"]
-
 _SCHEMA = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}")
 _HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:\d{0,5})?")
 #: URL options that are not secret.

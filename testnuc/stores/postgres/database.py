@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from testnuc.stores.postgres.address import Address
 
-__all__ = ["PostgresDatabase"]
-
 _T = TypeVar("_T")
 _log = logging.getLogger("testnuc")
 

@@ -9,8 +9,6 @@ from testnuc.errors import MissingDependencyError, StoreError
 if TYPE_CHECKING:
     from testnuc.stores.postgres.address import Address
 
-__all__ = ["driver", "is_transient", "store_error"]
-
 
 def driver() -> Any:
     """Import and return asyncpg; raises `MissingDependencyError` if it is not installed."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from testnuc.stores.postgres.database import PostgresDatabase
     from testnuc.types import Prediction
 
-__all__ = ["Writer"]
-
 #: Most rows per statement.
 _MAX_GROUP = 1_000
 #: Attempts to insert or read a row that another process inserts and deletes meanwhile.

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from testnuc.stores.postgres.database import PostgresDatabase
     from testnuc.stores.postgres.schema import EmbedderRow
 
-__all__ = ["PostgresPool"]
-
 #: Texts added per transaction; bounds how long other writers wait.
 _ADD_CHUNK = 500
 #: Texts fetched per statement.

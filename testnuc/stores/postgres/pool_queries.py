@@ -16,14 +16,6 @@ if TYPE_CHECKING:
     from testnuc.protocols import PoolText
     from testnuc.stores.postgres.schema import EmbedderRow
 
-__all__ = [
-    "Nearest",
-    "insert_texts",
-    "insert_vectors",
-    "nearest",
-    "remove_texts",
-]
-
 #: Per query: hash, number and inner product of candidates, best first.
 Nearest = list[list[tuple[bytes, int, float]]]
 

@@ -21,8 +21,6 @@ from testnuc.stores.postgres.values import to_text
 if TYPE_CHECKING:
     from testnuc.stores.postgres.address import Address
 
-__all__ = ["MAX_DIM", "EmbedderRow", "create_texts", "index_texts", "migrate", "uses_bits"]
-
 #: Key of the advisory lock for schema changes: "tNUC".
 _LOCK = 0x744E5543
 #: The first version with iterative index scans.

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from testnuc.protocols import StoredPrediction
     from testnuc.types import Prediction
 
-__all__ = ["PostgresStore"]
-
 #: Below this size, comparing a batch with all texts is faster than searching the server's graph.
 EXACT_BELOW = 20_000
 #: Keys per statement.

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["from_text", "from_vectors", "to_text", "to_vectors"]
-
 #: Escape character for NUL, which PostgreSQL cannot store in text.
 _ESCAPE = "\x1a"
 

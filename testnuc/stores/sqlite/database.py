@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
-__all__ = ["SqliteDatabase"]
-
 _T = TypeVar("_T")
 
 #: Seconds to wait for the write lock of another process.

@@ -9,8 +9,6 @@ from pathlib import Path
 from testnuc.errors import StoreError
 from testnuc.stores.sqlite.schema import APPLICATION_ID
 
-__all__ = ["check_file", "require_store", "store_error"]
-
 _MAGIC = b"SQLite format 3\0"
 _APPLICATION_AT = slice(68, 72)
 

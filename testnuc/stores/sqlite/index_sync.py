@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from testnuc.index import SavedIndex
     from testnuc.stores.sqlite.database import SqliteDatabase
 
-__all__ = ["IndexSync"]
-
 _log = logging.getLogger("testnuc.stores")
 
 #: Rows read from SQLite at a time.

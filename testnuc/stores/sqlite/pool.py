@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from testnuc.protocols import PoolText
     from testnuc.stores.sqlite.database import SqliteDatabase
 
-__all__ = ["SqlitePool"]
-
 #: Texts per transaction and per read; bounds how long others wait.
 _CHUNK = 2_000
 

@@ -26,22 +26,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "PoolState",
-    "insert_texts",
-    "labeled",
-    "labels_of",
-    "numbers",
-    "numbers_of",
-    "numbers_removed",
-    "remove_texts",
-    "replace_saved",
-    "rows_from",
-    "state",
-    "texts_between",
-    "texts_of",
-]
-
 _POOLED = "vectors JOIN pool ON pool.vector = vectors.id AND removed IS NULL"
 
 

@@ -21,20 +21,6 @@ if TYPE_CHECKING:
     from testnuc.protocols import StoredPrediction
     from testnuc.types import Prediction
 
-__all__ = [
-    "OF_EMBEDDER",
-    "VECTOR",
-    "answered_texts",
-    "checked_count",
-    "insert_predictions",
-    "insert_vectors",
-    "page_of_vectors",
-    "select_in",
-    "select_predictions",
-    "select_vectors",
-    "to_vectors",
-]
-
 #: Parameters per statement; older versions of SQLite allow 999.
 _BOUND = 500
 #: Stored form of a vector: little-endian float16 on every machine.

@@ -13,8 +13,6 @@ from testnuc.errors import StoreError
 if TYPE_CHECKING:
     import sqlite3
 
-__all__ = ["APPLICATION_ID", "POOL_SHIFT", "first_id", "migrate"]
-
 #: "tNUC", the SQLite application id in the header of every store file.
 APPLICATION_ID = 0x744E5543
 

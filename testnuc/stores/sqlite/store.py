@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from testnuc.protocols import Index, StoredPrediction
     from testnuc.types import Prediction
 
-__all__ = ["SqliteStore"]
-
 
 class SqliteStore(SqlStore):
     """Stores predictions, embeddings and pools in one SQLite file.
