@@ -1,4 +1,4 @@
-"""JSON Lines files, CSV files with long fields, and atomic writes."""
+"""Files whose errors name them: JSON, JSON Lines, CSV with long fields, and atomic writes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Iterator
 
-__all__ = ["json_object", "long_fields", "part_of", "table", "write_whole"]
+__all__ = ["bytes_of", "json_object", "json_of", "long_fields", "part_of", "table", "write_whole"]
 
 #: Characters of a name that the temporary one repeats: a file system allows 255 bytes.
 _KEPT = 40
@@ -43,6 +43,22 @@ def write_whole(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
             part.unlink(missing_ok=True)
 
 
+def bytes_of(path: str | os.PathLike[str]) -> bytes:
+    """Return the content of a file."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as exc:
+        raise InvalidInputError(f"{path} cannot be read: {exc.strerror or exc}") from exc
+
+
+def json_of(content: str | bytes, source: object) -> Any:
+    """Parse JSON, which messages name as `source`."""
+    try:
+        return orjson.loads(content)
+    except orjson.JSONDecodeError as exc:
+        raise InvalidInputError(f"{source} is not JSON: {exc}") from exc
+
+
 def table(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     """Yield the records of a JSON Lines file."""
     try:
@@ -56,10 +72,7 @@ def table(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
 
 def json_object(line: str | bytes, source: str | os.PathLike[str], number: int) -> dict[str, Any]:
     """Parse line `number`, from 1, of a JSON Lines file, which messages name as `source`."""
-    try:
-        record = orjson.loads(line)
-    except orjson.JSONDecodeError as exc:
-        raise InvalidInputError(f"{source}, line {number} is not JSON: {exc}") from exc
+    record = json_of(line, f"{source}, line {number}")
     if not isinstance(record, dict):
         raise InvalidInputError(f"{source}, line {number} is not a JSON object")
     return record

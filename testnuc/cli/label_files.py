@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
+from testnuc._base.jsonl import json_of
 from testnuc.cli.reading import content_of, read_table, require_column, to_stderr
 from testnuc.errors import InvalidInputError, MissingDependencyError
 from testnuc.label_tree import flattened, is_nested
@@ -32,7 +31,7 @@ def read_labels(given: str | list[str] | dict[str, str]) -> list[str] | dict[str
         return given
     if given.lstrip()[:1] in {"[", "{"}:
         # from a settings file or the environment
-        return _labels(_json("labels", given), "labels")
+        return _labels(json_of(given, "labels"), "labels")
     kind = Path(given).suffix.lower()
     # not Path.is_file, which raises for a list that is longer than a file name can be
     if kind not in _TABLES | _LISTS and not os.path.isfile(given):  # noqa: PTH113
@@ -47,7 +46,7 @@ def read_labels(given: str | list[str] | dict[str, str]) -> list[str] | dict[str
         return _of_table(given)
     content = content_of(given)[0]
     if kind in {".json", *_YAML}:
-        return _labels((_yaml if kind in _YAML else _json)(given, content), given)
+        return _labels((_yaml if kind in _YAML else json_of)(content, given), given)
     return [label for line in content.splitlines() if (label := line.strip())]
 
 
@@ -89,14 +88,7 @@ def _of_records(records: Iterable[Mapping[str, Any]], source: str) -> list[str] 
     return found if any(found.values()) else list(found)
 
 
-def _json(name: str, content: str) -> Any:
-    try:
-        return orjson.loads(content)
-    except orjson.JSONDecodeError as exc:
-        raise InvalidInputError(f"{name} is not JSON: {exc}") from exc
-
-
-def _yaml(name: str, content: str) -> Any:
+def _yaml(content: str, name: str) -> Any:
     try:
         import yaml
     except ImportError as exc:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from testnuc._base.checks import valid_text
-from testnuc._base.jsonl import json_object, long_fields
+from testnuc._base.jsonl import bytes_of, json_object, json_of, long_fields
 from testnuc.cli.decoding import (
     DELIMITERS,
     checked_delimiter,
@@ -225,11 +225,7 @@ def content_of(file: str, encoding: str | None = None) -> tuple[str, str]:
             to_stderr("reading texts from the terminal; end with Ctrl-D")
         raw, name = sys.stdin.buffer.read(), "stdin"
     else:
-        name = file
-        try:
-            raw = existing(file).read_bytes()
-        except OSError as exc:
-            raise InvalidInputError(f"{file} cannot be read: {exc.strerror or exc}") from exc
+        raw, name = bytes_of(existing(file)), file
     for mark, kind in _MARKS.items():
         if raw.startswith(mark):
             raise InvalidInputError(f"{name} is {kind}")
@@ -397,10 +393,7 @@ def _json_rows(file: str, content: str) -> Iterable[dict[str, Any]]:
             for number, line in lines
             if line.strip()
         ]
-    try:
-        items = orjson.loads(content)
-    except orjson.JSONDecodeError as exc:
-        raise InvalidInputError(f"{file} is not JSON: {exc}") from exc
+    items = json_of(content, file)
     rows = [{"text": item} if isinstance(item, str) else item for item in items]
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from testnuc._base.jsonl import long_fields
+from testnuc._base.jsonl import bytes_of, json_of, long_fields
 from testnuc.errors import InvalidInputError
 from testnuc.types import SEPARATOR, split_labels
 
@@ -89,10 +89,7 @@ def _several(label: Any) -> list[str] | None:
 
 
 def _from_json(path: str | os.PathLike[str]) -> list[Any]:
-    try:
-        marks = orjson.loads(_content(path))
-    except orjson.JSONDecodeError as exc:
-        raise InvalidInputError(f"{path} is not JSON: {exc}") from exc
+    marks = json_of(_content(path), path)
     if isinstance(marks, dict) and isinstance(marks.get("items"), list):
         # an item that is no object is refused where it is read
         return [
@@ -119,8 +116,6 @@ def _unguarded(value: Any) -> Any:
 
 def _content(path: str | os.PathLike[str]) -> str:
     try:
-        return Path(path).read_bytes().decode("utf-8-sig")
-    except OSError as exc:
-        raise InvalidInputError(f"{path} cannot be read: {exc.strerror or exc}") from exc
+        return bytes_of(path).decode("utf-8-sig")
     except UnicodeDecodeError as exc:
         raise InvalidInputError(f"{path} is not UTF-8: {exc}; save it as UTF-8") from exc

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
@@ -13,7 +12,7 @@ import orjson
 
 from testnuc._base.checks import hash_text
 from testnuc._base.display import brief
-from testnuc._base.jsonl import write_whole
+from testnuc._base.jsonl import bytes_of, write_whole
 from testnuc.errors import InvalidInputError
 from testnuc.trust.review_context import ReviewContext
 from testnuc.types import SEPARATOR, Neighbor, split_labels
@@ -261,10 +260,7 @@ class Review(Sequence[ReviewItem]):
         InvalidInputError
             The file cannot be read, or is not a review.
         """
-        try:
-            data = Path(path).read_bytes()
-        except OSError as exc:
-            raise InvalidInputError(f"{path} cannot be read: {exc.strerror or exc}") from exc
+        data = bytes_of(path)
         try:
             record = orjson.loads(data)
         except orjson.JSONDecodeError as exc:
