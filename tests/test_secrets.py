@@ -8,7 +8,6 @@ import logging
 import os
 import pickle
 import subprocess
-import sys
 import traceback
 
 import pytest
@@ -17,6 +16,7 @@ from aiohttp import web
 import testnuc
 from testnuc import Limits, RetryPolicy, TestNUC
 from testnuc.testing import Faults, HashEmbedder, LoopbackLLM
+from tests.cli.in_process import command_line
 from tests.conftest import LABELS, confident, messages
 from tests.transport.small_server import serving
 
@@ -216,11 +216,6 @@ def test_the_command_line(tmp_path, status):
     key = KEYS[1]
     source = tmp_path / "in.txt"
     source.write_text("hello\nthere\n")
-    script = (
-        "import runpy\nfrom testnuc import embedders\nfrom testnuc.testing import HashEmbedder\n"
-        "embedders.resolve = lambda _: HashEmbedder()\n"
-        "runpy.run_module('testnuc', run_name='__main__')\n"
-    )
 
     async def run():
         def answer(_, request):
@@ -229,10 +224,10 @@ def test_the_command_line(tmp_path, status):
         async with serving(answer) as (wire, _):
             return await asyncio.to_thread(
                 subprocess.run,
-                [
-                    sys.executable, "-X", "dev", "-c", script, "classify", source,
-                    "--labels", "a,b", "--model", "openai/test", "--base-url", wire.url, "--k", "0",
-                ],
+                command_line(
+                    "classify", source, "--labels", "a,b", "--model", "openai/test",
+                    "--base-url", wire.url, "--k", "0", python=("-X", "dev"),
+                ),
                 check=False, capture_output=True, text=True, timeout=300,
                 env={**os.environ, "OPENAI_API_KEY": key},
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The command line in this process, with an embedder that needs no model."""
+"""The command line in this process or one of its own, with an embedder that needs no model."""
 
 from __future__ import annotations
 
@@ -11,6 +11,17 @@ import pytest
 from testnuc import embedders
 from testnuc.cli import main
 from testnuc.testing import HashEmbedder
+
+_SCRIPT = (
+    "import runpy\nfrom testnuc import embedders\nfrom testnuc.testing import HashEmbedder\n"
+    "embedders.resolve = lambda _: HashEmbedder()\n"
+    "runpy.run_module('testnuc', run_name='__main__')\n"
+)
+
+
+def command_line(*arguments, python=()):
+    """Return the arguments of a process that runs the command line; `python` are the first ones."""
+    return [sys.executable, *python, "-c", _SCRIPT, *map(str, arguments)]
 
 
 def run_here(*arguments, key="test-key", replaced=True, **environment):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from testnuc.cli.answer_store import AnswerStore
 from testnuc.testing import LoopbackLLM
-from tests.cli.in_process import run_here
+from tests.cli.in_process import command_line, run_here
 from tests.conftest import LABELS, confident, messages
 
 
@@ -171,15 +170,6 @@ def test_a_store_that_is_no_store_is_not_changed():
     assert Path("notes.txt").read_text() == "my notes"
 
 
-_RUN = """
-import runpy, sys
-from testnuc import embedders
-from testnuc.testing import HashEmbedder
-embedders.resolve = lambda _: HashEmbedder()
-runpy.run_module('testnuc', run_name='__main__')
-"""
-
-
 def test_runs_at_once_disturb_each_other_in_nothing():
     """Several processes, some with a wrong key, on the same and on other texts."""
     root = str(Path(__file__).parents[2])
@@ -189,7 +179,7 @@ def test_runs_at_once_disturb_each_other_in_nothing():
         replacing = ("-o", "out.csv", "--overwrite")
         running = [
             subprocess.Popen(
-                (sys.executable, "-c", _RUN, "classify", file, *options(llm), *replacing),
+                command_line("classify", file, *options(llm), *replacing),
                 env={**os.environ, "OPENAI_API_KEY": key, "PYTHONPATH": root},
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,

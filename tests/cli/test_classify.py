@@ -23,15 +23,8 @@ from testnuc.errors import RateLimitedError
 from testnuc.progress import BarProgress, LineProgress
 from testnuc.results import Results
 from testnuc.testing import LoopbackLLM
-from tests.cli.in_process import run_here
+from tests.cli.in_process import command_line, run_here
 from tests.conftest import LABELS, confident, gold, messages
-
-#: As `test_cli_serve`: the command line with an embedder that needs no model.
-SCRIPT = (
-    "import runpy\nfrom testnuc import embedders\nfrom testnuc.testing import HashEmbedder\n"
-    "embedders.resolve = lambda _: HashEmbedder()\n"
-    "runpy.run_module('testnuc', run_name='__main__')\n"
-)
 
 
 @pytest.fixture
@@ -160,7 +153,7 @@ def test_ctrl_c_keeps_what_was_answered_and_the_same_command_goes_on(source, tmp
         given = ["classify", source, *options(llm, model="openai/test", **{"max-concurrency": 2})]
         given += ["-o", out, "--policy", "weighted"]
         process = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, *map(str, given)],
+            command_line(*given),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={**os.environ, "OPENAI_API_KEY": "key"},
         )  # fmt: skip

@@ -21,7 +21,7 @@ from testnuc.errors import InvalidInputError, ProviderError
 from testnuc.records import result_of
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from testnuc.types import Classification, Prediction
-from tests.cli.in_process import run_here
+from tests.cli.in_process import command_line, run_here
 from tests.conftest import LABELS, confident, gold, messages
 
 GERMAN = "Wo bleibt mein Päckchen; für 5 €, größer als 3 Stück?"
@@ -264,14 +264,6 @@ def test_stdin_and_stdout(monkeypatch, content, texts):
     assert {row["nuc_own_label"] for row in rows} == {LABELS[0]}
 
 
-#: The command line in a process of its own, with an embedder that needs no model.
-SCRIPT = (
-    "import runpy\nfrom testnuc import embedders\nfrom testnuc.testing import HashEmbedder\n"
-    "embedders.resolve = lambda _: HashEmbedder()\n"
-    "runpy.run_module('testnuc', run_name='__main__')\n"
-)
-
-
 @pytest.mark.slow
 def test_a_stdout_of_another_encoding(tmp_path):
     file = tmp_path / "in.txt"
@@ -279,7 +271,7 @@ def test_a_stdout_of_another_encoding(tmp_path):
 
     def run(*arguments):
         return subprocess.run(
-            [sys.executable, "-c", SCRIPT, *map(str, arguments)],
+            command_line(*arguments),
             capture_output=True, check=True,
             env={"OPENAI_API_KEY": "x", "PYTHONPATH": ":".join(sys.path),
                  "PYTHONIOENCODING": "ascii"},
@@ -317,7 +309,7 @@ def test_a_full_disk_behind_stdout_is_an_error(tmp_path):
 
         def run(*arguments):
             return subprocess.run(
-                [sys.executable, "-c", SCRIPT, *map(str, arguments)],
+                command_line(*arguments),
                 stdout=full, stderr=subprocess.PIPE, text=True, check=False,
                 env={"OPENAI_API_KEY": "x", "PYTHONPATH": ":".join(sys.path)},
             )  # fmt: skip

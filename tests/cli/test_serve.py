@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -16,23 +15,17 @@ import pytest
 from testnuc.cli.serve import _texts
 from testnuc.errors import InvalidInputError
 from testnuc.testing import LoopbackLLM
+from tests.cli.in_process import command_line
 from tests.conftest import LABELS, confident, messages
 
 pytest.importorskip("prometheus_client")
 
 pytestmark = pytest.mark.slow
 
-#: The command line with an embedder that needs no model.
-SCRIPT = (
-    "import runpy\nfrom testnuc import embedders\nfrom testnuc.testing import HashEmbedder\n"
-    "embedders.resolve = lambda _: HashEmbedder()\n"
-    "runpy.run_module('testnuc', run_name='__main__')\n"
-)
-
 
 def start(*arguments, **environment):
     return subprocess.Popen(
-        [sys.executable, "-X", "dev", "-c", SCRIPT, "serve", *map(str, arguments)],
+        command_line("serve", *arguments, python=("-X", "dev")),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
