@@ -149,10 +149,9 @@ class EmbeddingCache:
         if not parts:
             return np.zeros((len(texts), await self._stored_dim()), dtype=np.float16), errors
         vectors = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        self._dim = vectors.shape[1]
         if not errors:
             return vectors, errors
-        rows = np.zeros((len(texts), self._dim), dtype=np.float16)
+        rows = np.zeros((len(texts), vectors.shape[1]), dtype=np.float16)
         rows[[at for at in range(len(texts)) if at not in errors]] = vectors
         return rows, errors
 
@@ -180,6 +179,7 @@ class EmbeddingCache:
             for i, vector in zip(missing, stored, strict=True):
                 found[i] = vector
             missing = [i for i in missing if found[i] is None]
+        self._dim = next((len(row) for row in found if isinstance(row, np.ndarray)), self._dim)
         on_embedded(len(texts) - len(missing))
         if missing:
             new = await self._new(
@@ -314,11 +314,12 @@ class EmbeddingCache:
     async def _unit(
         self, texts: list[str], vectors: NDArray[np.float32]
     ) -> list[Vector | Exception]:
-        if vectors.ndim != 2 or vectors.shape != (len(texts), self._embedder.dim):
+        if vectors.shape != (len(texts), self.dim):
             raise EmbeddingError(
                 f"the embedder returned an array of shape {vectors.shape} for {len(texts)} texts; "
-                f"expected ({len(texts)}, {self._embedder.dim})"
+                f"expected ({len(texts)}, {self.dim})"
             )
+        self._dim = vectors.shape[1]
         if len(texts) < _BATCH // 8:
             return _unit(texts, vectors)
         return await asyncio.to_thread(_unit, texts, vectors)

@@ -480,6 +480,26 @@ async def test_the_vectors_before_a_failure_are_stored(tmp_path):
         await store.close()
 
 
+class Shrinking(HashEmbedder):
+    """Its vectors are shorter from the second batch on."""
+
+    name = "shrinking"
+
+    async def embed(self, texts):
+        most = 8 if self.embedded else 32
+        vectors = (await super().embed(texts))[:, :most]
+        self.dim = vectors.shape[1]
+        return vectors
+
+
+async def test_vectors_of_another_length_are_an_error(client_of):
+    embedder = Shrinking(32)
+    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm, embedder=embedder)) as nuc:
+        results = await nuc.classify_many(messages(600))
+        assert isinstance(results.errors[0].error, testnuc.errors.EmbeddingError)
+        assert any(result.label for result in results)
+
+
 class Zeros(HashEmbedder):
     async def embed(self, texts):
         return np.stack([np.zeros(32) if t == "zero" else np.ones(32) for t in texts])
