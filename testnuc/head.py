@@ -7,6 +7,7 @@ import logging
 import weakref
 from dataclasses import asdict, dataclass
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
@@ -135,7 +136,11 @@ class Head:
         self._background: Background | None = None
         #: The name of the embedder.
         self.embedder = embedder if isinstance(embedder, str) else embedder_name(embedder)
-        self.model = self.identity = f"{trained_on.model} {trained_on.date}"
+        #: Answers of another head must not be taken for those of this one.
+        rule = None if sets is None else asdict(sets)
+        made_of = np.ascontiguousarray(weights).tobytes() + repr((labels, *curve, rule)).encode()
+        self.identity = sha256(made_of).hexdigest()
+        self.model = f"{trained_on.model} {trained_on.date}"
         #: Whether testnuc can load the embedder by its name.
         self.loadable = isinstance(embedder, str) or _is_own(embedder)
 
@@ -250,6 +255,7 @@ class Head:
         mean, spread, texts = header["trust"]
         if (
             not all(isinstance(one, str) for one in [name, *labels])
+            or not (0 <= mean <= 1 and 0 <= spread <= 1 and texts >= 1)
             or len(set(labels)) != len(labels)
             or (weights.ndim, weights.shape[-1]) != (2, len(labels))
             or not np.isfinite(weights).all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from testnuc.types import error_text
@@ -163,7 +164,11 @@ class LineProgress:
         return self._stage == "embedding"
 
     def show(self) -> None:
-        """Print a line."""
+        """Print a line; a closed terminal or a full disk must not end the run."""
+        with suppress(OSError, ValueError):
+            self._show()
+
+    def _show(self) -> None:
         figures = self.figures()
         line = f"{self._stage}: {self.count:,} of {self.texts:,} texts"
         print(f"{line}, {figures}" if figures else line, file=sys.stderr, flush=True)  # noqa: T201
@@ -224,7 +229,8 @@ class BarProgress(LineProgress):
         from tqdm.auto import tqdm
 
         form = "{desc} {bar:20} {n_fmt}/{total_fmt}{postfix}"
-        self._bar = tqdm(total=texts, bar_format=form, dynamic_ncols=True, file=sys.stderr)
+        with suppress(OSError, ValueError):
+            self._bar = tqdm(total=texts, bar_format=form, dynamic_ncols=True, file=sys.stderr)
         super().start(texts)
 
     def stage(self, name: str) -> None:
@@ -236,10 +242,13 @@ class BarProgress(LineProgress):
         """Draw the bar for the last time."""
         super().close()
         self.show()
-        self._bar.close()
+        with suppress(OSError, ValueError):
+            if self._bar is not None:
+                self._bar.close()
 
-    def show(self) -> None:
-        """Draw the bar."""
+    def _show(self) -> None:
+        if self._bar is None:
+            return
         self._bar.n = self.count
         self._bar.set_description_str(self._stage, refresh=False)
         self._bar.set_postfix_str(self.figures())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import gc
 import io
@@ -223,6 +224,32 @@ def test_any_value_of_the_header_is_refused_or_works(tmp_path):
                 continue
             assert str(found)
             assert np.isfinite(found.predict_vectors(np.ones((2, found.dim)))[1]).all()
+
+
+@pytest.mark.parametrize("trust", [[0.9, 0.1, 0], [0.9, 0.1, 0.5], [0.9, 1e308, 9], [2, 0.1, 9]])
+def test_a_mean_trust_that_cannot_be_is_refused(tmp_path, trust):
+    path = tmp_path / "a.head"
+    small().save(path)
+    header, weights = parts_of(path)
+    raw = orjson.dumps({**header, "trust": trust})
+    np.savez(tmp_path / "b.npz", weights=weights, header=np.frombuffer(raw, "u1"))
+    with pytest.raises(InvalidInputError, match="damaged"):
+        Head.load(tmp_path / "b.npz")
+
+
+async def test_answers_of_one_head_are_not_those_of_another(tmp_path):
+    """As a model: two heads of the same day, trained on the same LLM."""
+    embedder, texts = HashEmbedder(DIM), texts_of(60)
+    one, two = small(seed=0, embedder=embedder), small(seed=1, embedder=embedder)
+    expected = [await asyncio.to_thread(head.predict, texts) for head in (one, two)]
+    assert expected[0].labels != expected[1].labels
+    for head, predicted in zip((one, two, one), (*expected, expected[0]), strict=True):
+        async with TestNUC(
+            head.labels, model=head, embedder=embedder, store=tmp_path / "s.db", k=0
+        ) as nuc:
+            assert (await nuc.classify_many(texts)).labels == predicted.labels
+    one.save(tmp_path / "a.head")
+    assert Head.load(tmp_path / "a.head", embedder).identity == one.identity
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

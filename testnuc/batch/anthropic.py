@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from testnuc._base.foreign import count
-from testnuc.batch.base import BatchAPI, BatchResultLine, RemoteBatch, mapping, written
+from testnuc.batch.base import BatchAPI, BatchResultLine, RemoteBatch, mapping, string, written
 from testnuc.errors import ProviderError, ServerError, printable
 
 if TYPE_CHECKING:
@@ -131,22 +131,22 @@ class AnthropicBatches(BatchAPI):
         stated = mapping(found.get("request_counts"))
         counts = {name: count(stated.get(name)) or 0 for name in _COUNTS}
         total, answered = sum(counts.values()), counts["succeeded"]
-        status = printable(str(found.get("processing_status"))).lower()
+        status = self._words(found.get("processing_status")).lower()
         return RemoteBatch(
-            id=printable(str(found.get("id"))),
+            id=printable(str(found["id"])),
             status=status,
             ended=status == "ended",
             total=total,
             done=total - counts["processing"],
             answered=answered,
             unanswered=total - counts["processing"] - answered,
-            results=(str(found.get("results_url") or ""),),
+            results=(string(found.get("results_url")),),
             poll_after=wait,
         )
 
     def _result(self, custom_id: str, found: dict[str, Any]) -> BatchResultLine | None:
         result = mapping(found.get("result"))
-        kind, message = str(result.get("type")), mapping(result.get("message"))
+        kind, message = string(result.get("type")), mapping(result.get("message"))
         if message and kind != "errored":
             return BatchResultLine(custom_id, 200, written(message))
         if kind in _NOT_EXECUTED:
@@ -155,7 +155,7 @@ class AnthropicBatches(BatchAPI):
         if kind != "errored" and not error:
             return None
         inner = mapping(mapping(error).get("error")) or mapping(error)
-        why = str(inner.get("type"))
+        why = self._words(inner.get("type"))
         return BatchResultLine(custom_id, _STATUS.get(why, 500), written(error), why)
 
 

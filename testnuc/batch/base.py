@@ -10,8 +10,9 @@ from urllib.parse import quote, urlencode
 
 import orjson
 
-from testnuc._base.foreign import read_json
-from testnuc.errors import ProviderError, RateLimitedError, ServerError
+from testnuc._base.display import shown
+from testnuc._base.foreign import read_json, write_json
+from testnuc.errors import ProviderError, RateLimitedError, ServerError, printable
 from testnuc.limits import LONGEST_WAIT, count
 from testnuc.protocols import WireProvider
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 _POLL_AFTER = ("openai-poll-after-ms", "retry-after-ms")
 #: Most pages of a list that are read.
 _MOST_PAGES = 1_000
+#: Characters of a sentence of the server.
+_MOST_WORDS = 500
 
 
 class QueueFullError(RateLimitedError):
@@ -164,6 +167,12 @@ class BatchAPI(ABC):
         custom_id = found.get("custom_id")
         return self._result(custom_id, found) if isinstance(custom_id, str) else None
 
+    def _words(self, value: object) -> str:
+        """Return words of the server in one line, without the key."""
+        text = value if isinstance(value, str) else shown(value)
+        hide = getattr(self._provider, "shown", None)
+        return printable(text[:_MOST_WORDS] if hide is None else hide(text[:_MOST_WORDS]))
+
     @abstractmethod
     def _remote(self, found: dict[str, Any], wait: float | None) -> RemoteBatch:
         """Return the state of a batch, from the provider's record and polling interval."""
@@ -249,17 +258,30 @@ def mapping(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def string(value: object) -> str:
+    """Return a value that should be a string; "" if it is not."""
+    return value if isinstance(value, str) else ""
+
+
 def _id_of(batch: object) -> str:
-    name = mapping(batch).get("id")
-    return name if isinstance(name, str) else ""
+    """Return the id of a record; "" if it has none."""
+    return string(mapping(batch).get("id"))
 
 
 def written(value: object) -> bytes:
-    """Return a value of a response as JSON, also with integers that orjson refuses."""
+    """Return a value of a response as JSON, also with what orjson refuses.
+
+    A field that is nested too deeply is null: it is none of an answer's.
+    """
     try:
         return orjson.dumps(value)
     except TypeError:
+        pass
+    try:
         return json.dumps(value).encode()
+    except RecursionError:
+        fields = mapping(value).items()
+        return orjson.dumps({name: orjson.Fragment(write_json(inner)) for name, inner in fields})
 
 
 def poll_after(headers: Mapping[str, str]) -> float | None:

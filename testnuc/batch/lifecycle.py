@@ -231,7 +231,7 @@ class BatchLifecycle:
         joined = BatchOutcomes(batch.id.hex(), unpack(batch.items), self._reader)
         remote, lost = await self._results(batch, joined)
         # answers that the provider does not return are billed, their tokens are unknown
-        usages = [*_believed(joined.usages), *[None] * lost]
+        usages = [*_believed(joined.usages, batch.facts.get("tokens")), *[None] * lost]
         meter = Meter(self._price)
         for usage in usages:
             meter.add(usage)
@@ -384,10 +384,18 @@ def _unending(batch: StoredBatch) -> NotAnsweredError:
     return error
 
 
-def _believed(usages: Sequence[TokenUsage | None]) -> list[TokenUsage | None]:
-    """Return the token counts of a batch's responses; None for those that cannot be."""
+def _believed(
+    usages: Sequence[TokenUsage | None], expected: Sequence[float] | None
+) -> list[TokenUsage | None]:
+    """Return the token counts of a batch's responses; None for those that cannot be.
+
+    `expected` are the input and output tokens of a request, in the mean; None: in a batch of an
+    older version. Then they are the median of what the responses say.
+    """
     known = [usage for usage in usages if usage is not None]
     if not known:
         return list(usages)
-    size = median(u.input_tokens for u in known), median(u.output_tokens for u in known)
+    if expected is None:
+        expected = median(u.input_tokens for u in known), median(u.output_tokens for u in known)
+    size = expected[0], expected[1]
     return [u if u is not None and is_possible(u, size) else None for u in usages]

@@ -23,6 +23,7 @@ from testnuc.batch.base import (
     RemoteBatch,
     mapping,
     named,
+    string,
     written,
 )
 from testnuc.errors import InvalidInputError, ProviderError, ServerError, TestNUCError, printable
@@ -145,7 +146,7 @@ class OpenAIBatches(BatchAPI):
         completed, failed = count(counts.get("completed")), count(counts.get("failed")) or 0
         files = [found.get(name) for name in ("output_file_id", "error_file_id")]
         results = tuple(file for file in files if isinstance(file, str) and file)
-        status = printable(str(found.get("status"))).lower()
+        status = self._words(found.get("status")).lower()
         error = self._error(found) if status == "failed" else None
         answered, unanswered = completed or 0, None
         if status == "completed":
@@ -156,7 +157,7 @@ class OpenAIBatches(BatchAPI):
             unanswered = 0
         uploaded = found.get("input_file_id")
         return RemoteBatch(
-            id=printable(str(found.get("id"))),
+            id=printable(str(found["id"])),
             status=status,
             ended=status in _ENDED,
             total=count(counts.get("total")) or 0,
@@ -177,7 +178,7 @@ class OpenAIBatches(BatchAPI):
             return BatchResultLine(custom_id, 200, written(body))
         if not error and status is None:
             return None
-        why = str(mapping(error).get("code") or "no response")
+        why = self._words(mapping(error).get("code") or "no response")
         if why in _NOT_EXECUTED:
             return BatchResultLine(custom_id, 0, b"", why)
         return BatchResultLine(custom_id, status or 500, written(body or {"error": error}), why)
@@ -188,22 +189,20 @@ class OpenAIBatches(BatchAPI):
         first = mapping(listed[0]) if isinstance(listed, list) and listed else {}
         if not first:
             return None
-        message, code = (
-            str(first.get("message") or "the batch failed"),
-            str(first.get("code") or ""),
-        )
+        message = string(first.get("message")) or "the batch failed"
+        code = string(first.get("code"))
         if code == "token_limit_exceeded":
             stated = _LIMIT.search(message)
             limit = int(stated[1].replace(",", "")) if stated else None
-            return QueueFullError(message, limit=limit)
+            return QueueFullError(self._words(message), limit=limit)
         # a failure of the provider is retried, a refusal is not
         status = 500 if not code or "server" in code else 400
         body = {"error": {**first, "message": message}}
         error = self._provider.error(status, {}, written(body))
-        return error if isinstance(error, ProviderError) else ServerError(message)
+        return error if isinstance(error, ProviderError) else ServerError(self._words(message))
 
 
 def _failure(status: object) -> int | None:
     """Return the HTTP status of a failed request; None if it is none."""
-    digits = str(status)
+    digits = str(status) if isinstance(status, int | str) else ""
     return int(digits) if len(digits) == 3 and digits[0] in "45" and digits.isdigit() else None

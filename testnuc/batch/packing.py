@@ -174,12 +174,19 @@ class TokenQueue:
             use the queue, too.
         """
         self._refusals += 1
-        if limit is None or self.used <= limit:
+        if not limit or self.used <= limit:
             limit = max(1, self.used // 2)
         self.limit = limit if self.limit is None else min(self.limit, limit)
 
     def accepted(self) -> None:
-        """Raise the limit after a batch, if one refusal has set it: that may be a mishap."""
-        if self._refusals == 1 and self.limit is not None:
+        """Raise the limit after a batch, if one refusal has set it: that may be a mishap.
+
+        So may several, if what is enqueued is more than they allow.
+        """
+        if self.limit is None:
+            return
+        if self.used > self.limit:
+            self._refusals = 1
+        if self._refusals == 1:
             raised = 2 * max(1, self.limit, self.used)
             self.limit = raised if self._most is None else min(raised, self._most)

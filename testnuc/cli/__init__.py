@@ -320,6 +320,7 @@ def main() -> None:
 
     Exit codes: 2 after an error of input, configuration or store, 1 after any other.
     """
+    _open_standard_files()
     # show the progress bar of the texts alone, not those of model downloads
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -334,6 +335,17 @@ def main() -> None:
         _fail("aborted", 1)
     except _USAGE_ERROR as exc:
         _fail(_of_usage(exc), exc.exit_code)
+
+
+def _open_standard_files() -> None:
+    """Give a place to standard files that are closed: else a socket or a store would be there."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r+", encoding="utf-8"))  # noqa: SIM115, PTH123
 
 
 def _of_usage(error: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import re
 from typing import TYPE_CHECKING, Any
 
 from testnuc.errors import InvalidInputError
@@ -25,6 +26,8 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
+#: "utf-7" and "unicode_escape" can give halves of characters, which no file can hold.
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
 #: Bytes that are searched for the zeros of UTF-16 without a mark.
 _PROBE = 4_096
 #: Characters and rows that are parsed to recognize a delimiter.
@@ -63,10 +66,12 @@ def decoded(raw: bytes, name: str, encoding: str | None = None) -> tuple[str, st
         raise InvalidInputError(
             f"{name} is not text in {encoding}; name its --encoding, or save it as UTF-8"
         ) from exc
-    if "\0" in content:
-        line = content.count("\n", 0, content.index("\0")) + 1
+    strange = _NO_TEXT.search(content)
+    if strange is not None:
+        line = content.count("\n", 0, strange.start()) + 1
+        what = "a zero byte" if strange[0] == "\0" else "a lone surrogate (half a character)"
         raise InvalidInputError(
-            f"{name} holds a zero byte in line {line}, which is no part of a text; remove it"
+            f"{name} holds {what} in line {line}, which is no part of a text; remove it"
         )
     return content, encoding
 

@@ -172,8 +172,11 @@ def write_results(
 
     With a record of the run, write all fields of each result, then that record.
     """
+    # what an earlier run wrote would stand beside the new labels
+    own = [name for name in table.columns if not name.startswith(PREFIX)]
     rows = [
-        {**row, **_cells(results.get(at), problems.get(at), full=run is not None)}
+        {name: row[name] for name in own if name in row}
+        | _cells(results.get(at), problems.get(at), full=run is not None)
         for at, row in enumerate(table.rows)
     ]
     if run is not None:
@@ -189,7 +192,7 @@ def write_results(
         rows = [
             {**row, **{name: cell_of(row[name]) for name in _LEVELS if name in row}} for row in rows
         ]
-    columns = [*(c for c in table.columns if c not in types), *types]
+    columns = [*own, *types]
     if kind == ".parquet":
         from testnuc.cli import parquet
 
@@ -257,4 +260,8 @@ def _as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], delimiter
 
 def _csv_cell(name: str, value: Any) -> Any:
     """Return a value as a cell; the user's own columns stay as they are."""
-    return guarded(cell_of(value)) if name.startswith(PREFIX) else cell_of(value)
+    if not name.startswith(PREFIX):
+        return cell_of(value)
+    # the LLM's own words; a file with a zero byte is no text
+    value = cell_of(value)
+    return guarded(value.replace("\0", "\ufffd") if isinstance(value, str) else value)

@@ -7,6 +7,7 @@ import io
 import re
 import sys
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -68,8 +69,9 @@ class Table:
 
 
 def to_stderr(line: str) -> None:
-    """Print a line to stderr."""
-    print(line, file=sys.stderr)
+    """Print a line to stderr; the command goes on where nobody can read it."""
+    with suppress(OSError, ValueError):
+        print(line, file=sys.stderr)
 
 
 def read_table(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import zipfile
 from datetime import date, time
 from typing import IO, TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ CELL, _ROWS = 32_767, 1_048_576
 #: Bytes that are unpacked of a workbook: a constant, and so many for each byte of the file. A sheet
 #: shrinks to a tenth, one of a single number to a thirtieth. Each part that is opened counts, too.
 _UNPACKED, _RATIO, _OPENED = 8 * 1024 * 1024, 50, 4_096
+#: Characters that XML cannot hold.
+_ILLEGAL = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 _DOCTYPES = (b"<!DOCTYPE", "<!DOCTYPE".encode("utf-16-le")[:-1])
 
 
@@ -133,7 +136,6 @@ def write_rows(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, A
     """Write a workbook of one sheet atomically."""
     openpyxl = require()
     from openpyxl.cell import WriteOnlyCell
-    from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
 
     if len(rows) >= _ROWS:
         raise InvalidInputError(f"{path} cannot hold {len(rows):,} rows; name a .csv file")
@@ -147,7 +149,7 @@ def write_rows(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, A
             return value
         # Excel has no cell for a time with a zone, for bytes and what else Parquet holds
         value = str(value)
-        made = WriteOnlyCell(sheet, ILLEGAL_CHARACTERS_RE.sub("\ufffd", value)[:CELL])
+        made = WriteOnlyCell(sheet, _ILLEGAL.sub("\ufffd", value)[:CELL])
         # a text that begins with "=" is no formula
         made.data_type = "s"
         return made

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -390,26 +392,64 @@ def _confidence(value: Any) -> float | None:
 
 #: A string that does not end takes the rest, so that no part of it is read again.
 _FIELDS = re.compile(
-    r'"id"\s*:\s*"?(?P<id>[0-9]{1,9})|"label"\s*:\s*"(?P<label>(?:[^"\\]|\\.?)*+)(?P<end>"|\Z)'
-    r'|"(?:[^"\\]|\\.?)*+(?:"|\Z)',
+    r'(?P<brace>[{}])|"id"\s*:\s*(?P<id>"[^"\\]{0,40}"|[-0-9.]{1,12})'
+    r'|"label"\s*:\s*"(?P<label>(?:[^"\\]|\\.?)*+)(?P<end>"|\Z)|"(?:[^"\\]|\\.?)*+(?:"|\Z)',
     re.DOTALL,
 )
 
 
-def label_spans(content: str, n: int) -> dict[int, tuple[int, int]]:
+@dataclass(slots=True)
+class _Object:
+    """The fields of an object of a reply that may be an answer."""
+
+    depth: int
+    id: int | None = None
+    span: tuple[int, int] | None = None
+
+
+def label_spans(content: str, labels: Sequence[str | None]) -> dict[int, tuple[int, int]]:
     """Return the start and end of each text's label in a reply, for token log-probabilities.
 
-    By the position of the text; texts whose label is missing or occurs twice are left out.
+    By the position of the text. `labels` are those that `parse_reply` returned; None: an error. A
+    label belongs to the id in the same object, in any order of its fields; of one text, the last
+    one that is not in another's object counts. Left out are texts whose label is missing, is not
+    the one that was returned, or occurs twice.
     """
-    found: dict[int, tuple[int, int]] = {}
-    ambiguous: set[int] = set()
-    current = 1 if n == 1 else None
+    one = len(labels) == 1
+    spans: dict[int, tuple[int, int]] = {}
+    least, twice = 0, set[int]()
+    for found in _objects(content):
+        place = 0 if one else (found.id or 0) - 1
+        if found.span is None or not 0 <= place < len(labels):
+            continue
+        if labels[place] is None or _unquoted(content[slice(*found.span)]) != labels[place]:
+            continue
+        if place in spans and (not one or found.depth > least):
+            twice.add(place)
+            continue
+        spans[place], least = found.span, found.depth
+    return {place: span for place, span in spans.items() if one or place not in twice}
+
+
+def _objects(content: str) -> Iterator[_Object]:
+    """Yield each object of a reply when it ends, or at the end of the reply."""
+    stack = [_Object(0)]
     for field in _FIELDS.finditer(content):
-        if field["id"] is not None:
-            current = int(field["id"])
-        elif field["end"] and current is not None:
-            if current in found and n > 1:
-                ambiguous.add(current)
-            found[current] = field.span("label")
-            current = 1 if n == 1 else None
-    return {i - 1: span for i, span in found.items() if 1 <= i <= n and i not in ambiguous}
+        if field["brace"] == "{":
+            stack.append(_Object(len(stack)))
+        elif field["brace"] and len(stack) > 1:
+            yield stack.pop()
+        elif field["id"] is not None:
+            stack[-1].id = _id_of(field["id"].strip('"'))
+        elif field["end"]:
+            stack[-1].span = field.span("label")
+    yield from reversed(stack)
+
+
+def _unquoted(text: str) -> str:
+    """Return what is between the quotes of a JSON string."""
+    try:
+        value = str(json.loads(f'"{text}"', strict=False))
+    except ValueError:
+        return text
+    return value.encode("utf-8", "replace").decode()

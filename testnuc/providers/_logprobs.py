@@ -39,7 +39,7 @@ def with_logprobs(
     choice, unvalidated.
     """
     tokens = _tokens(logprobs)
-    known = {i: _probability(tokens, *span) for i, span in _spans(content, tokens, len(answers))}
+    known = {i: _probability(tokens, *span) for i, span in _spans(content, tokens, answers)}
     return tuple(
         answer if isinstance(answer, ReplyError) else Answer(answer.label, known.get(i))
         for i, answer in enumerate(answers)
@@ -63,7 +63,7 @@ def with_scores(
     # with the closing quote, so that no label is the beginning of another
     targets = sorted((orjson.dumps(label)[1:], i) for i, label in enumerate(labels))
     found = list(with_logprobs(answers, content, logprobs))
-    for i, (start, _) in _spans(content, tokens, len(answers)):
+    for i, (start, _) in _spans(content, tokens, answers):
         scores = _scores(tokens, start, targets)
         best = max(range(len(labels)), key=scores.__getitem__)
         if scores[best] > 0 and not isinstance(found[i], ReplyError):
@@ -71,11 +71,14 @@ def with_scores(
     return tuple(found)
 
 
-def _spans(content: str, tokens: Sequence[_Token], n: int) -> Iterator[tuple[int, tuple[int, int]]]:
+def _spans(
+    content: str, tokens: Sequence[_Token], answers: Sequence[Answer | ReplyError]
+) -> Iterator[tuple[int, tuple[int, int]]]:
     """Yield the number of each text whose label is located, and the bytes of the label."""
     start = b"".join(token.text for token in tokens).find(_utf8(content))
     if tokens and start >= 0 and len(content) <= _LONGEST:
-        for i, (first, last) in label_spans(content, n).items():
+        labels = [None if isinstance(one, ReplyError) else one.label for one in answers]
+        for i, (first, last) in label_spans(content, labels).items():
             yield i, (start + len(_utf8(content[:first])), start + len(_utf8(content[:last])))
 
 

@@ -6,7 +6,7 @@
     retries      the rules of retrying
     accounting   permits and budget of attempts
     auxiliary    requests other than calls: uploads, downloads, polling
-    calls        a call in flight
+    calls        a call in flight, and its timer
     connections  HTTP sessions
     pool         idle connections
     failures     network failures as testnuc's exceptions

@@ -1,11 +1,14 @@
-"""A call in flight."""
+"""A call in flight, and the timer that bounds each of its attempts."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from testnuc.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from testnuc.errors import ProviderError
@@ -78,3 +81,38 @@ class Call:
         self.unreadable = self.request.step
         if self.wire is not None:
             self.body = self.wire.encode(self.request)
+
+
+#: A timer that fires so many seconds late waits as many more: the process was suspended, or its
+#: loop blocked, and answers that arrived meanwhile are not read yet.
+_LATE = 1.0
+
+
+class Timer:
+    """Cancels the current task after a timeout, but not while answers wait to be read."""
+
+    __slots__ = ("_cancelling", "_due", "_handle", "_task", "fired")
+
+    def __init__(self, seconds: float) -> None:
+        task = asyncio.current_task()
+        if task is None:
+            raise ConfigurationError("a call must be awaited inside an asyncio task")
+        self._task = task
+        self._cancelling = task.cancelling()
+        self.fired = False
+        self._due = task.get_loop().time() + seconds
+        self._handle = task.get_loop().call_at(self._due, self._fire)
+
+    def _fire(self) -> None:
+        loop = self._task.get_loop()
+        if loop.time() - self._due > _LATE:
+            self._due = loop.time() + _LATE
+            self._handle = loop.call_at(self._due, self._fire)
+            return
+        self.fired = True
+        self._task.cancel()
+
+    def stop(self) -> bool:
+        """Disarm, once; return whether the pending CancelledError is this timer's alone."""
+        self._handle.cancel()
+        return self.fired and self._task.uncancel() <= self._cancelling

@@ -39,7 +39,14 @@ from testnuc.limits import (
 )
 from testnuc.transport.accounting import CallAccounting
 from testnuc.transport.auxiliary import AuxiliaryRequests
-from testnuc.transport.calls import MAY_SEND, ON_WAIT, Call, NotSentError, estimate_tokens
+from testnuc.transport.calls import (
+    MAY_SEND,
+    ON_WAIT,
+    Call,
+    NotSentError,
+    Timer,
+    estimate_tokens,
+)
 from testnuc.transport.connections import Connections, key_headers
 from testnuc.transport.failures import host, safe_cause
 from testnuc.transport.retries import Outage, adapts, gives_up, latest_start, may_help, wait
@@ -306,20 +313,18 @@ class Transport:
         call.sends += 1
         call.unsent = False
         left = call.started + self._retry.deadline - permit.sent_at
-        limit = asyncio.timeout(max(0.0, min(self._retry.timeout, left)))
+        timer = Timer(max(0.0, min(self._retry.timeout, left)))
         try:
-            async with limit:
-                if call.wire is not None:
-                    call.key, own = await key_headers(call.wire)
-                    answer = await self._connections.post(
-                        call.wire, call.body, reached=accounting.reached, headers=own
-                    )
-                else:
-                    assert call.other is not None
-                    reply = await call.other.answer(call.request)
+            if call.wire is not None:
+                call.key, own = await key_headers(call.wire)
+                answer = await self._connections.post(
+                    call.wire, call.body, reached=accounting.reached, headers=own
+                )
+            else:
+                assert call.other is not None
+                reply = await call.other.answer(call.request)
         except BaseException as raised:  # return the permit in every case
-            expired = limit.expired() and isinstance(raised, TimeoutError)
-            timeout = self._timeout(call) if expired else None
+            timeout = self._timeout(call) if timer.stop() else None
             error = accounting.failed(call, permit, raised, timeout)
             if error is raised:
                 raise
@@ -328,6 +333,7 @@ class Transport:
                 self._outage.refused(permit.sent_at, self._clock())
         else:
             # Nothing awaits from here on, so everything is settled even on cancellation.
+            timer.stop()
             if call.wire is not None:
                 self._outage.over()
                 reply = accounting.read(call, permit, answer)

@@ -28,6 +28,29 @@ _VERSION = 1
 _MOST, _RATIO = 64 * 1024 * 1024, 100
 
 
+#: Array -> kinds of its type, and its shape: n texts, c labels, m judged texts, d dimensions and
+#: one, l levels, g given labels, 5 folds.
+_SHAPES = {
+    "trust": ("f", "n"),
+    **dict.fromkeys(("probability", "floor"), ("f", "m")),
+    **dict.fromkeys(("right", "person", "uniform"), ("b", "m")),
+    "rows": ("iu", "m"),
+    **dict.fromkeys(("coefficients", "of_label"), ("f", "53")),
+    "of_text": ("f", "52"),
+    "limits": ("f", "5c"),
+    "scale": ("f", "c"),
+    **dict.fromkeys(("heads", "moves"), ("f", "5dc")),
+    "level_trust": ("f", "ln"),
+    "level_right": ("b", "lm"),
+    **dict.fromkeys(("given_rows", "given_labels"), ("iu", "g")),
+    "given_chances": ("f", "g"),
+    "given_right": ("b", "g"),
+    "vote": ("fiu", "2"),
+}
+#: Array of positions -> the letter of what they are positions of.
+_PLACES = {"rows": "n", "given_rows": "n", "given_labels": "c"}
+
+
 @dataclass(frozen=True, slots=True)
 class Judgment:
     """What was said of a text, and how the text was drawn."""
@@ -135,4 +158,25 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         found = np.frombuffer(raw[at : at + size], dtype=dtype).reshape(shape)
         arrays[name] = found.astype(dtype.newbyteorder("="))
         at += size
+    _check_shapes(arrays, {"c": len(header["labels"]), "n": header["texts"]})
     return header, arrays
+
+
+def _check_shapes(arrays: Mapping[str, NDArray[Any]], sizes: dict[str, int]) -> None:
+    """Raise a `ValueError` if arrays do not fit each other: others may have written the store."""
+    for name, array in arrays.items():
+        kind, letters = _SHAPES.get(name.rstrip("0123456789"), ("", ""))
+        if not kind:
+            continue
+        wanted = [int(c) if c.isdigit() else sizes.get(c) for c in letters]
+        if (
+            array.dtype.kind not in kind
+            or array.ndim != len(letters)
+            or any(size not in {None, have} for size, have in zip(wanted, array.shape, strict=True))
+        ):
+            raise ValueError(f"{name} has the shape {array.shape} of {array.dtype}")
+        sizes.update(zip(letters, array.shape, strict=True))
+    for name, letter in _PLACES.items():
+        places = arrays.get(name, np.zeros(0))
+        if len(places) and not 0 <= places.min() <= places.max() < sizes[letter]:
+            raise ValueError(f"{name} goes beyond {sizes[letter]:,}")

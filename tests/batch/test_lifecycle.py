@@ -224,6 +224,25 @@ def test_tokens_wait_for_room():
     virtual.run(main)
 
 
+def test_refusals_that_what_is_accepted_contradicts_are_forgotten():
+    async def main(loop):
+        queue = TokenQueue()
+        await queue.acquire(40_000)
+        await queue.acquire(40_000)
+        queue.refused(0)
+        queue.refused(0)
+        assert queue.limit == 40_000
+        queue.refused(2_000)
+        queue.release(80_000)
+        for _ in range(6):
+            await queue.acquire(2_500)
+            queue.accepted()
+            queue.release(2_500)
+        assert queue.limit >= 40_000
+
+    virtual.run(main)
+
+
 def test_one_refusal_is_not_believed_for_ever():
     async def main(loop):
         queue = TokenQueue()
@@ -233,6 +252,8 @@ def test_one_refusal_is_not_believed_for_ever():
             queue.accepted()
         assert queue.limit >= 100
         queue.refused(50)
+        queue.release(10)
+        await queue.acquire(5)
         queue.accepted()
         assert queue.limit == 5
         own = TokenQueue(20)

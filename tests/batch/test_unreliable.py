@@ -11,7 +11,7 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from testnuc import BatchPolicy, Budget, Limits, TestNUC
+from testnuc import BatchPolicy, Budget, Limits, Sampling, TestNUC
 from testnuc.errors import BudgetExceededError, NotAnsweredError
 from testnuc.stores.memory import MemoryStore
 from testnuc.testing import Batches, LoopbackLLM
@@ -286,6 +286,60 @@ async def test_impossible_counts_of_tokens_are_booked_as_reserved(lane, counts):
                 assert not results.errors
             assert nuc.usage.input_tokens is None
             assert 0 < nuc._parts.transport.account.spent[1] < 1_000_000
+
+
+async def test_an_absurd_count_of_the_only_request_is_not_believed(lane):
+    def change(line):
+        line["response"]["body"]["usage"]["prompt_tokens"] = 90_000_000
+
+    limits, sampling = Limits(budget=Budget(tokens=1_000_000)), Sampling(texts_per_call=20)
+    async with LoopbackLLM(confident) as llm:
+        Unreliable(llm, content=each_result(change))
+        async with lane(llm, limits=limits, sampling=sampling) as nuc:
+            for run in range(2):
+                texts = [f"{text} {run}" for text in TEXTS[:20]]
+                assert not (await nuc.classify_many(texts, lane="batch")).errors
+            assert llm.calls == 2
+            assert 0 < nuc._parts.transport.account.spent[1] < 1_000_000
+
+
+@pytest.mark.parametrize("depth", [300, 970, 1_005])
+@pytest.mark.parametrize("place", ["body", "status_code", "response", "line"])
+async def test_a_value_that_is_nested_deeply_spoils_nothing(model, lane, depth, place):
+    def content(lines):
+        first, *rest = lines.splitlines()
+        line, deep = orjson.loads(first), "[" * depth + "]" * depth
+        parts = {"line": line} | {"response": line.get("response", line.get("result"))}
+        parts["body"] = parts["response"].get("body", parts["response"].get("message"))
+        at = {"status_code": "response"}.get(place, place)
+        parts[at]["status_code" if place == "status_code" else "junk"] = "@"
+        made = orjson.dumps(line).replace(b'"@"', deep.encode())
+        # orjson reads 1,024 levels
+        return b"\n".join([made, *rest])
+
+    async with LoopbackLLM(confident) as llm:
+        Unreliable(llm, content=content)
+        await billed_once(llm, lane, model)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_key_that_the_batch_api_quotes_is_not_shown(lane, caplog, ends):
+    key = "secret-key-123"
+    refused = {"code": "token_limit_exceeded", "message": f"limit reached for {key}"}
+
+    def state(batch):
+        if ends:
+            return batch | {"status": "failed", "errors": {"data": [refused]}}
+        return batch if ended(batch) else batch | {"status": f"in progress for {key}"}
+
+    with caplog.at_level(logging.INFO, logger="testnuc.batch"):
+        async with LoopbackLLM(confident) as llm:
+            Unreliable(llm, state=state)
+            async with lane(llm, policy={"patience": 0.01}) as nuc:
+                results = await nuc.classify_many(TEXTS, lane="batch")
+    errors = " ".join(str(r.error) for r in results)
+    assert "[key]" in (errors if ends else caplog.text)
+    assert key not in errors + caplog.text
 
 
 @pytest.mark.parametrize("code", ["missing", None, "200", 0, "ok", 200.0, True, [], 299, 500])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import io
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from dataclasses import replace
 
 import pytest
 
-from testnuc import Classification, Prediction, Usage
+from testnuc import Classification, Prediction, TestNUC, Usage
 from testnuc._base import jsonl
 from testnuc.cli.answer_store import AnswerStore
 from testnuc.cli.classify import end
@@ -509,3 +510,30 @@ def test_labels_are_scored_and_the_next_command_says_so(source, tmp_path, monkey
         # the others share what the reply leaves over
         assert {row["nuc_label"] for row in rows(tmp_path / "out.jsonl")} == {"delivery"}
         assert err.splitlines()[-1].endswith("testnuc review out.jsonl --store labels.db")
+
+
+@pytest.mark.parametrize("kind", [LineProgress, BarProgress])
+async def test_progress_that_cannot_be_shown_ends_no_run(monkeypatch, client_of, kind):
+    class Closed(io.StringIO):
+        def write(self, _):
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    monkeypatch.setattr(kind, "every", 0.0)
+    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm, k=0)) as nuc:
+        results = await nuc.classify_many(messages(20), progress=kind(lambda: nuc.usage))
+    assert not results.errors
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="platform: descriptors of POSIX")
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+def test_closed_standard_files_end_no_command(tmp_path, closed):
+    (tmp_path / "in.txt").write_text("\n".join(messages(20)))
+    with LoopbackLLM(confident) as llm:
+        (tmp_path / "run.py").write_text(SCRIPT)
+        command = f"{sys.executable} run.py classify in.txt --labels {','.join(LABELS)} --k 0"
+        command += f" --model openai/test --base-url {llm.base_url} -o out.csv {closed}"
+        env = {**os.environ, "OPENAI_API_KEY": "k"}
+        done = subprocess.run(command, shell=True, cwd=tmp_path, env=env, check=False, timeout=300)
+    assert done.returncode == 0
+    assert (tmp_path / "out.csv").read_text().count("\n") == 21

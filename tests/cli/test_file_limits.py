@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
 import tracemalloc
@@ -12,13 +13,15 @@ from pathlib import Path
 import orjson
 import pytest
 
-from testnuc import InvalidInputError, LabelSet, Results
+from testnuc import Classification, InvalidInputError, LabelSet, Prediction, Results
 from testnuc.cli import parquet, xlsx
+from testnuc.cli.files import write_results
 from testnuc.cli.label_files import read_labels
-from testnuc.cli.reading import read_table
+from testnuc.cli.reading import Table, read_table
 from testnuc.cli.run_note import RunNote
 from testnuc.cli.settings import read_settings
 from testnuc.errors import ConfigurationError, StoreError
+from testnuc.stores.sqlite import answered_texts
 from testnuc.stores.sqlite.store import SqliteStore
 from tests.cli.in_process import run_here
 
@@ -326,6 +329,34 @@ def test_a_header_of_commas_is_refused(folder):
         read_table("in.csv", "text")
 
 
+def test_half_characters_are_refused_before_any_call(folder):
+    (folder / "in.csv").write_bytes(b"text,x\none,a\nL:a,+2AA-\n")
+    with pytest.raises(InvalidInputError, match=r"a lone surrogate .* in line 3"):
+        read_table("in.csv", "text", encoding="utf-7")
+
+
+def labeled(label, prediction):
+    return Classification(0, "a", label, 0.0, 0.0, 1, True, prediction, (), {})
+
+
+@pytest.mark.parametrize("kind", [".csv", ".tsv", ".xlsx", ".jsonl"])
+def test_what_an_llm_says_can_be_read_again(folder, kind):
+    said = "q\0z\ufffe\uffff\x01=1"
+    row = labeled(None, Prediction(None, 0.5, said))
+    write_results(f"out{kind}", Table([{"text": "a\uffff"}], ["text"], "text"), {0: row}, {})
+    table = read_table(f"out{kind}", "text")
+    assert table.rows[0]["nuc_own_said"]
+
+
+def test_columns_of_an_earlier_run_do_not_stay(folder):
+    earlier = {"text": "a", "nuc_labels": ["x"], "nuc_path": ["y"], "mine": 1, "nuc_neighbors": []}
+    result = labeled("b", None)
+    write_results("out.jsonl", Table([earlier], list(earlier), "text"), {0: result}, {})
+    row = json.loads((folder / "out.jsonl").read_text())
+    assert (row["nuc_label"], row["mine"]) == ("b", 1)
+    assert not {"nuc_labels", "nuc_path", "nuc_neighbors"} & row.keys()
+
+
 def test_a_line_of_text_stays_beside_its_label(folder):
     (folder / "in.txt").write_text("one\n\ntwo\n   \nthree\n\n")
     assert read_table("in.txt", "text").texts == ["one", "", "two", "", "three"]
@@ -386,6 +417,8 @@ async def test_a_store_with_code_is_refused(folder, made):
         connection.execute(made)
     with pytest.raises(StoreError, match="does not create"):
         await SqliteStore(folder / "s.db").open()
+    # nor is it searched for answers beside an output
+    assert answered_texts("s.db") is None
 
 
 def test_a_label_that_is_zero_is_one(folder):

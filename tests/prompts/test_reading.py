@@ -116,7 +116,8 @@ def test_any_reply_is_answers_or_our_errors(content, n):
             assert answer.confidence is None or 0 <= answer.confidence <= 1
         else:
             assert isinstance(answer, ReplyError)
-    for i, (first, last) in label_spans(content, n).items():
+    labels = [getattr(answer, "label", None) for answer in answers]
+    for i, (first, last) in label_spans(content, labels).items():
         assert 0 <= i < n
         assert 0 <= first <= last <= len(content)
 

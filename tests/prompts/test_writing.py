@@ -301,10 +301,43 @@ def test_half_characters_in_labels_can_be_stored():
 
 def test_label_spans():
     content = '{"label": "re\\"fund", "confidence": 0.9}'
-    first, last = label_spans(content, 1)[0]
+    first, last = label_spans(content, ['re"fund'])[0]
     assert content[first:last] == 're\\"fund'
     content = '{"answers": [{"id": 2, "label": "b"}, {"id": 1, "label": "id\\": 2"}]}'
-    spans = label_spans(content, 2)
+    spans = label_spans(content, ['id": 2', "b"])
     assert [content[slice(*spans[i])] for i in (0, 1)] == ['id\\": 2', "b"]
-    assert label_spans('{"id": 1, "label": "a"}{"id": 1, "label": "b"}', 2) == {}
-    assert label_spans("nothing", 1) == {}
+    assert label_spans('{"id": 1, "label": "a"}{"id": 1, "label": "a"}', ["a", "b"]) == {}
+    assert label_spans("nothing", ["a"]) == {}
+    assert label_spans('{"label": "a"}', [None]) == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "labels"),
+    [
+        ('{"answers": [{"label": "a", "id": 1}, {"label": "b", "id": 2}]}', ["a", "b"]),
+        ('[{"id": "text 1", "label": "a"}, {"label": "b", "id": "2.0"}]', ["a", "b"]),
+        ('{"label": "a", "alternatives": [{"label": "b"}, {"label": "a"}]}', ["a"]),
+        ('{"label": "a"} (not "label": "b")', ["a"]),
+        ('Not {"label": "b"}, but {"label": "a", "why": "{"}', ["a"]),
+        (
+            '{"id": 1, "label": "a", "or": {"id": 1, "label": "b"}, "x": {"label": "b"}}',
+            ["a", None],
+        ),
+    ],
+)
+def test_a_label_is_located_in_the_object_that_has_its_id(content, labels):
+    answers = parse_reply(content, len(labels))
+    known = [getattr(answer, "label", None) for answer in answers]
+    assert known == labels
+    spans = label_spans(content, known)
+    assert {i: content[slice(*span)] for i, span in spans.items()} == {
+        i: label for i, label in enumerate(labels) if label is not None
+    }
+    if len(labels) == 1:
+        # not that of an alternative
+        assert spans[0][0] <= content.rindex('"label": "a"') + 10
+
+
+def test_an_alternative_is_not_the_answer():
+    content = '{"label": "a", "alternatives": [{"label": "a"}]}'
+    assert label_spans(content, ["a"])[0][0] == content.index('"a"') + 1

@@ -9,9 +9,12 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from testnuc import Head
+from testnuc import Head, Learned
+from testnuc.errors import StoreError
+from testnuc.trust.judgment import pack, unpack
 from tests.data import write_stores_with_learned as written
 
 DATA = Path(__file__).parents[1] / "data"
@@ -56,3 +59,25 @@ async def test_answers_and_what_was_learned_are_read_without_a_call(kind, tmp_pa
 def test_a_head_labels_as_it_did():
     head = Head.load(DATA / "learned_several.head", embedder=written.Clustered())
     assert written.seen(head.predict(written.NEW)) == alike(EXPECTED["head"])
+
+
+@pytest.mark.parametrize("kind", ["one", "several"])
+async def test_arrays_that_do_not_fit_each_other_are_damage(kind, tmp_path):
+    """A store may come from somebody else: what it holds fails when it is read, not later."""
+    store = shutil.copy(DATA / f"learned_{kind}.db", tmp_path / "old.db")
+    model = written.Model(several=kind == "several")
+    async with written.client(store, several=kind == "several", model=model) as nuc:
+        header, arrays = unpack(nuc.learned.to_bytes())
+    refused = 0
+    for name, array in arrays.items():
+        for wrong in (array[:-1], np.concatenate([array] * 2), array[None], array + 10_000):
+            if array.dtype == bool and wrong.dtype != bool:
+                continue
+            try:
+                learned = Learned.from_bytes(pack(header, {**arrays, name: wrong}))
+            except StoreError:
+                refused += 1
+                continue
+            assert wrong.shape == array.shape
+            assert str(learned.certify(0.6))
+    assert refused > len(arrays)

@@ -129,7 +129,9 @@ async def test_log_probabilities(session):
             assert "".join(token["token"] for token in tokens) == content
             assert b"".join(bytes(token["bytes"]) for token in tokens).decode() == content
             assert "confidence" not in content
-            for i, (start, end) in label_spans(content, len(texts)).items():
+            for i, (start, end) in label_spans(
+                content, ['two "quoted" words: é', "y"][: len(texts)]
+            ).items():
                 at, total = 0, 0.0
                 for token in tokens:
                     if at < end and at + len(token["token"]) > start:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from dataclasses import replace
 from email.utils import formatdate
@@ -12,6 +13,7 @@ import orjson
 import pytest
 from aiohttp import web
 
+from testnuc import Limits, TestNUC
 from testnuc.errors import (
     BadRequestError,
     CallTimeoutError,
@@ -25,6 +27,7 @@ from testnuc.errors import (
 )
 from testnuc.limits import PICO, Budget, Price, RetryPolicy
 from testnuc.protocols import Answer, Reply, TokenUsage
+from testnuc.testing import LoopbackLLM
 from testnuc.transport import Transport
 from testnuc.transport.calls import MAY_SEND, NotSentError
 from tests import virtual
@@ -336,13 +339,34 @@ async def test_a_stalled_answer_meets_the_timeout(how):
         assert transport.account.spent[1:] == (42, 2)
 
 
+async def test_what_arrived_while_the_process_was_suspended_is_read(client_of):
+    """A timer that is due when a loop goes on must not throw away answers that wait to be read."""
+    limits = Limits(retry=RetryPolicy(timeout=0.5, deadline=1.0))
+    asked = threading.Event()
+
+    def answer(text):
+        asked.set()
+        time.sleep(0.2)
+        return "refund"
+
+    # its server has a thread of its own
+    with LoopbackLLM(answer) as llm:
+        async with TestNUC(**client_of(llm, limits=limits, k=0)) as nuc:
+            run = asyncio.create_task(nuc.classify_many(["where is my money"]))
+            await asyncio.to_thread(asked.wait)
+            # the answer arrives now, and nobody reads it
+            time.sleep(2.5)  # noqa: ASYNC251
+            results = await run
+        assert (results.labels, llm.calls) == (["refund"], 1)
+
+
 async def test_the_deadline_bounds_all_tries_together():
     policy = RetryPolicy(timeout=60, deadline=100, initial_wait=0.001)
     loop = asyncio.get_running_loop()
 
     def answer(n, request):
         # of the second try's own time there is much left
-        loop.call_soon(virtual.skip, (61, 50)[n])
+        loop.call_soon(virtual.skip, (60.1, 40)[n])
         return stall()
 
     async with (

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from testnuc.errors import StoreError
 from testnuc.stores.sql_store import DamagedRowError, check_vectors, to_prediction
+from testnuc.stores.sqlite.errors import require_store
 from testnuc.stores.sqlite.schema import POOL_SHIFT
 
 if TYPE_CHECKING:
@@ -162,8 +164,11 @@ def page_of_vectors(
 
 def answered_texts(path: str | os.PathLike[str]) -> set[bytes] | None:
     """Return the hashes of the texts that have an answer in a file; None if it is no store."""
+    place = f"{Path(path).absolute().as_uri()}?mode=ro"
     try:
-        with closing(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True)) as c:
+        with closing(sqlite3.connect(place, uri=True, isolation_level=None)) as c:
+            c.execute("PRAGMA trusted_schema = OFF")
+            require_store(c, str(path))
             return {text for (text,) in c.execute("SELECT DISTINCT text FROM predictions")}
-    except sqlite3.Error:
+    except (sqlite3.Error, StoreError):
         return None
