@@ -19,7 +19,7 @@ import orjson
 from bench._clusters import parts
 from bench._report import Report
 from testnuc._base.checks import hash_text
-from testnuc.limits import Admission, RateLimit
+from testnuc.limits import PICO, Admission, RateLimit
 from testnuc.limits.prices import Price
 from testnuc.protocols import PoolText, StoredPrediction, TokenUsage
 from testnuc.stores.postgres import PostgresStore
@@ -224,7 +224,8 @@ def _lines(given: argparse.Namespace, units: Units) -> Iterator[dict[str, Any]]:
         calls = math.ceil(texts * (1 - given.duplicates))
         usd = None
         if price is not None:
-            usd = price.usd(TokenUsage(tokens[0], tokens[1], given.cached_tokens)) * calls
+            each = price.pico(TokenUsage(*tokens, given.cached_tokens))
+            usd = each * calls / PICO
         cpu = calls * (units.call_cpu + units.vote_cpu)
         took = hours(
             calls,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from bench.evaluation.plots import frame
 from testnuc.errors import InvalidInputError
+from testnuc.limits import PICO
 from testnuc.methods import (
     BestOfN,
     SelfConsistency,
@@ -113,7 +114,7 @@ def _with_price(row: Cost, price: Price) -> Cost:
         return row
     # prices apply to whole tokens, so compute the price of a million texts
     usage = TokenUsage(round(row.input_tokens * 1e6), round(row.output_tokens * 1e6))
-    return replace(row, usd=price.usd(usage) / 1e6)
+    return replace(row, usd=price.pico(usage) / PICO / 1e6)
 
 
 async def _measured(

@@ -106,16 +106,6 @@ class Admission:
         return self._quota.requests
 
     @property
-    def concurrency(self) -> int:
-        """The current concurrency limit."""
-        return self._concurrency.cap
-
-    @property
-    def waiting(self) -> int:
-        """Number of calls in the queue."""
-        return sum(not w.future.done() for q in (self._again, self._queue) for w in q)
-
-    @property
     def pause(self) -> float:
         """Seconds left of a pause for which the provider asked more than a minute, else 0."""
         return self._concurrency.long_pause(self._clock())

@@ -166,10 +166,6 @@ class Price:
             return known[usage.tier].pico(usage)
         return self.pico(usage) if usage.tier in _STANDARD else None
 
-    def usd(self, usage: TokenUsage) -> float:
-        """Return the price of a call in US dollars."""
-        return self.pico(usage) / PICO
-
     def worst(self, input_tokens: int, max_output_tokens: int) -> int:
         """Return the most that a call can cost, in 1e-12 US dollars."""
         rates = self._rates(input_tokens)

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("testnuc.transport")
 
-_log = logging.getLogger("testnuc.transport")
-
 _OK = range(200, 300)
 #: Most bytes of a download: results of 100,000 requests have a few GB at most.
 _MOST_OF_DOWNLOAD = 8 * 2**30
