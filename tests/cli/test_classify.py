@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -530,9 +531,9 @@ async def test_progress_that_cannot_be_shown_ends_no_run(monkeypatch, client_of,
 def test_closed_standard_files_end_no_command(tmp_path, closed):
     (tmp_path / "in.txt").write_text("\n".join(messages(20)))
     with LoopbackLLM(confident) as llm:
-        (tmp_path / "run.py").write_text(SCRIPT)
-        command = f"{sys.executable} run.py classify in.txt --labels {','.join(LABELS)} --k 0"
-        command += f" --model openai/test --base-url {llm.base_url} -o out.csv {closed}"
+        given = ["classify", "in.txt", "--labels", ",".join(LABELS), "--k", 0, "-o", "out.csv"]
+        given += ["--model", "openai/test", "--base-url", llm.base_url]
+        command = f"{shlex.join(command_line(*given))} {closed}"
         env = {**os.environ, "OPENAI_API_KEY": "k"}
         done = subprocess.run(command, shell=True, cwd=tmp_path, env=env, check=False, timeout=300)
     assert done.returncode == 0
