@@ -104,7 +104,6 @@ class OpenAIEmbedder:
         self.name = f"openai/{model}" + (f"/{dimensions}" if dimensions else "")
         self._wire = _Embeddings(model, endpoint, key, dimensions)
         self._transport = Transport(rate_limit=rate_limit, max_concurrency=8, retry=retry)
-        self._dim = dimensions
         self._truncate = truncate
         self._accepted = False
         #: Requests that failed with a 401, 403 or 404 since the last one that was accepted.
@@ -116,9 +115,9 @@ class OpenAIEmbedder:
     @property
     def dim(self) -> int:
         """Length of a vector; known after the first embedding."""
-        if self._dim is None:
+        if self._wire.dim is None:
             raise EmbeddingError(f"the dimension of {self.name} is known after its first embedding")
-        return self._dim
+        return self._wire.dim
 
     @property
     def usage(self) -> Usage:
@@ -160,11 +159,6 @@ class OpenAIEmbedder:
         if not self._accepted and found and all(isinstance(row, _UNAUTHORIZED) for row in found):
             assert isinstance(found[0], Exception)
             raise found[0]
-        lengths = {len(row) for row in found if not isinstance(row, Exception)}
-        if len(lengths) > 1:
-            raise EmbeddingError(f"{self.name} returned vectors of different lengths")
-        if lengths:
-            self._dim = lengths.pop()
         return found
 
     async def _embed(self, texts: tuple[str, ...]) -> list[NDArray[np.float32] | Exception]:
@@ -276,6 +270,8 @@ class _Embeddings:
         self.headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._key = key
         self._dimensions = dimensions
+        #: Length of a vector; None before the first, if no `dimensions` are asked for.
+        self.dim = dimensions
         # base64 takes a quarter of the bytes; servers without it return lists
         self._encoding: str | None = "base64"
 
@@ -295,25 +291,28 @@ class _Embeddings:
         try:
             value = read_json(body, most=self.most_bytes // 8)
             usage = _usage(value)
-            items = sorted(value["data"], key=lambda item: item["index"])
-            indices = [item["index"] for item in items]
+            found = {item["index"]: item["embedding"] for item in value["data"]}
             with np.errstate(over="ignore"):  # infinity is an error of the vectors, found later
                 rows = tuple(
-                    b64decode(item["embedding"], validate=True)
-                    if isinstance(item["embedding"], str)
-                    else np.asarray(item["embedding"], dtype="<f4").tobytes()
-                    for item in items
+                    b64decode(given, validate=True)
+                    if isinstance(given, str)
+                    else np.asarray(given, dtype="<f4").tobytes()
+                    for given in (found[at] for at in range(len(value["data"])))
                 )
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as exc:
             raise UnreadableReplyError(
                 f"{self.host} answered with no embeddings: {self.shown(repr(body[:200]))}",
                 usage=usage,
             ) from exc
-        if indices != list(range(len(request.texts))) or any(len(r) % 4 or not r for r in rows):
+        lengths = {len(row) / 4 for row in rows}
+        dim = self.dim or int(min(lengths, default=0))
+        if len(rows) != len(request.texts) or lengths != {dim} or not dim:
             raise UnreadableReplyError(
-                f"{self.host} answered with {len(rows)} embeddings for {len(request.texts)} texts",
+                f"{self.host} answered with {len(rows)} embeddings for {len(request.texts)} texts, "
+                f"of up to {max(lengths, default=0):g} numbers; expected {dim}",
                 usage=usage,
             )
+        self.dim = dim
         return _Vectors((), usage, None, rows)
 
     def shown(self, text: str) -> str:
