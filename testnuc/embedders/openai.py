@@ -46,6 +46,8 @@ _LONGEST = 24_000
 _CUT = 0.75
 #: As for the LLM: low, so that estimates are rather too high.
 _BYTES_PER_TOKEN = 3.2
+#: Most numbers of a vector before its length is known, and most lists and fields for each text.
+_MOST_NUMBERS, _MOST_FIELDS = 16_384, 50
 #: Rejected texts after which a request counts as malformed, if none was ever accepted.
 _MOST_REJECTED = 3
 #: Requests in a row that may fail with a 401, 403 or 404 before any was accepted, and after: one
@@ -289,7 +291,11 @@ class _Embeddings:
 
         usage: TokenUsage | None = None
         try:
-            value = read_json(body, most=self.most_bytes // 8)
+            fields = sum(map(body.count, (b"[", b"{", b":")))
+            most = len(request.texts) * ((self.dim or _MOST_NUMBERS) + _MOST_FIELDS)
+            # a list and a field take far longer to read than a number
+            crowded = fields > _MOST_FIELDS * (1 + len(request.texts))
+            value = read_json(body, most=0 if crowded else most)
             usage = _usage(value)
             found = {item["index"]: item["embedding"] for item in value["data"]}
             with np.errstate(over="ignore"):  # infinity is an error of the vectors, found later
