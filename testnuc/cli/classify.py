@@ -92,7 +92,7 @@ def run(
         ) from exc
     if output is not None:
         name = None if store.folder is None else Path(str(store.where)).name
-        RunNote.written_now(output, name, table.text_column, client).save(output)
+        RunNote.write(output, name, table.text_column, client)
     if results.diagnosis is None:
         # else the diagnosis says the same
         notes(caught)

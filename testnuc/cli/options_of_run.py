@@ -87,7 +87,10 @@ async def with_embedder(client: Options, place: str | None) -> Options:
     """Return the options with an embedder: as given, else that of the store, else the default."""
     found = await _with_stored_embedder(client, place)
     if client["embedder"] is None and place is not None:
-        require_known(found["embedder"], place)
+        # a store may be anyone's: it must not name code to load
+        name = found["embedder"]
+        if not embedders.is_known(name):
+            raise embedders.Unloaded(name, place).error
     return found
 
 
@@ -96,12 +99,6 @@ async def _with_stored_embedder(client: Options, place: str | None) -> Options:
         return client
     found = [] if place is None or not _is_there(place) else await embedders_in(place)
     return client.but(embedder=found[0] if len(found) == 1 else EMBEDDER)
-
-
-def require_known(embedder: str, source: str) -> None:
-    """Check that an embedder may be loaded because a file or a store names it."""
-    if not embedders.is_known(embedder):
-        raise embedders.Unloaded(embedder, source).error
 
 
 def _is_there(store: str) -> bool:

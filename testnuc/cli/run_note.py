@@ -56,20 +56,17 @@ class RunNote:
         return cls(store, column, written, options if isinstance(options, dict) else {})
 
     @classmethod
-    def written_now(
+    def write(
         cls, output: str, store: str | None, text_column: str, options: Mapping[str, Any]
-    ) -> RunNote:
-        """Return the note of an output that was just written.
+    ) -> None:
+        """Write the note of an output that was just written; without one, options are repeated.
 
         `store` is a name in the folder; None is a store elsewhere, and leaves what was noted.
         """
-        return cls(store or cls.of(output).store, text_column, _digest(output), noted(options))
-
-    def save(self, output: str) -> None:
-        """Write the note beside its output; if it cannot be written, options must be repeated."""
+        note = cls(store or cls.of(output).store, text_column, _digest(output), noted(options))
         with suppress(OSError, InvalidInputError):
             folder_of(output).mkdir(exist_ok=True)
-            write_whole(folder_of(output) / _NAME, [orjson.dumps(asdict(self), default=str)])
+            write_whole(folder_of(output) / _NAME, [orjson.dumps(asdict(note), default=str)])
 
     def says(self, output: str, options: Mapping[str, Any]) -> bool:
         """Whether an output is what a run with these options wrote, as far as is known."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hmac
 import logging
 import re
@@ -11,7 +9,7 @@ import secrets
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from aiohttp import web
+from aiohttp import BasicAuth, web
 
 from testnuc._base.checks import is_loopback
 from testnuc.server.errors import RequestError
@@ -117,7 +115,7 @@ def require_caller(request: web.Request, route: str, settings: ServerSettings) -
     page = route == _PAGE
     if page and scheme.lower() == "basic":
         # a browser prompts for it: any name, the token as password
-        scheme, value = "bearer", _password(value)
+        scheme, value = "bearer", _password(given)
     token = value.strip().encode("utf-8", "surrogateescape")
     right = hmac.compare_digest(token, settings.token.encode())
     if scheme.lower() != "bearer" or not right:
@@ -137,9 +135,9 @@ def _name(host: str) -> str:
     return host.partition(":")[0]
 
 
-def _password(credentials: str) -> str:
+def _password(header: str) -> str:
     try:
-        decoded = base64.b64decode(credentials, validate=True).decode("utf-8", "surrogateescape")
-    except (binascii.Error, ValueError):
+        password: str = BasicAuth.decode(header, "utf-8").password
+    except ValueError:
         return ""
-    return decoded.partition(":")[2]
+    return password
