@@ -107,13 +107,6 @@ def test_a_run_that_fails_leaves_the_store_to_one_that_uses_it():
         assert files() == kept
 
 
-def test_a_run_that_fails_leaves_nothing_behind():
-    file = texts("a.txt", 0)
-    with LoopbackLLM(confident, api_key="test-key") as llm:
-        assert classify(llm, file, key="wrong-key")[0] == 1
-    assert [path.name for path in Path().iterdir()] == ["a.txt"]
-
-
 def test_a_note_names_no_store_elsewhere():
     texts("a.txt", 0)
     Path("out.csv.resume").mkdir()
