@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from testnuc.cli.reading import to_stderr
+from testnuc.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,8 +53,10 @@ def answer(review: Review, path: str, *, read: Callable[[str], str] | None = Non
                 to_stderr("this is the first text")
             at = max(at - 1, 0)
             continue
-        found, label = (_labels if review.multilabel else _label)(said, review, shown)
-        if not found:
+        try:
+            label = (_labels if review.multilabel else _label)(said, review, shown)
+        except InvalidInputError as problem:
+            to_stderr(str(problem))
             continue
         review.answer(at, label)
         review.save(path)
@@ -81,47 +84,35 @@ def _show(item: ReviewItem, *, numbered: bool, of: int) -> list[str]:
     return labels if numbered else []
 
 
-def _label(said: str, review: Review, shown: list[str]) -> tuple[bool, str | None]:
-    """Return whether a line names an answer, and the label; prints why not."""
-    if said in review.labels or said in _NONE:
-        return True, said if said in review.labels else None
+def _label(said: str, review: Review, shown: list[str]) -> str | None:
+    """Return the label that a line names: whole, by its number, or by its beginning."""
+    if said in review.labels:
+        return said
+    if said in _NONE:
+        return None
     if not said:
-        to_stderr(_HELP)
-        return False, None
-    return _number(said, shown) if shown and _NUMBER.fullmatch(said) else _begun(said, review)
-
-
-def _labels(said: str, review: Review, shown: list[str]) -> tuple[bool, list[str]]:
-    """Return the same where a text can have several labels, separated by commas."""
-    if said in _NONE and said not in review.labels:
-        return True, []
-    names = []
-    for part in [said] if said in review.labels else said.split(","):
-        found, label = _label(part.strip(), review, shown)
-        if not found or label is None:
-            return False, []
-        names.append(label)
-    return True, names
-
-
-def _number(said: str, shown: list[str]) -> tuple[bool, str | None]:
-    """Return the label that a number chooses."""
-    if 1 <= int(said) <= len(shown):
-        return True, shown[int(said) - 1]
-    to_stderr(f"there is no number {said}; give 1 to {len(shown)}")
-    return False, None
-
-
-def _begun(said: str, review: Review) -> tuple[bool, str | None]:
-    """Return the only label that begins so."""
+        raise InvalidInputError(_HELP)
+    if shown and _NUMBER.fullmatch(said):
+        if not 1 <= int(said) <= len(shown):
+            raise InvalidInputError(f"there is no number {said}; give 1 to {len(shown)}")
+        return shown[int(said) - 1]
     start = said.casefold()
     found = [label for label in review.labels if label.casefold().startswith(start)]
     exact = [label for label in found if label.casefold() == start]
     if len(exact) == 1 or len(found) == 1:
-        return True, (exact or found)[0]
-    if found:
-        more = "" if len(found) <= _LISTED else f" and {len(found) - _LISTED} more"
-        to_stderr(f"{said!r} begins {', '.join(found[:_LISTED])}{more}; type more of it")
-    else:
-        to_stderr(f"no label begins with {said!r}")
-    return False, None
+        return (exact or found)[0]
+    if not found:
+        raise InvalidInputError(f"no label begins with {said!r}")
+    more = "" if len(found) <= _LISTED else f" and {len(found) - _LISTED} more"
+    raise InvalidInputError(f"{said!r} begins {', '.join(found[:_LISTED])}{more}; type more of it")
+
+
+def _labels(said: str, review: Review, shown: list[str]) -> list[str]:
+    """Return the labels, separated by commas, of a text that can have several."""
+    if said in _NONE and said not in review.labels:
+        return []
+    parts = [said] if said in review.labels else said.split(",")
+    names = [_label(part.strip(), review, shown) for part in parts]
+    if None in names:
+        raise InvalidInputError(f"{said!r} names labels and none; give either")
+    return [name for name in names if name is not None]
