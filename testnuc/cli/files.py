@@ -10,8 +10,6 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
 from testnuc._base.jsonl import write_whole
 from testnuc.cli.reading import (
     STANDARD,
@@ -21,7 +19,7 @@ from testnuc.cli.reading import (
     to_stderr,
 )
 from testnuc.errors import InvalidInputError
-from testnuc.records import PREFIX, cell_of, file_row, guarded
+from testnuc.records import PREFIX, cell_of, file_row, guarded, line_of
 from testnuc.types import MultilabelClassification, Reason, TreeClassification
 
 if TYPE_CHECKING:
@@ -182,7 +180,7 @@ def write_results(
     if run is not None:
         rows.append(dict(run))
     if output is None or output == STANDARD:
-        _write_out("".join(map(_json_line, rows)))
+        _write_out(b"".join(map(line_of, rows)).decode())
         return
     kind = kind_of(output)
     types = _TYPES
@@ -211,14 +209,10 @@ def write_results(
         # a spreadsheet reads UTF-8 as another encoding unless a mark says so
         encoding = "utf-8" if table.encoding == "utf-8" else "utf-8-sig"
     elif kind == ".json":
-        text = "[\n" + ",\n".join(_json_line(row).rstrip() for row in rows) + "\n]\n"
+        text = "[\n" + ",\n".join(line_of(row).decode().rstrip() for row in rows) + "\n]\n"
     else:
-        text = "".join(map(_json_line, rows))
+        text = b"".join(map(line_of, rows)).decode()
     write_whole(output, [text.encode(encoding, "replace")])
-
-
-def _json_line(row: Mapping[str, Any]) -> str:
-    return orjson.dumps(row, default=str).decode() + "\n"
 
 
 def _write_out(text: str) -> None:

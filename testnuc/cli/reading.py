@@ -248,12 +248,20 @@ def existing(file: str) -> Path:
 
 
 def require_column(
-    file: str, columns: Sequence[str], name: str, remedy: str, *, option: str | None = None
+    file: str,
+    columns: Sequence[str],
+    name: str,
+    remedy: str,
+    *,
+    option: str | None = None,
+    likely: str | None = None,
 ) -> None:
-    """Check that a file has a column; else list its columns, and name the closest."""
+    """Check that a file has a column; else list its columns, and name the closest or `likely`."""
     if name in columns:
         return
-    near = _closest(name, columns)
+    folded = {column.strip().casefold(): column for column in columns}
+    close = get_close_matches(name.strip().casefold(), folded, 1, 0.7)
+    near = folded[close[0]] if close else likely
     if near is not None and option is not None:
         remedy = f"did you mean {option} {near!r}?"
     raise InvalidInputError(
@@ -268,12 +276,6 @@ def _require_distinct(file: str, columns: Sequence[str]) -> None:
             raise InvalidInputError(
                 f"{file} has {times} columns named {name!r}; rename all but one"
             )
-
-
-def _closest(name: str, columns: Sequence[str]) -> str | None:
-    folded = {column.strip().casefold(): column for column in columns}
-    found = get_close_matches(name.strip().casefold(), folded, 1, 0.7)
-    return folded[found[0]] if found else None
 
 
 def _require_text(
@@ -294,13 +296,11 @@ def _require_text(
                 f"{file} has one column with --delimiter {named(delimiter)}; it looks as if "
                 f"{named(better)} stands between columns: leave out --delimiter"
             )
-    if option is None:
-        require_column(file, columns, name, f"the column of labels is named {name!r}")
-    near = _closest(name, columns) or _longest(rows, columns)
-    remedy = f"name the text column with {option}"
-    if near is not None:
-        remedy = f"did you mean {option} {near!r}?"
-    require_column(file, columns, name, remedy)
+    remedy = f"the column of labels is named {name!r}"
+    if option is not None:
+        remedy = f"name the text column with {option}"
+    likely = _longest(rows, columns)
+    require_column(file, columns, name, remedy, option=option, likely=likely)
 
 
 def _longest(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str | None:
