@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 import socketserver
 import threading
 from contextlib import contextmanager
 
 import pytest
-from aiohttp import web
 
-import testnuc
-from testnuc._base.loop_thread import Background
 from testnuc.results import Results
-from testnuc.server import Service, page_of
-from testnuc.testing import LoopbackLLM
 from testnuc.types import Classification, Neighbor, Prediction, TreeClassification, Usage
-from tests.conftest import messages
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
@@ -354,58 +347,6 @@ def test_the_page_makes_no_request(opened):
     assert all("Content Security Policy" in fault for fault in opened.faults)
     opened.faults.clear()
     opened.requests.clear()
-
-
-def test_a_service_shows_its_latest_results(browser, client_of):
-    background, faults, requests = Background(), [], []
-    texts = [HOSTILE["closing"], HOSTILE["rtl"], *messages(10)]
-    with LoopbackLLM(lambda _: ("refund", 0.9)) as llm:
-        nuc = testnuc.TestNUC(**client_of(llm))
-        service = Service(nuc, page=page_of(nuc))
-        runner = web.AppRunner(service.app)
-
-        async def begin():
-            await nuc.__aenter__()
-            await runner.setup()
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            service.state = "ready"
-            return f"http://127.0.0.1:{runner.addresses[0][1]}/"
-
-        async def end():
-            await runner.cleanup()
-            await nuc.aclose()
-
-        try:
-            address = background.run(begin())
-            page = browser.new_context().new_page()
-            page.on("console", lambda said: faults.append(said.text))
-            page.on("pageerror", lambda error: faults.append(str(error)))
-            page.context.on("request", lambda request: requests.append(request.url))
-            page.goto(address + "results")
-            assert page.title() == "testnuc: no text yet"
-            body = json.dumps({"texts": texts})
-            sent = page.context.request.post(
-                f"{address}v1/classify", data=body, headers={"Content-Type": "application/json"}
-            )
-            assert sent.status == 200
-            page.reload()
-            assert page.title() == "testnuc: the latest 12 texts"
-            choose(page, Show="all", **{"Sort by": "input"})
-            assert listed(page)[0] == HOSTILE["closing"]
-            items(page).nth(0).click()
-            assert page.locator("#detail").get_by_role("row").count() == 11
-            page.keyboard.press("1")
-            page.keyboard.press("Enter")
-            # judgments stay when the results are others
-            background.run(nuc.classify("another"))
-            page.reload()
-            playwright.expect(page.locator("#marked")).to_have_text("1 text judged")
-            page.context.close()
-        finally:
-            background.run(end())
-            background.close()
-    assert faults == []
-    assert set(requests) <= {address + "results", f"{address}v1/classify"}
 
 
 @contextmanager

@@ -12,6 +12,8 @@ from testnuc import TestNUC
 from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.server import page_of
 from testnuc.testing import HashEmbedder
+from tests.conftest import messages
+from tests.report.test_page import choose, items, listed
 from tests.server.serving import served
 
 pytest.importorskip("prometheus_client")
@@ -95,4 +97,31 @@ def test_texts_labels_and_models_stay_text(browser, service):
     assert page.evaluate("document.querySelectorAll('img[src=x], svg[onload]').length") == 0
     assert not faults
     assert all(asked.startswith((url, "data:", "blob:")) for asked in outside)
+    context.close()
+
+
+def test_the_latest_results_stay_judged_when_others_come(browser, service):
+    url, token = service
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    context = browser.new_context(extra_http_headers=headers)
+    page = context.new_page()
+    place = url.rstrip("/")
+    page.goto(f"{place}/results")
+    assert page.title() == "testnuc: no text yet"
+
+    def classify(texts):
+        sent = context.request.post(f"{place}/v1/classify", data={"texts": texts})
+        assert sent.status == 200
+        page.reload()
+
+    classify([BITE, *messages(11)])
+    assert page.title() == "testnuc: the latest 12 texts"
+    choose(page, Show="all", **{"Sort by": "input"})
+    assert listed(page)[0] == BITE
+    items(page).nth(0).click()
+    assert page.locator("#detail").get_by_role("row").count() == 4
+    page.keyboard.press("1")
+    page.keyboard.press("Enter")
+    classify(["another"])
+    assert page.locator("#marked").inner_text() == "1 text judged"
     context.close()
