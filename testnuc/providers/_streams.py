@@ -6,7 +6,9 @@ whatever is asked for.
 
 from __future__ import annotations
 
+import re
 from codecs import BOM_UTF8
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -16,7 +18,8 @@ from testnuc._base.foreign import count_values, read_json
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_STARTS = (b"data:", b"event:", b"id:", b":", b"retry:")
+_OTHERS = (b"event:", b"id:", b":", b"retry:")
+_BLANK = re.compile(rb"(?>\r\n|[\r\n]){2,}")
 #: Most lines of a stream, its events, of which each token has one, and their values.
 _MOST_LINES, _MOST_EVENTS, _MOST_VALUES = 100_000, 10_000, 100_000
 _MOST_BYTES = 4 << 20
@@ -33,7 +36,7 @@ def joined(body: bytes) -> tuple[dict[str, Any], bool] | None:
     else the response may be incomplete. An event that holds an error is returned as it is.
     """
     body = body.removeprefix(BOM_UTF8)
-    if not body.lstrip()[:8].startswith(_STARTS) or not _is_short(body):
+    if not body.lstrip()[:8].startswith((b"data:", *_OTHERS)) or not _is_short(body):
         return None
     try:
         events = list(_events(body))
@@ -70,31 +73,51 @@ def _is_done(body: bytes) -> bool:
 
 
 def _events(body: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a stream; raises ValueError if too much of it is no strict JSON."""
+    """Yield the objects of a stream; raises ValueError if it has what cannot be read.
+
+    The last line may, which is perhaps cut off. Only so much may be no strict JSON.
+    """
     left = _LENIENT
-    for line in body.splitlines():
-        name, _, data = line.strip().partition(b":")
-        if name != b"data":
-            continue
-        try:
-            event = orjson.loads(data)
-        except ValueError:
-            left -= max(_LEAST, len(data))
-            if left < 0:
-                raise
+    *_, end = blocks = _BLANK.split(body)
+    for block in blocks:
+        lines = _data(block)
+        for at, line in enumerate(lines, 1):
             try:
-                event = read_json(data)
-            except ValueError:  # [DONE], or a line that was cut off
-                continue
-        if isinstance(event, dict):
-            yield event
+                event = orjson.loads(line)
+            except ValueError:
+                left -= max(_LEAST, len(line))
+                try:
+                    event = read_json(line if left >= 0 else b"")
+                except ValueError:
+                    if line == b"[DONE]" or (block is end and at == len(lines)):
+                        continue
+                    raise
+            if isinstance(event, dict):
+                yield event
+
+
+def _data(block: bytes) -> list[bytes]:
+    """Return the JSON of an event: one of all its lines, or, from some servers, one of each."""
+    lines = [
+        line.removeprefix(b"data:").strip()
+        for line in map(bytes.strip, block.splitlines())
+        if line not in (b"", b"data:") and not line.startswith(_OTHERS)
+    ]
+    if len(lines) > 1:
+        whole = b"\n".join(lines)
+        with suppress(ValueError):
+            orjson.loads(whole)
+            return [whole]
+    return lines
 
 
 def _choice(event: dict[str, Any]) -> dict[str, Any]:
     """Return the first choice of an event, or an empty one."""
     choices = event.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices else None
-    return choice if isinstance(choice, dict) and not choice.get("index") else {}
+    for choice in choices if isinstance(choices, list) else ():
+        if isinstance(choice, dict) and not choice.get("index"):
+            return choice
+    return {}
 
 
 def _finish(event: dict[str, Any]) -> Any:

@@ -152,6 +152,43 @@ def test_a_stream_may_say_in_several_ways_that_it_has_ended(body):
     assert provider("m", base_url=LOCAL).decode(request(), body).answers[0].label == "refund"
 
 
+PARTS = ('{"label": "', "refund not", ' due"}')
+EVENTS = [orjson.dumps(chunk(part)) for part in PARTS]
+HEAD, REST = EVENTS[1][:11], EVENTS[1][11:]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b"data: %b\ndata: %b\n\n" % (HEAD, REST),
+        b"data: %b\r\ndata: %b\r\n\r\n" % (HEAD, REST),
+        b": of an event\ndata: %b\nid: 7\ndata:%b\n\n" % (HEAD, REST),
+        b"data: %b\n" % EVENTS[1],
+        b"%b\n" % EVENTS[1],
+        stream(
+            {"choices": [{"index": 1, "delta": {"content": "x"}}, chunk(PARTS[1])["choices"][0]]}
+        ),
+    ],
+)
+def test_no_event_of_a_stream_is_left_out(event):
+    around = b"data: %b\n\n"
+    body = around % EVENTS[0] + event + around % EVENTS[2] + stream(chunk(finish="stop"))
+    reply = OpenAI("m", base_url=LOCAL).decode(request(), body)
+    assert reply.answers[0].label == "refund not due"
+
+
+@pytest.mark.parametrize(
+    "event", [b"data: " + HEAD, b"data: " + REST, b"data :" + EVENTS[1], b"dat: " + EVENTS[1]]
+)
+@pytest.mark.parametrize("end", [b"\n\n", b"\n"])
+@pytest.mark.parametrize("rest", [b"data: [DONE]\n\n", stream(chunk(finish="stop"))])
+def test_a_stream_with_an_event_that_cannot_be_read_is_no_answer(event, end, rest):
+    around = b"data: %b" + end
+    body = around % EVENTS[0] + event + end + around % EVENTS[2] + rest
+    with pytest.raises(UnreadableReplyError, match="no JSON"):
+        OpenAI("m", base_url=LOCAL).decode(request(), body)
+
+
 def test_log_probabilities_of_a_stream():
     def piece(token, logprob):
         found = chunk(token)
