@@ -6,20 +6,20 @@ import asyncio
 import json
 import shutil
 import sqlite3
-from contextlib import asynccontextmanager, closing
+from contextlib import closing
 from random import Random
 
 import numpy as np
 import pytest
 
-import testnuc
 from testnuc.errors import StoreError, TestNUCError
 from testnuc.protocols import StoredBatch
 from testnuc.stores.export import dump
 from testnuc.stores.sqlite import SqliteStore
-from testnuc.testing import HashEmbedder, LoopbackLLM
+from testnuc.testing import LoopbackLLM
 from testnuc.types import Usage
 from tests.conftest import LABELS, confident, messages
+from tests.stores.contents import client, is_open
 
 pytestmark = pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
 
@@ -66,26 +66,8 @@ MOVED = [
 ]
 
 
-def client(llm, path):
-    return testnuc.TestNUC(
-        LABELS,
-        "openai/test",
-        base_url=llm.base_url,
-        api_key="k",
-        embedder=HashEmbedder(),
-        store=path,
-        policy="weighted",
-    )
-
-
-@asynccontextmanager
-async def opened(path):
-    store = SqliteStore(path)
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
+def opened(path):
+    return is_open(SqliteStore(path))
 
 
 async def exported(path):
@@ -112,7 +94,7 @@ def whole(tmp_path_factory, llm):
     path = tmp_path_factory.mktemp("whole") / "labels.db"
 
     async def fill():
-        async with client(llm, path) as nuc:
+        async with client(llm.base_url, path) as nuc:
             await nuc.classify_many(TEXTS)
             await nuc.learn(TEXTS[:30], [LABELS[i % 3] for i in range(30)])
         async with opened(path) as store:
@@ -140,7 +122,7 @@ async def use(llm, path):
         yield nuc.remove(TEXTS[:2])
 
     try:
-        nuc = client(llm, path)
+        nuc = client(llm.base_url, path)
         async with nuc:
             async for using in uses(nuc):
                 try:
@@ -240,13 +222,11 @@ async def test_a_damaged_prediction_names_the_store_and_the_remedy(whole, tmp_pa
         ((key,),) = c.execute("SELECT key FROM predictions LIMIT 1").fetchall()
         c.execute(f"UPDATE predictions SET {column} = ? WHERE key = ?", (value, key))
         c.commit()
-    store = SqliteStore(path)
-    await store.open()
-    with pytest.raises(StoreError, match=r"labels\.db.*damaged.*backup"):
-        await store.get_predictions([key])
-    with pytest.raises(StoreError, match=r"labels\.db.*damaged.*backup"):
-        await store.predictions()
-    await store.close()
+    async with opened(path) as store:
+        with pytest.raises(StoreError, match=r"labels\.db.*damaged.*backup"):
+            await store.get_predictions([key])
+        with pytest.raises(StoreError, match=r"labels\.db.*damaged.*backup"):
+            await store.predictions()
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 from uuid import uuid4
 
 import pytest
 
-import testnuc
 from testnuc.errors import StoreError
 from testnuc.stores.postgres import PostgresStore
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, confident
+from tests.stores.contents import client, is_open
 from tests.stores.test_damaged_rows import TEXTS, use
 
 pytestmark = pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
@@ -48,15 +49,7 @@ def llm():
 @pytest.fixture
 async def schema(llm, database):
     schema = f"t{uuid4().hex}"
-    async with testnuc.TestNUC(
-        LABELS,
-        "openai/test",
-        base_url=llm.base_url,
-        api_key="k",
-        embedder=HashEmbedder(),
-        store=database.url(schema),
-        policy="weighted",
-    ) as nuc:
+    async with client(llm.base_url, database.url(schema)) as nuc:
         await nuc.classify_many(TEXTS)
         await nuc.learn(TEXTS[:30], [LABELS[i % 3] for i in range(30)])
     # a vector of another dimension can be there only if the type of the column allows it
@@ -77,16 +70,11 @@ async def test_rows_with_values_of_any_type(llm, database, schema, table, column
         except subprocess.CalledProcessError:
             continue
         await use(llm, database.url(schema))
-        store = PostgresStore(database.url(schema))
-        await store.open()
-        try:
+        async with is_open(PostgresStore(database.url(schema))) as store:
             pool, start = store.pool(HashEmbedder().name), 0
-            while start is not None:
-                _, start = await pool.scan(start, 20)
-        except StoreError:
-            pass
-        finally:
-            await store.close()
+            with contextlib.suppress(StoreError):
+                while start is not None:
+                    _, start = await pool.scan(start, 20)
         database.sql(
             f"DELETE FROM {place}; INSERT INTO {place} OVERRIDING SYSTEM VALUE TABLE {schema}.whole"
         )
@@ -98,13 +86,11 @@ async def test_a_damaged_prediction_names_the_store_and_the_remedy(database, sch
     key = bytes.fromhex(
         database.sql(f"SELECT encode(key, 'hex') FROM {schema}.predictions LIMIT 1")
     )
-    store = PostgresStore(database.url(schema))
-    await store.open()
-    with pytest.raises(StoreError, match=r"postgresql:.*damaged.*backup"):
-        await store.get_predictions([key])
-    with pytest.raises(StoreError, match=r"postgresql:.*damaged.*backup"):
-        await store.predictions()
-    await store.close()
+    async with is_open(PostgresStore(database.url(schema))) as store:
+        with pytest.raises(StoreError, match=r"postgresql:.*damaged.*backup"):
+            await store.get_predictions([key])
+        with pytest.raises(StoreError, match=r"postgresql:.*damaged.*backup"):
+            await store.predictions()
 
 
 @pytest.mark.parametrize("value", ["[1]", "[1,2,3]"])
@@ -113,14 +99,12 @@ async def test_a_damaged_vector_names_the_store_and_the_remedy(database, schema,
     text_hash = bytes.fromhex(
         database.sql(f"SELECT encode(hash, 'hex') FROM {schema}.texts_1 WHERE number = 5")
     )
-    store = PostgresStore(database.url(schema))
-    await store.open()
-    ((embedder, _),) = await store.embedders()
-    with pytest.raises(StoreError, match=r"postgresql:.*damaged.*backup"):
-        await store.get_vectors(embedder, [text_hash])
-    with pytest.raises(StoreError, match=r"postgresql:.*damaged.*backup"):
-        await store.vectors(embedder)
-    await store.close()
+    async with is_open(PostgresStore(database.url(schema))) as store:
+        ((embedder, _),) = await store.embedders()
+        with pytest.raises(StoreError, match=r"postgresql:.*damaged.*backup"):
+            await store.get_vectors(embedder, [text_hash])
+        with pytest.raises(StoreError, match=r"postgresql:.*damaged.*backup"):
+            await store.vectors(embedder)
 
 
 @pytest.mark.parametrize("column", ["facts", "usage"])
@@ -131,21 +115,16 @@ async def test_a_damaged_batch_names_the_store_and_the_remedy(database, schema, 
         f"VALUES ('a', 'b', '{{}}', 1, 0, '', 'c', now()); "
         f"UPDATE {schema}.batches SET {column} = '{value}'"
     )
-    store = PostgresStore(database.url(schema))
-    await store.open()
-    with pytest.raises(StoreError, match=r"postgresql:.*damaged.*backup"):
-        await store.batches()
-    await store.close()
+    async with is_open(PostgresStore(database.url(schema))) as store:
+        with pytest.raises(StoreError, match=r"postgresql:.*damaged.*backup"):
+            await store.batches()
 
 
 async def test_a_client_that_cannot_be_opened_closes_its_connections(llm, database, schema):
     database.sql(f"UPDATE {schema}.embedders SET size = -1")
     store = PostgresStore(database.url(schema))
     with pytest.raises(StoreError, match="damaged"):
-        async with testnuc.TestNUC(
-            LABELS, "openai/test", base_url=llm.base_url, api_key="k",
-            embedder=HashEmbedder(), store=store,
-        ):  # fmt: skip
+        async with client(llm.base_url, store):
             pass
     with pytest.raises(StoreError, match="closed"):
         await store.scopes()

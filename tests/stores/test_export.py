@@ -9,14 +9,14 @@ from base64 import b64encode
 import numpy as np
 import pytest
 
-import testnuc
 from testnuc._base.checks import hash_text
 from testnuc.errors import InvalidInputError
 from testnuc.stores import export as moving
 from testnuc.stores import resolve
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.cli.in_process import run_here
-from tests.conftest import LABELS, confident, gold, messages
+from tests.conftest import confident, gold, messages
+from tests.stores.contents import client, is_open
 
 TEXTS = messages(60)
 
@@ -26,25 +26,9 @@ def run(*arguments):
     return run_here("store", *arguments)
 
 
-def client(llm, store, embedder=None, **more):
-    return testnuc.TestNUC(
-        LABELS,
-        "openai/x",
-        base_url=llm.base_url,
-        api_key="k",
-        embedder=embedder or HashEmbedder(),
-        store=store,
-        policy="weighted",
-        **more,
-    )
-
-
 async def contents(place):
-    store = resolve(place)
-    await store.open()
-    records = [record async for batch in moving.dump(store, batch=7) for record in batch]
-    await store.close()
-    return records
+    async with is_open(resolve(place)) as store:
+        return [record async for batch in moving.dump(store, batch=7) for record in batch]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +39,7 @@ def filled(tmp_path_factory):
     path = tmp_path_factory.mktemp("filled") / "from.db"
 
     async def fill():
-        async with LoopbackLLM(confident) as llm, client(llm, path) as nuc:
+        async with LoopbackLLM(confident) as llm, client(llm.base_url, path) as nuc:
             await nuc.add(["keep me", "drop me"], labels=["login", "refund"])
             results = await nuc.classify_many(TEXTS)
             await nuc.remove(["drop me"])
@@ -69,16 +53,7 @@ def filled(tmp_path_factory):
 async def same_labels(base_url, store, expected):
     """Label the same texts with another store: nothing may be asked or embedded."""
     embedder = HashEmbedder()
-    nuc = testnuc.TestNUC(
-        LABELS,
-        "openai/x",
-        base_url=base_url,
-        api_key="k",
-        embedder=embedder,
-        store=store,
-        policy="weighted",
-    )
-    async with nuc:
+    async with client(base_url, store, embedder=embedder) as nuc:
         assert len(nuc.learned.judged) == 20
         again = await nuc.classify_many(TEXTS)
     assert nuc.usage.calls == 0

@@ -27,35 +27,24 @@ from testnuc.stores.sqlite import SqliteStore
 from testnuc.stores.sqlite.pool import SqlitePool
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.conftest import confident, messages
+from tests.stores.contents import entries, is_open, unit
 
 DIM = 16
 #: Pools of more than this have a graph, and are saved.
 EXACT_BELOW = 200
 
 
-def unit(n, seed=0, dim=DIM):
-    rows = np.random.default_rng(seed).standard_normal((n, dim)).astype(np.float32)
-    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float16)
-
-
-def entries(n, start=0):
-    return [PoolText(f"text {i}", hash_text(f"text {i}")) for i in range(start, start + n)]
-
-
-VECTORS = unit(2_000)
+VECTORS = unit(2_000, DIM)
 
 
 @asynccontextmanager
 async def opened(path, exact_below=EXACT_BELOW):
-    store = SqliteStore(path)
-    await store.open()
-    pool = SqlitePool(store.database, "e", path.with_name("index"), exact_below=exact_below)
-    await pool.open()
-    try:
-        yield pool
-    finally:
-        await pool.close()
-        await store.close()
+    async with is_open(SqliteStore(path)) as store:
+        folder = path.with_name("index")
+        async with is_open(
+            SqlitePool(store.database, "e", folder, exact_below=exact_below)
+        ) as pool:
+            yield pool
 
 
 async def fill(path, n, start=0):
@@ -471,7 +460,7 @@ async def test_sharp_edges(tmp_path):
         with pytest.raises(StoreError, match="has no text 77"):
             await pool.fetch(np.array([77]))
         with pytest.raises(EmbeddingError, match="has dimension 16"):
-            await pool.search(unit(1, dim=4), 3)
+            await pool.search(unit(1, 4), 3)
         assert await pool.fetch(np.array([], dtype=np.int64)) == []
         bad = VECTORS[5:6].copy()
         bad[0, 0] = np.inf

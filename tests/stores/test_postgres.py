@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 import traceback
-from contextlib import asynccontextmanager
 from pathlib import Path
 from uuid import uuid4
 
@@ -31,6 +30,7 @@ from testnuc.stores.postgres import PostgresStore
 from testnuc.testing import HashEmbedder, LoopbackLLM, serve_in_process
 from testnuc.types import Prediction
 from tests.conftest import LABELS, confident, messages
+from tests.stores.contents import entries, is_open
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,14 +40,8 @@ def url(database):
     return database.url(f"t{uuid4().hex}")
 
 
-@asynccontextmanager
-async def opened(url, **options):
-    store = PostgresStore(url, **options)
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
+def opened(url, **options):
+    return is_open(PostgresStore(url, **options))
 
 
 def stored(i, label="refund"):
@@ -60,10 +54,6 @@ def clustered(n, dim, seed=0):
     centers = rng.standard_normal((max(n // 100, 4), dim))
     rows = centers[rng.integers(0, len(centers), n)] + 0.5 * rng.standard_normal((n, dim))
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float16)
-
-
-def entries(n, start=0):
-    return [PoolText(f"text {i}", hash_text(f"text {i}")) for i in range(start, start + n)]
 
 
 def arguments(llm, store, **more):

@@ -21,6 +21,7 @@ from testnuc.stores import resolve
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from testnuc.types import Prediction, Usage
 from tests.conftest import LABELS, confident, messages
+from tests.stores.contents import is_open, unit
 
 SCOPE, OTHER = b"s" * 16, b"o" * 16
 
@@ -71,14 +72,8 @@ def durable(request):
     return KINDS[request.param](request)
 
 
-@asynccontextmanager
-async def opened(kind):
-    store = kind.make()
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
+def opened(kind):
+    return is_open(kind.make())
 
 
 @asynccontextmanager
@@ -96,11 +91,6 @@ def stored(i, label="refund", confidence=0.5, said=None, *, scope=SCOPE, text=No
     text_hash = hash_text(text or f"text {i}")
     key = hash_text(f"key {i}")
     return StoredPrediction(key, scope, text_hash, sample, Prediction(label, confidence, said))
-
-
-def unit(n, dim=8, seed=0):
-    rows = np.random.default_rng(seed).standard_normal((n, dim)).astype(np.float32)
-    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float16)
 
 
 def entries(names, labels=None):
