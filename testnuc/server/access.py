@@ -36,16 +36,13 @@ _PAGE = "/results"
 _KEY: Any = web.RequestKey("id", str) if hasattr(web, "RequestKey") else "testnuc.id"
 
 
-def set_request_id(request: web.Request) -> None:
-    """Give a new request its id: the caller's, if it is plain, else a new one."""
-    given = request.headers.get(REQUEST_ID)
-    # a log line must not hold what a caller can forge
-    plain = given is not None and _ID.fullmatch(given)
-    request[_KEY] = given if plain else f"{_PROCESS}{next(_COUNT):016x}"
-
-
 def request_id(request: web.Request) -> str:
-    """Return the id of a request."""
+    """Return the id of a request: the caller's, if it is plain, else a new one."""
+    if _KEY not in request:
+        given = request.headers.get(REQUEST_ID)
+        # a log line must not hold what a caller can forge
+        plain = given is not None and _ID.fullmatch(given)
+        request[_KEY] = given if plain else f"{_PROCESS}{next(_COUNT):016x}"
     found: str = request[_KEY]
     return found
 

@@ -26,7 +26,6 @@ from testnuc.server.access import (
     preflight,
     request_id,
     require_caller,
-    set_request_id,
 )
 from testnuc.server.bodies import Bodies
 from testnuc.server.errors import RequestError, request_error
@@ -355,7 +354,6 @@ class Service:
         handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
     ) -> web.StreamResponse:
         started = time.perf_counter()
-        set_request_id(request)
         resource = request.match_info.route.resource
         route = "other" if resource is None else resource.canonical
         self.used[request.protocol] = None

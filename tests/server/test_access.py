@@ -110,6 +110,9 @@ async def test_request_ids_are_kept_made_and_logged(client_of, caplog):
         # what could forge a log line is replaced
         async with session.get("/nowhere", headers={"X-Request-ID": "a b;c"}) as got:
             assert (got.status, len(got.headers["X-Request-ID"])) == (404, 32)
+        # one that aiohttp refuses has one, too
+        async with session.get("/v1/labels", headers={"X-Request-ID": "e1", "Expect": "x"}) as got:
+            assert (got.status, got.headers["X-Request-ID"]) == (417, "e1")
         body = {"texts": messages(2), "stream": True}
         async with session.post("/v1/classify", json=body, headers={"X-Request-ID": "s1"}) as got:
             await got.read()
