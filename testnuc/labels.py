@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from testnuc._base.display import shown
-from testnuc.errors import InvalidInputError
+from testnuc.errors import InvalidInputError, StoreError
 from testnuc.label_matching import fold_case, fold_punctuation, typo_of
 from testnuc.label_tree import LabelTree, flattened, is_nested
 from testnuc.types import SEPARATOR, MultilabelPrediction, Prediction, split_labels
@@ -242,7 +242,7 @@ class LabelSet:
         if isinstance(prediction, MultilabelPrediction):
             return prediction
         if prediction.said is not None:
-            return self._several(orjson.loads(prediction.said))
+            return self._several(_pairs_of(prediction.said))
         names = split_labels(prediction.label)
         return self._several([(name, prediction.confidence) for name in names])
 
@@ -297,6 +297,19 @@ def as_stored(prediction: Prediction) -> Prediction:
     pairs = [*zip(prediction.labels, prediction.confidences, strict=True)]
     pairs += [(name, None) for name in prediction.outside]
     return Prediction(prediction.label, prediction.confidence, orjson.dumps(pairs).decode())
+
+
+def _pairs_of(said: str) -> list[tuple[str, float | None]]:
+    """Return labels and confidences from what `as_stored` wrote."""
+    try:
+        pairs = [(name, sure) for name, sure in orjson.loads(said)]
+    except (TypeError, ValueError) as exc:
+        raise StoreError(f"a stored answer is damaged: {said!r:.80}") from exc
+    for name, sure in pairs:
+        confidence = sure is None or (type(sure) in {float, int} and 0 <= sure <= 1)
+        if not isinstance(name, str) or not confidence:
+            raise StoreError(f"a stored answer is damaged: {said!r:.80}")
+    return pairs
 
 
 def _check_several(names: Sequence[str], none_label: str | None) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from testnuc import providers
 from testnuc._base.checks import is_loopback
@@ -16,7 +16,7 @@ from testnuc.batch.decoding import ResponseReader
 from testnuc.batch.lifecycle import BatchLifecycle
 from testnuc.batch.manifest import require_batches
 from testnuc.batch.registry import batch_api
-from testnuc.errors import ConfigurationError, InvalidInputError, TestNUCError
+from testnuc.errors import ConfigurationError, InvalidInputError, StoreError, TestNUCError
 from testnuc.labels import LabelSet
 from testnuc.limits import BatchPolicy, Price
 from testnuc.protocols import Task
@@ -24,7 +24,7 @@ from testnuc.transport import Transport
 from testnuc.transport.endpoint import Endpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from testnuc.protocols import Store, StoredBatch, WireProvider
 
@@ -139,7 +139,17 @@ class BatchManager:
         return BatchState(batch, await self._lifecycle(batch).api.cancel(batch.remote_id))
 
     def _lifecycle(self, batch: StoredBatch) -> BatchLifecycle:
-        facts = batch.facts
+        try:
+            return self._lifecycle_of(batch, batch.facts)
+        except (KeyError, TypeError, ValueError) as exc:
+            if isinstance(exc, TestNUCError):
+                raise
+            raise StoreError(
+                f"the stored batch {batch.id.hex()} is damaged: {exc!r:.200}; look for it at the "
+                "provider"
+            ) from exc
+
+    def _lifecycle_of(self, batch: StoredBatch, facts: Mapping[str, Any]) -> BatchLifecycle:
         name, model, base_url = facts["provider"], facts["model"], facts["base_url"]
         known = (name, model, base_url, batch.scope)
         if known not in self._lifecycles:

@@ -55,7 +55,8 @@ class AnswerStore:
         embeddings. Without an output there is no place for one.
         """
         if store is not None or output is None:
-            return cls(store)
+            path = store is not None and "://" not in store
+            return cls(store, new=path and not Path(str(store)).exists())
         name = RunNote.of(output).store or ""
         return cls._at(folder_of(output) / (name if _STORE_NAME.fullmatch(name) else _STORE))
 

@@ -170,6 +170,18 @@ def named(delimiter: str) -> str:
     return _NAMES.get(delimiter, f"'{delimiter}'")
 
 
+def require_filled(file: str, columns: int, rows: int, filled: int) -> None:
+    """Raise an error if a table would take far more memory and space than what is in it.
+
+    Each row has a cell in each column, but for lines and records that are shorter.
+    """
+    if columns * rows > EMPTY_CELLS + 2 * filled:
+        raise InvalidInputError(
+            f"{file} has {columns:,} columns and {rows:,} rows, almost all of whose cells are "
+            "empty; leave out the columns that are not needed"
+        )
+
+
 def rows_by_name(
     file: str, header: Sequence[str], lines: Sequence[Sequence[Any]], empty: Any
 ) -> tuple[list[str], list[dict[str, Any]]]:
@@ -194,12 +206,6 @@ def rows_by_name(
         for at, name in enumerate(header)
         if name or at in used
     ]
-    # each row has a cell in each column: a header of a million columns could take all memory
-    cells, filled = len(kept) * len(lines), sum(map(len, lines))
-    if cells > EMPTY_CELLS + 2 * filled:
-        raise InvalidInputError(
-            f"{file} has {len(kept):,} columns and {len(lines):,} rows, almost all of whose cells "
-            "are empty; leave out the columns that are not needed"
-        )
+    require_filled(file, len(kept), len(lines), sum(map(len, lines)))
     rows = [{name: line[at] if at < len(line) else empty for at, name in kept} for line in lines]
     return [name for _, name in kept], rows

@@ -11,6 +11,7 @@ from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING, Any
 
 from testnuc._base.jsonl import write_whole
+from testnuc.cli.decoding import require_filled
 from testnuc.cli.reading import (
     STANDARD,
     Table,
@@ -143,6 +144,8 @@ def check_output(
     if path.exists() and Path(file).exists() and path.samefile(file):
         raise InvalidInputError(f"{output} is the input itself; name another file")
     require_new(output, overwrite=overwrite)
+    if kind not in {".json", ".jsonl", ".txt"}:
+        require_filled(file, len(table.columns), len(table.rows), sum(map(len, table.rows)))
     if kind == ".parquet":
         from testnuc.cli import parquet
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _NAME = "output.json"
+#: Bytes of a note: somebody else may have put a device there, or a file without end.
+_LARGEST = 64 << 20
 #: Options that change how a run goes, not what it writes.
 _NO_MATTER = {"store", *options_in("Limits")}
 
@@ -43,7 +45,10 @@ class RunNote:
     def of(cls, output: str) -> RunNote:
         """Return the note beside an output; what is malformed is left out."""
         try:
-            facts = orjson.loads((folder_of(output) / _NAME).read_bytes())
+            note = folder_of(output) / _NAME
+            if not note.is_file() or note.stat().st_size > _LARGEST:
+                return cls()
+            facts = orjson.loads(note.read_bytes())
             repr(facts)  # what is nested too deep cannot be shown
         except (OSError, ValueError, RecursionError):
             return cls()
@@ -69,9 +74,9 @@ class RunNote:
             write_whole(folder_of(output) / _NAME, [orjson.dumps(asdict(note), default=str)])
 
     def says(self, output: str, options: Mapping[str, Any]) -> bool:
-        """Whether an output is what a run with these options wrote, as far as is known."""
+        """Whether an output is known to be what a run with these options wrote."""
         if not self.options:
-            return True
+            return False
         # an embedder that is not named is that of the store
         known = {} if options["embedder"] else {"embedder": self.options.get("embedder")}
         return self.written == _digest(output) and self.options == noted(options) | known

@@ -22,8 +22,8 @@ FILE = "testnuc.toml"
 PREFIX = "TESTNUC_"
 #: Characters of a settings file.
 _LONGEST = 200_000
-#: Dots of a key: tomllib takes time and memory by their square.
-_MOST_DOTS = 100
+#: Dots of a line: tomllib takes time and memory by the square of those of a key.
+_MOST_DOTS = 1_000
 #: Environment variables that are not options.
 _OTHER = frozenset({"config", "token", "data"})
 #: Secrets, which a settings file must not contain, and where to put them.
@@ -59,15 +59,20 @@ def read_settings(path: Path, options: Mapping[str, Collection[str]]) -> dict[st
                 f"{path} has more than {_LONGEST:,} characters, the most of settings; name a file "
                 "of labels instead of listing them"
             )
-        if any(line.partition("=")[0].count(".") > _MOST_DOTS for line in content.splitlines()):
+        if any(line.count(".") > _MOST_DOTS for line in content.splitlines()):
             raise ConfigurationError(
-                f"{path} has a line with more than {_MOST_DOTS} dots before '='; no setting does"
+                f"{path} has a line with more than {_MOST_DOTS:,} dots; break it"
             )
-        given = tomllib.loads(content)
+        return _by_command(path, tomllib.loads(content), options)
     except FileNotFoundError as exc:
         raise ConfigurationError(f"settings file {path} does not exist; check --config") from exc
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as exc:
         raise ConfigurationError(f"{path} cannot be read as TOML: {exc}") from exc
+
+
+def _by_command(
+    path: Path, given: dict[str, Any], options: Mapping[str, Collection[str]]
+) -> dict[str, dict[str, str]]:
     every = {name for of in options.values() for name in of}
     tables = {
         name: given.pop(name)

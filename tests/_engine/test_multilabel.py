@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+import sqlite3
+from contextlib import closing
 from uuid import uuid4
 
 import numpy as np
@@ -13,7 +15,7 @@ import pytest
 
 import testnuc
 from testnuc import BatchPolicy, Limits, Results, Sampling, TestNUC, VotePolicy
-from testnuc.errors import InvalidInputError, UnreadableReplyError
+from testnuc.errors import InvalidInputError, StoreError, UnreadableReplyError
 from testnuc.labels import LabelSet, as_stored
 from testnuc.prompts import parse_reply, system_prompt
 from testnuc.protocols import Answer, Reply, Task
@@ -500,3 +502,22 @@ def test_old_predictions_stay_plain():
     assert type(LabelSet(LABELS).predicted(Answer("refund", 0.5))) is Prediction
     assert isinstance(SEVERAL.several(Prediction("refund; login", 1.0)), MultilabelPrediction)
     assert np.isnan(testnuc.voting.Labels.of([[(0, None)]]).share).all()
+
+
+@pytest.mark.parametrize(
+    "said", ['[["a"]]', '{"a":1}', "[5]", "[[[", "\0", "[" * 3_000, '[["a","x"]]', "[[1,0.5]]", "5"]
+)
+async def test_a_damaged_answer_is_an_error_of_the_store(nuc_of, tmp_path, said):
+    texts = messages(10)
+    async with LoopbackLLM(labels_of) as llm:
+        async with nuc_of(llm, store=tmp_path / "s.db") as nuc:
+            await nuc.classify_many(texts)
+        with closing(sqlite3.connect(tmp_path / "s.db")) as store:
+            store.execute("UPDATE predictions SET said = ?", (said,))
+            store.commit()
+        async with nuc_of(llm, store=tmp_path / "s.db") as nuc:
+            try:
+                stopped = (await nuc.classify_many(texts)).stopped
+            except StoreError as error:
+                stopped = error
+            assert isinstance(stopped, StoreError)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -31,6 +32,17 @@ def texts(name, start, n=30):
 
 def classify(llm, file, *more, key="test-key"):
     return run_here("classify", file, *options(llm), "-o", "out.csv", *more, key=key)
+
+
+def test_an_output_of_which_nothing_is_known_is_not_replaced_for_a_new_store():
+    first = texts("a.txt", 0)
+    with LoopbackLLM(confident, api_key="test-key") as llm:
+        assert classify(llm, first)[0] == 0
+        shutil.rmtree("out.csv.resume")
+        for _ in range(2):
+            code, _, err = classify(llm, first, "--store", "other.db")
+            assert (code, "out.csv exists; add --overwrite" in err) == (2, True)
+        assert llm.calls == 30
 
 
 def files():

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
+from contextlib import closing
 from importlib import import_module
 
+import orjson
 import pytest
 
 from testnuc import BatchPolicy, Limits, TestNUC
@@ -186,3 +189,27 @@ def test_ctrl_c_prints_how_to_resume(tmp_path, monkeypatch):
     assert code == 130
     assert "testnuc batch list" in err
     assert str(tmp_path / "s.db") in err
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"model": None}, {"provider": [1]}, {"base_url": {}}, {"labels": 5}, {"confidence": []}],
+)
+def test_a_batch_with_malformed_facts_is_damaged(left_behind, change):
+    with LoopbackLLM(confident, batches=Batches(polls=60), api_key=None) as llm:
+        path = left_behind(llm)
+        with closing(sqlite3.connect(path)) as store:
+            rows = store.execute("SELECT id, facts FROM batches").fetchall()
+            for name, facts in rows:
+                wrong = {**orjson.loads(facts), **change}
+                if change == {"model": None}:
+                    del wrong["model"]
+                store.execute(
+                    "UPDATE batches SET facts = ? WHERE id = ?", (json.dumps(wrong), name)
+                )
+            store.commit()
+        for command in ("list", "resume", "cancel"):
+            more = [rows[0][0].hex()] if command == "cancel" else []
+            code, out, err = run_here("batch", command, path, *more)
+            assert "Traceback" not in err
+            assert "damaged" in out + err or code or change.keys() & {"labels", "confidence"}

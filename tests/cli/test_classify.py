@@ -148,7 +148,8 @@ def test_a_missing_key_is_named_by_its_variable_alone(source, model):
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_was_answered_and_the_same_command_goes_on(source, tmp_path):
+@pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_ctrl_c_keeps_what_was_answered_and_the_same_command_goes_on(source, tmp_path, sent):
     out = tmp_path / "out.jsonl"
     latency = 0.5
     with LoopbackLLM(confident, latency=lambda random: latency) as llm:
@@ -163,7 +164,7 @@ def test_ctrl_c_keeps_what_was_answered_and_the_same_command_goes_on(source, tmp
             while llm.calls < 5:
                 assert process.poll() is None, process.communicate()
                 time.sleep(0.005)
-            process.send_signal(signal.SIGINT)
+            process.send_signal(getattr(signal, sent))
             _, err = process.communicate(timeout=300)
         finally:
             process.kill()

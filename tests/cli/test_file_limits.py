@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sqlite3
 import tracemalloc
@@ -214,7 +215,15 @@ def test_anchors_alone_and_deep_labels_in_json(folder):
         read_labels("labels.json")
 
 
-@pytest.mark.parametrize("content", ["k = " + "[" * 5_000, "# " + "a" * 300_000 + "\nk = 1"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "k = " + "[" * 5_000,
+        "# " + "a" * 300_000 + "\nk = 1",
+        '"=".' + "a." * 60_000 + "a = 1",
+        "labels = {" + "a." * 1_200 + "a = 1}",
+    ],
+)
 def test_settings_that_bite_are_refused(folder, content):
     (folder / "testnuc.toml").write_text(content)
     code, _, err = run_here("report", "a.jsonl")
@@ -407,6 +416,10 @@ def test_a_trust_that_is_no_chance_is_refused(folder, trust):
         "CREATE VIEW v AS SELECT 1",
         "CREATE TRIGGER t AFTER INSERT ON predictions BEGIN SELECT 1; END",
         "CREATE VIRTUAL TABLE f USING fts5(x)",
+        "CREATE INDEX i ON predictions (hex(zeroblob(20000000)))",
+        "CREATE INDEX i ON predictions (label) WHERE label > hex(zeroblob(20000000))",
+        "ALTER TABLE predictions ADD COLUMN g TEXT AS (hex(zeroblob(20000000)))",
+        "ALTER TABLE predictions ADD COLUMN c TEXT CHECK (c > hex(zeroblob(20000000)))",
     ],
 )
 async def test_a_store_with_code_is_refused(folder, made):
@@ -424,3 +437,28 @@ async def test_a_store_with_code_is_refused(folder, made):
 def test_a_label_that_is_zero_is_one(folder):
     (folder / "labels.jsonl").write_text('{"label": 0}\n{"label": 1}\n')
     assert read_labels("labels.jsonl") == ["0", "1"]
+
+
+def test_records_with_keys_of_their_own_fill_no_table(folder):
+    rows = [{"text": f"t{r}", **{f"{r}_{i}": 0 for i in range(50)}} for r in range(800)]
+    (folder / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    given = ["classify", "in.jsonl", "--labels", "a,b", "--dry-run"]
+    for kind in (".csv", ".xlsx", ".parquet"):
+        code, _, err = run_here(*given, "-o", f"out{kind}")
+        assert (code, "almost all of whose cells are empty" in err) == (2, True)
+    assert run_here(*given, "-o", "out.jsonl")[0] == 0
+
+
+@pytest.mark.parametrize("kind", ["device", "fifo", "large"])
+def test_a_note_that_is_none_is_not_read(folder, kind):
+    (folder / "out.csv").write_text("text,nuc_label\na,b\n")
+    (folder / "out.csv.resume").mkdir()
+    note = folder / "out.csv.resume" / "output.json"
+    if kind == "device":
+        note.symlink_to("/dev/zero")
+    elif kind == "fifo":
+        os.mkfifo(note)
+    else:
+        with note.open("wb") as file:
+            file.truncate(1 << 40)
+    assert RunNote.of("out.csv") == RunNote()

@@ -7,7 +7,7 @@ import sqlite3
 from pathlib import Path
 
 from testnuc.errors import StoreError
-from testnuc.stores.sqlite.schema import APPLICATION_ID
+from testnuc.stores.sqlite.schema import APPLICATION_ID, MIGRATIONS, created, plain
 
 _MAGIC = b"SQLite format 3\0"
 _APPLICATION_AT = slice(68, 72)
@@ -52,19 +52,22 @@ def require_store(connection: sqlite3.Connection, path: str) -> None:
     connection.execute("BEGIN")
     try:
         found = connection.execute("PRAGMA application_id").fetchone()[0]
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        strange = connection.execute(
-            "SELECT type, name FROM sqlite_master WHERE type NOT IN ('table', 'index') "
-            "OR sql LIKE 'CREATE VIRTUAL%'"
-        ).fetchone()
+        made = connection.execute(
+            "SELECT type, name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
+        ).fetchall()
     finally:
         connection.execute("ROLLBACK")
-    if found == APPLICATION_ID and strange is not None:
-        # they would run whenever the store is read or written
-        raise StoreError(
-            f"the store {path} holds the {strange[0]} {strange[1]!r:.60}, which testnuc does not "
-            "create; it was not changed: use another store"
-        )
+    # of a newer version it is not known what it has, and `migrate` refuses it
+    known, ours = found == APPLICATION_ID and version <= len(MIGRATIONS), created(version)
+    for kind, name, sql in made if known else ():
+        # views, triggers and expressions would run whenever the store is read or written
+        if plain(str(sql)) not in ours:
+            raise StoreError(
+                f"the store {path} holds the {kind} {name!r:.60}, which testnuc does not create; "
+                "it was not changed: use another store"
+            )
     if found != APPLICATION_ID and (found != 0 or tables != 0):
         raise _not_a_store(path)
 

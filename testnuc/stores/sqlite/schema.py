@@ -6,6 +6,7 @@ from 0 in insertion order, equal for every process, and a number is never reused
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from testnuc.errors import StoreError
@@ -91,6 +92,19 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
     ("CREATE TABLE learned (scope BLOB PRIMARY KEY, data BLOB NOT NULL)",),
 )
+
+
+def plain(statement: str) -> str:
+    """Return a statement without comments and with single spaces."""
+    return " ".join(_COMMENT.sub("", statement).split())
+
+
+_COMMENT = re.compile(r"--[^\n]*")
+
+
+def created(version: int) -> set[str]:
+    """Return what is in a store of a version, in the form of `plain`."""
+    return {plain(statement) for of in MIGRATIONS[:version] for statement in of}
 
 
 def first_id(embedder: int) -> int:
