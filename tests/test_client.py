@@ -454,6 +454,7 @@ async def test_bad_single_texts_are_refused(client_of):
         ({"labels": "refund"}, "list"),
         ({"labels": []}, "two"),
         ({"k": -1}, "k is -1"),
+        ({"k": 1_000_000}, "k is 1000000"),
         ({"k": 2.5}, "k is 2.5"),
         ({"policy": "wieghted"}, "weighted"),
         ({"neighbors": "maybe"}, "stored"),

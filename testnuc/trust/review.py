@@ -34,6 +34,8 @@ _FORMAT, _VERSION = "testnuc.review", 1
 #: Texts that a file may say were drawn from.
 _MOST_TEXTS = 2**63
 _SHOWN = 5
+#: Characters of labels that are compared: difflib takes time by their square.
+_COMPARED = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +327,10 @@ class Review(Sequence[ReviewItem]):
 
 def closest_label(label: Any, labels: Sequence[str]) -> str:
     """Return "; did you mean ..?", or "" if no label is close."""
-    close = difflib.get_close_matches(label, labels, n=1) if isinstance(label, str) else []
+    if not isinstance(label, str) or len(label) > _COMPARED:
+        return ""
+    short = [name for name in labels if len(name) <= _COMPARED]
+    close = difflib.get_close_matches(label, short, n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

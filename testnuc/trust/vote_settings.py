@@ -33,6 +33,10 @@ def given_policy(policy: str | VotePolicy) -> VotePolicy:
     return policy if isinstance(policy, VotePolicy) else VotePolicy.of(policy)
 
 
+#: A file may name it; each text has an array of so many neighbors.
+_MOST_NEIGHBORS = 10_000
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class VoteSettings:
     """Vote policy, prior correction, and what was learned.
@@ -78,7 +82,7 @@ class VoteSettings:
         those of the LLM, unless a threshold asks for a vote.
         """
         if k is not None:
-            checked_whole("k", k, least=0)
+            checked_whole("k", k, least=0, most=_MOST_NEIGHBORS)
         given = given_policy(policy)
         careful = multilabel and given.weight == "auto" and given.threshold is None
         if multilabel and given.weight == "auto":

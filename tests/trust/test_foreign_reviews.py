@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import zlib
+from collections import Counter
 
 import orjson
 import pytest
@@ -13,7 +15,7 @@ from testnuc.errors import StoreError
 from testnuc.report.marks import read_marks
 from testnuc.report.page import write
 from testnuc.trust.learned import Learned
-from testnuc.trust.review import Review
+from testnuc.trust.review import Review, closest_label
 from tests.report.test_report import review_of
 
 VALUES = [
@@ -81,3 +83,19 @@ def test_what_was_learned_is_not_unpacked_without_end():
         Learned.from_bytes(bomb)
     with pytest.raises(StoreError, match="incomplete"):
         Learned.from_bytes(bomb[: len(bomb) // 100])
+
+
+def test_labels_are_compared_in_bounded_time():
+    work = Counter()
+    long = ["ab" * 20_000, "ba" * 20_000, "refund"]
+
+    class Counted(difflib.SequenceMatcher):
+        def set_seq1(self, a):
+            work["characters"] += len(a)
+            super().set_seq1(a)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(difflib, "SequenceMatcher", Counted)
+        assert not closest_label("ab" * 20_001, long)
+        assert "refund" in closest_label("refnud", long)
+    assert work["characters"] < 1_000

@@ -60,7 +60,7 @@ def require_store(connection: sqlite3.Connection, path: str) -> None:
     finally:
         connection.execute("ROLLBACK")
     # of a newer version it is not known what it has, and `migrate` refuses it
-    known, ours = found == APPLICATION_ID and version <= len(MIGRATIONS), created(version)
+    known, ours = found == APPLICATION_ID and 0 <= version <= len(MIGRATIONS), created(version)
     for kind, name, sql in made if known else ():
         # views, triggers and expressions would run whenever the store is read or written
         if plain(str(sql)) not in ours:
