@@ -30,7 +30,7 @@ from testnuc.transport.accounting import is_possible
 from testnuc.types import Usage
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
     from testnuc._dispatch.inflight import Outcome
     from testnuc.batch.base import BatchAPI
@@ -79,14 +79,12 @@ class BatchLifecycle:
         *,
         policy: BatchPolicy,
         price: Price | None,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.api = api
         self._reader = reader
         self._store = store
         self._policy = policy
         self._price = price
-        self._sleep = sleep
         self._owner = secrets.token_bytes(16)
 
     async def intend(self, batch: StoredBatch) -> None:
@@ -141,7 +139,7 @@ class BatchLifecycle:
                 wait = min(error.retry_after or pause, LONGEST_WAIT)
                 level = logging.WARNING if wait > LONG else logging.INFO
                 _log.log(level, "a batch was refused (%s); retrying in %.0f s", error, wait)
-            await self._sleep(wait)
+            await asyncio.sleep(wait)
             pause = min(pause * _GROWTH, self._policy.longest_poll)
 
     async def adopt(self, batch: StoredBatch) -> StoredBatch | None:
@@ -160,7 +158,7 @@ class BatchLifecycle:
                 _log.info("batch %s was found at the provider: %s", batch.id.hex(), found)
                 await self._store.note_batch(batch.id, found)
                 return replace(batch, remote_id=found)
-            await self._sleep(min(self._policy.first_poll, self._policy.grace / 10))
+            await asyncio.sleep(min(self._policy.first_poll, self._policy.grace / 10))
             now = [b for b in await self._store.batches(batch.scope) if b.id == batch.id]
             if not now:
                 return None
@@ -179,7 +177,7 @@ class BatchLifecycle:
             polled += seconds
             if polled > _LONGEST:
                 raise _unending(batch)
-            await self._sleep(seconds)
+            await asyncio.sleep(seconds)
 
         longest, waited, pause = self._policy.grace, 0.0, self._policy.first_poll
         while True:
@@ -197,7 +195,7 @@ class BatchLifecycle:
                 if failed is not None and failed.status_code not in _UNLISTED:
                     raise failed
                 return None
-            await self._sleep(pause)
+            await asyncio.sleep(pause)
             waited += pause
             pause = min(pause * _GROWTH, self._policy.longest_poll)
 
@@ -286,7 +284,7 @@ class BatchLifecycle:
                 # in case the provider loses them
                 with contextlib.suppress(StoreError):
                     await self._keep(joined.stored(batch.scope))
-            await self._sleep(pause)
+            await asyncio.sleep(pause)
             waited += pause
             pause = min(pause * _GROWTH, self._policy.longest_poll)
 
@@ -336,7 +334,7 @@ class BatchLifecycle:
                 failing, refusals = 0.0, 0
             if polled > _LONGEST:
                 raise _unending(batch)
-            await self._sleep(wait)
+            await asyncio.sleep(wait)
             polled += wait
             pause = min(pause * _GROWTH, self._policy.longest_poll)
 

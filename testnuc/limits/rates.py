@@ -19,6 +19,7 @@ from dataclasses import dataclass
 #: Seconds by which the network delays of two requests may differ.
 GUARD = 1.0
 _MINUTE = 60.0
+_WINDOW = _MINUTE + GUARD
 #: Requests within this part of the window share an entry of the log, which bounds its size.
 _CELLS = 256
 #: Rounding of sums of floats must not cost another tick of the timer.
@@ -36,16 +37,15 @@ class LogEntry:
 
 
 class SlidingWindow:
-    """Keeps the sum of amounts in any `window` seconds at or below a limit, and paces them."""
+    """Keeps the sum of amounts in any window at or below a limit, and paces them."""
 
-    def __init__(self, limit: int, window: float = _MINUTE + GUARD) -> None:
+    def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.window = window
-        self._rate = limit / window
+        self._rate = limit / _WINDOW
         self._burst = max(1.0, limit / _MINUTE)
         self._credit = self._burst
         self._credit_at = float("-inf")
-        self._cell = window / _CELLS
+        self._cell = _WINDOW / _CELLS
         self._log: deque[LogEntry] = deque()
         self._sum = 0.0
 
@@ -55,7 +55,7 @@ class SlidingWindow:
         A lower bound: settled amounts can change it.
         """
         log = self._log
-        while log and log[0].last + self.window <= now:
+        while log and log[0].last + _WINDOW <= now:
             self._sum -= log.popleft().amount
         if not log:
             self._sum = 0.0  # drops rounding errors
@@ -72,7 +72,7 @@ class SlidingWindow:
             for entry in log:
                 over -= entry.amount
                 if over <= 0:
-                    return max(wait, entry.last + self.window - now)
+                    return max(wait, entry.last + _WINDOW - now)
         return wait
 
     def take(self, amount: float, now: float) -> LogEntry:
@@ -93,7 +93,7 @@ class SlidingWindow:
     def settle(self, entry: LogEntry, difference: float, now: float) -> None:
         """Charge `difference`, actual minus taken amount, in addition; if negative, return it."""
         self._credit = min(self._burst, self._credit - difference)
-        if entry.last + self.window <= now:
+        if entry.last + _WINDOW <= now:
             return
         entry.amount += difference
         self._sum += difference

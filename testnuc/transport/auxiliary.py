@@ -105,7 +105,7 @@ class AuxiliaryRequests:
         self._rng = rng
         self._clock = clock
         self._wall = wall
-        self.sleep = sleep
+        self._sleep = sleep
 
     async def send(
         self,
@@ -199,7 +199,7 @@ class AuxiliaryRequests:
             return since >= self._retry.deadline or state.attempt_number >= self._retry.attempts
 
         retrying = AsyncRetrying(
-            sleep=self.sleep,
+            sleep=self._sleep,
             retry=retry_if_exception(is_retryable),
             wait=self._wait,
             stop=gives_up,
