@@ -108,7 +108,7 @@ async def test_nothing_is_left_and_the_next_run_asks_only_the_rest(client_of, br
         await nothing_left(llm, threads)
         assert 0 < llm.texts < 120
         # leaving waits for what was sent, so that all billed answers are in the store
-        assert len(store) == llm.texts == len(llm.asked)
+        assert len(store.rows()) == llm.texts == len(llm.asked)
         assert llm.abandoned == 0
         async with TestNUC(**client_of(llm, **options)) as nuc:
             results = await nuc.classify_many(texts)
@@ -132,7 +132,7 @@ async def test_closing_while_others_still_work_raises_in_them(client_of):
         assert isinstance(outcomes[0].stopped, TestNUCError)
         assert "closed" in str(outcomes[0].stopped)
         await nothing_left(llm, threads)
-        assert len(store) == llm.texts < 200
+        assert len(store.rows()) == llm.texts < 200
 
 
 @pytest.mark.slow

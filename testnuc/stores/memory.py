@@ -36,9 +36,6 @@ class MemoryStore:
         #: Batch id -> owner and expiry of its lease.
         self._leases: dict[bytes, tuple[bytes, float]] = {}
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
     def rows(self) -> list[StoredPrediction]:
         """Return all stored predictions."""
         return list(self._rows.values())
