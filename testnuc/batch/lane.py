@@ -255,12 +255,12 @@ class BatchLane:
     async def _created_and_followed(
         self, load: PendingBatch, reservation: Reservation | None
     ) -> Outcomes:
-        account, n = self._transport.account, len(load.packs)
+        account = self._transport.account
         batch = StoredBatch(
             load.id,
             self._predictor.scope,
-            {**self._facts, "tokens": [load.input_tokens / n, load.output_tokens / n]},
-            n,
+            {**self._facts, "tokens": load.largest},
+            len(load.packs),
             time.time(),
             pack(load.items),
         )

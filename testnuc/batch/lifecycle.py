@@ -387,8 +387,8 @@ def _believed(
 ) -> list[TokenUsage | None]:
     """Return the token counts of a batch's responses; None for those that cannot be.
 
-    `expected` are the input and output tokens of a request, in the mean; None: in a batch of an
-    older version. Then they are the median of what the responses say.
+    `expected` are the most input and output tokens of a request; None: in a batch of an older
+    version. Then they are the median of what the responses say.
     """
     known = [usage for usage in usages if usage is not None]
     if not known:

@@ -45,6 +45,8 @@ class PendingBatch:
     input_tokens: int = 0
     output_tokens: int = 0
     pico_usd: int = 0
+    #: The most input and output tokens of a request.
+    largest: tuple[int, int] = (0, 0)
 
     @property
     def items(self) -> tuple[Item, ...]:
@@ -116,6 +118,7 @@ class BatchPacker:
             load.size += size
             load.input_tokens += sent
             load.output_tokens += received
+            load.largest = max(load.largest[0], sent), max(load.largest[1], received)
             if self.price is not None:
                 load.pico_usd += self.price.worst(sent, received)
             if done % _TURN == 0:

@@ -35,8 +35,11 @@ if TYPE_CHECKING:
 _BUSY = frozenset({429, 503, 529})
 #: A gateway no longer waited for the model, which may have answered: perhaps billed.
 _LATE = frozenset({504, 524})
-#: More tokens than a call can have, by its estimate: a factor, and what others may add.
-_MOST_TIMES, _MOST_MORE = 20, 100_000
+#: More tokens than a call can have, by its estimate and its output limit: a factor, and what others
+#: may add, such as the system prompt of a gateway.
+_MOST_TIMES, _MOST_MORE = 4, 8_000
+#: How many times as large as estimated the input of later calls is taken to be, at most.
+_MOST_OVERRUN = 20
 
 
 def _is_unreadable(raised: BaseException) -> bool:
@@ -87,7 +90,7 @@ class CallAccounting:
         self._wall = wall
         #: Whether the provider has responded to any request.
         self.reached = False
-        #: The largest ratio of actual to estimated input tokens, 1 to `_MOST_TIMES`.
+        #: The largest ratio of actual to estimated input tokens, 1 to `_MOST_OVERRUN`.
         self._overrun = 1.0
 
     def try_acquire(self, call: Call) -> Permit | None:
@@ -245,7 +248,7 @@ class CallAccounting:
         self.admission.answered(permit, usage.input_tokens, usage.output_tokens)
         if call.reservation is not None and self.account is not None:
             ratio = usage.input_tokens / max(1, call.size[0])
-            self._overrun = max(self._overrun, min(ratio, _MOST_TIMES))
+            self._overrun = max(self._overrun, min(ratio, _MOST_OVERRUN))
             tokens = usage.input_tokens + usage.output_tokens
             if pico_usd is None and self._price is not None:
                 # answered in a service tier whose price is unknown

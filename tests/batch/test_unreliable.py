@@ -288,6 +288,13 @@ async def test_impossible_counts_of_tokens_are_booked_as_reserved(lane, counts):
             assert 0 < nuc._parts.transport.account.spent[1] < 1_000_000
 
 
+async def test_the_count_of_a_text_far_longer_than_others_is_believed(lane):
+    async with LoopbackLLM(confident) as llm, lane(llm) as nuc:
+        long = f"{TEXTS[0]} {'x' * 80_000}"
+        assert not (await nuc.classify_many([long, *TEXTS[1:]], lane="batch")).errors
+        assert nuc.usage.input_tokens == llm.input_tokens
+
+
 async def test_an_absurd_count_of_the_only_request_is_not_believed(lane):
     def change(line):
         line["response"]["body"]["usage"]["prompt_tokens"] = 90_000_000
