@@ -15,9 +15,9 @@ import orjson
 
 from bench._recorded import read_recorded
 from bench._report import Report
-from testnuc.trust import Sparing, UncertaintySampling
+from testnuc.trust import UncertaintySampler, UncertaintySampling
 from testnuc.trust.head import fit_folds, predict_folds
-from testnuc.trust.model import SPARED_ROUNDS, fit_model, one_hot, vote_joined
+from testnuc.trust.model import SKIPPED_ROUNDS, fit_model, one_hot, vote_joined
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,23 +38,23 @@ _INK = "#808080"
 _Z = 1.96
 
 
-def asked_by(data: Recorded, seed: int, rule: UncertaintySampling) -> Sparing:
+def asked_by(data: Recorded, seed: int, rule: UncertaintySampling) -> UncertaintySampler:
     """Run one draw of the rule on recorded answers."""
     random = np.random.default_rng(seed)
-    sparing = Sparing(data.texts, [random.bytes(16) for _ in data.gold], rule)
-    chosen = sparing.first
+    sampler = UncertaintySampler(data.texts, [random.bytes(16) for _ in data.gold], rule)
+    chosen = sampler.first
     while len(chosen):
-        chosen = sparing.next(data.texts.own)
-    return sparing
+        chosen = sampler.next(data.texts.own)
+    return sampler
 
 
 def _accuracy(labels: NDArray[np.int32], data: Recorded) -> float:
     return float((labels == data.gold).mean())
 
 
-def _kept(sparing: Sparing, data: Recorded) -> NDArray[np.int32]:
+def _kept(sampler: UncertaintySampler, data: Recorded) -> NDArray[np.int32]:
     """Return the LLM's labels where it was asked, and the head's elsewhere."""
-    return np.where(sparing.asked, data.texts.own, sparing.labels).astype(np.int32)
+    return np.where(sampler.asked, data.texts.own, sampler.labels).astype(np.int32)
 
 
 def labelings(
@@ -80,7 +80,7 @@ def labelings(
     if heads is None:
         heads = fit_folds(texts.vectors, one_hot(own, texts.n_classes), texts.folds)
     else:
-        model = partial(model, rounds=SPARED_ROUNDS)
+        model = partial(model, rounds=SKIPPED_ROUNDS)
     head = predict_folds(heads, texts.vectors, texts.folds)
     alone: NDArray[np.int32] = vote_joined(texts, head, own).argmax(axis=1).astype(np.int32)
     return alone, model(texts, start=heads).label(texts)

@@ -111,7 +111,7 @@ def _certificates(judge: Judge, draws: int) -> Iterator[Row]:
         rows, drawn = judge.any_texts(seed, _CERTIFY)
         learned = judge.learned(rows, drawn, everywhere=True)
         made, is_wrong = judge.certificate(learned, rows, drawn)
-        parts.append(made.part)
+        parts.append(made.coverage)
         wrong += is_wrong
     yield {
         "set": judge.data.name,
@@ -134,9 +134,9 @@ def _reviews(judge: Judge, draws: int) -> Iterator[Row]:
             rows, drawn = judge.drawn(found)
             learned = judge.learned(rows, drawn)
             made, is_wrong = judge.certificate(learned, rows, drawn)
-            if made.part:
+            if made.coverage:
                 # one stops at the first proof
-                parts[seed, place:] = made.part
+                parts[seed, place:] = made.coverage
                 wrong += is_wrong
                 break
             goal = "decide" if wants_decisions(learned, made) else "certify"

@@ -122,7 +122,7 @@ def _table(scores: LabelScores, given: NDArray[np.bool_], n_classes: int) -> NDA
 
 
 def _measured(name: str, data: Unions, draws: int) -> Iterator[dict[str, Any]]:
-    """Yield a row for each way to label; judged texts are scored as the others."""
+    """Yield a row for each strategy; judged texts are scored as the others."""
     (scores, heads), n_classes = data.scores(), data.gold.shape[1]
     ways = {"LLM": data.said, "default": _table(scores, scores.given, n_classes)}
     for threshold in (0.3, 0.5, 0.7):
@@ -179,13 +179,13 @@ def _certified(
     for accuracy in _ACCURACIES:
         made = learned.certify(accuracy, 0.9)
         inside = learned.trust >= made.trust
-        true = float(right[inside].mean()) if made.part else 1.0
-        yield "all labels of a text", accuracy, made.part, true
+        true = float(right[inside].mean()) if made.coverage else 1.0
+        yield "all labels of a text", accuracy, made.coverage, true
         for label in frequent.tolist():
             made = learned.certify(accuracy, 0.9, label=learned.labels[label])
             inside = (rule.given_labels == label) & (rule.given_chances >= made.trust)
-            true = float(gold[rule.given_rows[inside], label].mean()) if made.part else 1.0
-            yield "one label", accuracy, made.part, true
+            true = float(gold[rule.given_rows[inside], label].mean()) if made.coverage else 1.0
+            yield "one label", accuracy, made.coverage, true
 
 
 def _certificates(sets: Mapping[str, Unions], draws: int) -> Report:

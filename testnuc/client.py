@@ -107,7 +107,7 @@ class TestNUC:
     limits : Limits, optional
         Requests and tokens per minute, calls in flight, retries, budget, batch jobs.
     referee : str, Provider or Referee, optional
-        A better model. `classify_many` lets it judge a hundred texts on which ways to label
+        A better model. `classify_many` lets it judge a hundred texts on which strategies
         differ, once, and learns from them as `learn` does. `Referee` also lets it label a part.
     labeler : {"llm"}, UncertaintySampling or Head
         What labels a text before its neighbors vote. `UncertaintySampling` calls the LLM for a
@@ -565,7 +565,7 @@ class TestNUC:
         n : int
             Number of texts; fewer where there are not as many.
         goal : {"decide", "certify", "correct"}, optional
-            "decide": drawn from the texts that ways to label give different labels; shows which is
+            "decide": drawn from the texts to which strategies give different labels; shows which is
             best. "certify": from all texts; proves how many labels are right. "correct": the least
             trusted texts, where a person corrects most; proves nothing. Default: four in five
             texts for "decide", the others for "certify". With ``multilabel=True`` there is no
@@ -631,7 +631,7 @@ class TestNUC:
     ) -> Learned:
         """Learn from judged texts how to label, and what trust means.
 
-        Of several ways to label (the LLM's own labels, the vote, and models of your texts) that one
+        Of several strategies (the LLM's own labels, the vote, and models of your texts) that one
         is taken whose gain over all texts is proved; the judged labels win in every later result.
         What was learned is kept in the store, for this label set and model. Concurrent calls use
         the former settings, and a failure leaves them unchanged.

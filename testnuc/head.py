@@ -181,7 +181,7 @@ class Head:
             # JSON has no infinity: a certificate of nothing is not kept
             "certificate": (
                 None
-                if self.certificate is None or not self.certificate.part
+                if self.certificate is None or not self.certificate.coverage
                 else asdict(self.certificate)
             ),
         }
@@ -268,7 +268,7 @@ class Head:
             embedder=name,
             trained_on=TrainedOn(**header["trained_on"]),
             drift=TrustDrift(float(mean), float(spread), int(texts)),
-            certificate=None if given is None else Certificate(**given),
+            certificate=None if given is None else Certificate.of(given),
             sets=None if sets is None else SetRule.of(sets),
         )
         # else whoever made the file would say what is loaded here

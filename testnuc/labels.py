@@ -269,7 +269,7 @@ class LabelSet:
             said=SEPARATOR.join(outside) or None,
             labels=labels,
             confidences=confidences,
-            outside=tuple(outside),
+            unmatched=tuple(outside),
         )
 
     def __len__(self) -> int:
@@ -295,7 +295,7 @@ def as_stored(prediction: Prediction) -> Prediction:
     if not isinstance(prediction, MultilabelPrediction):
         return prediction
     pairs = [*zip(prediction.labels, prediction.confidences, strict=True)]
-    pairs += [(name, None) for name in prediction.outside]
+    pairs += [(name, None) for name in prediction.unmatched]
     return Prediction(prediction.label, prediction.confidence, orjson.dumps(pairs).decode())
 
 

@@ -22,7 +22,7 @@ from testnuc.types import (
     TreeClassification,
     Usage,
     error_text,
-    is_outside,
+    is_unmatched,
     row,
 )
 
@@ -125,7 +125,7 @@ def read_results(
 
 def summary(results: Results) -> str:
     """Return the outcome of a run in a few sentences."""
-    errors, outside = results.errors, results.outside
+    errors, outside = results.errors, results.unmatched
     unlabeled = results.labels.count(None)
     stopped = results.stopped
     usage = results.usage
@@ -140,10 +140,10 @@ def summary(results: Results) -> str:
         sentences.append(f"{_count(len(errors), 'text')} failed{first}.")
     several = [p for row in outside if isinstance(p := row.prediction, MultilabelPrediction)]
     if several:
-        held = sum(len(p.outside) for p in several)
+        held = sum(len(p.unmatched) for p in several)
         sentences.append(
             f"{_count(len(several), 'answer')} {'holds' if len(several) == 1 else 'hold'} "
-            f"{_count(held, 'label')} outside the set, such as {several[0].outside[0][:60]!r}: "
+            f"{_count(held, 'label')} outside the set, such as {several[0].unmatched[0][:60]!r}: "
             "they do not count."
         )
     elif outside:
@@ -222,7 +222,7 @@ class _Columns(Protocol):
 
     def failed(self) -> list[int]: ...
 
-    def outside(self) -> list[int]: ...
+    def unmatched(self) -> list[int]: ...
 
     def changed(self) -> int: ...
 
@@ -316,14 +316,14 @@ class Results(Sequence[Classification]):
         return [row for row in self._rows if row.error is not None]
 
     @property
-    def outside(self) -> list[Classification]:
+    def unmatched(self) -> list[Classification]:
         """The results whose own answer matches no label; `Prediction.said` holds it.
 
         With ``multilabel=True``, those whose answer holds a label outside the set.
         """
         if isinstance(self._rows, _Columns):
-            return [self._rows[at] for at in self._rows.outside()]
-        return [row for row in self._rows if (own := row.prediction) and is_outside(own)]
+            return [self._rows[at] for at in self._rows.unmatched()]
+        return [row for row in self._rows if (own := row.prediction) and is_unmatched(own)]
 
     @property
     def changed(self) -> int:

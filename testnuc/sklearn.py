@@ -443,11 +443,11 @@ class _Fitted(TestNUC):
         await self.add(texts)
         await self.predict_pool()
         settings = pipeline.settings
-        if settings.policy is not None and not settings.careful:
+        if settings.policy is not None and not settings.llm_by_default:
             return
         if labels and len(self._texts) >= LEAST_TEXTS:
             await self.learn(list(labels), list(labels.values()))
-        if settings.careful:
+        if settings.llm_by_default:
             return
         if pipeline.settings.decision is None and not pipeline.settings.head_decides:
             found = await self.diagnose()

@@ -26,7 +26,7 @@ __all__ = [
     "TreeClassification",
     "Usage",
     "error_text",
-    "is_outside",
+    "is_unmatched",
     "row",
     "split_labels",
 ]
@@ -81,7 +81,7 @@ class MultilabelPrediction(Prediction):
 
     `label` is all labels in one string, joined by ``"; "``: empty if the text has none; None if the
     answer matches no label and abstains. `confidence` is that of the least sure label, and `said`
-    `outside` in one string.
+    `unmatched` in one string.
     """
 
     __repr__ = brief
@@ -91,7 +91,7 @@ class MultilabelPrediction(Prediction):
     #: The LLM's own confidence in each of them, 0..1; None if it gave none.
     confidences: tuple[float | None, ...] = ()
     #: What the answer holds besides: labels that are not in the set, which do not count.
-    outside: tuple[str, ...] = ()
+    unmatched: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,8 +258,8 @@ class MultilabelClassification(Classification):
                 _listed(own.labels, own.confidences) if own.label is not None else "nothing usable"
             )
             lines.append(f"the LLM said {said}")
-            if own.outside:
-                lines.append(f"outside the label set, not counted: {_listed(own.outside)}")
+            if own.unmatched:
+                lines.append(f"outside the label set, not counted: {_listed(own.unmatched)}")
         else:
             lines.append("the text has no prediction of its own")
         if self.voters > 1:
@@ -486,10 +486,10 @@ def own_labels(prediction: Prediction | None) -> tuple[str, ...]:
     return prediction.labels if isinstance(prediction, MultilabelPrediction) else ()
 
 
-def is_outside(prediction: Prediction) -> bool:
+def is_unmatched(prediction: Prediction) -> bool:
     """Whether an answer is, or holds, a label outside the set."""
     if isinstance(prediction, MultilabelPrediction):
-        return bool(prediction.outside)
+        return bool(prediction.unmatched)
     return prediction.label is None
 
 

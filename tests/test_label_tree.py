@@ -179,8 +179,8 @@ async def test_a_level_is_certified(tmp_path: Path) -> None:
             await nuc.classify_many(texts)
             learned = await nuc.learn(texts[:200], gold[:200])
             whole, top = learned.certify(0.9), learned.certify(0.9, level=1)
-            assert not whole.part
-            assert top.part > 0.5
+            assert not whole.coverage
+            assert top.coverage > 0.5
             assert "at level 1 of the labels" in str(top)
             with pytest.raises(InvalidInputError, match="level is 2; give 1 to 1, or"):
                 learned.certify(level=2)

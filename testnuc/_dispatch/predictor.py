@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from testnuc.protocols import Answer, Provider, Reply, Store
     from testnuc.transport import Transport
 
-__all__ = ["WHOLE_LIST", "Predictor"]
+__all__ = ["FULL_LABELS", "Predictor"]
 
 #: Texts without a readable reply after which a run stops, if no reply was ever readable.
 _SILENT_TEXTS = 20
@@ -55,7 +55,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 #: Bytes of a typical text, which each call for it repeats.
 _TEXT_BYTES = 300
 #: The sample that sees the whole list of labels at once, whatever prompts show otherwise.
-WHOLE_LIST = 1 << 20
+FULL_LABELS = 1 << 20
 
 
 class Predictor:
@@ -313,7 +313,7 @@ class Predictor:
 
     async def _chosen(self, asks: tuple[Ask, ...]) -> Sequence[Prediction | Exception | None]:
         """Answer from the shortlists of all asks together; from all labels where none fits."""
-        if self._levels and asks[0].sample != WHOLE_LIST:
+        if self._levels and asks[0].sample != FULL_LABELS:
             chosen = await self._descend(asks[0])
             if chosen is not None:
                 return [chosen]

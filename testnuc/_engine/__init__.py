@@ -12,7 +12,7 @@
     run               one run: `batch` (texts and neighbors), `answers`, `votes`, and `labeling`,
                       the chain of labelers
     sampling          the samples that a method asks for; `examples` for few-shot prompts
-    shortlist         the labels that a prompt shows; `whole_list` compares with all labels
+    shortlist         the labels that a prompt shows; `full_labels` compares with all labels
     rows              results, made on access
     streaming         a stream of texts, window by window
     estimate          calls and cost before a run
@@ -22,6 +22,6 @@
     learning          review and learn; `argmax_learning` or `threshold_learning` fits a rule
     applying          labels by what was learned
     escalation        a referee, a better model: it judges, and labels the least trusted texts
-    sparing           texts that a head labels instead of the LLM; `distilling` writes a head
+    uncertain         texts that a head labels instead of the LLM; `distilling` writes a head
     multilabel_options  what several labels allow
 """

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from testnuc._engine.first_calls import STOPS
+from testnuc._engine.first_calls import FATAL_ERRORS
 from testnuc._engine.labeling import Layer
 from testnuc.trust.argmax import Argmax
 from testnuc.trust.head import folds_of
@@ -49,7 +49,7 @@ async def apply_learned(run: Run, embedding: EmbeddingCache, *, stopped: bool = 
         if entries:
             # those that were searched with
             vectors, _ = await embedding.each([e.text for e in entries], [e.hash for e in entries])
-    except STOPS:
+    except FATAL_ERRORS:
         if not stopped:
             raise
     label = _single if isinstance(rule, Argmax) else _several

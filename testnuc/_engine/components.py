@@ -17,7 +17,7 @@ from testnuc._engine.estimate import Estimator
 from testnuc._engine.multilabel_options import check_options
 from testnuc._engine.pipeline import Pipeline
 from testnuc._engine.shortlist import Shortlist, checked_shortlist
-from testnuc._engine.sparing import HeadRule
+from testnuc._engine.uncertain import HeadRule
 from testnuc._engine.votes import load_kernels
 from testnuc.batch import BatchLane, has_batches
 from testnuc.embedders.cache import EmbeddingCache, embedder_name
@@ -214,7 +214,7 @@ class Components:
             rate_limit=self.limits.rate,
             ask=self.sampler,
             head=self.head is not None,
-            whole_scope=None if self.shortlist is None else made(None).scope,
+            full_scope=None if self.shortlist is None else made(None).scope,
             note=note,
         )
         self.instructions = instructions

@@ -189,5 +189,5 @@ def _source(found: Run) -> str:
     if learned is not None and learned.decides != "settings":
         return f"those of {learned.name}"
     voted = found.votes.decision is None or found.votes.decision.policy is not None
-    voted = voted and found.votes.settings.k > 0 and not found.votes.settings.keeps_own
+    voted = voted and found.votes.settings.k > 0 and not found.votes.settings.keeps_llm_labels
     return "those of the vote of neighbors" if voted else "the LLM's own answers"

@@ -17,7 +17,7 @@ from testnuc._base.checks import checked_choice
 from testnuc._dispatch.predictor import Predictor
 from testnuc._dispatch.scheduler import Scheduler
 from testnuc._engine.estimate import Estimator
-from testnuc._engine.pipeline import STOPS
+from testnuc._engine.pipeline import FATAL_ERRORS
 from testnuc.errors import InvalidInputError
 from testnuc.labels import LabelSet
 from testnuc.limits import Meter, Price, require_price
@@ -237,7 +237,7 @@ class Escalation:
         before, failure = run.votes.settings.learned, None
         try:
             await self._learn_once()
-        except STOPS as error:
+        except FATAL_ERRORS as error:
             # all texts are labeled: they must not be lost
             failure = f"the referee failed: {error_text(error)}"
         if pipeline.settings.learned is not before:
@@ -246,7 +246,7 @@ class Escalation:
         if failure is None and self._part:
             try:
                 return run, await self._escalate(run)
-            except STOPS as error:
+            except FATAL_ERRORS as error:
                 failure = f"the referee failed: {error_text(error)}"
         if failure is not None:
             _log.warning("%s", failure)

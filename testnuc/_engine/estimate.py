@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import orjson
 
 from testnuc import prompts
-from testnuc._dispatch.predictor import WHOLE_LIST
+from testnuc._dispatch.predictor import FULL_LABELS
+from testnuc._engine.full_labels import compared_part
 from testnuc._engine.inputs import without_foreign_labels
-from testnuc._engine.sparing import asked_first
-from testnuc._engine.whole_list import compared_part
+from testnuc._engine.uncertain import asked_first
 from testnuc.index import scanned
 from testnuc.limits import PICO, RateLimit
 from testnuc.prompts import Demonstration
@@ -62,7 +62,7 @@ class Estimator:
     head: bool = False
     #: Where prompts show some labels, and a part of the texts is asked about with all of them
     #: besides: the scope of predictions by prompts with all labels.
-    whole_scope: bytes | None = None
+    full_scope: bytes | None = None
     #: On the labels that prompts show.
     note: str = ""
 
@@ -86,7 +86,7 @@ class Estimator:
 
     async def _note(self) -> str:
         """Return a note if the store has predictions for the same labels, shown in another way."""
-        if self.whole_scope is not None and (n := await self.store.count(self.whole_scope)):
+        if self.full_scope is not None and (n := await self.store.count(self.full_scope)):
             return (
                 f"the store has predictions for {n:,} texts by prompts with all labels; "
                 "shortlist=None uses them"
@@ -140,11 +140,11 @@ class Estimator:
             others = await self._missing_in_pool(entries, most, self.method.samples)
             stages = 1 + (later and bool(others))
             # where a list lacks the label, another batch shows all
-            stages *= 1 if self.whole_scope is None else 2
+            stages *= 1 if self.full_scope is None else 2
             whole: list[str] = []
-            if self.whole_scope is not None:
+            if self.full_scope is not None:
                 compared = [open_[at] for at in compared_part(open_)]
-                whole, known_ = await self._missing(compared, (WHOLE_LIST,))
+                whole, known_ = await self._missing(compared, (FULL_LABELS,))
                 stored += known_
             wanted: list[tuple[str, tuple[Demonstration, ...]]]
             wanted = [(text, ()) for text in [*missing, *others]]

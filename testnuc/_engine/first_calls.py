@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from testnuc.protocols import Index, PoolText, Store
     from testnuc.types import Prediction
 
-__all__ = ["STOPS", "FirstCalls"]
+__all__ = ["FATAL_ERRORS", "FirstCalls"]
 
 #: Errors that end a run; what was answered before is handed over.
-STOPS = (ProviderError, StoreError, EmbeddingError, ConfigurationError)
+FATAL_ERRORS = (ProviderError, StoreError, EmbeddingError, ConfigurationError)
 #: Errors that may concern the first text alone: others are tried before the run ends.
 _OF_A_TEXT = (AuthenticationError, UnknownModelError, BadRequestError)
 #: Calls that are made for other texts then.
@@ -74,7 +74,7 @@ class FirstCalls:
             if self.scheduler.closed:
                 # pool and embedder are closed as well
                 raise ProviderError("the client was closed") from None
-        except STOPS:
+        except FATAL_ERRORS:
             # else the run hands over what is answered or stored
             if all(isinstance(outcome, Exception) for _, outcome in outcomes):
                 if self.scheduler.closed or not await self._any_stored(texts, places):
@@ -134,7 +134,7 @@ class FirstCalls:
                     outcomes.append((ask, outcome))
                     if ask.sample == 0:
                         on_answered()
-        except STOPS as error:
+        except FATAL_ERRORS as error:
             return error
         return None
 

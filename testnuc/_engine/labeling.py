@@ -229,7 +229,7 @@ class Labeling:
                     f"near neighbors disagree with the vote on texts labeled "
                     f"{labels.names[own]!r}: the LLM's label is kept",
                 )
-        if labels.multilabel and votes.settings.keeps_own and votes.is_answered(place):
+        if labels.multilabel and votes.settings.keeps_llm_labels and votes.is_answered(place):
             return _KEPT
         return None
 

@@ -17,12 +17,12 @@ import numpy as np
 from testnuc._engine.applying import apply_learned
 from testnuc._engine.batch import Snapshot
 from testnuc._engine.examples import ExampleFinder
-from testnuc._engine.first_calls import STOPS, FirstCalls
+from testnuc._engine.first_calls import FATAL_ERRORS, FirstCalls
 from testnuc._engine.inputs import without_foreign_labels
 from testnuc._engine.pool_predictions import PoolPredictions
 from testnuc._engine.retrieval import SEARCH, Retriever, in_thread_if_large, spread
 from testnuc._engine.sampling import Sampler
-from testnuc._engine.sparing import ask_unsure, asked_first
+from testnuc._engine.uncertain import ask_unsure, asked_first
 from testnuc.errors import EmbeddingError, with_count
 from testnuc.index import empty_matches
 from testnuc.trust import MIN_PREDICTIONS
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from testnuc._dispatch.scheduler import Ask, Scheduler
     from testnuc._engine.run import Run
     from testnuc._engine.shortlist import Shortlist
-    from testnuc._engine.sparing import HeadRule
+    from testnuc._engine.uncertain import HeadRule
     from testnuc.embedders.cache import EmbeddingCache
     from testnuc.labels import LabelSet
     from testnuc.protocols import Index, Method, PoolText, Store
     from testnuc.trust import Decision, UncertaintySampling, VoteSettings
 
-__all__ = ["STOPS", "Pipeline"]
+__all__ = ["FATAL_ERRORS", "Pipeline"]
 
 #: From this many predictions on, the auto policy diagnoses the batch; below, the pool.
 _BATCH_DECIDES = 2_000
@@ -142,7 +142,7 @@ class Pipeline:
             run = await self._prepared(texts, settings, on_embedded, together=together)
             if asking is not None:
                 run.failure = await asking
-        except STOPS as error:
+        except FATAL_ERRORS as error:
             if not partial:
                 raise
             run = await self._without_neighbors(texts, settings)
@@ -277,7 +277,7 @@ class Pipeline:
                 async for place in answered:
                     if place < run.batch.n_own:
                         on_own()
-        except STOPS as error:
+        except FATAL_ERRORS as error:
             if not await self.salvage(run, error):
                 raise
             return error
@@ -384,7 +384,7 @@ class Pipeline:
                     if sampler.settle(ask, outcome):
                         self.pool_predictions.outcomes += 1
                         yield ask.place
-        except STOPS:
+        except FATAL_ERRORS:
             sampler.give_up()
             raise
         finally:
@@ -448,7 +448,7 @@ class Pipeline:
                     async for place in finished:
                         answered += run.answers.predictions[place] is not None
                         yield 1
-            except STOPS as error:
+            except FATAL_ERRORS as error:
                 raise with_count(error, answered) from error
 
     async def _decide(self, run: Run) -> Decision:

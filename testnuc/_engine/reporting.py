@@ -8,10 +8,10 @@ import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from testnuc._engine.full_labels import compare_with_full_labels
 from testnuc._engine.shortlist import coverage_of
 from testnuc._engine.small_pool import few_neighbors, few_predictions
 from testnuc._engine.votes import note_of_kept
-from testnuc._engine.whole_list import compare_with_whole_list
 from testnuc.progress import start_progress
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ async def compare(parts: Components, run: Run, lane: str) -> None:
         run.notes.append(note)
     if parts.shortlist is not None and lane == "live":
         live = parts.pipeline.lanes["live"]
-        await compare_with_whole_list(run, parts.predictor, live)
+        await compare_with_full_labels(run, parts.predictor, live)
 
 
 def coverage(parts: Components, run: Run) -> dict[str, int]:
@@ -65,7 +65,7 @@ def coverage(parts: Components, run: Run) -> dict[str, int]:
 
 def summarize(parts: Components, results: Results, distinct_texts: int) -> None:
     """Log a summary of a run, and record its texts in the telemetry."""
-    usage, failed, outside = results.usage, len(results.errors), len(results.outside)
+    usage, failed, outside = results.usage, len(results.errors), len(results.unmatched)
     unlabeled = results.labels.count(None)
     _log.log(
         logging.WARNING if failed or outside else logging.INFO,

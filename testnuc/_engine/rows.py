@@ -15,7 +15,7 @@ from testnuc.types import (
     Neighbor,
     Reason,
     TreeClassification,
-    is_outside,
+    is_unmatched,
 )
 
 if TYPE_CHECKING:
@@ -64,10 +64,10 @@ class Rows(Sequence[Classification]):
         errors = self._run.answers.errors.keys() | self._run.batch.rejected.keys()
         return [at for at, place in enumerate(self._places.tolist()) if place in errors]
 
-    def outside(self) -> list[int]:
+    def unmatched(self) -> list[int]:
         """Return the positions of the texts whose answer is, or has, a label outside the set."""
         own = self._run.answers.predictions[: self._run.batch.n_own]
-        outside = {at for at, p in enumerate(own) if p is not None and is_outside(p)}
+        outside = {at for at, p in enumerate(own) if p is not None and is_unmatched(p)}
         return [at for at, place in enumerate(self._places.tolist()) if place in outside]
 
     def changed(self) -> int:

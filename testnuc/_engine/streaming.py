@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from testnuc._base.checks import valid_text
 from testnuc._engine.inputs import distinct, values
-from testnuc._engine.pipeline import STOPS
+from testnuc._engine.pipeline import FATAL_ERRORS
 from testnuc._engine.rows import classification
 from testnuc.errors import InvalidInputError
 from testnuc.types import Classification
@@ -177,7 +177,7 @@ class _StreamedWindow:
             run = await self.pipeline.prepare(
                 entries, together=True, ask_first=stream.stopped is None, partial=True
             )
-        except STOPS as error:
+        except FATAL_ERRORS as error:
             if not stream.answered:
                 raise
             stream.stopped = stream.stopped or error
@@ -214,7 +214,7 @@ class _StreamedWindow:
                     async for place in places:
                         left.discard(place)
                         self._hand_over(positions_of[place])
-        except STOPS as error:
+        except FATAL_ERRORS as error:
             stream.stopped = stream.stopped or error
             if not (await self.pipeline.salvage(run, error) or stream.answered):
                 raise

@@ -71,7 +71,7 @@ class ThresholdLearning:
             found = before.rule.decide(scores)
             assert found.trust is not None
             likely, given, trust = found.share, found.is_given(), found.trust
-        names, kept_own = parts.labels.names, parts.pipeline.settings.keeps_own
+        names, kept_own = parts.labels.names, parts.pipeline.settings.keeps_llm_labels
         kept = () if kept_own else (_KEPT[before is not None],)
 
         def shown(row: int) -> list[tuple[str, list[str]]]:

@@ -243,12 +243,12 @@ class Votes:
         )
         # where nobody could vote, an answer of the text itself is known to hold
         voted = replace(voted, known=voted.known | pool.known[own])
-        return keep_own(voted, own, pool) if self.settings.careful else voted
+        return keep_own(voted, own, pool) if self.settings.llm_by_default else voted
 
 
 def note_of_kept(votes: Votes, n: int) -> str:
     """Return how many of n texts a vote would change, where all keep the LLM's own labels."""
-    if not votes.settings.keeps_own or votes.settings.learned is not None:
+    if not votes.settings.keeps_llm_labels or votes.settings.learned is not None:
         return ""
     voted = votes.of_each_label(slice(0, n))
     other = (voted.share > THRESHOLD) != voted.is_given()

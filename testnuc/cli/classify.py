@@ -195,7 +195,7 @@ def end(
 def _print_failures(results: Results, store: AnswerStore) -> None:
     """Print the first error, how to retry, and the answers outside the labels."""
     stopped = results.stopped
-    errors, outside = results.errors, results.outside
+    errors, outside = results.errors, results.unmatched
     if stopped is not None:
         to_stderr(f"stopped early: {error_text(stopped)}")
     elif errors:
@@ -287,7 +287,7 @@ def _summary(results: Results, invalid: int, output: str | None) -> str:
     counts = {
         "without a label": unlabeled,
         "failed": len(results.errors),
-        "answered outside the labels": len(results.outside),
+        "answered outside the labels": len(results.unmatched),
         "without a usable text": invalid,
         "labels changed" if results.learned else "labels changed by the vote": results.changed,
     }

@@ -99,8 +99,7 @@ def _report(results: Results, gold: Mapping[str, str]) -> None:
 
 def _judge(review: Review, place: Path) -> None:
     _say(
-        f"\nYour turn: judge {len(review)} messages, where ways to label disagree. q skips this "
-        "step."
+        f"\nYour turn: judge {len(review)} messages, where strategies disagree. q skips this step."
     )
     answer(review, str(place))
 

@@ -180,23 +180,23 @@ def _after(
 
     `client` has the options that were given, without what the source itself knows.
     """
-    if certificate.part:
+    if certificate.coverage:
         asked = _options_of(certificate, certificate.accuracy)
         output = free_name("certified.csv")
         asked += ["-o", output]
         then = command("certify", source, client.given(), *asked, text_column=text_column)
         return (
-            f"next, write the {certificate.part:.0%} of the texts whose labels are at least "
+            f"next, write the {certificate.coverage:.0%} of the texts whose labels are at least "
             f"{certificate.accuracy:.0%} right: {then}"
         )
-    n, what, goal = 50, "where ways to label differ", []
+    n, what, goal = 50, "where strategies differ", []
     if not wants_decisions(learned, certificate):
-        n, what = certificate.more, "drawn at random"
+        n, what = certificate.judgments_needed, "drawn at random"
         goal = ["--goal", "certify"]
     then = command("review", source, client.given(), "-n", str(n), *goal, text_column=text_column)
     text = f"next, judge {n:,} more texts, {what}, then learn from them, too: {then}"
-    if certificate.provable is not None:
-        lower = _options_of(certificate, certificate.provable[0])
+    if certificate.achievable is not None:
+        lower = _options_of(certificate, certificate.achievable[0])
         then = command("certify", source, client.given(), *lower, text_column=text_column)
         text = f"to see what is proved now: {then}\n{text}"
     return text

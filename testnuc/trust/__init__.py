@@ -8,7 +8,7 @@
     review          texts to be judged; `review_context`, `joining` of several people's
     review_queue    results ranked for a look by hand
     judgment        judgments, and what was learned from them as bytes
-    candidates      ways to label, and the choice between them by `evidence`
+    candidates      labeling strategies, and the choice between them by `evidence`
     model           the LLM's label, votes and a `head` joined into one labeler
     learned         what was learned, with its rule
     argmax          the rule where a text has one label
@@ -16,7 +16,7 @@
     certificates    the trust above which labels are proved to be right
     calibration     trust: the chance that a label is right
     referee         a better model that judges
-    sparing         which texts the LLM need not be asked about
+    uncertainty     uncertainty sampling: which texts skip the LLM
     drift           whether trust of new texts differs
 """
 
@@ -33,7 +33,7 @@ from testnuc.trust.prior import correct, factors
 from testnuc.trust.referee import Referee
 from testnuc.trust.review import Review, ReviewItem
 from testnuc.trust.review_queue import ReviewReason, review_queue
-from testnuc.trust.sparing import Sparing, UncertaintySampling, random_part
+from testnuc.trust.uncertainty import UncertaintySampler, UncertaintySampling, random_part
 from testnuc.trust.vote_settings import VoteSettings
 
 __all__ = [
@@ -51,7 +51,7 @@ __all__ = [
     "Review",
     "ReviewItem",
     "ReviewReason",
-    "Sparing",
+    "UncertaintySampler",
     "UncertaintySampling",
     "VoteSettings",
     "correct",

@@ -43,7 +43,7 @@ _CARE, _MORE_CARE = 2.0, 3.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelCandidate:
-    """One way to label the texts."""
+    """A strategy of labeling, and its labels."""
 
     __repr__ = brief
 

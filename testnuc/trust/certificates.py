@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
 from testnuc._base.display import brief
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from testnuc.trust.evidence import Draws
@@ -39,6 +41,8 @@ _ROUND = 10
 _LEVEL, _LOWEST = 0.05, 0.5
 #: What is computed may be wrong by this.
 _TINY = 1e-9
+#: Fields by the names that they had in files of older versions.
+_EARLIER = {"part": "coverage", "more": "judgments_needed", "provable": "achievable"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +56,19 @@ class Certificate:
         draw of the judged texts, against what was judged.
     trust : float
         inf where nothing is certified.
-    part : float
+    coverage : float
         Of the texts, 0 to 1, that are at or above `trust`.
     judged : int
         Judged texts that were drawn at random from all that were left.
     reason : str
         Why nothing is certified, and what it would take; empty where something is.
-    more : int
+    judgments_needed : int
         About how many more texts, judged at random from all, it would take; 0 where something is
         certified, or where more judgments do not help.
     level : int, optional
         Of labels in a tree: the level that is right, 1 = the top; `trust` is that of this level.
         None: whole labels.
-    provable : tuple of float, optional
+    achievable : tuple of float, optional
         Where nothing is certified: the highest lower accuracy that could be, and its part of the
         texts. A level that is chosen after looking is a little less sure than `confidence`.
     """
@@ -74,31 +78,36 @@ class Certificate:
     accuracy: float
     confidence: float
     trust: float
-    part: float
+    coverage: float
     judged: int
     reason: str = ""
-    more: int = 0
+    judgments_needed: int = 0
     level: int | None = None
-    provable: tuple[float, float] | None = None
+    achievable: tuple[float, float] | None = None
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the certificate of stored fields, also by the names that they had before."""
+        return cls(**{_EARLIER.get(name, name): value for name, value in fields.items()})
 
     @property
     def hint(self) -> str:
         """Which lower accuracy is proved now; empty where none is, or the asked one is."""
-        if self.provable is None:
+        if self.achievable is None:
             return ""
-        accuracy, part = self.provable
+        accuracy, part = self.achievable
         return (
             f"{accuracy:.0%} is proved now, for {part:.0%} of the texts (a hint: a level that is "
             "chosen after looking is less sure)"
         )
 
     def __str__(self) -> str:
-        if not self.part:
-            return f"not certified: {self.reason}" + (f". {self.hint}" if self.provable else "")
+        if not self.coverage:
+            return f"not certified: {self.reason}" + (f". {self.hint}" if self.achievable else "")
         at = "" if self.level is None else f" at level {self.level} of the labels"
         return (
-            f"{self.part:.0%} of the texts, those with a trust of at least {self.trust:.2f}, are "
-            f"at least {self.accuracy:.0%} right{at}, with {self.confidence:.0%} confidence "
+            f"{self.coverage:.0%} of the texts, those with a trust of at least {self.trust:.2f}, "
+            f"are at least {self.accuracy:.0%} right{at}, with {self.confidence:.0%} confidence "
             f"({self.judged:,} judged texts, drawn at random)"
         )
 
@@ -107,8 +116,8 @@ class Certificate:
 class LabelCertificate(Certificate):
     """A proved accuracy of one label, where a text can have several.
 
-    `trust` is that of the label (`MultilabelClassification.trusts`), and `part` that of the texts
-    that have it.
+    `trust` is that of the label (`MultilabelClassification.trusts`), and `coverage` that of the
+    texts that have it.
     """
 
     __repr__ = brief
@@ -137,7 +146,7 @@ class _Certifying(_Learned, Protocol):
 
 
 def wants_decisions(learned: _Learned, certificate: Certificate) -> bool:
-    """Whether texts on which ways to label differ would help more than texts drawn at random.
+    """Whether texts on which strategies differ would help more than texts drawn at random.
 
     Better labels come first: they also take fewer judgments to certify.
     """
@@ -145,21 +154,21 @@ def wants_decisions(learned: _Learned, certificate: Certificate) -> bool:
     right, weights = learned.right[drawn], 1 / learned.draws.probability[drawn]
     wrong = not len(right) or float(np.average(right, weights=weights)) < certificate.accuracy
     unsettled = learned.decides == "settings" and len(right) < _ENOUGH and wrong
-    return not certificate.part and (unsettled or not certificate.more)
+    return not certificate.coverage and (unsettled or not certificate.judgments_needed)
 
 
 @lru_cache(maxsize=2)
 def proved(learned: _Certifying) -> str:
     """Return how far labels are proved to be right, and what would help most next."""
     made = learned.certify()
-    if made.part:
+    if made.coverage:
         return f"Proved: {made}. Next, judging the least trusted texts would help most."
     text = f"No labels are proved to be {made.accuracy * 100:g} % right yet"
     decisions = wants_decisions(learned, made)
-    text += f": {made.reason}." if not (decisions and made.more) else "."
+    text += f": {made.reason}." if not (decisions and made.judgments_needed) else "."
     if decisions:
-        text += " Judging 50 more texts on which ways to label differ would help most."
-    return f"{text} {made.hint}." if made.provable else text
+        text += " Judging 50 more texts on which strategies differ would help most."
+    return f"{text} {made.hint}." if made.achievable else text
 
 
 def certify(
@@ -203,7 +212,7 @@ def certify(
     known = np.nan_to_num(trust, nan=-np.inf)
     ranked = _Ranked(known, known[rows], right, uniform, _LOOK * (1 - confidence))
     made = Certificate(accuracy, confidence, *ranked.largest(accuracy), int(uniform.sum()))
-    if made.part:
+    if made.coverage:
         return made
     reason, more = ranked.why(accuracy)
     highest = int(np.ceil(accuracy / _LEVEL - _TINY)) - 1
@@ -211,8 +220,8 @@ def certify(
         lower = round(step * _LEVEL, 2)
         part = ranked.largest(lower)[1]
         if part:
-            return replace(made, reason=reason, more=more, provable=(lower, part))
-    return replace(made, reason=reason, more=more)
+            return replace(made, reason=reason, judgments_needed=more, achievable=(lower, part))
+    return replace(made, reason=reason, judgments_needed=more)
 
 
 @dataclass(frozen=True, eq=False)

@@ -177,7 +177,7 @@ class Learned:
         lines = [f"{people + referee:,} of {self.texts:,} texts are judged: {said}."]
         if self.decides == "settings":
             lines.append(
-                "No way to label is proved to be better than the labels as they are: they stay, "
+                "No strategy is proved to be better than the labels as they are: they stay, "
                 "but for the judged texts."
             )
         else:

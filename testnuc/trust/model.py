@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MOST_CELLS",
     "NEIGHBORS",
-    "SPARED_ROUNDS",
+    "SKIPPED_ROUNDS",
     "Ground",
     "HeadModel",
     "Texts",
@@ -55,7 +55,7 @@ _SMOOTHING = np.float32(0.3)
 #: Rounds of self-training after the first fit.
 _ROUNDS = 2
 #: The same where most texts have no answer of the LLM: labels reach them step by step.
-SPARED_ROUNDS = 4
+SKIPPED_ROUNDS = 4
 #: How much more the label of a judged text counts as a neighbor.
 _JUDGED_VOTE = np.float32(8)
 #: Standard deviations of what judgments add to log odds: of each weight, and of the bias.

@@ -17,7 +17,7 @@ __all__ = ["Referee"]
 class Referee:
     """A better model, whose answers are judgments.
 
-    `TestNUC.classify_many` lets it judge a hundred texts on which ways to label differ, once, and
+    `TestNUC.classify_many` lets it judge a hundred texts on which strategies differ, once, and
     learns from them as `TestNUC.learn` does.
 
     Parameters

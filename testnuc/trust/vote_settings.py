@@ -65,7 +65,7 @@ class VoteSettings:
     #: What was learned from judged texts.
     learned: Learned | None = None
     #: Whether several labels stay as the LLM gives them until judgments choose another way.
-    careful: bool = False
+    llm_by_default: bool = False
 
     @classmethod
     def of(
@@ -103,18 +103,18 @@ class VoteSettings:
             prior=prior,
             prior_power=given.prior_power,
             min_trust=given.min_trust,
-            careful=careful,
+            llm_by_default=careful,
         )
 
     @property
-    def keeps_own(self) -> bool:
+    def keeps_llm_labels(self) -> bool:
         """Whether texts have the LLM's own labels, several each; neighbors only weigh them."""
-        return self.careful and (self.learned is None or self.learned.decides == "settings")
+        return self.llm_by_default and (self.learned is None or self.learned.decides == "settings")
 
     @property
     def needs_no_neighbors(self) -> bool:
         """Whether neighbors need no prediction: they do not decide, and trust is not calibrated."""
-        return self.head_decides or (self.careful and self.learned is None)
+        return self.head_decides or (self.llm_by_default and self.learned is None)
 
     @property
     def voters(self) -> int:

@@ -367,7 +367,7 @@ async def test_certificates_after_several_reviews_and_corrections():
         assert learned.draws.drawn.sum() == 150
         certificate = learned.certify()
         assert 90 <= certificate.judged == learned.draws.uniform.sum() < 120
-        assert certificate.part > 0.5
+        assert certificate.coverage > 0.5
         found = (await nuc.classify_many(texts)).certified(certificate)
         assert accuracy(found) >= 0.9
         # the page's file, and the store, keep how each was drawn
@@ -383,7 +383,7 @@ async def test_random_judgments_certify_a_part():
         judge(review)
         learned = await nuc.learn(review)
         certificate = learned.certify(accuracy=0.9, confidence=0.9)
-        assert certificate.part > 0.5
+        assert certificate.coverage > 0.5
         found = (await nuc.classify_many(texts)).certified(certificate)
         assert len(found) > 250
         assert accuracy(found) >= 0.9

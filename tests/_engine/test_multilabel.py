@@ -107,7 +107,7 @@ def test_invented_labels_are_dropped_duplicates_merged_and_the_order_stays():
     made = SEVERAL.predicted(Answer("", None, pairs))
     assert made.labels == ("login", "refund")
     assert made.confidences == (0.7, None)
-    assert made.outside == ("weather",)
+    assert made.unmatched == ("weather",)
     assert (made.label, made.confidence) == ("login; refund", None)
     assert made.said == "weather"
     stored = as_stored(made)
@@ -122,7 +122,7 @@ def test_no_label_is_an_answer_and_only_invented_labels_abstain():
     none = SEVERAL.predicted(Answer("", None, ()))
     assert (none.label, none.labels) == ("", ())
     lost = SEVERAL.predicted(Answer("", None, (("weather", 0.9),)))
-    assert (lost.label, lost.labels, lost.outside) == (None, (), ("weather",))
+    assert (lost.label, lost.labels, lost.unmatched) == (None, (), ("weather",))
 
 
 def test_the_prompt_of_one_label_is_as_it_was_and_of_several_asks_for_a_list():
@@ -265,7 +265,7 @@ async def test_labels_outside_the_set_are_counted_and_only_they_abstain(nuc_of):
     answers[texts[1]] = {"weather": 0.9}
     async with LoopbackLLM(answers) as llm, nuc_of(llm, k=3) as nuc:
         results = await nuc.classify_many(texts)
-    assert [r.index for r in results.outside] == [0, 1]
+    assert [r.index for r in results.unmatched] == [0, 1]
     assert "2 answers hold 2 labels outside the set, such as 'weather'" in results.summary()
     assert results[0].prediction.labels == ("refund",)
     assert results[1].own_label is None
@@ -409,7 +409,7 @@ async def test_results_are_written_and_read_back(nuc_of, tmp_path):
     read = Results.from_jsonl(tmp_path / "results.jsonl")
     assert read.label_lists == results.label_lists
     assert [r.prediction.labels for r in read] == [r.prediction.labels for r in results]
-    assert [r.prediction.outside for r in read] == [r.prediction.outside for r in results]
+    assert [r.prediction.unmatched for r in read] == [r.prediction.unmatched for r in results]
     assert [r.label for r in read] == [r.label for r in results]
     assert read.summary() == results.summary()
 
@@ -425,7 +425,7 @@ def test_an_answer_that_an_older_file_holds_as_json_is_read():
         "nuc_own_said": '[["login",0.5],["weather",0.5]]',
     }
     older = result_of(record, 0, "text").prediction
-    assert (older.outside, older.said) == (("weather",), "weather")
+    assert (older.unmatched, older.said) == (("weather",), "weather")
     assert result_of({**record, "nuc_own_said": "weather"}, 0, "text").prediction == older
 
 

@@ -217,7 +217,7 @@ async def test_a_referee_judges_sets():
             assert all(set(row.labels) == set(gold(row.text)) for row in judged)
             assert all(row.trust is None for row in judged)
             assert {chance for row in judged for chance in row.trusts.values()} <= {None}
-            assert learned.certify(0.5).part == 0
+            assert learned.certify(0.5).coverage == 0
             assert jaccard(after) > jaccard(before)
             assert nuc.referee_usage.calls == 40
         async with client(llm, referee=better) as nuc:

@@ -11,9 +11,9 @@ import pytest
 
 from testnuc import BatchPolicy, InvalidInputError, Limits, Sampling, TestNUC, TopKICL
 from testnuc._base.checks import hash_text
+from testnuc._engine.full_labels import compared_part
 from testnuc._engine.parameters import client_arguments
 from testnuc._engine.shortlist import coverage_of, nearest_labels, similar_together, with_head
-from testnuc._engine.whole_list import compared_part
 from testnuc.cli.options import Options, client_options
 from testnuc.cli.options_of_run import with_options_of_run
 from testnuc.prompts import samples_in
@@ -355,7 +355,7 @@ async def test_answers_are_compared_with_those_of_the_whole_list(tmp_path: Path)
         # every tenth of 240 or so, at least 20 texts
         assert before.calls == nuc.usage.calls == llm.calls == len(MANY_TEXTS) + 20
         notes = " ".join(results.notes)
-        assert "20 texts were also asked about" in notes
+        assert "20 texts were also sent" in notes
         assert "the same for 100.0 % (83.9 to 100.0 %, 95 %)" in notes
         assert "reduce accuracy" not in notes
         # a second run asks nothing

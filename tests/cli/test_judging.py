@@ -452,7 +452,7 @@ def test_marks_correct_but_prove_nothing(tickets, form):
         code, out, err = run_here("learn", "labels.db", "marks.json", *given)
         assert code == 0, err
         assert "20 of 240 texts are judged" in out
-        assert "No way to label is proved" in out
+        assert "No strategy is proved" in out
         assert "chosen, not drawn" in err
         run_here(*command)
         with Path("out.csv").open(newline="") as file:

@@ -82,7 +82,7 @@ def seen(results):
 def own(results):
     """Return what the LLM said of each text."""
     return [
-        [p.label, list(getattr(p, "labels", ())), p.confidence, list(getattr(p, "outside", ()))]
+        [p.label, list(getattr(p, "labels", ())), p.confidence, list(getattr(p, "unmatched", ()))]
         for p in (row.prediction for row in results)
     ]
 

@@ -210,7 +210,7 @@ def facts_of_prediction(result):
     if own is None:
         return None
     if hasattr(own, "labels"):
-        return own.label, own.labels, own.confidences, own.outside
+        return own.label, own.labels, own.confidences, own.unmatched
     return own.label, own.confidence
 
 

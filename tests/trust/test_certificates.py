@@ -27,7 +27,7 @@ REVIEWS = {
 
 
 def spread(random, n, differ, wrong_among, wrong):
-    """Return trust, texts on which ways to label differ, and which labels are right.
+    """Return trust, texts on which strategies differ, and which labels are right.
 
     Each part of the texts, highest trust first, has the same accuracy, but for a text or two.
     """
@@ -117,7 +117,7 @@ def test_mixed_reviews_certify_as_many_texts_as_their_draws_from_all():
         some = certify(
             trust, rows[uniform], judged[uniform], uniform[uniform], accuracy=0.9, confidence=0.9
         )
-        parts.append((every.part, some.part))
+        parts.append((every.coverage, some.coverage))
     assert np.mean(parts, axis=0)[0] == pytest.approx(np.mean(parts, axis=0)[1], abs=0.1)
     assert np.mean(parts) > 0.5
 
@@ -127,12 +127,12 @@ def test_judged_texts_that_were_not_drawn_from_all_prove_nothing_of_the_others()
     alone = certify(
         trust, rows, np.ones(50, bool), np.zeros(50, bool), accuracy=0.5, confidence=0.9
     )
-    assert alone.part == alone.judged == 0
+    assert alone.coverage == alone.judged == 0
     assert "0 of 50 judged texts were drawn at random from all" in str(alone)
     # unless all are judged
     rows = np.arange(400)
     whole = certify(trust, rows, rows % 10 > 0, np.zeros(400, bool), accuracy=0.9, confidence=0.9)
-    assert whole.part == 1
+    assert whole.coverage == 1
 
 
 def test_what_was_judged_later_is_not_subtracted_for_earlier_draws():
@@ -158,26 +158,26 @@ def test_a_certificate_says_what_it_takes_and_what_is_proved_now():
     trust = np.linspace(0, 1, 400)
     rows = np.arange(0, 400, 40)
     few = certify(trust, rows, np.ones(10, bool), np.ones(10, bool), accuracy=0.9, confidence=0.9)
-    assert few.part == 0
+    assert few.coverage == 0
     assert np.isinf(few.trust)
     found = re.search(
         r"about (\d+) more, drawn at random from all, would probably do: (\d+) in all", str(few)
     )
     assert found
-    assert int(found[1]) == few.more == int(found[2]) - 10
-    assert 20 < few.more < 200
-    assert few.provable == (0.7, 1.0)
+    assert int(found[1]) == few.judgments_needed == int(found[2]) - 10
+    assert 20 < few.judgments_needed < 200
+    assert few.achievable == (0.7, 1.0)
     assert "a hint" in str(few)
     assert "70% is proved now, for 100% of the texts" in str(few)
     rows = np.arange(0, 400, 2)
     every = np.ones(200, bool)
     bad = certify(trust, rows, rows % 4 == 0, every, accuracy=0.9, confidence=0.9)
     assert "better labels do" in str(bad)
-    assert bad.more == 0
+    assert bad.judgments_needed == 0
     good = certify(trust, rows, every, every, accuracy=0.9, confidence=0.9)
-    assert good.part == 1.0
+    assert good.coverage == 1.0
     assert "100% of the texts" in str(good)
-    assert good.provable is None
+    assert good.achievable is None
 
 
 @pytest.mark.slow
@@ -188,9 +188,11 @@ def test_as_many_more_judgments_as_are_named_are_mostly_enough():
         trust, among, right = spread(random, 2_000, 0.2, 0.15, 0.04)
         rows, uniform = reviewed(random, [(None, 50)], trust, among)
         made = certify(trust, rows, right[rows], uniform, accuracy=0.9, confidence=0.9)
-        more = [] if made.part else [("certify", made.more)]
+        more = [] if made.coverage else [("certify", made.judgments_needed)]
         rows, uniform = reviewed(random, [(None, 50), *more], trust, among)
-        proofs += certify(trust, rows, right[rows], uniform, accuracy=0.9, confidence=0.9).part > 0
+        proofs += (
+            certify(trust, rows, right[rows], uniform, accuracy=0.9, confidence=0.9).coverage > 0
+        )
     assert proofs > 50
 
 
@@ -200,7 +202,7 @@ def test_a_text_of_unknown_trust_is_never_certified():
     rows, every = np.arange(200), np.ones(200, bool)
     made = certify(trust, rows, every, every, accuracy=0.8, confidence=0.9)
     assert made.trust == 0.9
-    assert made.part == pytest.approx(200 / 300)
+    assert made.coverage == pytest.approx(200 / 300)
     none = certify(np.full(9, np.nan), rows[:9], every[:9], every[:9], accuracy=0.8, confidence=0.9)
     assert "trust of the texts is unknown" in str(none)
 
@@ -223,7 +225,7 @@ def test_better_labels_come_before_their_certificate():
     lacks = Certificate(0.9, 0.9, np.inf, 0.0, 50, "about 50 more would do", 50)
     hopeless = Certificate(0.9, 0.9, np.inf, 0.0, 50, "better labels do")
     fine = Certificate(0.9, 0.9, 0.7, 0.5, 50)
-    differ = "which ways to label differ"
+    differ = "which strategies differ"
     for decides, right, made, says in (
         ("settings", half, lacks, differ),
         # an LLM that is mostly right leaves nothing to gain

@@ -207,19 +207,19 @@ def test_certificates_are_wrong_as_seldom_as_promised():
     for seed in range(60):
         learned = learned_of(scores, gold, heads, 200, seed)
         certificate = learned.certify(0.8, 0.9)
-        if certificate.part:
+        if certificate.coverage:
             inside = learned.trust >= certificate.trust
             certified += 1
             wrong += (
                 exact(scores, right, learned.rule.decide(scores).is_given())[inside].mean() < 0.8
             )
         certificate = learned.certify(0.8, 0.9, label="label 1")
-        if certificate.part:
+        if certificate.coverage:
             given = learned.rule.given_labels == 1
             inside = learned.rule.given_rows[given][
                 learned.rule.given_chances[given] >= certificate.trust
             ]
-            assert certificate.part == len(inside) / given.sum()
+            assert certificate.coverage == len(inside) / given.sum()
             of_label += 1
             wrong_label += gold[inside, 1].mean() < 0.8
     assert of_label > 15

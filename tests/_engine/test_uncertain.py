@@ -191,7 +191,7 @@ async def test_answers_outside_the_labels_and_errors_are_no_audit():
 
     model, texts = Silent(), texts_of(2_500)
     results = await run(model, texts, labeler=UncertaintySampling())
-    assert len(results.outside) == sum(noise(text) < 30 for text in model.asked)
+    assert len(results.unmatched) == sum(noise(text) < 30 for text in model.asked)
     assert sum(row.source == "head" for row in results) == 2_500 - len(model.asked) > 0
 
 

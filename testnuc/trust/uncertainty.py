@@ -1,4 +1,4 @@
-"""Which texts an LLM need not be asked about.
+"""Uncertainty sampling: which texts skip the LLM.
 
 A random part is asked about first. A head learns the answers, and predicts each text by the fit
 without its fold, so that the random part is predicted as the texts that were not asked about are:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from testnuc.trust.head import Softmax
 
-__all__ = ["Sparing", "UncertaintySampling", "random_part"]
+__all__ = ["UncertaintySampler", "UncertaintySampling", "random_part"]
 
 #: Of all texts: the random part, and one round.
 _FIRST, _ROUND = 0.1, 0.1
@@ -46,7 +46,7 @@ _PROVED = 0.25
 _ANSWERS = 25
 #: Steps in which texts are taken as sure, as parts of those that were not asked about.
 _STEP = 0.05
-#: Where fewer of all texts than this can be spared after two rounds, all are asked about.
+#: Where fewer of all texts than this can be skipped after two rounds, all are asked about.
 _HOPELESS = 0.02
 
 
@@ -95,7 +95,7 @@ def random_part(hashes: Sequence[bytes], rule: UncertaintySampling) -> NDArray[n
     return np.array(order[: rule.first(len(order))], dtype=np.int64)
 
 
-class Sparing:
+class UncertaintySampler:
     """Chooses the texts to ask about, round by round.
 
     The `own` labels in `texts` are not read. The hashes give the random part: the same texts are
@@ -119,7 +119,7 @@ class Sparing:
         self.agreement = 0.0
 
     def next(self, own: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Return the texts to ask about next; none: the others need not be asked about.
+        """Return the texts that the LLM labels next; none: the others skip it.
 
         `own`, int32[n], are the LLM's labels of the texts that were asked about; -1 = none.
         """

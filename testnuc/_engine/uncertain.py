@@ -12,8 +12,8 @@ import numpy as np
 from testnuc._engine.applying import judged_classes, texts_among
 from testnuc._engine.labeling import Layer
 from testnuc.errors import NotAnsweredError
-from testnuc.trust import Sparing, UncertaintySampling, random_part
-from testnuc.trust.model import SPARED_ROUNDS, fit_model, fits, teach
+from testnuc.trust import UncertaintySampler, UncertaintySampling, random_part
+from testnuc.trust.model import SKIPPED_ROUNDS, fit_model, fits, teach
 from testnuc.voting import Labels
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ async def ask_unsure(
     rows: NDArray[np.int64],
     rule: UncertaintySampling,
 ) -> AsyncGenerator[list[int], None]:
-    """Yield the own texts to ask about, in rounds; the others are spared at the end."""
+    """Yield the own texts to ask about, in rounds; the others are skipped at the end."""
     settings = run.votes.settings
     n_classes = len(run.batch.labels.names)
     if not fits(len(rows), n_classes):
@@ -121,13 +121,13 @@ async def ask_unsure(
         rule = rule.where_proved(len(rows), n_classes)
     unknown = np.full(len(rows), -1, dtype=np.int32)
     texts = texts_among(run, rows, vectors[rows], unknown)
-    sparing = Sparing(texts, [run.batch.entries[r].hash for r in rows], rule)
-    places = sparing.first
+    sampler = UncertaintySampler(texts, [run.batch.entries[r].hash for r in rows], rule)
+    places = sampler.first
     while len(places):
         yield rows[places].tolist()
         own = run.answers.label[rows]
-        places = await asyncio.to_thread(sparing.next, own)
-    left = np.flatnonzero(~sparing.asked)
+        places = await asyncio.to_thread(sampler.next, own)
+    left = np.flatnonzero(~sampler.asked)
     if not len(left):
         if rule.min_agreement < 1:
             run.notes.append(
@@ -137,10 +137,10 @@ async def ask_unsure(
                 "(--stop) may save calls"
             )
         return
-    own = run.answers.label[rows[sparing.asked]]
+    own = run.answers.label[rows[sampler.asked]]
     if 2 * (own >= 0).sum() < len(own):
         # a model of hardly any answers says nothing
-        asked = rows[sparing.asked].tolist()
+        asked = rows[sampler.asked].tolist()
         first = next((run.answers.errors[at] for at in asked if at in run.answers.errors), None)
         problem = NotAnsweredError(
             f"the LLM gave {int((own >= 0).sum()):,} of {len(own):,} texts a label, too few for a "
@@ -150,19 +150,19 @@ async def ask_unsure(
         for place in rows[left].tolist():
             run.answers.put(place, problem)
         return
-    labels = Labels.single(sparing.labels[left], trust=sparing.trust[left].astype(np.float64))
+    labels = Labels.single(sampler.labels[left], trust=sampler.trust[left].astype(np.float64))
     run.labeling.sampler = _layer(run.batch.n_own, rows[left], labels)
     if settings.learned is not None and settings.argmax is not None and proved:
         own = run.answers.label[rows]
         judged = _judged(run, rows, settings.learned)
-        texts = replace(texts, own=np.where(sparing.asked, own, -1).astype(np.int32), judged=judged)
+        texts = replace(texts, own=np.where(sampler.asked, own, -1).astype(np.int32), judged=judged)
         run.labeling.refitted = await asyncio.to_thread(
-            _fitted_again, settings.argmax.model, texts, sparing.heads
+            _fitted_again, settings.argmax.model, texts, sampler.heads
         )
     why = (
         "judgments prove that the learned model is better than the LLM"
         if proved
-        else f"at least {sparing.agreement:.1%} of all labels are as if it had been asked about "
+        else f"at least {sampler.agreement:.1%} of all labels are as if it had been asked about "
         "every text, with 90 % confidence"
     )
     run.notes.append(
@@ -190,5 +190,5 @@ def _fitted_again(
     if heads is None or (taught and (judged is None or (judged >= 0).sum() < _TAUGHT)):
         return None
     plain = replace(texts, judged=None)
-    made = fit_model(plain, power=model.power, care=model.care, start=heads, rounds=SPARED_ROUNDS)
+    made = fit_model(plain, power=model.power, care=model.care, start=heads, rounds=SKIPPED_ROUNDS)
     return teach(made, texts) if taught else made

@@ -11,8 +11,8 @@ from contextlib import aclosing
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from testnuc._dispatch.predictor import WHOLE_LIST
-from testnuc._engine.first_calls import STOPS
+from testnuc._dispatch.predictor import FULL_LABELS
+from testnuc._engine.first_calls import FATAL_ERRORS
 from testnuc._engine.rows import nearest
 from testnuc.scoring import wilson
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from testnuc._engine.run import Run
     from testnuc.protocols import PoolText
 
-__all__ = ["compare_with_whole_list", "compared_part"]
+__all__ = ["compare_with_full_labels", "compared_part"]
 
 #: The part of the texts that is compared, the fewest and the most; of fewer than `_FROM`, none is.
 _PART, _LEAST, _MOST, _FROM = 0.02, 20, 200, 100
@@ -45,7 +45,7 @@ def _rank(text_hash: bytes) -> bytes:
     return blake2b(text_hash, digest_size=8, key=b"whole list").digest()
 
 
-async def compare_with_whole_list(run: Run, predictor: Predictor, scheduler: Scheduler) -> None:
+async def compare_with_full_labels(run: Run, predictor: Predictor, scheduler: Scheduler) -> None:
     """Ask about a part of the own texts with the whole list, and note how often answers agree.
 
     An error ends the comparison, not the run: its texts are labeled.
@@ -58,7 +58,7 @@ async def compare_with_whole_list(run: Run, predictor: Predictor, scheduler: Sch
     ]
     entries = [run.batch.entries[place] for place in places]
     asks = [
-        predictor.ask(entries[at].text, entries[at].hash, places[at], WHOLE_LIST)
+        predictor.ask(entries[at].text, entries[at].hash, places[at], FULL_LABELS)
         for at in compared_part(entries)
     ]
     pairs: list[tuple[int, str, str]] = []
@@ -70,7 +70,7 @@ async def compare_with_whole_list(run: Run, predictor: Predictor, scheduler: Sch
                     continue
                 if given.label is not None and outcome.label is not None:
                     pairs.append((ask.place, given.label, outcome.label))
-    except STOPS:
+    except FATAL_ERRORS:
         pass
     if pairs:
         run.notes.extend(_summary(run, pairs))
@@ -81,7 +81,7 @@ def _summary(run: Run, pairs: Sequence[tuple[int, str, str]]) -> list[str]:
     other = [(place, short, whole) for place, short, whole in pairs if short != whole]
     agree = wilson(len(pairs) - len(other), len(pairs))
     summary = (
-        f"{len(pairs):,} texts were also asked about with all labels in the prompt: the label is "
+        f"{len(pairs):,} texts were also sent with all labels, as a check: the label is "
         f"the same for {100 * agree.value:.1f} % ({100 * agree.low:.1f} to {100 * agree.high:.1f} "
         "%, 95 %)"
     )

@@ -1,4 +1,4 @@
-"""Texts are spared where a head agrees with the LLM; what is proved holds."""
+"""Texts are skipped where a head agrees with the LLM; what is proved holds."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import pytest
 
 from testnuc import UncertaintySampling
 from testnuc.index import NearestVectors
-from testnuc.trust import Sparing
+from testnuc.trust import UncertaintySampler
 from testnuc.trust.head import folds_of
 from testnuc.trust.model import Texts
-from testnuc.trust.sparing import _bound
+from testnuc.trust.uncertainty import _bound
 from tests import naive
 
 CLASSES, DIM, N = 4, 12, 1_500
@@ -36,38 +36,38 @@ def drawn(seed, noise):
 
 def run(seed, noise, rule):
     texts, hashes, own = drawn(seed, noise)
-    sparing = Sparing(texts, hashes, rule)
-    chosen, given = sparing.first, np.full(N, -1, dtype=np.int32)
+    sampler = UncertaintySampler(texts, hashes, rule)
+    chosen, given = sampler.first, np.full(N, -1, dtype=np.int32)
     rounds = 0
     while len(chosen):
         assert (given[chosen] == -1).all()
         # it never sees a label of a text that was not asked about
         given[chosen] = own[chosen]
-        assert (given[sparing.asked] == own[sparing.asked]).all()
-        chosen = sparing.next(given.copy())
+        assert (given[sampler.asked] == own[sampler.asked]).all()
+        chosen = sampler.next(given.copy())
         rounds += 1
-    assert (given >= 0).sum() == sparing.asked.sum()
-    return sparing, own, rounds
+    assert (given >= 0).sum() == sampler.asked.sum()
+    return sampler, own, rounds
 
 
 @pytest.mark.slow
 def test_what_is_proved_holds_in_nine_of_ten_runs():
     wrong = spared = 0
     for seed in range(30):
-        sparing, own, _ = run(seed, 0.03, UncertaintySampling(min_agreement=0.98))
-        labels = np.where(sparing.asked, own, sparing.labels)
+        sampler, own, _ = run(seed, 0.03, UncertaintySampling(min_agreement=0.98))
+        labels = np.where(sampler.asked, own, sampler.labels)
         agreement = (labels == own).mean()
-        spared += (~sparing.asked).sum()
-        wrong += agreement < sparing.agreement
-        assert sparing.agreement >= 0.98
+        spared += (~sampler.asked).sum()
+        wrong += agreement < sampler.agreement
+        assert sampler.agreement >= 0.98
     assert spared > 0
     assert wrong <= 6
 
 
 def test_where_nothing_can_be_learned_all_are_asked_early():
-    sparing, _, rounds = run(0, 1.0, UncertaintySampling())
-    assert sparing.asked.all()
-    assert sparing.agreement == 1.0
+    sampler, _, rounds = run(0, 1.0, UncertaintySampling())
+    assert sampler.asked.all()
+    assert sampler.agreement == 1.0
     assert rounds <= 4
 
 
@@ -102,12 +102,12 @@ def test_the_random_part_is_large_enough_to_prove_anything():
 
 
 def test_at_most_a_part_is_asked_about():
-    sparing, own, _ = run(1, 0.3, UncertaintySampling(max_fraction=0.5))
-    assert sparing.asked.sum() == N // 2
-    left = ~sparing.asked
-    assert (sparing.labels[left] >= 0).all()
-    agreement = (np.where(sparing.asked, own, sparing.labels) == own).mean()
-    assert 0 < sparing.agreement <= agreement
+    sampler, own, _ = run(1, 0.3, UncertaintySampling(max_fraction=0.5))
+    assert sampler.asked.sum() == N // 2
+    left = ~sampler.asked
+    assert (sampler.labels[left] >= 0).all()
+    agreement = (np.where(sampler.asked, own, sampler.labels) == own).mean()
+    assert 0 < sampler.agreement <= agreement
     # trust is the chance that the LLM would say the same
-    share = (sparing.labels == own)[left].mean()
-    assert sparing.trust[left].mean() == pytest.approx(share, abs=0.08)
+    share = (sampler.labels == own)[left].mean()
+    assert sampler.trust[left].mean() == pytest.approx(share, abs=0.08)
