@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from testnuc.cli.answer_store import AnswerStore
 from testnuc.cli.client_factory import client_of, completed
 from testnuc.cli.event_loop import run_to_end
-from testnuc.cli.files import check_output, held_by, require_folder, write_results
+from testnuc.cli.files import check_output, held_by, write_results
 from testnuc.cli.long_texts import about_embedder, about_model
 from testnuc.cli.next_steps import can_be_judged, next_step
 from testnuc.cli.reading import STANDARD, read_table, to_stderr, usable
@@ -58,8 +58,6 @@ def run(
             "process finds them if this one ends"
         )
     output = None if output == STANDARD else output
-    if output is not None:
-        require_folder(output)
     table = read_table(file, text_column, guess=False, **reading)
     store = AnswerStore.of(client["store"], output)
     same, others, added = held_by(output, table)
@@ -71,7 +69,7 @@ def run(
     asked_for = client.but(embedder=asked["embedder"])
     again = same and not added and RunNote.of(str(output)).says(str(output), asked_for)
     check_output(
-        output, file, table, full=full, overwrite=overwrite or dry_run or (again and store.keeps)
+        output, table, full=full, overwrite=overwrite or dry_run or (again and store.keeps)
     )
     problems, valid = usable(table, file)
     texts = [table.texts[at] for at in valid]

@@ -7,7 +7,6 @@ import io
 import os
 import sys
 from pathlib import Path
-from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING, Any
 
 from testnuc._base.jsonl import write_whole
@@ -51,26 +50,6 @@ _TYPES = {
 }
 
 
-def require_folder(output: str) -> None:
-    """Check that the folder of an output file exists."""
-    folder = Path(output).absolute().parent
-    if not folder.is_dir():
-        raise InvalidInputError(
-            f"{output}: there is no folder {Path(output).parent}; create it first"
-        )
-    for name in (output, f"{output}.resume"):
-        try:
-            mode = Path(name).stat().st_mode
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError as exc:
-            raise InvalidInputError(
-                f"{name} cannot be written: {exc.strerror}; name another file"
-            ) from exc
-        if not (S_ISREG(mode) or S_ISDIR(mode)):
-            raise InvalidInputError(f"{name} is a pipe or a device; name a file, or - for stdout")
-
-
 def require_store(place: str) -> None:
     """Check that a store exists, if it is a path."""
     if "://" not in place and not Path(place).is_file():
@@ -78,14 +57,11 @@ def require_store(place: str) -> None:
 
 
 def require_kind(output: str | None, *kinds: str, what: str = "output") -> None:
-    """Check the suffix of an output, and that its folder exists."""
-    if output is None:
-        return
-    if Path(output).suffix.lower() not in kinds:
+    """Check the suffix of an output."""
+    if output is not None and Path(output).suffix.lower() not in kinds:
         *others, last = kinds
         listed = f"{', '.join(others)} or {last}" if others else last
         raise InvalidInputError(f"the {what} is {output!r}; name a {listed} file")
-    require_folder(output)
 
 
 def require_new(output: str | None, *, overwrite: bool) -> None:
@@ -124,12 +100,7 @@ def held_by(output: str | None, table: Table) -> tuple[bool, bool, set[str]]:
 
 
 def check_output(
-    output: str | None,
-    file: str,
-    table: Table,
-    *,
-    full: bool = False,
-    overwrite: bool = True,
+    output: str | None, table: Table, *, full: bool = False, overwrite: bool = True
 ) -> None:
     """Check that the output can be written, before any call."""
     if output is None or output == STANDARD:
@@ -137,12 +108,8 @@ def check_output(
     if full and Path(output).suffix.lower() != ".jsonl":
         raise InvalidInputError(f"{output} cannot hold neighbors and votes (--full); name a .jsonl")
     kind = kind_of(output)
-    path = Path(output)
-    require_folder(output)
-    if path.is_dir():
+    if Path(output).is_dir():
         raise InvalidInputError(f"{output} is a folder; name a file in it")
-    if path.exists() and Path(file).exists() and path.samefile(file):
-        raise InvalidInputError(f"{output} is the input itself; name another file")
     require_new(output, overwrite=overwrite)
     if kind not in {".json", ".jsonl", ".txt"}:
         require_filled(file, len(table.columns), len(table.rows), sum(map(len, table.rows)))

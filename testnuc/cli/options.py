@@ -10,6 +10,7 @@ from functools import partial
 from importlib import import_module
 from itertools import combinations
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 from typing import Any, Literal, get_type_hints
 
 import typer
@@ -236,6 +237,26 @@ def _same(place: str, other: str) -> bool:
         return os.path.realpath(place) == os.path.realpath(other)
 
 
+def require_folder(output: str) -> None:
+    """Check that the folder of an output file exists."""
+    folder = Path(output).absolute().parent
+    if not folder.is_dir():
+        raise InvalidInputError(
+            f"{output}: there is no folder {Path(output).parent}; create it first"
+        )
+    for name in (output, f"{output}.resume"):
+        try:
+            mode = Path(name).stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as exc:
+            raise InvalidInputError(
+                f"{name} cannot be written: {exc.strerror}; name another file"
+            ) from exc
+        if not (S_ISREG(mode) or S_ISDIR(mode)):
+            raise InvalidInputError(f"{name} is a pipe or a device; name a file, or - for stdout")
+
+
 def options_in(*panels: str) -> set[str]:
     """Return the names of the client's options in some panels of the help."""
     found = inspect.signature(_client).parameters.items()
@@ -272,6 +293,9 @@ def runs(
             require_named(context, given)
             config = context.find_root().params.get("config")
             _require_distinct({"config": config or FILE, **given})
+            for output in (given.get("output"), given.get("plot")):
+                if output not in {None, "-"}:
+                    require_folder(output)
             if shared:
                 values = {p.name: given.pop(p.name) for p in shared}
                 named = frozenset(n for n in values if source_of(context, n) == "COMMANDLINE")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import orjson
 
 from testnuc._base.jsonl import part_of, table
-from testnuc.cli.files import require_folder, require_store
+from testnuc.cli.files import require_store
+from testnuc.cli.options import require_folder
 from testnuc.cli.options_of_run import opened_store
 from testnuc.cli.reading import existing, to_stderr
 from testnuc.errors import InvalidInputError
