@@ -18,7 +18,6 @@
     client_factory    a client from options
 
     event_loop        runs a coroutine, with Ctrl-C
-    progress          the progress of a run; `long_texts` notes texts that will be cut
     next_steps        the command that comes next
 """
 

@@ -12,23 +12,27 @@ from testnuc.cli.answer_store import AnswerStore
 from testnuc.cli.client_factory import client_of, completed
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import check_output, held_by, write_results
-from testnuc.cli.long_texts import about_embedder, about_model
 from testnuc.cli.next_steps import can_be_judged, next_step
 from testnuc.cli.reading import STANDARD, read_table, to_stderr, usable
 from testnuc.cli.run_note import RunNote
-from testnuc.client import TestNUC
+from testnuc.client import TestNUC, parts_of
+from testnuc.embedders.openai import OpenAIEmbedder
 from testnuc.errors import InvalidInputError, SmallPoolWarning, StoreError
-from testnuc.limits import BatchPolicy
+from testnuc.limits import BatchPolicy, context_window
 from testnuc.progress import display_of
 from testnuc.results import run_record
 from testnuc.types import error_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from testnuc.cli.options import Options
     from testnuc.progress import LineProgress
     from testnuc.results import Results
     from testnuc.types import Estimate, Usage
 
+#: As in the providers: low, so that estimates are rather too high.
+_BYTES_PER_TOKEN = 3.2
 #: Part of the texts that a referee labels.
 _ESCALATED = 0.1
 
@@ -138,7 +142,7 @@ def label_all(
 
     async def labeled() -> Results:
         async with nuc:
-            for note in (about_model(nuc, texts), await about_embedder(nuc, texts)):
+            for note in (_about_model(nuc, texts), await _about_embedder(nuc, texts)):
                 if note is not None:
                     to_stderr(f"note: {note}")
             return await nuc.classify_many(texts, progress=progress, lane=lane)
@@ -268,7 +272,7 @@ def show_estimate(texts: list[str], client: dict[str, Any], store: AnswerStore) 
     found = run_to_end(estimate())
     distinct = len(set(texts))
     print(f"{nuc.model}: nothing was sent; {len(texts):,} texts, {distinct:,} distinct\n\n{found}")
-    if (note := about_model(nuc, texts)) is not None:
+    if (note := _about_model(nuc, texts)) is not None:
         to_stderr(f"note: {note}")
 
 
@@ -310,3 +314,45 @@ def cost(usage: Usage) -> str:
         return "" if tokens == 0 else "tokens unknown"
     usd = "price unknown" if usage.usd is None else f"{usage.usd:.4f} USD"
     return f"{tokens:,} tokens, {usd}"
+
+
+async def _about_embedder(nuc: TestNUC, texts: Sequence[str]) -> str | None:
+    """Return how many texts the embedder reads in part or rejects; loads a local model."""
+    embedder = parts_of(nuc).embedder
+    measure = getattr(embedder, "cut", None)
+    if measure is None:
+        return None
+    number, tokens = await measure(texts)
+    if not number:
+        return None
+    if isinstance(embedder, OpenAIEmbedder):
+        return (
+            f"about {_of(number, texts)} longer than the {tokens:,} tokens that the embedder takes,"
+            " and will fail; shorten or split them, or choose another --embedder"
+        )
+    return (
+        f"{_of(number, texts)} longer than the {tokens:,} tokens that the embedder reads: their "
+        "neighbors are found by the beginning alone, while the LLM reads all; if what matters "
+        "comes later, shorten or split them, or choose another --embedder"
+    )
+
+
+def _about_model(nuc: TestNUC, texts: Sequence[str]) -> str | None:
+    """Return about how many texts do not fit into one call of the LLM."""
+    provider = parts_of(nuc).predictor.provider
+    window = context_window(provider.name, provider.model, getattr(provider, "url", None))
+    if window is None:
+        return None
+    # a character has at most four bytes
+    long = (text for text in texts if 4 * len(text) > window * _BYTES_PER_TOKEN)
+    number = sum(len(text.encode("utf-8", "replace")) > window * _BYTES_PER_TOKEN for text in long)
+    if not number:
+        return None
+    return (
+        f"about {_of(number, texts)} longer than the {window:,} tokens that {nuc.model} reads, and "
+        "will be refused; shorten or split them"
+    )
+
+
+def _of(number: int, texts: Sequence[str]) -> str:
+    return f"{number:,} of {len(texts):,} texts " + ("is" if number == 1 else "are")

@@ -7,8 +7,7 @@ docs/service.md.
 ::
 
     service    routes; `access` for tokens and origins, `errors` for responses other than 200
-    bodies     a bound on unfinished request bodies
-    queue      pending texts; `schemas` reads request bodies
+    queue      bounds of pending texts and bodies; `schemas` reads request bodies
     lifecycle  from start to SIGTERM; `settings`
     metrics    Prometheus metrics; `openapi`, the description of the API; `page`, the page at ``/``
 """

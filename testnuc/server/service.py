@@ -27,11 +27,10 @@ from testnuc.server.access import (
     request_id,
     require_caller,
 )
-from testnuc.server.bodies import Bodies
 from testnuc.server.errors import RequestError, request_error
 from testnuc.server.metrics import Metrics
 from testnuc.server.openapi import document
-from testnuc.server.queue import Place, Queue
+from testnuc.server.queue import Bodies, Place, Queue
 from testnuc.server.schemas import ClassifyRequest, read, record
 from testnuc.server.settings import ServerSettings
 from testnuc.types import Reason
