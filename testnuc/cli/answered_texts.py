@@ -79,7 +79,7 @@ async def opened(
 async def texts_for(nuc: TestNUC, given: Table | None, source: str, output: str | None) -> Table:
     """Return the texts of a file or a store, once it is known that the output can be written."""
     table = await _stored_texts(nuc, source) if given is None else given
-    check_output(output, table)
+    check_output(output, source, table)
     return table
 
 

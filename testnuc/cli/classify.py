@@ -73,7 +73,7 @@ def run(
     asked_for = client.but(embedder=asked["embedder"])
     again = same and not added and RunNote.of(str(output)).says(str(output), asked_for)
     check_output(
-        output, table, full=full, overwrite=overwrite or dry_run or (again and store.keeps)
+        output, file, table, full=full, overwrite=overwrite or dry_run or (again and store.keeps)
     )
     problems, valid = usable(table, file)
     texts = [table.texts[at] for at in valid]

@@ -100,7 +100,7 @@ def held_by(output: str | None, table: Table) -> tuple[bool, bool, set[str]]:
 
 
 def check_output(
-    output: str | None, table: Table, *, full: bool = False, overwrite: bool = True
+    output: str | None, file: str, table: Table, *, full: bool = False, overwrite: bool = True
 ) -> None:
     """Check that the output can be written, before any call."""
     if output is None or output == STANDARD:

@@ -273,10 +273,11 @@ def runs(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a declared command the function that it runs, which gets all options as keywords.
 
-    A coroutine is run to its end. If the declaration has a parameter `client`, add the options of a
-    client; the function gets them as that mapping. `place` is ``module:function`` in this package,
-    imported when the command runs, so that --help is fast; `without` are options of a client, or
-    panels of them, to leave out, and `instead` those to replace.
+    A coroutine is run to its end; Ctrl-C ends it where it awaits. If the declaration has a
+    parameter `client`, add the options of a client; the function gets them as that mapping. `place`
+    is ``module:function`` in this package, imported when the command runs, so that --help is fast;
+    `without` are options of a client, or panels of them, to leave out, and `instead` those to
+    replace.
     """
 
     def add(declared: Callable[..., None]) -> Callable[..., None]:

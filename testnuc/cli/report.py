@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from testnuc._base.jsonl import table
 from testnuc.cli.answered_texts import stored_results
+from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import require_kind
 from testnuc.cli.label_files import read_labels
 from testnuc.cli.next_steps import command
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from testnuc.cli.options import Options
 
 
-async def run(
+def run(
     file: str,
     *,
     output: str,
@@ -46,7 +47,7 @@ async def run(
     if not holds_rows(file) and (kind not in KINDS or "://" in file):
         if "://" not in file:
             existing(file)
-        results = await stored_results(file, client)
+        results = run_to_end(stored_results(file, client))
     elif kind == ".jsonl":
         # streamed, and with the record of the run, which `read_table` drops
         first = next(table(existing(file)), {})
