@@ -150,6 +150,20 @@ async def test_where_no_label_of_a_level_fits_the_whole_list_is_asked() -> None:
         assert nuc.usage.calls == 3
 
 
+async def test_a_label_of_another_branch_is_not_taken_for_one_of_the_level() -> None:
+    said = ["refunds", "refund > late", "refund > late"]
+    async with (
+        LoopbackLLM(lambda _, index: said[index]) as llm,
+        client(
+            llm,
+            {"refund": ["late", "lost"], "refunds": ["late", "lost"]},
+            sampling=Sampling(shortlist="levels"),
+            k=0,
+        ) as nuc,
+    ):
+        assert (await nuc.classify("my money is late")).own_label == "refund > late"
+
+
 async def test_many_labels_are_asked_by_level_if_that_is_shorter() -> None:
     description = "What this label means, in a few more words."
     few_below = {f"topic {i}": {f"kind {j}": description for j in range(15)} for i in range(15)}

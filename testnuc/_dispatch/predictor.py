@@ -348,7 +348,10 @@ class Predictor:
                 raise
             # one refused text (too long, filtered) must not fail the texts packed with it
             answers = [exc] * len(asks)
-        outcomes = [a if isinstance(a, Exception) else self._predicted(a, part) for a in answers]
+        outcomes = [
+            a if isinstance(a, Exception) else self._predicted(a, whole=part is None)
+            for a in answers
+        ]
         failed = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, ProviderError)]
         if len(asks) > 1:
             if failed:
@@ -411,7 +414,11 @@ class Predictor:
             self._judge(exc, (ask,))
             raise
         self._rejected = set()
-        return answer if isinstance(answer, Exception) else self._checked(answer, labels)
+        found = answer if isinstance(answer, Exception) else self._checked(answer, labels)
+        if isinstance(found, Prediction) and found.said is not None and found.said in self.labels:
+            # a label of another branch, which one of these resembles
+            return Prediction(None, found.confidence, found.said)
+        return found
 
     def _longest_levels(self) -> tuple[Task, ...]:
         """Return the longest task of each level."""
@@ -429,15 +436,16 @@ class Predictor:
         """Whether a prompt with so many labels would show all labels."""
         return shown >= len(self.labels.names) - (self.labels.none_label is not None)
 
-    def _predicted(self, answer: Answer, part: LabelSet | None) -> Prediction | Exception | None:
+    def _predicted(self, answer: Answer, *, whole: bool) -> Prediction | Exception | None:
         """Return the prediction of an answer; an error if a custom provider's is malformed.
 
-        None: the answer is none of the labels in `part`.
+        None: the answer is no label, and only a part of them was shown. One that was not shown is
+        taken for itself, and not for one that resembles it.
         """
-        found = self._checked(answer, self.labels if part is None else part)
-        if part is None or isinstance(found, Exception):
+        found = self._checked(answer, self.labels)
+        if whole or isinstance(found, Exception):
             return found
-        return None if found.label in {None, part.none_label} else found
+        return None if found.label in {None, self.labels.none_label} else found
 
     @staticmethod
     def _checked(answer: Answer, labels: LabelSet) -> Prediction | Exception:

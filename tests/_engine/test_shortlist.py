@@ -99,6 +99,17 @@ async def test_an_answer_outside_the_list_counts_as_none_of_it() -> None:
         assert [len(shown(body)) for body in llm.bodies] == [3, 12]
 
 
+async def test_a_label_that_was_not_shown_is_not_taken_for_one_that_was() -> None:
+    labels = dict.fromkeys(LABELS, "") | {"about_koalas": "herds that roam the cold north"}
+    async with (
+        LoopbackLLM(lambda text: "about_koalas", record=10) as llm,
+        client(llm, labels=labels, shortlist=2) as nuc,
+    ):
+        result = await nuc.classify(TEXTS[10])
+        assert shown(llm.bodies[0], [*labels]) == ["about_jay", "about_koala"]
+        assert result.own_label == "about_koalas"
+
+
 async def test_packed_texts_share_a_list() -> None:
     # of fewer than a hundred texts none is compared with the whole list
     texts = [f"about {word} number {i}" for i in range(8) for word in WORDS]
