@@ -14,8 +14,6 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["DAMAGED", "read_archive"]
-
 #: What reading raises where a byte of the archive or of its header differs.
 DAMAGED = (
     zipfile.BadZipFile,

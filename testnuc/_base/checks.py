@@ -13,16 +13,6 @@ from testnuc.errors import InvalidInputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "checked_choice",
-    "checked_number",
-    "checked_positive",
-    "checked_whole",
-    "hash_text",
-    "is_loopback",
-    "valid_text",
-]
-
 
 def is_loopback(host: str) -> bool:
     """Whether an address is reachable from this machine only."""

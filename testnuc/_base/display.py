@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
-__all__ = ["brief", "columns", "shown"]
-
 #: Characters of a string, and of a whole representation.
 _STRING, _WHOLE = 60, 240
 #: Items that are shown of a sequence or mapping.

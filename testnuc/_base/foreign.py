@@ -8,8 +8,6 @@ from typing import Any
 
 import orjson
 
-__all__ = ["MOST_TOKENS", "count", "count_values", "read_json", "write_json"]
-
 #: Longer bodies are read by orjson alone: the lenient reader takes ten times as long.
 _LENIENT = 1 << 19
 #: Most values in a body, and escapes in one that is read leniently: they take about 50 ms.

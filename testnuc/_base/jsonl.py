@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Iterator
 
-__all__ = ["bytes_of", "json_object", "json_of", "long_fields", "part_of", "table", "write_whole"]
-
 #: Characters of a name that the temporary one repeats: a file system allows 255 bytes.
 _KEPT = 40
 

@@ -17,8 +17,6 @@ from typing import Any, TypeVar
 
 from testnuc.errors import TestNUCError
 
-__all__ = ["Background", "at_exit"]
-
 T = TypeVar("T")
 
 #: Seconds between checks for Ctrl-C: on some systems a wait for a lock blocks it.

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     Outcome = Prediction | Exception
 
-__all__ = ["Ask", "InFlight", "InFlightRequest", "Lane", "ScheduledRun"]
-
 
 @dataclass(slots=True, eq=False, repr=False)
 class Ask:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from testnuc.types import Prediction
 
-__all__ = ["LEASE_SECONDS", "LeaseStore", "Leases"]
-
 _log = logging.getLogger("testnuc")
 
 #: Seconds until the leases of a dead process expire; a store may set `lease_seconds`.

@@ -10,8 +10,6 @@ from testnuc.types import LEVELS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["NONE_OF_THESE", "level_sets", "longest_part", "part_of"]
-
 #: The label that means none of some labels, if the user's labels have none.
 NONE_OF_THESE = "none of these"
 #: Names below a node of the tree that describe it.

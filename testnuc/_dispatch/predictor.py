@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from testnuc.protocols import Answer, Provider, Reply, Store
     from testnuc.transport import Transport
 
-__all__ = ["FULL_LABELS", "Predictor"]
-
 #: Texts without a readable reply after which a run stops, if no reply was ever readable.
 _SILENT_TEXTS = 20
 #: Calls for different texts in a row that a provider rejects by 401, 403 or 404, after it has

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from testnuc._dispatch.inflight import InFlightRequest, ScheduledRun
 
-__all__ = ["FairQueue", "WorkerPool"]
-
 
 @dataclass(eq=False)
 class FairQueue:

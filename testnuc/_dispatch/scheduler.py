@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from testnuc.protocols import Store
     from testnuc.types import Prediction
 
-__all__ = ["Ask", "Scheduler"]
-
 #: Asks looked up in the store at a time.
 _CHUNK = 256
 #: Outcomes yielded before control returns to the event loop.

@@ -12,8 +12,6 @@ from testnuc.voting import Labels
 if TYPE_CHECKING:
     from testnuc._engine.batch import TextBatch
 
-__all__ = ["Answers"]
-
 
 class Answers:
     """Predictions and errors, by place."""

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from testnuc.trust import Learned
     from testnuc.trust.judgment import Judgment
 
-__all__ = ["apply_learned", "classes_of", "judged_classes", "judged_of", "texts_among"]
-
 
 async def apply_learned(run: Run, embedding: EmbeddingCache, *, stopped: bool = False) -> None:
     """Label the own texts by what was learned, if anything was.

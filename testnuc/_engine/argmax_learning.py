@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from testnuc.trust.judgment import Judged, Judgment
     from testnuc.trust.model import Texts
 
-__all__ = ["MOST_TEXTS", "ArgmaxLearning", "Offer", "PoolFit"]
-
 #: Texts that candidates are fitted on at most.
 MOST_TEXTS = 200_000
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from testnuc.labels import LabelSet
     from testnuc.protocols import PoolText
 
-__all__ = ["Snapshot", "TextBatch"]
-
 
 @dataclass(slots=True, eq=False)
 class Snapshot:

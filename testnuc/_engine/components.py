@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from testnuc.protocols import APIKey, Embedder, Index, Method, Provider, Store
     from testnuc.voting import VotePolicy
 
-__all__ = ["Components", "Internals"]
-
 T = TypeVar("T")
 
 

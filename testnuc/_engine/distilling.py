@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from testnuc.trust.set_rule import SetRule
     from testnuc.voting import Labels
 
-__all__ = ["distill"]
-
 #: Texts that a head is fitted on at most; of a larger pool, they are spread over it evenly.
 _MOST_TEXTS = 50_000
 _LEAST_TEXTS = 50

@@ -17,7 +17,7 @@ from testnuc._base.checks import checked_choice
 from testnuc._dispatch.predictor import Predictor
 from testnuc._dispatch.scheduler import Scheduler
 from testnuc._engine.estimate import Estimator
-from testnuc._engine.pipeline import FATAL_ERRORS
+from testnuc._engine.first_calls import FATAL_ERRORS
 from testnuc.errors import InvalidInputError
 from testnuc.labels import LabelSet
 from testnuc.limits import Meter, Price, require_price
@@ -29,15 +29,13 @@ from testnuc.types import Prediction, error_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from testnuc._dispatch.scheduler import Ask
+    from testnuc._dispatch.inflight import Ask
     from testnuc._engine.components import Components
     from testnuc._engine.learning import Learning
     from testnuc._engine.run import Run
     from testnuc.protocols import Provider, WireProvider
     from testnuc.trust import Review
     from testnuc.types import Usage
-
-__all__ = ["Escalation", "RefereeModel"]
 
 _log = logging.getLogger("testnuc.client")
 

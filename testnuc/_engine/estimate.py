@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from testnuc.protocols import Index, Method, PoolText, Store, Task
     from testnuc.trust import UncertaintySampling, VoteSettings
 
-__all__ = ["Estimator"]
-
 #: Texts looked up at a time.
 _CHUNK = 128
 #: As in the providers: low, so that estimates are rather too high.

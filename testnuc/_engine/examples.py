@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from testnuc.protocols import Index, Method, PoolText, Store
     from testnuc.types import Prediction
 
-__all__ = ["ExampleFinder"]
-
 #: Part of stored keys: where version 0.1.0 defined these methods.
 _STORED_MODULE = "testnuc.methods.topk_icl"
 

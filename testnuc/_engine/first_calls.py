@@ -20,12 +20,11 @@ from testnuc.errors import (
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
+    from testnuc._dispatch.inflight import Ask
     from testnuc._dispatch.predictor import Predictor
-    from testnuc._dispatch.scheduler import Ask, Scheduler
+    from testnuc._dispatch.scheduler import Scheduler
     from testnuc.protocols import Index, PoolText, Store
     from testnuc.types import Prediction
-
-__all__ = ["FATAL_ERRORS", "FirstCalls"]
 
 #: Errors that end a run; what was answered before is handed over.
 FATAL_ERRORS = (ProviderError, StoreError, EmbeddingError, ConfigurationError)

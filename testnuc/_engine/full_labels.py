@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from testnuc._engine.run import Run
     from testnuc.protocols import PoolText
 
-__all__ = ["compare_with_full_labels", "compared_part"]
-
 #: The part of the texts that is compared, the fewest and the most; of fewer than `_FROM`, none is.
 _PART, _LEAST, _MOST, _FROM = 0.02, 20, 200, 100
 #: A list is called harmful where it lacks the label for at least this part of the texts.

@@ -19,15 +19,6 @@ if TYPE_CHECKING:
 
     from testnuc.labels import LabelSet
 
-__all__ = [
-    "checked_texts",
-    "distinct",
-    "known_label",
-    "labeled",
-    "values",
-    "without_foreign_labels",
-]
-
 #: Texts processed between two turns of the event loop.
 _TURN = 1_024
 

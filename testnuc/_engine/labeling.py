@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from testnuc._engine.votes import Votes
     from testnuc.trust.model import HeadModel
 
-__all__ = ["Labeling", "Layer"]
-
 _KEPT = Reason(
     "llm_kept", "several labels stay as the LLM gives them until judgments choose another way"
 )

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from testnuc._engine.components import Components
 
-__all__ = ["LEAST_TEXTS", "Learning"]
-
 _log = logging.getLogger("testnuc.client")
 
 #: Fewest texts with a prediction to learn from.

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from testnuc.labels import LabelSet
     from testnuc.protocols import Method
 
-__all__ = ["check_options"]
-
 
 def check_options(
     labels: LabelSet,

@@ -22,8 +22,6 @@ from testnuc.methods import Sampling
 from testnuc.trust import Referee, UncertaintySampling
 from testnuc.voting import VotePolicy
 
-__all__ = ["GROUPS", "client_arguments", "takes_arguments_of"]
-
 P = ParamSpec("P")
 
 #: Flat name -> the argument of `TestNUC` that has it as a field.

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from testnuc._dispatch.inflight import Ask
     from testnuc._dispatch.predictor import Predictor
-    from testnuc._dispatch.scheduler import Ask, Scheduler
+    from testnuc._dispatch.scheduler import Scheduler
     from testnuc._engine.run import Run
     from testnuc._engine.shortlist import Shortlist
     from testnuc._engine.uncertain import HeadRule
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
     from testnuc.labels import LabelSet
     from testnuc.protocols import Index, Method, PoolText, Store
     from testnuc.trust import Decision, UncertaintySampling, VoteSettings
-
-__all__ = ["FATAL_ERRORS", "Pipeline"]
 
 #: From this many predictions on, the auto policy diagnoses the batch; below, the pool.
 _BATCH_DECIDES = 2_000

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from testnuc.protocols import PoolText
     from testnuc.trust import Diagnosis, VoteSettings
 
-__all__ = ["PoolPredictions"]
-
 #: Parts of a large pool that are sampled for a diagnosis.
 _CHUNKS = 12
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from testnuc.progress import Observer
     from testnuc.results import Results
 
-__all__ = ["compare", "coverage", "shown", "summarize", "warn_of_few"]
-
 _log = logging.getLogger("testnuc.client")
 
 #: `stacklevel` of warnings: the code that called the client.

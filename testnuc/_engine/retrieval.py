@@ -31,17 +31,6 @@ if TYPE_CHECKING:
     from testnuc.trust import VoteSettings
     from testnuc.types import Prediction
 
-__all__ = [
-    "SEARCH",
-    "Retriever",
-    "StoredVoters",
-    "build_batch",
-    "distinct_ids",
-    "in_thread_if_large",
-    "known_labels",
-    "spread",
-]
-
 #: Queries searched at a time, so that other searches wait milliseconds.
 SEARCH = 1_024
 #: Rows of neighbors whose places are looked up at a time.

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from testnuc._engine.run import Run
     from testnuc.voting import Labels
 
-__all__ = ["Rows", "classification"]
-
 #: Fewest neighbors in a result, even if fewer vote.
 _SHOWN = 10
 

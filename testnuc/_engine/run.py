@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from testnuc._engine.batch import TextBatch
     from testnuc.trust import VoteSettings
 
-__all__ = ["Run"]
-
 
 class Run:
     """What belongs to one run; its parts are complete when it is made, and `answers` grow."""

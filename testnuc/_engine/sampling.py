@@ -11,16 +11,15 @@ from testnuc._engine.shortlist import similar_together
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
 
+    from testnuc._dispatch.inflight import Ask
     from testnuc._dispatch.predictor import Predictor
-    from testnuc._dispatch.scheduler import Ask, Scheduler
+    from testnuc._dispatch.scheduler import Scheduler
     from testnuc._engine.examples import ExampleFinder
     from testnuc._engine.run import Run
     from testnuc._engine.shortlist import Shortlist
     from testnuc.prompts import Demonstration
     from testnuc.protocols import Method, PoolText
     from testnuc.types import Prediction
-
-__all__ = ["Sampler"]
 
 #: Texts whose examples are retrieved at a time, while earlier texts are in flight.
 _BLOCK = 256

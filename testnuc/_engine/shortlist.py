@@ -30,18 +30,6 @@ if TYPE_CHECKING:
     from testnuc.trust.model import HeadModel
     from testnuc.types import Prediction
 
-__all__ = [
-    "AUTOMATIC_ABOVE",
-    "Shortlist",
-    "checked_shortlist",
-    "coverage_of",
-    "described",
-    "nearest_labels",
-    "neighbors_labels",
-    "similar_together",
-    "with_head",
-]
-
 #: "auto" shows all of so many labels; of more, a list of the second number.
 AUTOMATIC_ABOVE, _AUTOMATIC = 200, 50
 #: Texts whose lists are computed between two turns of the event loop.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from testnuc.errors import SmallPoolWarning
 from testnuc.trust import MIN_PREDICTIONS
 
-__all__ = ["few_neighbors", "few_predictions"]
-
 
 def few_predictions(found: int, more: str = "label more texts at once") -> SmallPoolWarning | None:
     """Return a warning if there are too few predictions for the auto policy.

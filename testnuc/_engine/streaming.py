@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from testnuc._base.checks import valid_text
+from testnuc._engine.first_calls import FATAL_ERRORS
 from testnuc._engine.inputs import distinct, values
-from testnuc._engine.pipeline import FATAL_ERRORS
 from testnuc._engine.rows import classification
 from testnuc.errors import InvalidInputError
 from testnuc.types import Classification
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     #: A window and the position of a completed text in it; an error; None at the end.
     _Ready: TypeAlias = "tuple[_StreamedWindow, int] | Exception | None"
-
-__all__ = ["stream_windows"]
 
 _log = logging.getLogger("testnuc.client")
 

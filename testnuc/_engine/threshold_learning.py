@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from testnuc._engine.run import Run
     from testnuc.trust.judgment import Judgment
 
-__all__ = ["ThresholdLearning"]
-
 #: Texts that a head is fitted on, and cells of these texts times labels, at most.
 _FITTED, _CELLS = 40_000, 1 << 26
 #: What gives labels, before anything is learned and after.

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from testnuc.trust.head import Softmax
     from testnuc.trust.model import HeadModel, Texts
 
-__all__ = ["HeadRule", "ask_unsure", "asked_first"]
-
 _log = logging.getLogger("testnuc.client")
 
 #: Judged texts of a run from which a model is taught again.

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from testnuc.labels import LabelSet
 
-__all__ = ["LEAST_VOTERS", "Votes", "load_kernels", "note_of_kept"]
-
 #: Neighbors in the first wave, and the fewest in each further wave.
 _FIRST_WAVE = 5
 #: Rows whose vote weights of all labels are in memory at a time, and their weights.

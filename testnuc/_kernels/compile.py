@@ -15,8 +15,6 @@ from numba.extending import intrinsic
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DISABLED", "given", "inline", "kernel", "made", "prefetch", "types"]
-
 types: Any = numba.types  # only partly typed
 _config: Any = numba.config
 #: NUMBA_DISABLE_JIT: kernels are plain Python.

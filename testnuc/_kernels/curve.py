@@ -21,8 +21,6 @@ from testnuc._kernels.vote import (
     weigh,
 )
 
-__all__ = ["curve"]
-
 
 @kernel(*(I8(n, OWN, given(F8, 2), I8, LAYOUT, I8, given(I8), made(I4, 3)) for n in NEIGHBORS))
 def curve(

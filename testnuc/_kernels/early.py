@@ -21,8 +21,6 @@ from testnuc._kernels.vote import (
     valid,
 )
 
-__all__ = ["decide"]
-
 
 @kernel(I8(given(F4), given(I4), given(F4), given(F8), I8, I8, given(I8), given(I8), made(I8)))
 def decide(

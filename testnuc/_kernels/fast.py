@@ -37,8 +37,6 @@ from testnuc._kernels.vote import (
     weigh,
 )
 
-__all__ = ["ROWS", "pack", "pays", "vote_packed"]
-
 #: Interleaved rows.
 ROWS = 16
 _ROWS = np.uintp(ROWS)

@@ -22,8 +22,6 @@ import numpy as np
 from testnuc._kernels.compile import given, inline, kernel, made, types
 from testnuc._kernels.vote import LIMIT, ONE, OWN_WEIGHT, base_weight, confidence_factor, fixed
 
-__all__ = ["read_factors", "vote_labels"]
-
 I4, I8, U1 = types.int32, types.int64, types.uint8
 F4, F8 = types.float32, types.float64
 POOL = types.Tuple((given(I8), given(I4), given(F8)))

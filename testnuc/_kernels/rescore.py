@@ -17,8 +17,6 @@ from testnuc._kernels.compile import given, inline, kernel, made, prefetch, type
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["rank_rows", "rescore"]
-
 _LANES = 32
 #: Corrects the exponent bias of float16 bits that are read as a float32.
 _REBIAS = np.float32(2.0**112)

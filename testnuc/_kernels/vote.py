@@ -30,8 +30,6 @@ import numpy as np
 
 from testnuc._kernels.compile import given, inline, kernel, made, prefetch, types
 
-__all__ = ["tally", "vote_rows"]
-
 #: The fixed-point number for a weight of 1.
 ONE = 4294967296.0
 #: Similarities up to here are cosines with rounding errors; above 1 they are clipped.

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from testnuc.trust.review import Review
     from testnuc.types import Classification
 
-__all__ = ["contents"]
-
 _BINS = 10
 #: Most pairs (own label, label after the vote) that are listed.
 _PAIRS = 12

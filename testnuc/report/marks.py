@@ -16,8 +16,6 @@ from testnuc.types import SEPARATOR, split_labels
 if TYPE_CHECKING:
     import os
 
-__all__ = ["read_marks"]
-
 #: The page puts a ' before texts that a spreadsheet would interpret, or that start with one.
 _GUARDED = ("'=", "'+", "'-", "'@", "'\t", "'\r", "''")
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from testnuc.trust.review import Review
     from testnuc.types import Usage
 
-__all__ = ["MOST_LISTED", "render", "write"]
-
 #: Default for the most results that a page lists.
 MOST_LISTED = 20_000
 #: Characters that could end the script element of the data or a line of JavaScript, or that

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from testnuc.protocols import Index
     from testnuc.stores.sql_store import SqlStore
 
-__all__ = ["Record", "contents", "dump", "load"]
-
 Record = dict[str, Any]
 
 #: Records read or written at a time; bounds the memory.

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from testnuc.label_tree import LabelTree
     from testnuc.trust.model import Ground, Texts
 
-__all__ = ["Argmax", "labels_of", "parts_by_level", "second", "shown_shares", "trust_of_level"]
-
 #: Parts of `MOST_CELLS` cells that are applied one by one to more texts.
 _PARTS = 8
 #: Smaller shares of a label are not shown.

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
     from testnuc.trust.near_copies import Pairs
 
-__all__ = ["MAX_NEIGHBORS", "MIN_PREDICTIONS", "diagnose"]
-
 #: With fewer predictions, "auto" does not vote: the intervals would be wider than any effect.
 MIN_PREDICTIONS = 200
 #: Largest number of neighbors; more rarely helped.

@@ -21,17 +21,6 @@ if TYPE_CHECKING:
 
     from testnuc.trust.model import Texts
 
-__all__ = [
-    "LABEL_PRIOR",
-    "Prior",
-    "by_fold",
-    "chance_of",
-    "chances",
-    "fit_line",
-    "fit_trust",
-    "log_odds",
-]
-
 
 class Prior(NamedTuple):
     """The normal prior of each coefficient, float64[d], and lower bounds of the coefficients."""

@@ -20,16 +20,6 @@ if TYPE_CHECKING:
     from testnuc.trust.evidence import Draws
     from testnuc.trust.model import Ground
 
-__all__ = [
-    "LabelCandidate",
-    "Verdict",
-    "candidates_of",
-    "choose",
-    "chosen_parts",
-    "default_model",
-    "differing",
-]
-
 #: The errors of all bounds together: 90 % confidence.
 ALPHA = 0.1
 #: Judgments from which a model that has learned from them is a candidate.

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from testnuc.trust.evidence import Draws
 
-__all__ = ["Certificate", "LabelCertificate", "certify", "proved", "wants_decisions"]
-
 #: Parts of the texts are tested in growing order, from this one on, until one fails.
 _START, _STEP = 0.3, 0.01
 #: A proof is looked for after each review, so that each look may use only this part of the error.

@@ -12,8 +12,6 @@ from testnuc.trust.near_copies import Interval
 if TYPE_CHECKING:
     from testnuc.voting import VotePolicy
 
-__all__ = ["FIRST_REVIEW", "Candidate", "Decision", "Diagnosis"]
-
 #: Texts of a first review.
 FIRST_REVIEW = 50
 

@@ -11,8 +11,6 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["TrustDrift"]
-
 #: Drift: standard errors between the mean trust of new texts and that of the texts trained on, and
 #: the least difference that is reported. It is tested at 100, 200, 400, .. texts: with 20 such
 #: tests the chance of a false alarm is 0.1 %.

@@ -24,8 +24,6 @@ from testnuc._base.display import brief
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Draws", "Gain", "capital", "gain_of", "of_all"]
-
 #: Parts of the capital that are bet; the capital is the mean over them.
 BETS = np.array([0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9])
 #: Gains that a bound is searched on, as parts of all texts.

@@ -27,19 +27,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "FOLDS",
-    "OneVsRest",
-    "Softmax",
-    "class_scale",
-    "fit_folds",
-    "fit_head",
-    "fit_move",
-    "fit_one_vs_rest",
-    "folds_of",
-    "predict_folds",
-]
-
 #: Parts of the texts; each is predicted by a head that was fitted on the others.
 FOLDS = 5
 #: Weight of the L2 penalty beside the mean log loss.

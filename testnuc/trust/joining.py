@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from testnuc.trust.review import ReviewItem
 
-__all__ = ["JoinedReview", "join_reviews"]
-
 
 @dataclass(frozen=True, slots=True)
 class JoinedReview:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from testnuc.voting import Labels
 
-__all__ = ["Judged", "Judgment", "draws_of", "pack", "unpack"]
-
 #: Of what is stored; another is refused.
 _VERSION = 1
 #: Bytes that are decompressed: zeros shrink to a thousandth, what was learned does not.

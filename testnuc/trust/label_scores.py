@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from testnuc.trust.head import OneVsRest
 
-__all__ = ["LabelScores", "counts", "fit_thresholds", "jaccard", "scores_of"]
-
 #: Cells of texts times labels that are in memory at a time.
 _CELLS = 1 << 22
 #: A label that only the head speaks for is dropped below this probability.

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from testnuc.trust.certificates import Certificate
 
-__all__ = ["Learned"]
-
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
 class Learned:

@@ -30,24 +30,6 @@ if TYPE_CHECKING:
 
     from testnuc.voting import Labels
 
-__all__ = [
-    "MOST_CELLS",
-    "NEIGHBORS",
-    "SKIPPED_ROUNDS",
-    "Ground",
-    "HeadModel",
-    "Texts",
-    "VoteModel",
-    "fit_model",
-    "fits",
-    "float32",
-    "most_texts",
-    "one_hot",
-    "table_of",
-    "teach",
-    "vote_joined",
-]
-
 #: Neighbors whose votes are joined with the head.
 NEIGHBORS = 30
 #: Added to the votes for each label, so that a vote alone never excludes one.

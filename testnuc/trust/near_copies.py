@@ -13,17 +13,6 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = [
-    "JUDGES",
-    "Interval",
-    "Pairs",
-    "at_similarity_one",
-    "chance",
-    "corrected",
-    "kappa_by_rank",
-    "pairs_of",
-]
-
 #: Nearest neighbors per text that are compared with it and used as judges of a vote.
 JUDGES = 10
 

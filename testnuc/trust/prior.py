@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["correct", "factors", "target_shares"]
-
 
 def target_shares(
     prior: str | Mapping[str, float] | None, names: Sequence[str]

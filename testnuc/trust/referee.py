@@ -10,8 +10,6 @@ from testnuc._base.checks import checked_number
 if TYPE_CHECKING:
     from testnuc.protocols import Provider, WireProvider
 
-__all__ = ["Referee"]
-
 
 @dataclass(frozen=True, slots=True)
 class Referee:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["GOALS", "Drawn", "Review", "ReviewItem", "closest_label", "draw"]
-
 #: What a review is for; None, the default, is a mixture of the first two.
 GOALS = ("decide", "certify", "correct")
 #: The part of a mixture that is drawn from the texts on which candidates differ.

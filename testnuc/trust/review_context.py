@@ -8,9 +8,6 @@ from typing import Any
 
 from testnuc._base.display import brief
 
-__all__ = ["EarlierJudgment", "ReviewContext"]
-
-
 #: More texts than a run can have.
 _MOST = 2**53
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from testnuc.types import Classification
 
-__all__ = ["ReviewReason", "review_queue"]
-
 #: Texts in this lower quantile of nearest-neighbor similarity are outliers.
 _OUTLIER = 0.02
 #: Nearest neighbors in this upper quantile of similarity are near copies.

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["SetRule", "fit_set_rule"]
-
 #: Labels that are less probable do not count in the chance that a label applies.
 _LEAST = 0.02
 _GRID = np.arange(0.05, 0.951, 0.05)

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from testnuc.trust.judgment import Judged
     from testnuc.trust.label_scores import LabelScores
 
-__all__ = ["Lesson", "Thresholds", "learn_thresholds"]
-
 #: The errors of all bounds together: 90 % confidence.
 _ALPHA = 0.1
 #: Judgments from which thresholds are fitted.

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from testnuc.trust.head import Softmax
 
-__all__ = ["UncertaintySampler", "UncertaintySampling", "random_part"]
-
 #: Of all texts: the random part, and one round.
 _FIRST, _ROUND = 0.1, 0.1
 #: The random part has at least so many texts, divided by what may change: with fewer nothing is

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from testnuc.trust.learned import Learned
 
-__all__ = ["VoteSettings", "given_policy"]
-
 _DEFAULT_K = 10
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["vote_curve", "vote_curves", "vote_curves_pool"]
-
 
 def vote_curve(
     labels: ArrayLike,

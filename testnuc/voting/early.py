@@ -13,8 +13,6 @@ from testnuc.voting.policy import VotePolicy
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["decided", "deciding_prefix"]
-
 
 def decided(
     labels: ArrayLike,

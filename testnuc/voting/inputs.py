@@ -13,8 +13,6 @@ from testnuc.errors import InvalidInputError
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Ballots", "integers", "numbers"]
-
 #: With own weights up to 1000, the sums of this many votes and their ranks fit in an int64.
 _MAX_NEIGHBORS = 16_384
 #: A similarity beyond this is not a cosine with rounding errors.

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Labels", "places_of"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Labels:

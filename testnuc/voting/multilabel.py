@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["THRESHOLD", "keep_own", "vote_multilabel"]
-
 #: Share from which a label is given.
 THRESHOLD = 0.5
 #: Rows, and the most labels, of one call of the kernel.

@@ -14,8 +14,6 @@ from testnuc.errors import InvalidInputError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["PRESETS", "VotePolicy"]
-
 Weight: TypeAlias = Literal["uniform", "similarity", "similarity*confidence", "auto"]
 
 #: Keeps sums within int64 for the maximum number of neighbors.

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     Rows: TypeAlias = bool | ArrayLike
 
-__all__ = ["VoteResult", "vote", "vote_pool"]
-
 #: Below this number of votes, a second thread does not pay off.
 _SERIAL = 100_000
 _MAX_THREADS = 8
