@@ -378,7 +378,8 @@ async def _rank(
     exclude = np.array([places.get(h, -1) for h in own], dtype=np.int64)
 
     def compare() -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        nearest = NearestVectors(pool.shape[1], exact_below=len(pool) + 1)
+        # from half of that size on, a graph would be made
+        nearest = NearestVectors(pool.shape[1], exact_below=2 * len(pool) + 2)
         nearest.add(pool, ranks_of(hashes))
         return nearest.search(vectors, matches.ids.shape[1], exclude=exclude)
 
