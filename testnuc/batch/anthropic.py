@@ -15,8 +15,9 @@ from testnuc.batch.base import BatchAPI, BatchResultLine, RemoteBatch, mapping, 
 from testnuc.errors import ProviderError, ServerError, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
+    from testnuc.batch.base import Wait
     from testnuc.protocols import StoredBatch
 
 #: Allowed clock difference in seconds: a batch that is not found is paid for twice.
@@ -61,18 +62,13 @@ class AnthropicBatches(BatchAPI):
         del name
         return await self._batch("POST", self.path, prepared, again=False)
 
-    async def find(
-        self,
-        batch: StoredBatch,
-        known: set[str],
-        wait: Callable[[float | None], Awaitable[None]],
-    ) -> str | None:
+    async def find(self, batch: StoredBatch, known: set[str], wait: Wait) -> str | None:
         """Search the batches of the right size and time for one with our custom_ids.
 
         Only ended batches show their custom_ids, so this waits for those in progress.
         """
         unread = None
-        for candidate in await self._candidates(batch, known):
+        for candidate in await self._candidates(batch, known, wait):
             remote = candidate
             while not remote.ended:
                 await wait(remote.poll_after)
@@ -91,9 +87,11 @@ class AnthropicBatches(BatchAPI):
             raise unread
         return None
 
-    async def _candidates(self, batch: StoredBatch, known: set[str]) -> list[RemoteBatch]:
+    async def _candidates(
+        self, batch: StoredBatch, known: set[str], wait: Wait
+    ) -> list[RemoteBatch]:
         candidates: list[RemoteBatch] = []
-        async with aclosing(self._pages()) as pages:
+        async with aclosing(self._pages(wait)) as pages:
             async for listed, pause in pages:
                 for one in listed:
                     created = _moment(one.get("created_at"))

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from testnuc.transport import AuxiliaryRequests
     from testnuc.transport.connections import HTTPAnswer
 
+    #: Waits seconds, or until the next poll; 0 before another page of a list.
+    Wait = Callable[[float | None], Awaitable[None]]
+
 #: Headers with the polling interval, in milliseconds.
 _POLL_AFTER = ("openai-poll-after-ms", "retry-after-ms")
 #: Most pages of a list that are read.
@@ -134,17 +137,12 @@ class BatchAPI(ABC):
         return await self._batch("POST", f"{self._at(remote_id)}/cancel")
 
     @abstractmethod
-    async def find(
-        self,
-        batch: StoredBatch,
-        known: set[str],
-        wait: Callable[[float | None], Awaitable[None]],
-    ) -> str | None:
+    async def find(self, batch: StoredBatch, known: set[str], wait: Wait) -> str | None:
         """Find a batch whose id was lost; None if the provider does not list it.
 
-        `known` are the ids of other batches, to which it adds those that it rules out; `wait` waits
-        until the next poll. `ProviderError` with status 404: a batch may be ours, and its results
-        are not there.
+        `known` are the ids of other batches, to which it adds those that it rules out; `wait` is
+        called before each poll and each page. `ProviderError` with status 404: a batch may be ours,
+        and its results are not there.
         """
 
     @abstractmethod
@@ -205,10 +203,14 @@ class BatchAPI(ABC):
         answer = await self._send(method, path, body, again=again)
         return self._remote(named(answer), poll_after(answer.headers))
 
-    async def _pages(self) -> AsyncGenerator[tuple[list[dict[str, Any]], float | None], None]:
+    async def _pages(
+        self, wait: Wait
+    ) -> AsyncGenerator[tuple[list[dict[str, Any]], float | None], None]:
         """Yield the pages of the list of batches, each with the polling interval."""
         after, seen = "", {""}
         while len(seen) <= _MOST_PAGES:
+            if after:
+                await wait(0.0)
             query = {"limit": str(self.page), **({self.cursor: after} if after else {})}
             url = self._provider.at(self.path, urlencode(query))
             answer = await self._exchanges.send(self._provider, "GET", url)

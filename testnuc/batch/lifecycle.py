@@ -169,19 +169,28 @@ class BatchLifecycle:
         """Search a batch at the provider, which may list a new one with a delay."""
         others = await self._store.batches(ended=True)
         known = {b.remote_id for b in others if b.remote_id is not None}
-        polled = 0.0
+        clock = asyncio.get_running_loop().time
+        polled, began = 0.0, clock()
 
         async def wait(seconds: float | None) -> None:
-            nonlocal polled
+            nonlocal polled, began
             seconds = self._policy.first_poll if seconds is None else seconds
             polled += seconds
             if polled > _LONGEST:
                 raise _unending(batch)
+            if not seconds and clock() - began > self._policy.patience:
+                raise NotAnsweredError(
+                    f"batch {batch.id.hex()} was not found: the provider's list of batches takes "
+                    f"longer than BatchPolicy(patience={self._policy.patience:g})"
+                )
             await asyncio.sleep(seconds)
+            # waiting for a batch in progress is no part of the search
+            began += seconds
 
         longest, waited, pause = self._policy.grace, 0.0, self._policy.first_poll
         while True:
             failed = remote_id = None
+            began = clock()
             try:
                 remote_id = await self.api.find(batch, known, wait)
             except ProviderError as error:
@@ -191,6 +200,7 @@ class BatchLifecycle:
                 longest = self._policy.patience
             if remote_id is not None:
                 return remote_id
+            waited += clock() - began
             if waited >= longest:
                 if failed is not None and failed.status_code not in _UNLISTED:
                     raise failed
@@ -308,11 +318,13 @@ class BatchLifecycle:
         assert batch.remote_id is not None
         pause, polled, failing, refusals = self._policy.first_poll, 0.0, 0.0, 0
         progress = _Progress(batch)
+        clock = asyncio.get_running_loop().time
         while True:
-            wait = pause
+            wait, began = pause, clock()
             try:
                 remote = await self.api.retrieve(batch.remote_id)
             except ProviderError as error:
+                failing += clock() - began
                 gone = error.status_code in _GONE
                 if _is_refusal(error):
                     refusals, wait = refusals + 1, min(pause, _REFUSED_WAIT)

@@ -29,9 +29,9 @@ from testnuc.batch.base import (
 from testnuc.errors import InvalidInputError, ProviderError, ServerError, TestNUCError, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
-    from testnuc.batch.base import BatchProvider
+    from testnuc.batch.base import BatchProvider, Wait
     from testnuc.protocols import StoredBatch
     from testnuc.transport import AuxiliaryRequests
 
@@ -108,13 +108,13 @@ class OpenAIBatches(BatchAPI):
         self,
         batch: StoredBatch,
         known: set[str],  # noqa: ARG002 - the name or the file is enough
-        wait: Callable[[float | None], Awaitable[None]],  # noqa: ARG002
+        wait: Wait,
     ) -> str | None:
         """Find the batch with our id in its metadata, or with the file that we uploaded."""
         name = batch.id.hex()
         file = self._files.get(name, "")
         # the order is not documented: search all pages
-        async with aclosing(self._pages()) as pages:
+        async with aclosing(self._pages(wait)) as pages:
             async for listed, _ in pages:
                 for one in listed:
                     tag = mapping(one.get("metadata")).get(_TAG)

@@ -141,6 +141,7 @@ class BatchPolicy:
         How long a provider is asked again for results that it should have: the batch is completed
         and they lack, their file cannot be read, or the batch is unknown (404) or cannot be polled.
         Only then are their requests sent again, and the first ones count as billed.
+        The list of batches is searched for as long.
     """
 
     __repr__ = brief

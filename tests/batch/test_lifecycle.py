@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import orjson
 import pytest
 
+from testnuc.batch.anthropic import AnthropicBatches
 from testnuc.batch.base import BatchResultLine, QueueFullError, RemoteBatch, poll_after
 from testnuc.batch.decoding import ResponseReader, custom_id
 from testnuc.batch.lifecycle import BatchLifecycle, UnknownOutcomeError
 from testnuc.batch.manifest import RequestedPrediction, pack
+from testnuc.batch.openai import OpenAIBatches
 from testnuc.batch.packing import TokenQueue
 from testnuc.errors import (
     AuthenticationError,
     BadRequestError,
     ConnectionFailedError,
+    NotAnsweredError,
     RateLimitedError,
     ServerError,
     UnknownModelError,
@@ -23,8 +27,10 @@ from testnuc.errors import (
 from testnuc.labels import LabelSet
 from testnuc.limits import BatchPolicy, Price
 from testnuc.protocols import StoredBatch, Task
+from testnuc.providers.anthropic import Anthropic
 from testnuc.providers.openai import OpenAI
 from testnuc.stores.memory import MemoryStore
+from testnuc.transport.connections import HTTPAnswer
 from testnuc.types import Prediction
 from tests import virtual
 
@@ -106,6 +112,52 @@ def test_a_day_of_waiting_is_looked_at_less_and_less_often():
         assert await store.get_predictions([b"k" * 16]) == [Prediction("refund")]
         # a second reader of the same batch counts nothing
         assert (await one.follow(batch))[2] is None
+
+    virtual.run(main)
+
+
+class Slow:
+    """A list of batches without an end, each of whose pages takes ten seconds."""
+
+    asked = 0
+
+    async def send(self, provider, method, url):
+        await asyncio.sleep(10)
+        self.asked += 1
+        page = {"data": [{"id": f"batch-{self.asked}"}], "has_more": True}
+        return HTTPAnswer(200, {}, orjson.dumps(page))
+
+
+@pytest.mark.parametrize("kind", [OpenAI, Anthropic])
+def test_the_search_for_a_batch_has_an_end(kind):
+    async def main(loop):
+        provider = kind("m", base_url="http://localhost", api_key="k")
+        api = {OpenAI: OpenAIBatches, Anthropic: AnthropicBatches}[kind](provider, Slow())
+        store = MemoryStore()
+        one = lifecycle_of(api, store, patience=60)
+        await one.intend(BATCH)
+        with pytest.raises(NotAnsweredError, match="patience=60"):
+            await one.adopt(BATCH)
+        assert loop.now - 1_000 < 200
+        # it stays open: perhaps it exists
+        assert [b.id for b in await store.batches()] == [BATCH.id]
+
+    virtual.run(main)
+
+
+def test_polls_that_take_long_count_as_waiting():
+    async def main(loop):
+        class Stalled(Script):
+            async def retrieve(self, remote_id):
+                await asyncio.sleep(600)
+                return await super().retrieve(remote_id)
+
+        api = Stalled(loop, lambda now: ServerError("down"))
+        one = lifecycle_of(api, MemoryStore(), patience=3_600)
+        await one.intend(BATCH)
+        with pytest.raises(ServerError):
+            await one.follow(replace(BATCH, remote_id="r"))
+        assert loop.now - 1_000 < 3_600 + 2 * 660
 
     virtual.run(main)
 
