@@ -6,7 +6,6 @@ whatever is asked for.
 
 from __future__ import annotations
 
-import re
 from codecs import BOM_UTF8
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _OTHERS = (b"event:", b"id:", b":", b"retry:")
-_BLANK = re.compile(rb"(?>\r\n|[\r\n]){2,}")
 #: Most lines of a stream, its events, of which each token has one, and their values.
 _MOST_LINES, _MOST_EVENTS, _MOST_VALUES = 100_000, 10_000, 100_000
 _MOST_BYTES = 4 << 20
@@ -78,7 +76,7 @@ def _events(body: bytes) -> Iterator[dict[str, Any]]:
     The last line may, which is perhaps cut off. Only so much may be no strict JSON.
     """
     left = _LENIENT
-    *_, end = blocks = _BLANK.split(body)
+    *_, end = blocks = body.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n\n")
     for block in blocks:
         lines = _data(block)
         for at, line in enumerate(lines, 1):
