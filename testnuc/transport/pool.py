@@ -9,6 +9,7 @@ responses take a second.
 from __future__ import annotations
 
 import logging
+import re
 import select
 from functools import partial
 from itertools import count
@@ -26,6 +27,8 @@ _log = logging.getLogger("testnuc.transport")
 _HEAD, _MOST_HEADS = b"\nHTTP/", 32
 #: Numbers of connections; an address can be used again.
 _NUMBERS = count()
+#: The first id in a response, which is its own; within what a model says, quotes are escaped.
+_ID = re.compile(rb'"id"\s*:\s*("[^"]+"|\d+)')
 #: Responses that are remembered, to recognize one that is repeated.
 _MOST_REMEMBERED = 1024
 
@@ -77,8 +80,8 @@ class _Connection(ResponseHandler):
 class Repetitions:
     """Recognizes a response that its connection has carried before.
 
-    Responses with an id are never equal. A server that gives all the same id is
-    known by equal responses on several connections.
+    It has the same id: a proxy may change the rest. A server that gives all the same id is known by
+    that id on several connections.
     """
 
     __slots__ = ("_connections", "_elsewhere")
@@ -86,7 +89,7 @@ class Repetitions:
     def __init__(self) -> None:
         #: The connection of each of the last responses, by hash.
         self._connections: dict[int, int] = {}
-        #: Responses that were equal to one of another connection.
+        #: Responses with the id of one of another connection.
         self._elsewhere = 0
 
     def has(self, response: aiohttp.ClientResponse, data: bytes) -> bool:
@@ -94,11 +97,11 @@ class Repetitions:
         connection, known = response._protocol, self._connections  # noqa: SLF001 - no public one
         if not isinstance(connection, _Connection) or 4 * self._elsewhere > len(known):
             return False
-        # a proxy may send it with another date
-        name = "" if b'"id"' in data else request_id(response.headers)
+        own = _ID.search(data)
+        name = request_id(response.headers) if own is None else own[1]
         if name is None:
             return False
-        mark = hash((name, data))
+        mark = hash(name)
         before = known.get(mark)
         if before == connection.number:
             _log.warning("a server sent a response twice; it is not used")

@@ -446,7 +446,7 @@ def test_what_arrives_while_the_loop_is_busy_answers_no_text(loop, extra):
 
 
 async def labels_of_repeated(connections, *, every, unique=True, texts=30):
-    """Label texts by a server that sends some responses again, 3 ms later, with another date."""
+    """Label texts by a server that sends some responses again, 3 ms later, and changes them."""
 
     async def respond(number, writer):
         text = int(orjson.loads(requests[number])["user"])
@@ -455,7 +455,9 @@ async def labels_of_repeated(connections, *, every, unique=True, texts=30):
         await writer.drain()
         if every and number < texts and number % every == 0:
             await asyncio.sleep(0.003)
-            writer.write(whole(orjson.dumps(body), headers=b"Date: later\r\n"))
+            again = {"served": number, **body} if number % 2 else body
+            data = orjson.dumps(again, option=orjson.OPT_INDENT_2)
+            writer.write(whole(data, headers=b"Date: later\r\n"))
 
     async with (
         raw(respond) as (wire, requests),
