@@ -238,29 +238,40 @@ class Learning:
         parts.pipeline.settings = parts.settings.with_learned(learned)
 
     async def _learn(self, new: Sequence[Judgment]) -> Learned:
+        parts = self._parts
+        swap = getattr(parts.store, "swap_learned", None)
         async with self._lock:
-            await self.load()
-            before = self.learned
-            judged = {j.hash: j for j in before.judged} if before is not None else {}
-            for judgment in new:
-                if judgment.source is not None or judgment.hash not in judged:
-                    # a second judgment takes the place of the first, and its draw
-                    old = judged.get(judgment.hash)
-                    judged[judgment.hash] = (
-                        judgment
-                        if old is None
-                        else replace(old, label=judgment.label, source=judgment.source)
-                    )
-            parts, fitted = self._parts, await self._fitted()
-            learned = await asyncio.to_thread(self._way.learned, fitted, tuple(judged.values()))
-            put = getattr(parts.store, "put_learned", None)
-            if put is not None and parts.internals.shared:
+            while True:
+                await self.load()
+                before = self.learned
+                judged = _merged(() if before is None else before.judged, new)
+                fitted = await self._fitted()
+                learned = await asyncio.to_thread(self._way.learned, fitted, judged)
+                if swap is None or not parts.internals.shared:
+                    break
                 data = await asyncio.to_thread(learned.to_bytes)
-                await put(_key(parts), data)
-                self._data = data
+                if await swap(_key(parts), self._data, data):
+                    self._data = data
+                    break
+                # another client has learned meanwhile: its judgments count as well
             # once, on success: a concurrent run uses the former settings
             parts.pipeline.settings = parts.settings.with_learned(learned)
         return learned
+
+
+def _merged(earlier: Sequence[Judgment], new: Sequence[Judgment]) -> tuple[Judgment, ...]:
+    """Return all judgments; a second one of a text takes the place of the first, and its draw.
+
+    But what a person judged is not judged again by a referee.
+    """
+    judged = {judgment.hash: judgment for judgment in earlier}
+    for judgment in new:
+        old = judged.get(judgment.hash)
+        if old is None:
+            judged[judgment.hash] = judgment
+        elif judgment.source is not None and (old.source, judgment.source) != ("person", "referee"):
+            judged[judgment.hash] = replace(old, label=judgment.label, source=judgment.source)
+    return tuple(judged.values())
 
 
 def _key(parts: Components) -> bytes:

@@ -194,8 +194,7 @@ async def _put_learned(store: SqlStore, records: list[Record]) -> None:
     for record in records:
         key, data = _to_hash(record["key"]), b64decode(record["data"], validate=True)
         # what the target has learned takes precedence
-        if await store.get_learned(key) is None:
-            await store.put_learned(key, data)
+        await store.swap_learned(key, None, data)
 
 
 async def _add(

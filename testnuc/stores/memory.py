@@ -100,9 +100,12 @@ class MemoryStore:
     ) -> None:
         """Do nothing: embeddings are not stored."""
 
-    async def put_learned(self, scope: bytes, data: bytes) -> None:
-        """Store what was learned, in place of what was there."""
+    async def swap_learned(self, scope: bytes, before: bytes | None, data: bytes) -> bool:
+        """Store what was learned, if `before` (None: nothing) is still there; returns whether."""
+        if self._learned.get(scope) != before:
+            return False
         self._learned[scope] = data
+        return True
 
     async def get_learned(self, scope: bytes) -> bytes | None:
         """Return what was learned; None if nothing was."""

@@ -182,14 +182,13 @@ class SqlStore(Store):
             *found,
         )
 
-    async def put_learned(self, scope: bytes, data: bytes) -> None:
-        """Store what was learned, in place of what was there."""
-        await self._change(
-            "INSERT INTO learned (scope, data) VALUES ($1, $2) "
-            "ON CONFLICT (scope) DO UPDATE SET data = excluded.data",
-            scope,
-            data,
-        )
+    async def swap_learned(self, scope: bytes, before: bytes | None, data: bytes) -> bool:
+        """Store what was learned, if `before` (None: nothing) is still there; returns whether."""
+        if before is None:
+            statement = "INSERT INTO learned (scope, data) VALUES ($1, $2) ON CONFLICT DO NOTHING"
+            return await self._change(statement, scope, data) == 1
+        statement = "UPDATE learned SET data = $2 WHERE scope = $1 AND data = $3"
+        return await self._change(statement, scope, data, before) == 1
 
     async def get_learned(self, scope: bytes) -> bytes | None:
         """Return what was learned; None if nothing was."""

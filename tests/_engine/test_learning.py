@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from dataclasses import replace
 
@@ -312,10 +313,10 @@ async def test_a_failure_changes_nothing(monkeypatch):
         await nuc.learn(judged)
         before = nuc._parts.pipeline.settings
 
-        async def fails(scope, data):
+        async def fails(scope, before, data):
             raise OSError("disk full")
 
-        monkeypatch.setattr(nuc._parts.store, "put_learned", fails)
+        monkeypatch.setattr(nuc._parts.store, "swap_learned", fails)
         more = await nuc.review(20)
         judge(more)
         with pytest.raises(OSError, match="disk full"):
@@ -462,3 +463,31 @@ async def test_nothing_is_escalated_to_a_referee_that_is_not_better():
         assert len(poor.asked) <= 100
     with pytest.raises(InvalidInputError, match=r"give referee=testnuc\.Referee"):
         client(Says(), escalate=0.1)
+
+
+@pytest.mark.slow
+async def test_clients_that_learn_at_once_keep_all_judgments(tmp_path):
+    texts, path = texts_of(200), tmp_path / "s.db"
+    one, two = texts[:20], texts[100:120]
+    async with client(Says(), store=path) as a, client(Says(), store=path) as b:
+        await a.classify_many(texts)
+        await asyncio.gather(a.learn(one, ["topic 5"] * 20), b.learn(two, ["topic 5"] * 20))
+        async with client(Says(), store=path) as c:
+            for nuc, own in ((a, one), (b, two), (c, one + two)):
+                results = await nuc.classify_many(texts)
+                judged = [row for row in results if row.text in own]
+                assert {(row.label, row.source) for row in judged} == {("topic 5", "person")}
+
+
+@pytest.mark.slow
+async def test_a_referee_does_not_judge_again_what_a_person_judged():
+    texts = texts_of(200)
+    async with client(Says()) as nuc:
+        await nuc.classify_many(texts)
+        review = await nuc.review(50)
+        await nuc.learn(texts[:100], ["topic 5"] * 100)
+        await nuc.ask(review, Says(gold))
+        await nuc.learn(review)
+        results = await nuc.classify_many(texts)
+        assert {(row.label, row.source) for row in results[:100]} == {("topic 5", "person")}
+        assert "referee" in {row.source for row in results[100:]}

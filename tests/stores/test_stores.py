@@ -209,13 +209,17 @@ async def test_forgets_a_model_or_a_scope(kind):
 async def test_what_was_learned_is_replaced_and_deleted(kind):
     async with opened(kind) as store:
         assert await store.get_learned(SCOPE) is None
-        await store.put_learned(SCOPE, b"first")
-        await store.put_learned(OTHER, b"other")
-        await store.put_learned(SCOPE, b"second" * 100_000)
+        assert await store.swap_learned(SCOPE, None, b"first")
+        assert await store.swap_learned(OTHER, None, b"other")
+        # another client has written meanwhile
+        assert not await store.swap_learned(SCOPE, None, b"lost")
+        assert not await store.swap_learned(SCOPE, b"before", b"lost")
+        assert await store.swap_learned(SCOPE, b"first", b"second" * 100_000)
     async with opened(kind) as store:
         assert await store.get_learned(SCOPE) == b"second" * 100_000
         await store.drop_learned(SCOPE)
         assert await store.get_learned(SCOPE) is None
+        assert not await store.swap_learned(SCOPE, b"second" * 100_000, b"lost")
         assert await store.get_learned(OTHER) == b"other"
 
 
