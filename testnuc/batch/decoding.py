@@ -28,10 +28,6 @@ _DIGITS = 9
 _NONE = "the LLM chose none of the labels that the prompt showed"
 
 
-def _is_readable(outcomes: Sequence[Outcome]) -> bool:
-    return any(not isinstance(outcome, Exception) for outcome in outcomes)
-
-
 def custom_id(name: str, number: int) -> str:
     """Return the custom_id of a request: the batch's id and the request's number in it."""
     return f"{name}-{number}"
@@ -93,9 +89,12 @@ class BatchOutcomes:
         self.usages: list[TokenUsage | None] = []
 
     def take(self, line: BatchResultLine) -> None:
-        """Add one line; unknown custom_ids and duplicates of a readable line are ignored."""
+        """Add one line; unknown custom_ids are ignored, and what another line said readably."""
         number = self._number(line.custom_id)
-        if number is None or _is_readable(self._answered.get(number, ())):
+        if number is None:
+            return
+        before = self._answered.get(number)
+        if before is not None and not any(isinstance(outcome, Exception) for outcome in before):
             return
         if line.status != 200:
             self._failed.setdefault(number, self._error(line))
@@ -107,11 +106,13 @@ class BatchOutcomes:
         except ProviderError as error:
             self._failed.setdefault(number, error)
             return
-        known = number in self._answered
-        if not known or _is_readable(outcomes):
-            self._answered[number] = outcomes
-        if not known:
+        if before is None:
             self.usages.append(usage)
+            before = outcomes
+        self._answered[number] = [
+            new if isinstance(old, Exception) else old
+            for old, new in zip(before, outcomes, strict=True)
+        ]
 
     @property
     def missing(self) -> int:

@@ -288,6 +288,26 @@ async def test_impossible_counts_of_tokens_are_booked_as_reserved(lane, counts):
             assert 0 < nuc._parts.transport.account.spent[1] < 1_000_000
 
 
+async def test_what_a_result_of_several_texts_lacks_is_in_another(lane):
+    def content(lines):
+        value = orjson.loads(lines.splitlines()[0])
+        message = value["response"]["body"]["choices"][0]["message"]
+        answers = orjson.loads(message["content"])["answers"]
+        parts = []
+        for part in (answers[:1], answers[:5], answers[3:]):
+            message["content"] = orjson.dumps({"answers": part}).decode()
+            parts.append(orjson.dumps(value))
+        return b"\n".join(parts)
+
+    async with LoopbackLLM(confident) as llm:
+        Unreliable(llm, content=content)
+        packed, once = Sampling(texts_per_call=20), {"patience": 0.01, "attempts": 1}
+        async with lane(llm, sampling=packed, policy=once) as nuc:
+            results = await nuc.classify_many(TEXTS[:20], lane="batch")
+            assert [r.prediction.label for r in results] == [gold(t) for t in TEXTS[:20]]
+            assert llm.calls == nuc.usage.calls == 1
+
+
 async def test_the_count_of_a_text_far_longer_than_others_is_believed(lane):
     async with LoopbackLLM(confident) as llm, lane(llm) as nuc:
         long = f"{TEXTS[0]} {'x' * 80_000}"
