@@ -98,6 +98,11 @@ class Components:
     ) -> None:
         self.labels = labels if isinstance(labels, LabelSet) else LabelSet(labels)
         self.sampling = _checked("sampling", sampling, Sampling)
+        if labeler != "llm" and not isinstance(labeler, UncertaintySampling | Head):
+            raise InvalidInputError(
+                f"labeler is {labeler!r}; give 'llm', testnuc.UncertaintySampling(..) or "
+                "testnuc.Head.load(..)"
+            )
         multilabel, shortlist = self.labels.multilabel, self.sampling.shortlist
         #: A better model that judges.
         self.referee = Referee.of(referee)
@@ -173,11 +178,6 @@ class Components:
         )
         self.sampler = labeler if isinstance(labeler, UncertaintySampling) else None
         self.head = self._head_rule(labeler) if isinstance(labeler, Head) else None
-        if self.sampler is None and self.head is None and labeler != "llm":
-            raise InvalidInputError(
-                f"labeler is {labeler!r}; give 'llm', testnuc.UncertaintySampling(..) or "
-                "testnuc.Head.load(..)"
-            )
         #: Created when the batch lane is first used.
         self.batch_lane: BatchLane | None = None
         self.pipeline = Pipeline(
