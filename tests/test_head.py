@@ -496,5 +496,7 @@ def test_a_file_is_used_from_the_shell(tmp_path, monkeypatch):
         assert (code, "--labels" in err) == (2, True)
         code, out, _ = run_here("classify", "in.txt", *given, "--ask", "unsure", "--dry-run")
         assert (code, "120 to 120" in out) == (0, True)
+        code, _, err = run_here("classify", "in.txt", "--head", "x.head", "--ask", "unsure")
+        assert (code, "a head labels the texts" in err) == (2, True)
         code, _, err = run_here("classify", "in.txt", *given, "--ask", "some", "--dry-run")
         assert (code, "'unsure'" in err) == (2, True)

@@ -25,9 +25,10 @@ def client_of(options: Mapping[str, Any], **instead: Any) -> TestNUC:
         raise InvalidInputError("there are no labels; give --labels, a file or a,b,c")
     given = client_arguments({**flat, "labels": read_labels(flat["labels"])})
     if flat.get("head") is not None and flat.get("head_trust") is None:
-        head = Head.load(flat["head"], given["embedder"], least_trust=0.0)
+        head = given["labeler"]
         # nothing is left to an LLM, so neither a key nor neighbors are needed
-        given.update(labeler=head, model=head, k=0, join_pool=False, base_url=None)
+        head.least_trust = 0.0
+        given.update(model=head, k=0, join_pool=False, base_url=None)
     return TestNUC(**given)
 
 
