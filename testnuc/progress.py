@@ -230,7 +230,10 @@ class BarProgress(LineProgress):
 
         form = "{desc} {bar:20} {n_fmt}/{total_fmt}{postfix}"
         with suppress(OSError, ValueError):
-            self._bar = tqdm(total=texts, bar_format=form, dynamic_ncols=True, file=sys.stderr)
+            # with a delay tqdm draws nothing here: it would keep its lock if that failed
+            self._bar = tqdm(
+                total=texts, bar_format=form, dynamic_ncols=True, file=sys.stderr, delay=1e-9
+            )
         super().start(texts)
 
     def stage(self, name: str) -> None:
@@ -251,7 +254,9 @@ class BarProgress(LineProgress):
             return
         self._bar.n = self.count
         self._bar.set_description_str(self._stage, refresh=False)
-        self._bar.set_postfix_str(self.figures())
+        self._bar.set_postfix_str(self.figures(), refresh=False)
+        # tqdm keeps its lock if drawing fails, and each embedder would wait for it
+        self._bar.refresh(nolock=True)
 
 
 def short(error: Exception) -> str:
