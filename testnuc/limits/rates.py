@@ -92,7 +92,8 @@ class SlidingWindow:
 
     def settle(self, entry: LogEntry, difference: float, now: float) -> None:
         """Charge `difference`, actual minus taken amount, in addition; if negative, return it."""
-        self._credit = min(self._burst, self._credit - difference)
+        # a debt is paid within the window, whatever was sent
+        self._credit = max(-self.limit, min(self._burst, self._credit - difference))
         if entry.last + _WINDOW <= now:
             return
         entry.amount += difference
@@ -104,7 +105,7 @@ class Forecast:
 
     The maximum output tokens of a call are often a hundred times the tokens of a label; charging
     all of them would allow only a few calls at a time. Until `_ENOUGH` calls are known the worst
-    case counts; then the largest recent one, which fades slowly.
+    case counts; then the second largest of the recent ones, which fade slowly: one may be wrong.
     """
 
     _ENOUGH = 4
@@ -112,20 +113,24 @@ class Forecast:
 
     def __init__(self) -> None:
         self._calls = 0
-        self._scale = 0.0
-        self._output = 0.0
+        #: The second largest, and the largest.
+        self._scale = self._output = (0.0, 0.0)
 
     def expect(self, input_tokens: int, max_output_tokens: int) -> tuple[int, int]:
         """Return the input and output tokens that a call is expected to use at most."""
         if self._calls < self._ENOUGH:
             return input_tokens, max_output_tokens
         return (
-            int(input_tokens * self._scale) + 1,
-            int(min(float(max_output_tokens), self._output)) + 1,
+            int(input_tokens * self._scale[0]) + 1,
+            int(min(float(max_output_tokens), self._output[0])) + 1,
         )
 
     def learn(self, estimated: int, input_tokens: int, output_tokens: int) -> None:
         """Record a call: its estimated input tokens, and the tokens that the provider counted."""
         self._calls += 1
-        self._scale = max(input_tokens / max(1, estimated), self._scale * self._FADE)
-        self._output = max(float(output_tokens), self._output * self._FADE)
+        self._scale = self._with(self._scale, input_tokens / max(1, estimated))
+        self._output = self._with(self._output, float(output_tokens))
+
+    def _with(self, before: tuple[float, float], new: float) -> tuple[float, float]:
+        _, second, largest = sorted((new, *(self._FADE * number for number in before)))
+        return second, largest

@@ -111,6 +111,18 @@ def test_tokens_given_back_let_others_go():
     run(main)
 
 
+def test_one_call_of_many_tokens_delays_others_for_a_minute_at_most():
+    async def main(loop):
+        admission = admission_of(loop, RateLimit(tokens_per_minute=20_000), concurrency=4)
+        for number in range(200):
+            permit = await admission.acquire(364, 122)
+            admission.answered(permit, 90_000 if number == 5 else 150, 10)
+        # 160 tokens each, and a minute
+        assert loop.now - 1_000 < 60 * 200 * 160 / 20_000 + 70
+
+    run(main)
+
+
 def test_waiting_does_not_spin():
     async def main(loop):
         ticks = 0
@@ -161,6 +173,10 @@ def test_forecast_learns_and_forgets():
     size = forecast.expect(200, 4096)
     assert 160 <= size[0] <= 163
     assert 12 <= size[1] <= 14
+    # one call far above all others may be a mistake of the provider
+    forecast.learn(100, 9_000, 4_000)
+    assert forecast.expect(200, 4096)[0] <= 162
+    assert forecast.expect(200, 4096)[1] <= 13
     forecast.learn(100, 120, 40)
     assert forecast.expect(200, 20) == (241, 21)
     for _ in range(1000):
