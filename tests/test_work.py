@@ -72,7 +72,7 @@ def test_a_reply(unit):
         for n, several in ((1, False), (1, True), (20, False)):
             for cut in (False, True):
                 assert quick(parse_reply, content, n, multilabel=several, truncated=cut)
-        assert quick(label_spans, content, 1)
+        assert quick(label_spans, content, ["refund"])
 
 
 def decoded(body, *, several):
