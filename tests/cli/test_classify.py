@@ -12,10 +12,12 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 
 import pytest
+from tqdm.auto import tqdm
 
 from testnuc import Classification, Prediction, TestNUC, Usage
 from testnuc._base import jsonl
@@ -525,6 +527,11 @@ async def test_progress_that_cannot_be_shown_ends_no_run(monkeypatch, client_of,
     async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm, k=0)) as nuc:
         results = await nuc.classify_many(messages(20), progress=kind(lambda: nuc.usage))
     assert not results.errors
+    # else every later bar of the process would wait for ever
+    other = threading.Thread(target=lambda: tqdm(total=1, file=io.StringIO()).close(), daemon=True)
+    other.start()
+    await asyncio.to_thread(other.join, 60)
+    assert not other.is_alive()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="platform: descriptors of POSIX")
