@@ -179,6 +179,8 @@ class ConnectionFailedError(ProviderError):
     """The connection failed, or was closed before the full response arrived."""
 
     retryable = True
+    #: Whether a whole response arrived that breaks HTTP: the call is billed.
+    answered = False
 
 
 class CallTimeoutError(ProviderError):

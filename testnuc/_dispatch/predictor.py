@@ -19,6 +19,7 @@ from testnuc._dispatch.partial_labels import level_sets, longest_part, part_of
 from testnuc.errors import (
     AuthenticationError,
     BadRequestError,
+    ConnectionFailedError,
     InvalidInputError,
     ProviderError,
     RefusalError,
@@ -167,7 +168,7 @@ class Predictor:
         self._refused: dict[bytes, tuple[type[ProviderError], str, int | None]] = {}
         #: Text -> the error of its last call, if no reply to it was readable: as a neighbor of
         #: other texts it is not worth more calls.
-        self.unreadable: dict[bytes, ReplyError] = {}
+        self.unreadable: dict[bytes, Exception] = {}
         #: Hashes of texts without a readable reply; None once a reply was readable.
         self._silent: set[bytes] | None = set()
         #: Calls rejected by 401, 403 or 404 since the last reply; None before the first reply.
@@ -280,7 +281,7 @@ class Predictor:
             if len(self._refused) >= _MOST_REFUSED:
                 del self._refused[next(iter(self._refused))]
             self._refused[ask.key] = (type(outcome), str(outcome), outcome.status_code)
-        elif isinstance(outcome, ReplyError):
+        elif isinstance(outcome, ReplyError) or getattr(outcome, "answered", False):
             if len(self.unreadable) < _MOST_REFUSED:
                 self.unreadable[ask.text_hash] = outcome
             if self._silent is None:
@@ -291,7 +292,14 @@ class Predictor:
                 return self._unreadable(outcome)
         return outcome
 
-    def _unreadable(self, last: ReplyError) -> ReplyError:
+    def _unreadable(self, last: Exception) -> ProviderError:
+        if not isinstance(last, ReplyError):
+            broken = ConnectionFailedError(
+                f"the first {_SILENT_TEXTS} texts got no response that is HTTP, so the run stops; "
+                f"check base_url, and proxies on the way. The last error: {last}"
+            )
+            broken.retryable, broken.fatal = False, True
+            return broken
         said = "nothing" if not (last.content or "").strip() else repr((last.content or "")[:300])
         error = UnreadableReplyError(
             f"the first {_SILENT_TEXTS} texts got no readable reply from {self.provider.model}, so "

@@ -227,6 +227,8 @@ class CallAccounting:
             return error
         elif isinstance(error, ProviderError) and _is_unreadable(raised):
             error.retryable = error.retryable and not was_last(call)
+            if isinstance(error, ConnectionFailedError):
+                error.answered = True
             self._book(call, permit, None)
             return error
         self.admission.failed(permit)

@@ -17,6 +17,7 @@ import orjson
 import pytest
 from aiohttp.http_exceptions import HttpProcessingError
 
+from testnuc import Limits, TestNUC
 from testnuc.errors import (
     BadRequestError,
     ConnectionFailedError,
@@ -26,9 +27,11 @@ from testnuc.errors import (
 )
 from testnuc.limits import Budget, RetryPolicy
 from testnuc.protocols import Request
+from testnuc.testing import HashEmbedder
 from testnuc.transport import auxiliary
 from testnuc.transport.connections import MOST_BYTES
 from testnuc.transport.failures import safe_cause
+from tests.conftest import LABELS, messages
 from tests.transport.small_server import ONE, Wire, sending
 
 ANSWER = b'{"label": "a", "usage": [10, 2]}'
@@ -122,6 +125,31 @@ async def test_a_flood_of_heads_is_not_parsed(head):
             await transport.call(wire, ONE)
         assert len(endless.sent) == 2
         assert transport.meter.calls == 0
+
+
+@pytest.mark.parametrize(
+    "headers", [b"Content-Length: 4\r\n", b"Content-Encoding: br\r\n", b"Bad header\r\n"]
+)
+async def test_responses_that_all_break_http_end_the_run(headers):
+    """Each is billed, three times for a text: a proxy on the way breaks them all."""
+    sent = []
+
+    async def respond(number, writer):
+        sent.append(number)
+        writer.write(whole(ANSWER, headers=headers))
+
+    retry = RetryPolicy(initial_wait=0.001)
+    async with (
+        raw(respond) as (wire, _),
+        TestNUC(
+            LABELS, "openai/test", base_url=wire.url.removesuffix("/chat/completions"),
+            api_key="k" * 20, embedder=HashEmbedder(), k=0,
+            limits=Limits(retry=retry, concurrency=4),
+        ) as nuc,
+    ):  # fmt: skip
+        with pytest.raises(ConnectionFailedError, match="first 20 texts got no response"):
+            await nuc.classify_many(messages(200))
+        assert len(sent) <= 3 * (20 + 4)
 
 
 async def test_a_few_interim_responses_are_passed_over():
