@@ -153,6 +153,8 @@ class Escalation:
         self._referees: dict[str | int, RefereeModel] = {}
         #: Held while disagreements are judged: the windows of a stream share one review.
         self._lock = asyncio.Lock()
+        #: Size of the pool when the referee last judged, and named none of the labels.
+        self._judged_in_vain = 0
         #: The client's referee.
         self.referee = None if parts.referee is None else self._referee_of(parts.referee.model)
         #: Of the texts, which it labels.
@@ -234,7 +236,7 @@ class Escalation:
             return run, None
         before, failure = run.votes.settings.learned, None
         try:
-            await self._learn_once()
+            failure = await self._learn_once()
         except FATAL_ERRORS as error:
             # all texts are labeled: they must not be lost
             failure = f"the referee failed: {error_text(error)}"
@@ -265,29 +267,35 @@ class Escalation:
     def _is_due(self, size: int) -> bool:
         """Whether disagreements in a pool of this size are to be judged."""
         known = self._learning.learned
+        if size < _GROWTH * self._judged_in_vain:
+            return False
         if known is None or not any(j.source == "referee" for j in known.judged):
             return True
         return bool(size >= _GROWTH * known.texts)
 
-    async def _learn_once(self) -> None:
+    async def _learn_once(self) -> str | None:
         """Learn from a hundred disagreements that the client's referee judges.
 
         They are judged again when the pool has grown by half. Where a text can have several labels,
-        these are texts drawn at random.
+        these are texts drawn at random. Returns why nothing could be learned.
         """
         assert self._parts.referee is not None
         async with self._lock:
-            if not self._is_due(len(self._parts.pool)):
-                return
+            size = len(self._parts.pool)
+            if not self._is_due(size):
+                return None
             try:
                 goal = "certify" if self._parts.labels.multilabel else "decide"
                 review = await self._learning.review(_REFEREED, goal, 0)
             except InvalidInputError:
                 # too few texts have a prediction
-                return
+                return None
             await self.ask(review, self._parts.referee.model)
-            if review.judged:
-                await self._learning.learn_from(review)
+            if not review.judged:
+                self._judged_in_vain = size
+                return f"the referee's answers to {len(review):,} texts name none of the labels"
+            await self._learning.learn_from(review)
+            return None
 
     async def _escalate(self, run: Run) -> str:
         """Let the referee label the least trusted part of a run; returns what was done."""

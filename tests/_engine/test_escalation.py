@@ -9,7 +9,7 @@ import pytest
 import testnuc
 from testnuc import Results
 from testnuc.testing import LoopbackLLM
-from tests._engine.test_learning import LABELS, Clustered, accuracy, gold, noisy, texts_of
+from tests._engine.test_learning import LABELS, Clustered, Says, accuracy, gold, noisy, texts_of
 
 TEXTS = texts_of(400)
 
@@ -145,3 +145,17 @@ async def test_concurrent_runs_judge_once(servers):
         await asyncio.gather(*(nuc.classify_many(TEXTS) for _ in range(3)))
         assert big.calls <= 100
         assert "by a referee" in str(nuc.learned)
+
+
+async def test_a_referee_that_names_none_of_the_labels_is_asked_once():
+    texts, better = texts_of(600), Says(lambda text: "dunno")
+    async with testnuc.TestNUC(LABELS, Says(noisy), embedder=Clustered(), referee=better) as nuc:
+        results = await nuc.classify_many(texts)
+        assert "name none of the labels" in results.escalated
+        results = await nuc.classify_many(texts)
+        assert None not in results.labels
+        asked = len(better.asked)
+        assert 0 < asked <= 100
+        async for result in nuc.stream(texts):
+            assert result.label is not None
+        assert len(better.asked) == asked
