@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -133,7 +133,9 @@ def _floor() -> None:
         _print_url(f"http://127.0.0.1:{runner.addresses[0][1]}")
         await asyncio.Event().wait()
 
-    run_to_end(main())
+    # ended by SIGTERM
+    with suppress(KeyboardInterrupt):
+        run_to_end(main())
 
 
 def _print_url(url: str) -> None:

@@ -40,7 +40,7 @@ class Failing(MemoryStore):
         self.most = most
 
     async def put_predictions(self, rows):
-        if len(self) + len(rows) > self.most:
+        if len(self.rows()) + len(rows) > self.most:
             raise StoreError("disk full")
         return await super().put_predictions(rows)
 
