@@ -97,7 +97,8 @@ class TestNUC:
         `BestOfN`, `WeightedBestOfN`, `TopKICL`, `TopKICLP`, or your own. Neighbors vote with
         predictions of the same method.
     sampling : Sampling, optional
-        Sampling parameters: temperature, texts per call, source of the confidence, ..
+        What is asked of the LLM: temperature, texts per call, source of the confidence, which of
+        many labels a prompt shows, ..
     neighbors : {"predict", "stored"}
         "predict": call the LLM for neighbors without a prediction. "stored": only neighbors with a
         stored prediction vote (TestNUC-S: a new text costs one call).
