@@ -95,7 +95,7 @@ class Repetitions:
     def has(self, response: aiohttp.ClientResponse, data: bytes) -> bool:
         """Whether a complete response is a repetition; then its connection is closed."""
         connection, known = response._protocol, self._connections  # noqa: SLF001 - no public one
-        if not isinstance(connection, _Connection) or 4 * self._elsewhere > len(known):
+        if not isinstance(connection, _Connection):
             return False
         own = _ID.search(data)
         name = request_id(response.headers) if own is None else own[1]
@@ -103,11 +103,12 @@ class Repetitions:
             return False
         mark = hash(name)
         before = known.get(mark)
-        if before == connection.number:
+        # as many as there are ids: the server gives the same one again and again
+        if before == connection.number and self._elsewhere < len(known):
             _log.warning("a server sent a response twice; it is not used")
             connection.close()
             return True
-        self._elsewhere += before is not None
+        self._elsewhere += before not in {None, connection.number}
         known[mark] = connection.number
         if len(known) > _MOST_REMEMBERED:
             del known[next(iter(known))]
