@@ -27,6 +27,8 @@ _log = logging.getLogger("testnuc.transport")
 _HEAD, _MOST_HEADS = b"\nHTTP/", 32
 #: Numbers of connections; an address can be used again.
 _NUMBERS = count()
+#: In place of a number: an id that came on several connections.
+_SEVERAL = -1
 #: The first id in a response, which is its own; within what a model says, quotes are escaped.
 _ID = re.compile(rb'"id"\s*:\s*("[^"]+"|\d+)')
 #: Responses that are remembered, to recognize one that is repeated.
@@ -80,17 +82,15 @@ class _Connection(ResponseHandler):
 class Repetitions:
     """Recognizes a response that its connection has carried before.
 
-    It has the same id: a proxy may change the rest. A server that gives all the same id is known by
-    that id on several connections.
+    It has the same id: a proxy may change the rest. An id that comes on several connections is one
+    that the server gives more than once.
     """
 
-    __slots__ = ("_connections", "_elsewhere")
+    __slots__ = ("_connections",)
 
     def __init__(self) -> None:
-        #: The connection of each of the last responses, by hash.
+        #: The connection of each of the last responses, by the hash of its id.
         self._connections: dict[int, int] = {}
-        #: Responses with the id of one of another connection.
-        self._elsewhere = 0
 
     def has(self, response: aiohttp.ClientResponse, data: bytes) -> bool:
         """Whether a complete response is a repetition; then its connection is closed."""
@@ -103,13 +103,11 @@ class Repetitions:
             return False
         mark = hash(name)
         before = known.get(mark)
-        # as many as there are ids: the server gives the same one again and again
-        if before == connection.number and self._elsewhere < len(known):
+        if before == connection.number:
             _log.warning("a server sent a response twice; it is not used")
             connection.close()
             return True
-        self._elsewhere += before not in {None, connection.number}
-        known[mark] = connection.number
+        known[mark] = connection.number if before is None else _SEVERAL
         if len(known) > _MOST_REMEMBERED:
             del known[next(iter(known))]
         return False
