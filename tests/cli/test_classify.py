@@ -537,12 +537,13 @@ async def test_progress_that_cannot_be_shown_ends_no_run(monkeypatch, client_of,
 @pytest.mark.skipif(sys.platform == "win32", reason="platform: descriptors of POSIX")
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
 def test_closed_standard_files_end_no_command(tmp_path, closed):
-    (tmp_path / "in.txt").write_text("\n".join(messages(20)))
+    source, out = tmp_path / "in.txt", tmp_path / "out.csv"
+    source.write_text("\n".join(messages(20)))
     with LoopbackLLM(confident) as llm:
-        given = ["classify", "in.txt", "--labels", ",".join(LABELS), "--k", 0, "-o", "out.csv"]
+        given = ["classify", source, "--labels", ",".join(LABELS), "--k", 0, "-o", out]
         given += ["--model", "openai/test", "--base-url", llm.base_url]
         command = f"{shlex.join(command_line(*given))} {closed}"
         env = {**os.environ, "OPENAI_API_KEY": "k"}
-        done = subprocess.run(command, shell=True, cwd=tmp_path, env=env, check=False, timeout=300)
+        done = subprocess.run(command, shell=True, env=env, check=False, timeout=300)
     assert done.returncode == 0
-    assert (tmp_path / "out.csv").read_text().count("\n") == 21
+    assert out.read_text().count("\n") == 21
