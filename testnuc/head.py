@@ -6,7 +6,7 @@ import io
 import logging
 import weakref
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 from time import perf_counter
@@ -136,10 +136,6 @@ class Head:
         self._background: Background | None = None
         #: The name of the embedder.
         self.embedder = embedder if isinstance(embedder, str) else embedder_name(embedder)
-        #: Answers of another head must not be taken for those of this one.
-        rule = None if sets is None else asdict(sets)
-        made_of = np.ascontiguousarray(weights).tobytes() + repr((labels, *curve, rule)).encode()
-        self.identity = sha256(made_of).hexdigest()
         self.model = f"{trained_on.model} {trained_on.date}"
         #: Whether testnuc can load the embedder by its name.
         self.loadable = isinstance(embedder, str) or _is_own(embedder)
@@ -160,6 +156,13 @@ class Head:
         if self.certificate is not None:
             lines.append(f"Certificate: {self.certificate}.")
         return "\n".join(lines)
+
+    @cached_property
+    def identity(self) -> str:
+        """As a model: what tells its stored answers from those of another head."""
+        rule = None if self.sets is None else asdict(self.sets)
+        said = repr((self.labels, *self.curve, rule))
+        return sha256(np.ascontiguousarray(self.weights).tobytes() + said.encode()).hexdigest()
 
     @property
     def dim(self) -> int:
