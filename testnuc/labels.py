@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from testnuc._base.checks import is_chance
 from testnuc._base.display import shown
 from testnuc.errors import InvalidInputError, StoreError
 from testnuc.label_matching import fold_case, fold_punctuation, typo_of
@@ -303,12 +304,10 @@ def _pairs_of(said: str) -> list[tuple[str, float | None]]:
     """Return labels and confidences from what `as_stored` wrote."""
     try:
         pairs = [(name, sure) for name, sure in orjson.loads(said)]
+        if not all(isinstance(name, str) and is_chance(sure) for name, sure in pairs):
+            raise TypeError("no labels with their confidences")  # noqa: TRY301 - as other damage
     except (TypeError, ValueError) as exc:
         raise StoreError(f"a stored answer is damaged: {said!r:.80}") from exc
-    for name, sure in pairs:
-        confidence = sure is None or (type(sure) in {float, int} and 0 <= sure <= 1)
-        if not isinstance(name, str) or not confidence:
-            raise StoreError(f"a stored answer is damaged: {said!r:.80}")
     return pairs
 
 

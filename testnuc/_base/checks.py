@@ -58,6 +58,11 @@ def checked_whole(name: str, value: Any, *, least: int, most: int | None = None)
     return int(value)
 
 
+def is_chance(value: Any) -> bool:
+    """Whether a stored value is None or a number from 0 to 1."""
+    return value is None or (type(value) in {float, int} and 0 <= value <= 1)
+
+
 def checked_positive(name: str, value: Any, *, zero: bool = False) -> float:
     """Return `value` if it is a finite number above 0; with `zero` also if it is 0."""
     number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -131,7 +131,7 @@ class AnthropicBatches(BatchAPI):
         total, answered = sum(counts.values()), counts["succeeded"]
         status = self._words(found.get("processing_status")).lower()
         return RemoteBatch(
-            id=printable(str(found["id"])),
+            id=printable(found["id"]),
             status=status,
             ended=status == "ended",
             total=total,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from testnuc import providers
 from testnuc._base.checks import is_loopback
@@ -24,7 +24,7 @@ from testnuc.transport import Transport
 from testnuc.transport.endpoint import Endpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from testnuc.protocols import Store, StoredBatch, WireProvider
 
@@ -140,16 +140,17 @@ class BatchManager:
 
     def _lifecycle(self, batch: StoredBatch) -> BatchLifecycle:
         try:
-            return self._lifecycle_of(batch, batch.facts)
+            return self._lifecycle_of(batch)
+        except TestNUCError:
+            raise
         except (KeyError, TypeError, ValueError) as exc:
-            if isinstance(exc, TestNUCError):
-                raise
             raise StoreError(
                 f"the stored batch {batch.id.hex()} is damaged: {exc!r:.200}; look for it at the "
                 "provider"
             ) from exc
 
-    def _lifecycle_of(self, batch: StoredBatch, facts: Mapping[str, Any]) -> BatchLifecycle:
+    def _lifecycle_of(self, batch: StoredBatch) -> BatchLifecycle:
+        facts = batch.facts
         name, model, base_url = facts["provider"], facts["model"], facts["base_url"]
         known = (name, model, base_url, batch.scope)
         if known not in self._lifecycles:

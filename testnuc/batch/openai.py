@@ -157,7 +157,7 @@ class OpenAIBatches(BatchAPI):
             unanswered = 0
         uploaded = found.get("input_file_id")
         return RemoteBatch(
-            id=printable(str(found["id"])),
+            id=printable(found["id"]),
             status=status,
             ended=status in _ENDED,
             total=count(counts.get("total")) or 0,

@@ -55,8 +55,8 @@ class AnswerStore:
         embeddings. Without an output there is no place for one.
         """
         if store is not None or output is None:
-            path = store is not None and "://" not in store
-            return cls(store, new=path and not Path(str(store)).exists())
+            new = store is not None and "://" not in store and not Path(store).exists()
+            return cls(store, new=new)
         name = RunNote.of(output).store or ""
         return cls._at(folder_of(output) / (name if _STORE_NAME.fullmatch(name) else _STORE))
 

@@ -259,11 +259,8 @@ def _interrupted(
 
 def show_estimate(texts: list[str], client: dict[str, Any], store: AnswerStore) -> None:
     """Print the estimated cost; sends nothing, and creates no store."""
-    where = store.where
-    if where is not None and "://" not in where and not Path(where).exists():
-        where = None
     # nothing is sent, so no key is needed
-    nuc = client_of(client, store=where, api_key="not-needed")
+    nuc = client_of(client, store=None if store.new else store.where, api_key="not-needed")
 
     async def estimate() -> Estimate:
         async with nuc:

@@ -25,6 +25,7 @@ _vote = partial(typer.Option, rich_help_panel="Vote")
 _limits = partial(typer.Option, rich_help_panel="Limits")
 _files = partial(typer.Option, rich_help_panel="Files")
 _fewer = partial(typer.Option, rich_help_panel="Fewer calls")
+_share = partial(_fewer, min=0, max=1, hidden=True)
 #: An option that few need: the help names it at its end, and docs/cli.md describes it.
 rare = partial(typer.Option, hidden=True)
 
@@ -164,30 +165,17 @@ def _client(
         "all",
         help="all, or unsure: ask about part of the texts; a model of the answers labels the rest.",
     ),
-    stop: float = _fewer(
-        0.99,
-        min=0,
-        max=1,
-        help="With unsure: share of all labels proved to equal those of --ask all.",
-        hidden=True,
+    stop: float = _share(
+        0.99, help="With unsure: share of all labels proved to equal those of --ask all."
     ),
-    most: float = _fewer(
-        1.0,
-        min=0,
-        max=1,
-        help="With unsure: maximum share of the texts to ask about, 0 to 1.",
-        hidden=True,
-    ),
+    most: float = _share(1.0, help="With unsure: maximum share of the texts to ask about, 0 to 1."),
     head: str | None = _fewer(
         None, help="A file from `testnuc distill`, which labels without an LLM."
     ),
-    head_trust: float | None = _fewer(
+    head_trust: float | None = _share(
         None,
-        min=0,
-        max=1,
         help="Trust below which the LLM labels a text instead.",
         show_default="none do",
-        hidden=True,
     ),
 ) -> None:
     """Never called: `runs` reads its signature."""

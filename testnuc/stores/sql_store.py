@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
+from testnuc._base.checks import is_chance
 from testnuc.errors import EmbeddingError, StoreError
 from testnuc.protocols import Store, StoredBatch, StoredPrediction
 from testnuc.types import Prediction, Usage
@@ -79,7 +80,7 @@ def to_prediction(label: Any, confidence: Any, said: Any) -> Prediction:
     if (
         (label is None or type(label) is str)
         and (said is None or type(said) is str)
-        and (confidence is None or (type(confidence) in {float, int} and 0 <= confidence <= 1))
+        and is_chance(confidence)
     ):
         return Prediction(label, confidence, said)
     raise DamagedRowError(f"a prediction is {label!r:.40}, {confidence!r:.40}, {said!r:.40}")

@@ -21,6 +21,8 @@ APPLICATION_ID = 0x744E5543
 #: integer key needs no separate index, and the rows of one pool are contiguous.
 POOL_SHIFT = 40
 
+_COMMENT = re.compile(r"--[^\n]*")
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
         """
@@ -97,9 +99,6 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 def plain(statement: str) -> str:
     """Return a statement without comments and with single spaces."""
     return " ".join(_COMMENT.sub("", statement).split())
-
-
-_COMMENT = re.compile(r"--[^\n]*")
 
 
 def created(version: int) -> set[str]:
