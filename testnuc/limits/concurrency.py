@@ -3,7 +3,7 @@
 The limit starts at the user's maximum and decreases when the server is overloaded: in every round
 trip by half the share of refused calls (all refused: halved; one in ten: by 5 %), so that single
 failures cost little and a storm of refusals ends in a few round trips. It increases by a fixed step
-per round trip. Latency far above its baseline decreases it as well, slowly and not below a quarter.
+per round trip.
 
 A server that sends a wait (Retry-After) pauses all calls, not only the refused one, for as long as
 it asks up to a longest pause; then one call is sent to find out. When it first asks for more than
@@ -40,15 +40,8 @@ _NO_RAMP = float("inf")
 _SHORTEST_WINDOW = 0.02
 #: The limit grows by this fraction of the maximum per round trip, and by at least one call.
 _STEP = 1 / 32
-#: Overload: the mean latency of a window is more than this multiple of the baseline,
-_SLOW = 3.0
-#: in a window of at least this many calls. Then the limit shrinks by this factor,
-_ENOUGH = 8
-_EASE = 0.95
-#: but by latency alone never below this fraction of the maximum.
-_FLOOR = 0.25
-#: Smoothing factors of the baseline for a mean below it and above it.
-_DOWN, _UP = 0.25, 0.01
+#: Smoothing factor of the mean latency of refusals.
+_SMOOTH = 0.25
 #: The share of refused calls is a mean over at least this many calls, and over half the limit, as
 #: their refusals can arrive all at once; from a share of _MANY on, all calls pause.
 _FEWEST = 10
@@ -119,7 +112,8 @@ class Concurrency:
         self._answered = 0
         self._refused = 0
         self._latency = 0.0
-        self._baseline = 0.0
+        #: Mean latency of the answers of the last window that had any.
+        self._round_trip = 0.0
 
     def sent(self) -> None:
         """Count a call that is sent now."""
@@ -155,7 +149,7 @@ class Concurrency:
         self._outcomes += 1
         self._refused += load
         self._share = min(1.0, self._share + self._fresh)
-        weight = _DOWN if self._refusal_latency else 1.0
+        weight = _SMOOTH if self._refusal_latency else 1.0
         self._refusal_latency += (now - sent_at - self._refusal_latency) * weight
         if wait is not None or self._share >= _MANY:
             # attempts to connect put no load on an unreachable server
@@ -254,21 +248,15 @@ class Concurrency:
 
     def _turn(self, now: float) -> None:
         """End a round trip: adapt the limit to its outcomes."""
-        mean = self._latency / self._answered if self._answered else self._baseline
-        share = self._refused / self._outcomes
-        if self._window_end is _NEVER:
-            pass  # the first outcome only measures the length of a round trip
-        elif not share and self._answered >= _ENOUGH and mean > _SLOW * self._baseline > 0:
-            lowest = min(self._limit, max(1.0, self._most * _FLOOR))
-            self._limit = max(lowest, self._limit * _EASE)
-        elif share or self._limit < self._most:
+        if self._answered:
+            self._round_trip = self._latency / self._answered
+        # the first outcome only measures the length of a round trip
+        if self._window_end is not _NEVER:
+            share = self._refused / self._outcomes
             limit = self._limit * (1 - share / 2) + self._step * (1 - share)
             self._limit = min(float(self._most), max(1.0, limit))
-        if self._answered:
-            follow = _DOWN if mean < self._baseline else _UP
-            self._baseline += (mean - self._baseline) * (follow if self._baseline else 1.0)
         self._outcomes = self._answered = self._refused = 0
         self._latency = 0.0
-        self._window_end = now + max(_SHORTEST_WINDOW, mean)
+        self._window_end = now + max(_SHORTEST_WINDOW, self._round_trip)
         self._fresh = 1 / max(_FEWEST, self._limit / 2)
         self._set_ramp(self._ramp)

@@ -1,4 +1,4 @@
-"""The bound on calls in flight, against servers that refuse, fail and slow down."""
+"""The bound on calls in flight, against servers that refuse and fail."""
 
 from __future__ import annotations
 
@@ -117,12 +117,13 @@ def test_after_a_pause_not_all_come_at_once():
     assert len([at for at in back if at < back[0] + 1.0]) >= 64
 
 
-def test_latency_far_above_its_baseline_is_eased_gently():
+def test_latency_is_no_overload():
+    # of a client whose event loop is busy, or of a server that queues: refusals say more
     def outcome(now):
         return (0.1, "ok") if now < 5 else (0.6, "ok")
 
     bound, _ = busy(None, 0.1, seconds=25, outcome=outcome)
-    assert 16 <= bound.cap < 64
+    assert bound.cap == 64
 
 
 def test_failures_are_no_overload():
