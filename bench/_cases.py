@@ -95,19 +95,20 @@ class Case:
     def kernels(self) -> tuple[Callable[[], object], Callable[[], object] | None]:
         """Return the plain kernel and, where it pays, the fast one with the pool packed before."""
         policy = VotePolicy.weighted().fields
-        none = np.empty(0, np.float32)
         b, k = self.ids.shape
+        none, ones = np.empty(0, np.float32), np.ones(b, np.float32)
         out = np.empty((5, b), np.int32)
         ids, similarities = self.ids.ravel().view(np.uint64), self.similarities.ravel()
-        own = (self.own_labels, none, none)
-        rest = (own, policy, self.n_classes, (k, 0), 0, b, out, out.view(np.float32))
+        own = (self.own_labels, ones, ones)
+        rest = (own, policy, self.n_classes, k, 0, b, out, out.view(np.float32))
+        untold = np.empty((0, self.n_classes))
         neighbors = (ids, similarities, self.pool_labels, none)
         by_rows = plain.vote_rows()
         if not fast.pays(b, k, self.n_classes, self.pool_labels.size):
-            return lambda: by_rows(neighbors, *rest), None
+            return lambda: by_rows(neighbors, *rest, untold), None
         packed = (ids, similarities, self._records())
         by_blocks = fast.vote_packed()
-        return lambda: by_rows(neighbors, *rest), lambda: by_blocks(packed, *rest)
+        return lambda: by_rows(neighbors, *rest, untold), lambda: by_blocks(packed, *rest)
 
     def floor(self) -> Callable[[int], object]:
         """Return the floor, on so many threads."""

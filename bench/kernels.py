@@ -180,18 +180,19 @@ def _curve(repeats: int) -> Report:
 
 def _one_row() -> Report:
     case = Case.make(1, 50, 150, 25_000)
-    none = np.empty(0, np.float32)
+    none, one = np.empty(0, np.float32), np.ones(1, np.float32)
     out = np.empty((5, 1), np.int32)
     given = (
         (case.ids.ravel().view(np.uint64), case.similarities.ravel(), case.pool_labels, none),
-        (case.own_labels, none, none),
+        (case.own_labels, one, one),
         VotePolicy.weighted().fields,
         case.n_classes,
-        (50, 0),
+        50,
         0,
         1,
         out,
         out.view(np.float32),
+        np.empty((0, case.n_classes)),
     )
     kernel = plain.vote_rows()
 

@@ -36,21 +36,20 @@ def made(dtype: Any, ndim: int = 1) -> Any:
     return types.Array(dtype, ndim, "C")
 
 
-def kernel(*signatures: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def kernel(signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make a getter of the kernel, compiled (or loaded from the cache) at its first use.
 
-    The signatures have read-only arrays, which writable ones match too; by default, numba would
-    compile once more for each combination of the two. With several signatures, the getter's
-    argument chooses one.
+    The signature has read-only arrays, which writable ones match too; by default, numba would
+    compile once more for each combination of the two.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.cache
-        def get(variant: int = 0) -> Any:
+        def get() -> Any:
             compiled = _jit(function)
             if not DISABLED:
                 try:
-                    compiled.compile(signatures[variant])
+                    compiled.compile(signature)
                 except OSError:  # compiled, but the cache could not be written
                     if not compiled.overloads:
                         raise

@@ -11,24 +11,23 @@ from testnuc._kernels.vote import (
     F8,
     I4,
     I8,
-    LAYOUT,
     NEIGHBORS,
+    NO_CONFIDENCE,
+    NO_LABEL,
     OWN,
     OWN_WEIGHT,
-    read_own,
-    read_row,
     valid,
     weigh,
 )
 
 
-@kernel(*(I8(n, OWN, given(F8, 2), I8, LAYOUT, I8, given(I8), made(I4, 3)) for n in NEIGHBORS))
+@kernel(I8(NEIGHBORS, OWN, given(F8, 2), I8, I8, I8, given(I8), made(I4, 3)))
 def curve(
     neighbors: Any,
     own: Any,
     policies: Any,
     n_classes: Any,
-    layout: Any,
+    k: Any,
     shift: Any,
     ks: Any,
     out: Any,
@@ -38,17 +37,24 @@ def curve(
     ``shift``: low bits of a sum that hold a rank; 2 ** shift must exceed K + 1. The other
     parameters and the return value are those of `vote_rows`.
     """
-    k = layout[0] - layout[1]
+    ids, all_similarities, all_labels, all_confidences = neighbors
     labels = np.empty(k, np.int32)
     similarities = np.empty(k, np.float32)
     confidences = np.empty(k, np.float32)
     sums = np.zeros(n_classes, np.int64)
     for row in range(own[0].size):
-        own_label, similarity, confidence = read_own(row, own)
-        if not (
-            valid(similarity, own_label, confidence, n_classes)
-            and read_row(row, neighbors, layout, n_classes, labels, similarities, confidences)
-        ):
+        own_label, similarity, confidence = own[0][row], own[1][row], own[2][row]
+        fit = valid(similarity, own_label, confidence, n_classes)
+        for j in range(k):
+            at = np.uintp(row * k + j)
+            place = np.uintp(ids[at])
+            labels[j], similarities[j], confidences[j] = NO_LABEL, np.float32(0), NO_CONFIDENCE
+            if place < np.uintp(all_labels.size):
+                labels[j], similarities[j] = all_labels[place], all_similarities[at]
+                if all_confidences.size > 0:
+                    confidences[j] = all_confidences[place]
+            fit &= valid(similarities[j], labels[j], confidences[j], n_classes)
+        if not fit:
             return row
         for p in range(policies.shape[0]):
             policy = policies[p]

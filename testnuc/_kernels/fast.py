@@ -24,7 +24,6 @@ from testnuc._kernels.vote import (
     FLOOR,
     I4,
     I8,
-    LAYOUT,
     LIMIT,
     MIN_SIMILARITY,
     NO_CONFIDENCE,
@@ -62,7 +61,7 @@ _ROUND = 1.5 * 2**20
 _ROUND_BITS = np.int64(np.float64(_ROUND).view(np.int64))
 _ZERO, _F4_ONE = np.uintp(0), np.float32(1)
 
-_PACKED = [types.Tuple((given(ids), given(F4), given(I8))) for ids in (types.uint64, types.uint32)]
+_PACKED = types.Tuple((given(types.uint64), given(F4), given(I8)))
 
 
 def pays(rows: int, k: int, n_classes: int, n_pool: int) -> bool:
@@ -177,13 +176,13 @@ def _write(
         out_f[4, row + np.uintp(r)] = total[r] / ONE
 
 
-@kernel(*(I8(n, OWN, given(F8), I8, LAYOUT, I8, I8, *OUT) for n in _PACKED))
+@kernel(I8(_PACKED, OWN, given(F8), I8, I8, I8, I8, *OUT))
 def vote_packed(
     neighbors: Any,
     own: Any,
     policy: Any,
     n_classes: Any,
-    layout: Any,
+    k: Any,
     start: Any,
     stop: Any,
     out_i: Any,
@@ -196,10 +195,9 @@ def vote_packed(
     """
     ids, similarities, records = neighbors
     own_labels, _, own_confidences = own
-    own_weight = weigh(np.int32(0), 1.0, NO_CONFIDENCE, policy[OWN_WEIGHT], policy)
-    k = np.uintp(layout[0])
+    dense = n_classes <= _DENSE * k
+    k = np.uintp(k)
     rows = max(_ROWS, _BLOCK // max(k, FIRST) // _ROWS * _ROWS)
-    dense = n_classes <= _DENSE * layout[0]
     found = np.empty(rows * k, np.int64)
     votes = np.zeros(rows * k, np.int64)
     own_weights = np.empty(rows, np.int64)
@@ -222,14 +220,13 @@ def vote_packed(
 
         own_weights[:] = 0
         for r in range(count):
-            label, confidence = own_labels[block + np.uintp(r)], NO_CONFIDENCE
-            weight = own_weight
-            if own_confidences.size > 0:
-                confidence = own_confidences[block + np.uintp(r)]
-                weight = weigh(np.int32(0), 1.0, confidence, policy[OWN_WEIGHT], policy)
+            label, confidence = (
+                own_labels[block + np.uintp(r)],
+                own_confidences[block + np.uintp(r)],
+            )
             if not valid(0.0, label, confidence, n_classes):
                 return np.int64(block + np.uintp(r))
-            own_weights[r] = weight if label >= 0 else np.int64(0)
+            own_weights[r] = weigh(label, 1.0, confidence, policy[OWN_WEIGHT], policy)
 
         # always 16 rows: if fewer are left, the others repeat votes of an earlier block
         for group in range(_ZERO, count, _ROWS):

@@ -89,21 +89,12 @@ def _curves(
         )
     if isinstance(policies, (str, VotePolicy)):
         policies = (policies,)
-    fields = np.empty((len(policies), 6), np.float64)
-    for i, policy in enumerate(policies):
-        fields[i] = VotePolicy.of(policy).fields
+    fields = np.array([VotePolicy.of(policy).fields for policy in policies]).reshape(-1, 6)
     distinct, place = np.unique(wanted, return_inverse=True)
     out = np.empty((len(policies), distinct.size, ballots.rows), np.int32)
-    bad = curve(ballots.variant)(
-        ballots.neighbors,
-        ballots.own,
-        fields,
-        ballots.n_classes,
-        ballots.layout,
-        (ballots.k + 1).bit_length(),
-        distinct,
-        out,
-    )
+    k, n_classes = ballots.k, ballots.n_classes
+    shift = (k + 1).bit_length()
+    bad = curve()(ballots.neighbors, ballots.own, fields, n_classes, k, shift, distinct, out)
     if bad >= 0:
         raise ballots.refuse(bad)
     return out if np.array_equal(distinct, wanted) else out[:, place]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from testnuc.errors import InvalidInputError
-from testnuc.voting.inputs import Ballots
+from testnuc.voting.inputs import Ballots, classes, rows_of
 from testnuc.voting.policy import VotePolicy
 
 if TYPE_CHECKING:
@@ -81,20 +81,19 @@ def _prefix(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     from testnuc._kernels.early import decide
 
-    ballots = Ballots.of_rows(labels, similarities, confidences, n_classes)
-    width = ballots.layout[0]
-    exist = _counts(width if columns is None else columns, "columns", ballots.rows, width)
-    last = exist if known is None else _counts(known, "known", ballots.rows, width)
+    lab, sim, conf = rows_of(labels, similarities, confidences)
+    n_rows, width = lab.shape
+    exist = _counts(width if columns is None else columns, "columns", n_rows, width)
+    last = exist if known is None else _counts(known, "known", n_rows, width)
     beyond = np.flatnonzero(last > exist)
     if beyond.size > 0:
         row = beyond[0]
         raise InvalidInputError(f"row {row}: known is {last[row]} of {exist[row]} columns")
-    _, sim, lab, conf = ballots.neighbors
-    out = np.empty(ballots.rows, np.int64)
-    fields = VotePolicy.of(policy).fields
-    bad = decide()(sim, lab, conf, fields, ballots.n_classes, width, last, exist, out)
+    out = np.empty(n_rows, np.int64)
+    rows = (sim.ravel(), lab.ravel(), conf.ravel())
+    bad = decide()(*rows, VotePolicy.of(policy).fields, classes(n_classes), width, last, exist, out)
     if bad >= 0:
-        raise ballots.refuse(bad)
+        raise Ballots.of_rows(lab, sim, confidences, n_classes).refuse(bad)
     return out, last
 
 

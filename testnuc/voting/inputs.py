@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,29 +20,6 @@ _LIMIT = 1.001
 #: Labels are int32.
 _MAX_CLASSES = 2**31 - 1
 
-# dtypes of native byte order are singletons, so `is` suffices to recognize them
-_INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
-
-_INT64, _UINT64, _UINT32 = np.dtype(np.int64), np.dtype(np.uint64), np.dtype(np.uint32)
-_UNSIGNED: dict[np.dtype[Any], np.dtype[Any]] = {
-    _INT64: _UINT64,
-    _UINT64: _UINT64,
-    _INT32: _UINT32,
-    _UINT32: _UINT32,
-}
-
-_NO_IDS = np.empty(0, np.uint32)
-_NO_NUMBERS = np.empty(0, np.float32)
-
-
-def _fits(value: object, dtype: np.dtype[Any], ndim: int) -> bool:
-    return (
-        type(value) is np.ndarray
-        and value.dtype is dtype
-        and value.ndim == ndim
-        and value.flags.c_contiguous
-    )
-
 
 def _checked(value: ArrayLike, name: str, kinds: str, ndim: int) -> NDArray[Any]:
     array = np.asarray(value)
@@ -58,41 +35,39 @@ def _checked(value: ArrayLike, name: str, kinds: str, ndim: int) -> NDArray[Any]
 
 def integers(value: ArrayLike, name: str, ndim: int) -> NDArray[np.int32]:
     """Return `value` as a contiguous int32 array."""
-    if _fits(value, _INT32, ndim):
-        return cast("NDArray[np.int32]", value)
     array = _checked(value, name, "iu", ndim)
-    if array.dtype != np.int32:
-        if array.size > 0:
-            for extreme in (array.min(), array.max()):
-                if not -(2**31) <= int(extreme) < 2**31:
-                    raise InvalidInputError(f"{name} holds {extreme}, which is not a label")
-        array = array.astype(np.int32)
-    return np.ascontiguousarray(array)
+    if array.dtype != np.int32 and array.size > 0:
+        for extreme in (array.min(), array.max()):
+            if not -(2**31) <= int(extreme) < 2**31:
+                raise InvalidInputError(f"{name} holds {extreme}, which is not a label")
+    return np.ascontiguousarray(array, np.int32)
 
 
-def numbers(value: ArrayLike | None, name: str, ndim: int) -> NDArray[np.float32]:
-    """Return `value` as a contiguous float32 array; without one, an array of size 0."""
+def numbers(value: ArrayLike, name: str, ndim: int) -> NDArray[np.float32]:
+    """Return `value` as a contiguous float32 array."""
+    with np.errstate(over="ignore"):  # too large becomes infinite, which is rejected
+        return np.ascontiguousarray(_checked(value, name, "fiu", ndim), np.float32)
+
+
+def classes(value: int) -> int:
+    """Return `n_classes` if labels are below it."""
+    return checked_whole("n_classes", value, least=1, most=_MAX_CLASSES)
+
+
+def _like(
+    value: ArrayLike | None, name: str, shape: tuple[int, ...], other: str
+) -> NDArray[np.float32]:
+    """Return numbers of a shape that another array has; without any, an array of size 0."""
     if value is None:
-        return _NO_NUMBERS
-    if _fits(value, _FLOAT32, ndim):
-        return cast("NDArray[np.float32]", value)
-    array = _checked(value, name, "fiu", ndim)
-    if array.dtype != np.float32:
-        with np.errstate(over="ignore"):  # too large becomes infinite, which is rejected
-            array = array.astype(np.float32)
-    return np.ascontiguousarray(array)
+        return np.empty(0, np.float32)
+    array = numbers(value, name, len(shape))
+    _same_shape(name, array, shape, other)
+    return array
 
 
-def _positions(value: ArrayLike) -> NDArray[Any]:
-    """Return ids as contiguous uint64 or uint32; a negative one becomes very large."""
-    if _fits(value, _INT64, 2):
-        return cast("NDArray[Any]", value).view(_UINT64)
-    array = np.ascontiguousarray(_checked(value, "neighbor_ids", "iu", 2))
-    unsigned = _UNSIGNED.get(array.dtype)
-    if unsigned is None:
-        array, unsigned = array.astype(np.int64), _UINT64
-    ids: NDArray[Any] = array.view(unsigned)
-    return ids
+def _few_enough(k: int) -> None:
+    if k > _MAX_NEIGHBORS:
+        raise InvalidInputError(f"{k} neighbors in a row; at most {_MAX_NEIGHBORS} can vote")
 
 
 def _same_shape(name: str, array: NDArray[Any], shape: tuple[int, ...], other: str) -> None:
@@ -102,34 +77,44 @@ def _same_shape(name: str, array: NDArray[Any], shape: tuple[int, ...], other: s
         )
 
 
-@dataclass(slots=True, eq=False)  # not frozen: that costs 10 % of the time of a small vote
+def rows_of(
+    labels: ArrayLike, similarities: ArrayLike, confidences: ArrayLike | None
+) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
+    """Return the arrays of rows that hold the text itself in column 0; confidences [0] without."""
+    lab = integers(labels, "labels", 2)
+    if lab.shape[1] == 0:
+        raise InvalidInputError(
+            f"labels has the shape {lab.shape}; column 0 is the text itself (-1 = no label)"
+        )
+    _few_enough(lab.shape[1] - 1)
+    sim = _like(similarities, "similarities", lab.shape, "the shape of labels")
+    return lab, sim, _like(confidences, "confidences", lab.shape, "the shape of labels")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Ballots:
     """The arrays of a vote as the kernels take them; see `testnuc._kernels.vote`."""
 
-    neighbors: tuple[NDArray[Any], NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]
-    own: tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]
-    layout: tuple[int, int]
+    neighbors: tuple[NDArray[Any], ...]
+    own: tuple[NDArray[Any], ...]
+    #: K, the maximum number of neighbors.
+    k: int
     n_classes: int
+    #: Whether the pool is made of rows, whose columns messages name.
+    of_columns: bool = False
 
     @property
     def rows(self) -> int:
         """B, the number of texts to vote on."""
         return self.own[0].size
 
-    @property
-    def k(self) -> int:
-        """K, the maximum number of neighbors."""
-        return self.layout[0] - self.layout[1]
-
-    @property
-    def gathered(self) -> bool:
-        """Whether labels are laid out like similarities, instead of in a pool."""
-        return self.layout[1] == 1
-
-    @property
-    def variant(self) -> int:
-        """Index of the kernel signature for these arrays."""
-        return int(self.neighbors[0].itemsize == 4)
+    def at(self, rows: NDArray[np.int64]) -> Ballots:
+        """Return the ballots of some rows."""
+        ids, similarities = (
+            array.reshape(self.rows, self.k)[rows].ravel() for array in self.neighbors[:2]
+        )
+        neighbors = (ids, similarities, *self.neighbors[2:])
+        return replace(self, neighbors=neighbors, own=tuple(array[rows] for array in self.own))
 
     @classmethod
     def of_rows(
@@ -139,28 +124,16 @@ class Ballots:
         confidences: ArrayLike | None,
         n_classes: int,
     ) -> Ballots:
-        """Create from rows of the text itself (column 0) and its neighbors."""
-        lab = integers(labels, "labels", 2)
-        sim = numbers(similarities, "similarities", 2)
-        conf = numbers(confidences, "confidences", 2)
-        if lab.shape[1] == 0:
-            raise InvalidInputError(
-                f"labels has the shape {lab.shape}; column 0 is the text itself (-1 = no label)"
-            )
-        _same_shape("similarities", sim, lab.shape, "the shape of labels")
-        if confidences is not None:
-            _same_shape("confidences", conf, lab.shape, "the shape of labels")
-        own = (
-            lab[:, 0].copy(),
-            sim[:, 0].copy(),
-            conf[:, 0].copy() if confidences is not None else conf,
-        )
-        neighbors = (_NO_IDS, sim.ravel(), lab.ravel(), conf.ravel())
+        """Create from rows of the text itself (column 0) and its neighbors: they are the pool."""
+        lab, sim, conf = rows_of(labels, similarities, confidences)
+        ids = np.arange(lab.size, dtype=np.uint64).reshape(lab.shape)[:, 1:]
+        own_conf = conf[:, 0].copy() if conf.size else np.full(len(lab), np.nan, np.float32)
         return cls(
-            neighbors,
-            own,
-            _layout(lab.shape[1], 1),
-            checked_whole("n_classes", n_classes, least=1, most=_MAX_CLASSES),
+            (ids.ravel(), sim[:, 1:].ravel(), lab.ravel(), conf.ravel()),
+            (lab[:, 0].copy(), sim[:, 0].copy(), own_conf),
+            ids.shape[1],
+            classes(n_classes),
+            of_columns=True,
         )
 
     @classmethod
@@ -175,83 +148,72 @@ class Ballots:
         n_classes: int,
     ) -> Ballots:
         """Create from rows of neighbor positions in a pool."""
-        ids = _positions(neighbor_ids)
-        sim = numbers(similarities, "similarities", 2)
-        lab = integers(pool_labels, "pool_labels", 1)
-        conf = numbers(pool_confidences, "pool_confidences", 1)
-        own_lab = integers(own_labels, "own_labels", 1)
-        own_conf = numbers(own_confidences, "own_confidences", 1)
-        _same_shape("similarities", sim, ids.shape, "the shape of neighbor_ids")
+        given = _checked(neighbor_ids, "neighbor_ids", "iu", 2)
+        _few_enough(given.shape[1])
+        # a negative position becomes a very large one
+        ids = np.ascontiguousarray(given, np.int64).view(np.uint64)
+        sim = _like(similarities, "similarities", ids.shape, "the shape of neighbor_ids")
+        lab, own_lab = (
+            integers(pool_labels, "pool_labels", 1),
+            integers(own_labels, "own_labels", 1),
+        )
         _same_shape("own_labels", own_lab, ids.shape[:1], "the number of rows of neighbor_ids")
-        if pool_confidences is not None:
-            _same_shape("pool_confidences", conf, lab.shape, "the shape of pool_labels")
-        if own_confidences is not None:
-            _same_shape("own_confidences", own_conf, own_lab.shape, "the shape of own_labels")
+        conf = _like(pool_confidences, "pool_confidences", lab.shape, "the shape of pool_labels")
+        if own_confidences is None:
+            own_confidences = np.full(len(own_lab), np.nan, np.float32)
+        own_conf = _like(
+            own_confidences, "own_confidences", own_lab.shape, "the shape of own_labels"
+        )
         return cls(
-            (ids.reshape(-1), sim.reshape(-1), lab, conf),
-            (own_lab, _NO_NUMBERS, own_conf),
-            _layout(ids.shape[1], 0),
-            checked_whole("n_classes", n_classes, least=1, most=_MAX_CLASSES),
+            (ids.ravel(), sim.ravel(), lab, conf),
+            (own_lab, np.ones(len(own_lab), np.float32), own_conf),
+            ids.shape[1],
+            classes(n_classes),
         )
 
     def refuse(self, row: int) -> InvalidInputError:
         """Return the error for a row that a kernel rejected."""
         ids, similarities, labels, confidences = self.neighbors
-        width, skip = self.layout
-        where = "column" if self.gathered else "neighbor"
-        own_labels, own_similarities, own_confidences = self.own
-        at = slice(row, row + 1)
-        found = self._fault(f"row {row}", own_similarities[at], own_labels[at], own_confidences[at])
-        if found is not None:
-            return found
+        found = self._fault(f"row {row}", *(array[row : row + 1] for array in self.own))
         for j in range(self.k):
-            offset = row * width + skip + j
-            i = offset if self.gathered else int(ids[offset])
-            if i < labels.size:
+            at = row * self.k + j
+            i = int(ids[at])
+            if found is None and i < labels.size:
+                where = f"column {j + 1}" if self.of_columns else f"neighbor {j}"
                 found = self._fault(
-                    f"row {row}, {where} {j + skip}",
-                    similarities[offset : offset + 1],
+                    f"row {row}, {where}",
                     labels[i : i + 1],
+                    similarities[at : at + 1],
                     confidences[i : i + 1],
                 )
-                if found is not None:
-                    return found
-        raise AssertionError(f"nothing is wrong with row {row}")
+        assert found is not None
+        return found
 
     def refuse_pool(self, i: int) -> InvalidInputError:
         """Return the error for a pool prediction that a kernel rejected."""
         _, _, labels, confidences = self.neighbors
-        found = self._fault(f"pool position {i}", _NO_NUMBERS, labels[i:], confidences[i : i + 1])
+        one = np.ones(1, np.float32)
+        found = self._fault(f"pool position {i}", labels[i:], one, confidences[i : i + 1])
         assert found is not None
         return found
 
     def _fault(
         self,
         where: str,
-        similarity: NDArray[np.float32],
-        label: NDArray[np.int32],
-        confidence: NDArray[np.float32],
+        label: NDArray[Any],
+        similarity: NDArray[Any],
+        confidence: NDArray[Any],
     ) -> InvalidInputError | None:
-        """Return the error for an invalid value; each array has the size 1, or 0 if not given."""
-        if similarity.size > 0 and not abs(similarity[0]) <= _LIMIT:
-            return InvalidInputError(
-                f"{where}: the similarity is {similarity[0]}; give cosines, -1 to 1"
-            )
-        if not -1 <= label[0] < self.n_classes:
-            return InvalidInputError(
-                f"{where}: the label is {label[0]}, but n_classes is {self.n_classes}; give"
+        """Return the error for an invalid value; of no confidence, the array has the size 0."""
+        if not abs(similarity[0]) <= _LIMIT:
+            said = f"the similarity is {similarity[0]}; give cosines, -1 to 1"
+        elif not -1 <= label[0] < self.n_classes:
+            said = (
+                f"the label is {label[0]}, but n_classes is {self.n_classes}; give"
                 f" 0 to {self.n_classes - 1}, or -1 for no prediction"
             )
-        if confidence.size > 0 and (confidence[0] < 0 or confidence[0] > 1):
-            return InvalidInputError(
-                f"{where}: the confidence is {confidence[0]}; give 0 to 1, or NaN for none"
-            )
-        return None
-
-
-def _layout(width: int, skip: int) -> tuple[int, int]:
-    if width - skip > _MAX_NEIGHBORS:
-        raise InvalidInputError(
-            f"{width - skip} neighbors in a row; at most {_MAX_NEIGHBORS} can vote"
-        )
-    return width, skip
+        elif confidence.size > 0 and (confidence[0] < 0 or confidence[0] > 1):
+            said = f"the confidence is {confidence[0]}; give 0 to 1, or NaN for none"
+        else:
+            return None
+        return InvalidInputError(f"{where}: {said}")

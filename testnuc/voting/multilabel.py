@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from testnuc._base.checks import checked_whole
 from testnuc.errors import InvalidInputError
-from testnuc.voting.inputs import numbers
+from testnuc.voting.inputs import classes, numbers
 from testnuc.voting.labels import Labels
 from testnuc.voting.policy import VotePolicy
 from testnuc.voting.votes import in_blocks
@@ -67,7 +66,7 @@ def vote_multilabel(
     >>> vote.label.tolist(), vote.share.astype(float).round(2).tolist(), vote.given.tolist()
     ([0, 2], [0.7, 0.63], [True, True])
     """
-    n_classes = checked_whole("n_classes", n_classes, least=1, most=2**31 - 1)
+    n_classes = classes(n_classes)
     policy = VotePolicy.of(policy)
     if threshold is None:
         threshold = THRESHOLD if policy.threshold is None else policy.threshold

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from testnuc.voting.policy import VotePolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import ModuleType
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -140,82 +139,61 @@ def vote_pool(
 def _vote(
     ballots: Ballots, policy: VotePolicy, threads: int | None, votes: Rows | None
 ) -> VoteResult:
-    plain, fast = _kernels()
-    n_rows, k = ballots.rows, ballots.k
-    out = np.empty((5, n_rows), np.int32)
-    numbers = out.view(np.float32)
+    if votes is not None and not isinstance(votes, bool):
+        some = ballots.at(_checked_rows(votes, ballots.rows))
+        tally = _vote(some, policy, threads, votes=True).votes
+        return replace(_vote(ballots, policy, threads, votes=None), votes=tally)
+    # imported by the first vote, because importing numba is slow
+    from testnuc._kernels import fast
+    from testnuc._kernels.vote import vote_rows
+
+    n_rows, k, n_classes = ballots.rows, ballots.k, ballots.n_classes
     ids, similarities, labels, confidences = ballots.neighbors
-    neighbors: tuple[NDArray[Any], ...] = ballots.neighbors
-    kernel = plain.vote_rows
-    if not ballots.gathered and fast.pays(n_rows, k, ballots.n_classes, labels.size):
+    out = np.empty((5, n_rows), np.int32)
+    floats = out.view(np.float32)
+    weights = np.empty((n_rows if votes else 0, n_classes), np.float64)
+    rest = (ballots.own, policy.fields, n_classes, k)
+    run: Callable[[int, int], int]
+    if not votes and not ballots.of_columns and fast.pays(n_rows, k, n_classes, labels.size):
         records = np.empty(labels.size + 1, np.int64)
-        bad = fast.pack()(labels, confidences, policy.fields, ballots.n_classes, records)
+        bad = fast.pack()(labels, confidences, policy.fields, n_classes, records)
         if bad >= 0:
             raise ballots.refuse_pool(bad)
-        neighbors, kernel = (ids, similarities, records), fast.vote_packed
-    compiled = kernel(ballots.variant)
+        packed, by_blocks = (ids, similarities, records), fast.vote_packed()
 
-    def run(start: int, stop: int) -> int:
-        found: int = compiled(
-            neighbors,
-            ballots.own,
-            policy.fields,
-            ballots.n_classes,
-            ballots.layout,
-            start,
-            stop,
-            out,
-            numbers,
-        )
-        return found
+        def run(start: int, stop: int) -> int:
+            return int(by_blocks(packed, *rest, start, stop, out, floats))
+    else:
+        by_rows = vote_rows()
+
+        def run(start: int, stop: int) -> int:
+            return int(by_rows(ballots.neighbors, *rest, start, stop, out, floats, weights))
 
     bad = in_blocks(run, n_rows, n_rows * (k + 1), threads)
     if bad >= 0:
         raise ballots.refuse(bad)
     return VoteResult(
         label=out[0],
-        share=numbers[2],
-        margin=numbers[3],
-        weight=numbers[4],
+        share=floats[2],
+        margin=floats[3],
+        weight=floats[4],
         voters=out[1],
-        votes=None if votes is None or votes is False else _tally(ballots, policy, votes),
+        votes=weights if votes else None,
     )
 
 
-def _tally(ballots: Ballots, policy: VotePolicy, votes: Rows) -> NDArray[np.float64]:
-    if votes is True:
-        rows = np.arange(ballots.rows)
-    else:
-        rows = np.asarray(votes)
-        if rows.ndim != 1 or (rows.size > 0 and rows.dtype.kind not in "iu"):
-            raise InvalidInputError(
-                f"votes has the shape {rows.shape} and the dtype {rows.dtype}; give True, or the"
-                " numbers of the rows"
-            )
-        rows = rows.astype(np.int64)
-        outside = rows[(rows < 0) | (rows >= ballots.rows)]
-        if outside.size > 0:
-            raise InvalidInputError(f"votes asks for row {outside[0]} of {ballots.rows}")
-    out = np.empty((rows.size, ballots.n_classes), np.float64)
-    _kernels()[0].tally(ballots.variant)(
-        ballots.neighbors,
-        ballots.own,
-        policy.fields,
-        ballots.n_classes,
-        ballots.layout,
-        rows,
-        out,
-    )
-    return out
-
-
-@functools.cache
-def _kernels() -> tuple[ModuleType, ModuleType]:
-    # imported by the first vote, because importing numba is slow
-    from testnuc._kernels import fast
-    from testnuc._kernels import vote as plain
-
-    return plain, fast
+def _checked_rows(votes: ArrayLike, n_rows: int) -> NDArray[np.int64]:
+    rows = np.asarray(votes)
+    if rows.ndim != 1 or (rows.size > 0 and rows.dtype.kind not in "iu"):
+        raise InvalidInputError(
+            f"votes has the shape {rows.shape} and the dtype {rows.dtype}; give True, or the"
+            " numbers of the rows"
+        )
+    rows = rows.astype(np.int64)
+    outside = rows[(rows < 0) | (rows >= n_rows)]
+    if outside.size > 0:
+        raise InvalidInputError(f"votes asks for row {outside[0]} of {n_rows}")
+    return rows
 
 
 def in_blocks(
