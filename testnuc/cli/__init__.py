@@ -3,7 +3,6 @@
 ::
 
     options           shared options, and `runs`, which connects a declaration to its function
-    judging_commands  declarations of review, learn, certify, distill, unlearn and compare
 
     batch, classify, compare, demo, diagnose, evaluate, judging, report, serve, store
                       what each command does
@@ -33,20 +32,12 @@ from typing import Any, Literal, NoReturn
 import typer
 
 from testnuc._version import __version__
-from testnuc.cli.judging_commands import add_judging
 from testnuc.cli.options import (
     CALL_OPTIONS,
-    DELIMITER,
-    DRY_RUN,
-    ENCODING,
-    LABELS_OF_FILE,
-    LABELS_OF_HEAD,
-    LABELS_OF_RUN,
-    LIMIT,
-    OVERWRITE,
-    RESULTS_OR_STORE,
-    TEXT_COLUMN,
+    EVIDENCE_OPTIONS,
     argument,
+    files,
+    output_to,
     rare,
     runs,
     settings_of,
@@ -64,13 +55,30 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
 store = typer.Typer(help="Export, import or inspect a store.", no_args_is_help=True)
 app.add_typer(store, name="store")
 batch = typer.Typer(help="List, resume or cancel the batch jobs of a store.", no_args_is_help=True)
 app.add_typer(batch, name="batch")
 
+# parameters of several commands
+_RESULTS_OR_STORE = argument(
+    "RESULTS|STORE", "A file written by `classify -o` (.csv, .jsonl or .parquet), or a store."
+)
+_SOURCES = argument(
+    "RESULTS|STORE|REVIEW..",
+    "A file written by `classify -o`, a store; or reviews (.json) to continue or join.",
+)
+_JUDGED = argument("REVIEW|MARKS..", "What the page saved; several people's files are joined.")
+_TEXT_COLUMN = typer.Option("text", help="Column or field with the text.")
+_DRY_RUN = typer.Option(False, "--dry-run", help="Estimate the cost without sending anything.")
+_LIMIT = files(None, help="Read only the first texts, for a trial.")
+_ENCODING = rare(None, help="Encoding of FILE, such as cp1252.", show_default="recognized")
+_DELIMITER = rare(
+    None, help="Column delimiter of FILE: a character, or tab.", show_default="recognized"
+)
+_OVERWRITE = files(False, "--overwrite", help="Replace an output that exists.")
 _STORE = argument("STORE", "Path of an SQLite store, or postgresql://..")
+_FILE = argument("FILE", "A .jsonl or .parquet file.")
 _IDS = typer.Argument(
     None, help="Start of an id, or the provider's id.", metavar="[ID]..", show_default=False
 )
@@ -78,8 +86,9 @@ _ADDRESS = typer.Option(
     None, help="The server of the batches; needed if the store names one on another machine."
 )
 _referee = partial(typer.Option, rich_help_panel="Referee")
-_batches = partial(typer.Option, rich_help_panel="Batches")
-_FILE = argument("FILE", "A .jsonl or .parquet file.")
+# labels, where no option names them
+_OF_HEAD = "the labels of --head"
+_OF_RUN = "the labels in the store or the file, if it holds them"
 
 
 def _version(asked: bool) -> None:
@@ -99,11 +108,7 @@ def settings(
         show_envvar=False,
     ),
     version: bool = typer.Option(  # noqa: ARG001
-        False,
-        "--version",
-        help="Print the version.",
-        callback=_version,
-        is_eager=True,
+        False, "--version", help="Print the version.", callback=_version, is_eager=True
     ),
 ) -> None:
     """Read defaults of options from the environment and the settings file."""
@@ -122,24 +127,22 @@ def demo() -> None:
 
 
 @app.command()
-@runs("classify:run", labels=LABELS_OF_HEAD)
+@runs("classify:run", labels=_OF_HEAD)
 def classify(
     client: dict[str, Any],
     file: str = argument(
         "FILE",
         "Texts: .csv, .tsv, .xlsx, .json, .jsonl, .parquet, .txt (one a line), or - (stdin).",
     ),
-    text_column: str = TEXT_COLUMN,
-    output: str | None = typer.Option(
-        None,
-        "--output",
-        "-o",
-        help="A file of one of these kinds; default or -: JSON Lines to stdout.",
+    text_column: str = _TEXT_COLUMN,
+    output: str | None = output_to(
+        "A file of one of these kinds; default or -: JSON Lines to stdout."
     ),
-    lane: Literal["live", "batch"] = _batches(
+    lane: Literal["live", "batch"] = typer.Option(
         "live",
         help="live, or batch: the provider's batch API, at half the price, within a day; see "
         "--store.",
+        rich_help_panel="Batches",
     ),
     rest: Literal["batch", "live", "error"] = rare(
         "batch",
@@ -155,30 +158,30 @@ def classify(
         show_default="10% with --referee, of one label",
     ),
     full: bool = typer.Option(False, "--full", help="Also write neighbors, votes and usage."),
-    dry_run: bool = DRY_RUN,
-    limit: int | None = LIMIT,
-    encoding: str | None = ENCODING,
-    delimiter: str | None = DELIMITER,
-    overwrite: bool = OVERWRITE,
+    dry_run: bool = _DRY_RUN,
+    limit: int | None = _LIMIT,
+    encoding: str | None = _ENCODING,
+    delimiter: str | None = _DELIMITER,
+    overwrite: bool = _OVERWRITE,
 ) -> None:
     """Label the texts of a file; they vote on each other."""
 
 
 @app.command()
-@runs("evaluate:run", labels=LABELS_OF_FILE)
+@runs("evaluate:run", labels="the labels in FILE")
 def evaluate(
     client: dict[str, Any],
     file: str = argument(
         "FILE", "Labeled texts, as for classify; or results with a column of correct labels."
     ),
-    text_column: str = TEXT_COLUMN,
+    text_column: str = _TEXT_COLUMN,
     label_column: str = typer.Option("label", help="Column or field with the correct label."),
-    output: str | None = typer.Option(None, "--output", "-o", help="A .json file for all scores."),
-    dry_run: bool = DRY_RUN,
-    limit: int | None = LIMIT,
-    encoding: str | None = ENCODING,
-    delimiter: str | None = DELIMITER,
-    overwrite: bool = OVERWRITE,
+    output: str | None = output_to("A .json file for all scores."),
+    dry_run: bool = _DRY_RUN,
+    limit: int | None = _LIMIT,
+    encoding: str | None = _ENCODING,
+    delimiter: str | None = _DELIMITER,
+    overwrite: bool = _OVERWRITE,
 ) -> None:
     """Measure accuracy with and without the vote, on texts with known labels."""
 
@@ -186,27 +189,114 @@ def evaluate(
 @app.command()
 @runs(
     "diagnose:run",
-    *CALL_OPTIONS,
-    "multilabel",
-    "threshold",
-    "policy",
-    "min_trust",
-    labels=LABELS_OF_FILE,
+    *(*CALL_OPTIONS, "multilabel", "threshold", "policy", "min_trust"),
+    labels="the labels in FILE",
 )
 def diagnose(
     client: dict[str, Any],
-    source: str = RESULTS_OR_STORE,
-    text_column: str = TEXT_COLUMN,
+    source: str = _RESULTS_OR_STORE,
+    text_column: str = _TEXT_COLUMN,
     plot: str | None = typer.Option(None, help="A .png, .svg or .pdf file for the figure."),
 ) -> None:
     """Estimate from stored predictions whether a vote would help; makes no call."""
 
 
-add_judging(app)
+@app.command()
+@runs("judging:review", *EVIDENCE_OPTIONS, labels=_OF_RUN)
+def review(
+    client: dict[str, Any],
+    sources: list[str] = _SOURCES,
+    n: int = typer.Option(50, "-n", help="Number of texts to draw.", min=1),
+    goal: Literal["decide", "certify", "correct"] | None = typer.Option(
+        None,
+        help="decide: texts whose label is disputed; certify: at random; correct: least trusted.",
+        show_default="mostly decide",
+    ),
+    output: str | None = output_to(
+        "A .json file.", show_default="review.json, or review-2.json, .."
+    ),
+    by_hand: bool = typer.Option(False, "--answer", help="Judge the texts in the terminal."),
+    open_page: bool | None = typer.Option(
+        None,
+        "--open/--no-open",
+        help="Open the page in a browser, and learn when it is done.",
+        show_default="if there is a display",
+    ),
+    text_column: str = _TEXT_COLUMN,
+) -> None:
+    """Draw texts, let a person judge them on a page, and learn from that; makes no call."""
 
 
 @app.command()
-@runs("serve:run", labels=LABELS_OF_HEAD)
+@runs("judging:learn", *EVIDENCE_OPTIONS, labels=_OF_RUN)
+def learn(
+    client: dict[str, Any],
+    source: str = _RESULTS_OR_STORE,
+    judged: list[str] = _JUDGED,
+    at_random: bool = typer.Option(
+        False, "--at-random", help="The marked texts were drawn at random over all."
+    ),
+    output: str | None = output_to("A file for all texts with the labels that follow."),
+    overwrite: bool = _OVERWRITE,
+    text_column: str = _TEXT_COLUMN,
+) -> None:
+    """Learn from judged texts how to label, and what trust means; later runs use it."""
+
+
+@app.command()
+@runs("judging:certify", *EVIDENCE_OPTIONS, labels=_OF_RUN)
+def certify(
+    client: dict[str, Any],
+    source: str = _RESULTS_OR_STORE,
+    accuracy: float = typer.Option(0.9, help="Part of the certified labels that is right."),
+    confidence: float = typer.Option(0.9, help="Probability that the certificate holds."),
+    level: int | None = typer.Option(
+        None, help="Of labels in a tree, 1 = the top.", show_default="whole labels"
+    ),
+    label: str | None = typer.Option(
+        None, help="Of texts with several labels: certify this one.", show_default="all of a text"
+    ),
+    output: str | None = output_to("A file for the certified texts and labels."),
+    overwrite: bool = _OVERWRITE,
+    text_column: str = _TEXT_COLUMN,
+) -> None:
+    """Find the trust above which labels are right, as proved by the judged texts."""
+
+
+@app.command()
+@runs("judging:distill", *CALL_OPTIONS, "min_trust", labels=_OF_RUN)
+def distill(
+    client: dict[str, Any],
+    source: str = _RESULTS_OR_STORE,
+    output: str = output_to("A .head file.", "labels.head"),
+    text_column: str = _TEXT_COLUMN,
+) -> None:
+    """Train a classifier of embeddings on the labels: a file that needs no LLM; makes no call."""
+
+
+@app.command()
+@runs("judging:unlearn", *EVIDENCE_OPTIONS, labels=_OF_RUN)
+def unlearn(
+    client: dict[str, Any], source: str = _RESULTS_OR_STORE, text_column: str = _TEXT_COLUMN
+) -> None:
+    """Undo `learn`: drop what was learned from judged texts."""
+
+
+@app.command()
+@runs("compare:run")
+def compare(
+    first: str = argument("A", "A file of results."),
+    second: str = argument("B", "Another one."),
+    gold: str | None = typer.Option(None, help="Column with the correct label, in A or B."),
+    text_column: str = _TEXT_COLUMN,
+    label_column: str = typer.Option("nuc_label", help="Column with the labels to compare."),
+    examples: int = typer.Option(2, help="Texts to show of each pair of labels.", min=0),
+) -> None:
+    """Show where two files of results differ, and which is more accurate."""
+
+
+@app.command()
+@runs("serve:run", labels=_OF_HEAD)
 def serve(
     client: dict[str, Any],
     host: str = typer.Option("127.0.0.1", help="Non-loopback addresses require a token."),
@@ -215,14 +305,11 @@ def serve(
         None, help="A file with the token that clients must send; or set TESTNUC_TOKEN."
     ),
     pool: str | None = typer.Option(None, help="A file of unlabeled texts: the pool of neighbors."),
-    text_column: str = TEXT_COLUMN,
+    text_column: str = _TEXT_COLUMN,
     cors_origin: str | None = typer.Option(
         None, help="Origins whose pages may send requests, separated by commas; *: all."
     ),
-    access_log: bool = typer.Option(
-        True,
-        help="Log each request, without its texts, to stderr.",
-    ),
+    access_log: bool = typer.Option(True, help="Log each request, without its texts, to stderr."),
     max_texts: int = rare(1_000, help="Maximum number of texts in a request."),
     max_text_chars: int = rare(32_000, help="Maximum number of characters in a text."),
     max_body: int = rare(4 * 1024 * 1024, help="Maximum size of a request in bytes."),
@@ -241,21 +328,19 @@ def serve(
 
 
 @app.command()
-@runs("report:run", *CALL_OPTIONS, "store", labels=LABELS_OF_RUN)
+@runs("report:run", *CALL_OPTIONS, "store", labels=_OF_RUN)
 def report(
     client: dict[str, Any],
-    file: str = argument(
+    source: str = argument(
         "RESULTS|STORE",
         "A file written by `classify -o` (a .jsonl with --full holds all details), or a "
         "store, with the options of its run.",
     ),
-    output: str = typer.Option("report.html", "--output", "-o", help="A .html file."),
-    text_column: str = TEXT_COLUMN,
+    output: str = output_to("A .html file.", "report.html"),
+    text_column: str = _TEXT_COLUMN,
     title: str | None = typer.Option(None, help="Default: the name of the file."),
     rows: int = typer.Option(
-        20_000,
-        min=1,
-        help="Maximum number of texts listed: those to review first.",
+        20_000, min=1, help="Maximum number of texts listed: those to review first."
     ),
 ) -> None:
     """Write an HTML page for judging and browsing results."""

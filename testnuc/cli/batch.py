@@ -17,24 +17,25 @@ from testnuc.errors import InvalidInputError, TestNUCError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
+    from types import SimpleNamespace
 
 #: Digits of an id that are shown; enough to be unique.
 _SHOWN = 12
 
 
-async def list_(store: str, *, ended: bool, base_url: str | None) -> None:
+async def list_(given: SimpleNamespace) -> None:
     """List the open batches, or all."""
-    async with _manager(store, base_url) as manager:
-        states = await manager.states(ended=ended)
+    async with _manager(given) as manager:
+        states = await manager.states(ended=given.ended)
     _print(states)
     if not states:
-        print("there are no batches" if ended else "no batch is open")
+        print("there are no batches" if given.ended else "no batch is open")
 
 
-async def resume(store: str, ids: list[str] | None, *, base_url: str | None) -> None:
+async def resume(given: SimpleNamespace) -> None:
     """Wait for open batches, and store their answers."""
-    async with _manager(store, base_url) as manager:
-        batches = await manager.pick(ids or [])
+    async with _manager(given) as manager:
+        batches = await manager.pick(given.ids or [])
         to_stderr(f"waiting for {len(batches)} batches; Ctrl-C stops waiting, not the batches")
         states = await manager.resume(batches, lambda state: _print([state]))
     calls = sum(s.batch.usage.calls for s in states if s.batch.usage is not None)
@@ -45,15 +46,13 @@ async def resume(store: str, ids: list[str] | None, *, base_url: str | None) -> 
     _exit(states)
 
 
-async def cancel(
-    store: str, ids: list[str] | None, *, everything: bool, base_url: str | None
-) -> None:
+async def cancel(given: SimpleNamespace) -> None:
     """Ask the provider to end batches early."""
-    if bool(ids) == everything:
+    if bool(given.ids) == given.everything:
         raise InvalidInputError("name the batches to cancel, or give --all")
     states = []
-    async with _manager(store, base_url) as manager:
-        for batch in await manager.pick(ids or []):
+    async with _manager(given) as manager:
+        for batch in await manager.pick(given.ids or []):
             try:
                 states.append(await manager.cancel(batch))
             except TestNUCError as error:
@@ -65,9 +64,9 @@ async def cancel(
 
 
 @asynccontextmanager
-async def _manager(place: str, base_url: str | None) -> AsyncIterator[BatchManager]:
-    require_store(place)
-    async with opened_store(place) as store, BatchManager(store, base_url) as manager:
+async def _manager(given: SimpleNamespace) -> AsyncIterator[BatchManager]:
+    require_store(given.store)
+    async with opened_store(given.store) as store, BatchManager(store, given.base_url) as manager:
         yield manager
 
 
@@ -82,11 +81,16 @@ def _print(states: Iterable[BatchState]) -> None:
 
 
 def _line(state: BatchState) -> str:
-    batch = state.batch
+    batch, remote = state.batch, state.remote
+    status = batch.outcome or (None if remote is None else remote.status)
+    if status is None:
+        status = "intended" if batch.remote_id is None else "open"
+        status = status if state.error is None else "unknown"
+    done = batch.usage.calls if batch.usage is not None else None if remote is None else remote.done
     parts = [
         batch.id.hex()[:_SHOWN],
-        f"{_status(state):<13}",
-        f"{_progress(state):>17}",
+        f"{status:<13}",
+        f"{'' if done is None else f'{done:,} of '}{batch.requests:,}".rjust(17),
         f"{batch.facts.get('provider')}/{batch.facts.get('model')}",
         datetime.fromtimestamp(batch.created).astimezone().strftime("%Y-%m-%d %H:%M"),
         batch.remote_id or "no id yet",
@@ -96,20 +100,3 @@ def _line(state: BatchState) -> str:
     elif batch.usage is not None and batch.usage.calls:
         parts.append(cost(batch.usage))
     return "  ".join(parts)
-
-
-def _status(state: BatchState) -> str:
-    if state.batch.outcome is not None:
-        return state.batch.outcome
-    if state.remote is not None:
-        return state.remote.status
-    if state.error is not None:
-        return "unknown"
-    return "intended" if state.batch.remote_id is None else "open"
-
-
-def _progress(state: BatchState) -> str:
-    total = state.batch.requests
-    if state.batch.usage is not None:
-        return f"{state.batch.usage.calls:,} of {total:,}"
-    return f"{total:,}" if state.remote is None else f"{state.remote.done:,} of {total:,}"

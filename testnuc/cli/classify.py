@@ -6,14 +6,14 @@ import sys
 import warnings
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from testnuc.cli.answer_store import AnswerStore
 from testnuc.cli.client_factory import client_of, completed
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import check_output, held_by, write_results
 from testnuc.cli.next_steps import can_be_judged, next_step
-from testnuc.cli.reading import STANDARD, read_table, to_stderr, usable
+from testnuc.cli.reading import STANDARD, read_input, to_stderr, usable
 from testnuc.cli.run_note import RunNote
 from testnuc.client import TestNUC, parts_of
 from testnuc.embedders.openai import OpenAIEmbedder
@@ -25,6 +25,7 @@ from testnuc.types import error_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import SimpleNamespace
 
     from testnuc.cli.options import Options
     from testnuc.progress import LineProgress
@@ -37,32 +38,19 @@ _BYTES_PER_TOKEN = 3.2
 _ESCALATED = 0.1
 
 
-def run(
-    file: str,
-    *,
-    text_column: str,
-    output: str | None,
-    full: bool,
-    dry_run: bool,
-    overwrite: bool,
-    client: Options,
-    lane: Any,
-    rest: Any,
-    referee: str | None,
-    escalate: str | None,
-    **reading: Any,
-) -> None:
+def run(given: SimpleNamespace) -> None:
     """Read, label, write; progress and summary go to stderr, so that stdout can be piped."""
-    part = _share_of(escalate, referee, multilabel=client["multilabel"])
-    if referee is not None:
-        client = client.but(referee=referee, escalate=part)
-    if lane == "batch" and not client["store"]:
+    client: Options = given.client
+    part = _share_of(given.escalate, given.referee, multilabel=client["multilabel"])
+    if given.referee is not None:
+        client = client.but(referee=given.referee, escalate=part)
+    if given.lane == "batch" and not client["store"]:
         raise InvalidInputError(
             "--lane batch needs --store PATH: batches take hours, and the store is where a later "
             "process finds them if this one ends"
         )
-    output = None if output == STANDARD else output
-    table = read_table(file, text_column, guess=False, **reading)
+    output = None if given.output == STANDARD else given.output
+    table = read_input(given, guess=False)
     store = AnswerStore.of(client["store"], output)
     same, others, added = held_by(output, table)
     if others:
@@ -72,39 +60,32 @@ def run(
     # nothing is lost if a run replaces what it wrote before: the answers are stored
     asked_for = client.but(embedder=asked["embedder"])
     again = same and not added and RunNote.of(str(output)).says(str(output), asked_for)
-    check_output(
-        output, file, table, full=full, overwrite=overwrite or dry_run or (again and store.keeps)
-    )
-    problems, valid = usable(table, file)
+    overwrite = given.overwrite or given.dry_run or (again and store.keeps)
+    check_output(output, given.file, table, full=given.full, overwrite=overwrite)
+    problems, valid = usable(table, given.file)
     texts = [table.texts[at] for at in valid]
-    if dry_run:
+    if given.dry_run:
         show_estimate(texts, client, store)
         return
-    results, caught = label_all(texts, client, store, lane=lane, batches=BatchPolicy(rest=rest))
+    results, caught = label_all(texts, client, store, given.lane, BatchPolicy(rest=given.rest))
     labeled = dict(zip(valid, results, strict=True))
+    run = run_record(results) if given.full else None
     try:
-        write_results(output, table, labeled, problems, run=run_record(results) if full else None)
+        write_results(output, table, labeled, problems, run=run)
     except InvalidInputError as exc:
         if store.where is None:
             raise
-        failed = isinstance(results.stopped, StoreError)
-        kept = f"not all answers are stored: {results.stopped}" if failed else None
-        raise InvalidInputError(
-            f"{exc}; {kept or f'the answers are stored in {store.where}'}"
-        ) from exc
+        kept = f"the answers are stored in {store.where}"
+        if isinstance(results.stopped, StoreError):
+            kept = f"not all answers are stored: {results.stopped}"
+        raise InvalidInputError(f"{exc}; {kept}") from exc
     if output is not None:
         name = None if store.folder is None else Path(str(store.where)).name
         RunNote.write(output, name, table.text_column, client)
     if results.diagnosis is None:
         # else the diagnosis says the same
         notes(caught)
-    end(
-        results,
-        store,
-        invalid=len(problems),
-        output=output,
-        client=asked,
-    )
+    end(results, store, invalid=len(problems), output=output, client=asked)
 
 
 def _share_of(escalate: str | None, referee: str | None, *, multilabel: bool) -> float:
@@ -126,10 +107,9 @@ def _share_of(escalate: str | None, referee: str | None, *, multilabel: bool) ->
 
 def label_all(
     texts: list[str],
-    client: dict[str, Any],
+    client: Options,
     store: AnswerStore,
-    *,
-    lane: Any = "live",
+    lane: Literal["live", "batch"] = "live",
     batches: BatchPolicy | None = None,
 ) -> tuple[Results, list[warnings.WarningMessage]]:
     """Label texts; after Ctrl-C, print how to resume."""
@@ -138,21 +118,18 @@ def label_all(
 
     async def label() -> Results:
         with store.in_use():
-            return await labeled()
-
-    async def labeled() -> Results:
-        async with nuc:
-            for note in (_about_model(nuc, texts), await _about_embedder(nuc, texts)):
-                if note is not None:
-                    to_stderr(f"note: {note}")
-            return await nuc.classify_many(texts, progress=progress, lane=lane)
+            async with nuc:
+                for note in (_about_model(nuc, texts), await _about_embedder(nuc, texts)):
+                    if note is not None:
+                        to_stderr(f"note: {note}")
+                return await nuc.classify_many(texts, progress=progress, lane=lane)
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", SmallPoolWarning)
         try:
             results = run_to_end(label())
         except KeyboardInterrupt:
-            _interrupted(nuc, progress, store, lane=lane)
+            _interrupted(nuc, progress, store, lane)
     return results, list(caught)
 
 
@@ -168,38 +145,41 @@ def end(
 
     1: no text has a label, because of errors. 3: some have none, because of errors.
     """
-    errors = results.errors
     _print_failures(results, store)
     to_stderr(_summary(results, invalid, output))
     for note in (*results.notes, results.escalated):
         if note:
             to_stderr(note)
-    if results.referee_usage is not None:
-        spent = results.referee_usage
-        parts = ["the referee", f"{spent.calls:,} calls", cost(spent)]
-        to_stderr(", ".join(part for part in parts if part))
+    if (spent := results.referee_usage) is not None:
+        to_stderr(_listed("the referee", f"{spent.calls:,} calls", cost(spent)))
     if store.folder is not None:
         to_stderr(
             f"{store.folder} has answers and embeddings, for the next commands; delete it when you "
             "are done"
         )
-    source = _source(store, output)
+    # a .txt output holds no texts
+    source = None if output is None or output.endswith(".txt") else output
+    if source is None and store.folder is None:
+        source = store.where
     then = None if client is None else next_step(results, source, client)
-    # a run without a file is judged in another one
-    judging = "see below" if then else f"testnuc review {source or 'RESULTS'} -n 50"
-    for step in (_advice(results, judging), then):
+    # what was decided without evidence, and what judgments would bring
+    advice = results.learned
+    if advice is None and results.diagnosis is not None and results.stopped is None:
+        # a run without a file is judged in another one
+        judging = "see below" if then else f"testnuc review {source or 'RESULTS'} -n 50"
+        advice = results.diagnosis.sentence(judging) if can_be_judged(results) else None
+    for step in (advice, then):
         if step is not None:
             to_stderr(step)
-    if any(result.label is None for result in errors):
+    if any(result.label is None for result in results.errors):
         sys.exit(3 if any(label is not None for label in results.labels) else 1)
 
 
 def _print_failures(results: Results, store: AnswerStore) -> None:
     """Print the first error, how to retry, and the answers outside the labels."""
-    stopped = results.stopped
     errors, outside = results.errors, results.unmatched
-    if stopped is not None:
-        to_stderr(f"stopped early: {error_text(stopped)}")
+    if results.stopped is not None:
+        to_stderr(f"stopped early: {error_text(results.stopped)}")
     elif errors:
         to_stderr(f"first error: {error_text(errors[0].error)}")
     if errors and store.where is not None:
@@ -216,26 +196,7 @@ def _print_failures(results: Results, store: AnswerStore) -> None:
         )
 
 
-def _advice(results: Results, judging: str) -> str | None:
-    """Return what was decided without evidence, and what judgments would bring."""
-    if results.learned is not None:
-        return str(results.learned)
-    if results.diagnosis is None or results.stopped is not None or not can_be_judged(results):
-        return None
-    return results.diagnosis.sentence(judging)
-
-
-def _source(store: AnswerStore, output: str | None) -> str | None:
-    """Return the file or store that later commands read."""
-    # a .txt output holds no texts
-    if output is not None and not output.endswith(".txt"):
-        return output
-    return None if store.folder is not None else store.where
-
-
-def _interrupted(
-    nuc: TestNUC, progress: LineProgress, store: AnswerStore, *, lane: str
-) -> NoReturn:
+def _interrupted(nuc: TestNUC, progress: LineProgress, store: AnswerStore, lane: str) -> NoReturn:
     usage = nuc.usage
     line = f"interrupted: {progress.done:,} of {progress.texts:,} texts are answered"
     if not progress.done:
@@ -243,8 +204,8 @@ def _interrupted(
     elif store.where is not None:
         line += (
             f"; the answers are stored in {store.where}; to resume, run the same command again: "
+            "stored answers are not requested again"
         )
-        line += "stored answers are not requested again"
     elif usage.calls and not nuc.model.startswith("local/"):
         line += f"; the {usage.calls:,} answers are lost: use --store to store them"
     if lane == "batch":
@@ -257,7 +218,7 @@ def _interrupted(
     sys.exit(130)
 
 
-def show_estimate(texts: list[str], client: dict[str, Any], store: AnswerStore) -> None:
+def show_estimate(texts: list[str], client: Options, store: AnswerStore) -> None:
     """Print the estimated cost; sends nothing, and creates no store."""
     # nothing is sent, so no key is needed
     nuc = client_of(client, store=None if store.new else store.where, api_key="not-needed")
@@ -290,16 +251,19 @@ def _summary(results: Results, invalid: int, output: str | None) -> str:
         "without a usable text": invalid,
         "labels changed" if results.learned else "labels changed by the vote": results.changed,
     }
-    parts = [
+    return _listed(
         f"{len(results) + invalid:,} texts in {results.seconds:.1f} s",
         f"{len(results) - unlabeled:,} labeled",
         *(f"{number:,} {what}" for what, number in counts.items() if number),
         f"{results.usage.calls:,} calls",
-        *([f"{results.usage.store_hits:,} stored"] if results.usage.store_hits else []),
+        f"{results.usage.store_hits:,} stored" if results.usage.store_hits else "",
         cost(results.usage),
-        *([f"written to {output}"] if output else []),
-    ]
-    return ", ".join(part for part in parts if part)
+        f"written to {output}" if output else "",
+    )
+
+
+def _listed(*parts: str) -> str:
+    return ", ".join(filter(None, parts))
 
 
 def cost(usage: Usage) -> str:
@@ -317,9 +281,7 @@ async def _about_embedder(nuc: TestNUC, texts: Sequence[str]) -> str | None:
     """Return how many texts the embedder reads in part or rejects; loads a local model."""
     embedder = parts_of(nuc).embedder
     measure = getattr(embedder, "cut", None)
-    if measure is None:
-        return None
-    number, tokens = await measure(texts)
+    number, tokens = (0, 0) if measure is None else await measure(texts)
     if not number:
         return None
     if isinstance(embedder, OpenAIEmbedder):
@@ -340,9 +302,10 @@ def _about_model(nuc: TestNUC, texts: Sequence[str]) -> str | None:
     window = context_window(provider.name, provider.model, getattr(provider, "url", None))
     if window is None:
         return None
+    most = window * _BYTES_PER_TOKEN
     # a character has at most four bytes
-    long = (text for text in texts if 4 * len(text) > window * _BYTES_PER_TOKEN)
-    number = sum(len(text.encode("utf-8", "replace")) > window * _BYTES_PER_TOKEN for text in long)
+    long = (text for text in texts if 4 * len(text) > most)
+    number = sum(len(text.encode("utf-8", "replace")) > most for text in long)
     if not number:
         return None
     return (

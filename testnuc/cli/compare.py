@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from testnuc.cli.reading import read_table, require_column, to_stderr
+from testnuc.cli.reading import read_table, require_labels, to_stderr
 from testnuc.errors import InvalidInputError
 from testnuc.scoring import gain_of, matched, points
 
 if TYPE_CHECKING:
+    from types import SimpleNamespace
+
     from testnuc.cli.reading import Table
 
 #: Pairs of labels that are listed.
@@ -17,25 +19,12 @@ _PAIRS = 15
 _WIDTH = 90
 
 
-def run(
-    first: str,
-    second: str,
-    *,
-    text_column: str,
-    label_column: str,
-    gold: str | None,
-    examples: int,
-) -> None:
+def run(given: SimpleNamespace) -> None:
     """Print how many labels differ, by pair of labels, and the accuracy if the truth is known."""
-    tables = [read_table(file, text_column) for file in (first, second)]
+    first, second, label_column = given.first, given.second, given.label_column
+    tables = [read_table(file, given.text_column) for file in (first, second)]
     for file, table in zip((first, second), tables, strict=True):
-        require_column(
-            file,
-            table.columns,
-            label_column,
-            "name the column of labels with --label-column",
-            option="--label-column",
-        )
+        require_labels(file, table.columns, label_column)
     first_texts, second_texts = (list(map(str, table.texts)) for table in tables)
     both = matched(first_texts, second_texts)
     if not both:
@@ -50,8 +39,8 @@ def run(
     left = [len(table.rows) - len(pairs) for table in tables]
     if any(left):
         to_stderr(f"note: {left[0]:,} texts are only in {first}, {left[1]:,} only in {second}")
-    if gold is not None:
-        rows += _accuracies(pairs, labels, gold, (first, second), tables)
+    if given.gold is not None:
+        rows += _accuracies(pairs, labels, given.gold, (first, second), tables)
     by_pair: dict[tuple[str | None, str | None], list[int]] = defaultdict(list)
     for at in differing:
         by_pair[labels[at]].append(at)
@@ -60,7 +49,7 @@ def run(
         rows.append("")
     for (one, other), places in ordered[:_PAIRS]:
         rows.append(f"{len(places):>7,}  {one or 'no label'} -> {other or 'no label'}")
-        rows += [f"         {_cut(first_texts[both[at][0]])}" for at in places[:examples]]
+        rows += [f"         {_cut(first_texts[both[at][0]])}" for at in places[: given.examples]]
     if len(ordered) > _PAIRS:
         rows.append(f"         and {len(ordered) - _PAIRS} more pairs of labels")
     for row in rows:

@@ -22,6 +22,7 @@ from testnuc.errors import SmallPoolWarning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from types import SimpleNamespace
 
     from testnuc.results import Results
     from testnuc.trust import Learned, Review
@@ -32,7 +33,7 @@ _SHOWN, _JUDGED, _ENOUGH = 3, 10, 50
 _BAR = 10
 
 
-def run() -> None:
+def run(_: SimpleNamespace) -> None:
     """Label the included messages as by default, judge some, and learn from that."""
     data = files("testnuc") / "data"
     labels: dict[str, str] = orjson.loads((data / "support_labels.json").read_bytes())

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from testnuc.cli.answered_texts import opened
 from testnuc.cli.files import require_kind
-from testnuc.cli.next_steps import command
+from testnuc.cli.next_steps import next_command
 from testnuc.cli.reading import holds_rows, read_table
 from testnuc.cli.run_note import RunNote
 from testnuc.errors import InvalidInputError
@@ -14,17 +14,19 @@ from testnuc.results import read_results
 from testnuc.types import MultilabelClassification
 
 if TYPE_CHECKING:
+    from types import SimpleNamespace
+
     from testnuc.cli.options import Options
 
 
-async def run(source: str, *, text_column: str, plot: str | None, client: Options) -> None:
+async def run(given: SimpleNamespace) -> None:
     """Print the diagnosis of the predictions in a file of results or a store."""
+    source, column, plot = given.source, given.text_column, given.plot
     require_kind(plot, ".png", ".svg", ".pdf", what="plot")
-    of_run = _with_labels(client, source, text_column) if holds_rows(source) else client
-    async with opened(source, of_run, text_column) as (nuc, _):
+    known = _with_labels(given.client, source, column) if holds_rows(source) else given.client
+    async with opened(source, known, column) as (nuc, _):
         found = await nuc.diagnose()
-    then = command("review", source, client.given(), "-n", "50", text_column=text_column)
-    print(found.describe(then))
+    print(found.describe(next_command("review", given, "-n", "50")))
     if plot is not None:
         found.plot().savefig(plot, dpi=110)
 

@@ -14,7 +14,7 @@ from testnuc.cli.classify import end, label_all, notes, show_estimate
 from testnuc.cli.client_factory import completed
 from testnuc.cli.files import require_kind, require_new
 from testnuc.cli.label_files import read_labels
-from testnuc.cli.reading import read_table, require_column, to_stderr, usable
+from testnuc.cli.reading import read_input, require_labels, to_stderr, usable
 from testnuc.errors import InvalidInputError
 from testnuc.metrics import MultilabelScores, Scores, score, score_multilabel
 from testnuc.records import text_of
@@ -22,7 +22,8 @@ from testnuc.results import read_results
 from testnuc.types import SEPARATOR, split_labels
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
+    from types import SimpleNamespace
 
     from testnuc.cli.options import Options
     from testnuc.results import Results
@@ -49,28 +50,14 @@ _SEVERAL = {
 }
 
 
-def run(
-    file: str,
-    *,
-    text_column: str,
-    label_column: str,
-    output: str | None,
-    dry_run: bool,
-    overwrite: bool,
-    client: Options,
-    **reading: Any,
-) -> None:
+def run(given: SimpleNamespace) -> None:
     """Score the results in a file; if it holds none, label its texts first."""
-    table = read_table(file, text_column, **reading)
-    require_column(
-        file,
-        table.columns,
-        label_column,
-        "name the column of correct labels with --label-column",
-        option="--label-column",
-    )
+    file, output, label_column = given.file, given.output, given.label_column
+    client: Options = given.client
+    table = read_input(given)
+    require_labels(file, table.columns, label_column)
     require_kind(output, ".json")
-    require_new(output, overwrite=overwrite)
+    require_new(output, overwrite=given.overwrite)
     several = client["multilabel"]
     try:
         gold = _gold(table.rows, label_column, several=several)
@@ -82,37 +69,36 @@ def run(
         raise InvalidInputError(f"{file} has no label in column {label_column!r}")
     results: Sequence[Classification]
     labeled: Results | None = None
+    kept = AnswerStore.of(client["store"], None)
     if "nuc_label" in table.columns:
         where = sorted(gold)
         results = read_results([table.rows[at] for at in where], file, table.text_column)
         to_stderr(f"{file} holds results: no call was made")
     else:
-        _, valid = usable(table, file)
-        where = [at for at in valid if at in gold]
+        where = [at for at in usable(table, file)[1] if at in gold]
         _take_labels(client, gold, label_column, file)
         client = completed(client, client["store"])
-        texts, kept = [table.texts[at] for at in where], AnswerStore.of(client["store"], None)
-        if dry_run:
+        texts = [table.texts[at] for at in where]
+        if given.dry_run:
             show_estimate(texts, client, kept)
             return
         results, caught = label_all(texts, client, kept)
         labeled = results
         notes(caught)
     right = [gold[at] for at in where]
-    alone: Scores | MultilabelScores
-    voted: Scores | MultilabelScores
+    scores: Sequence[Scores] | Sequence[MultilabelScores]
     if several:
         sets = list(map(split_labels, right))
         results = [with_empty_set(result) for result in results]
-        alone = score_multilabel(sets, [_set(result.own_label) for result in results])
-        voted = score_multilabel(sets, [_set(result.label) for result in results])
+        both = [[r.own_label for r in results], [r.label for r in results]]
+        scores = [score_multilabel(sets, list(map(_set, labels))) for labels in both]
     else:
         sure = [None if r.prediction is None else r.prediction.confidence for r in results]
         alone = score(right, [r.own_label for r in results], sure)
-        voted = score(right, [r.label for r in results], [r.trust for r in results])
-    _show(alone, voted, _SEVERAL if several else _ONE)
+        scores = [alone, score(right, [r.label for r in results], [r.trust for r in results])]
+    _show(scores, _SEVERAL if several else _ONE)
     if output is not None:
-        content = {"alone": asdict(alone), "voted": asdict(voted)}
+        content = dict(zip(("alone", "voted"), map(asdict, scores), strict=True))
         write_whole(output, [(json.dumps(content, indent=2) + "\n").encode()])
     if labeled is not None:
         end(labeled, kept)
@@ -136,26 +122,19 @@ def _gold(rows: Sequence[Mapping[str, Any]], column: str, *, several: bool) -> d
     return gold
 
 
-def _each(labels: Iterable[str], client: dict[str, Any]) -> list[str]:
-    if not client["multilabel"]:
-        return list(labels)
-    return [one for label in labels for one in split_labels(label)]
-
-
 def _set(label: str | None) -> list[str] | None:
     return None if label is None else split_labels(label)
 
 
-def _take_labels(
-    client: dict[str, Any], gold: dict[int, str], label_column: str, file: str
-) -> None:
+def _take_labels(client: Options, gold: dict[int, str], label_column: str, file: str) -> None:
     """Use the labels in the file; if labels are given, check that they include all of these."""
+    each = split_labels if client["multilabel"] else lambda label: [label]
     if client["labels"] is None:
-        client["labels"] = sorted(set(_each(gold.values(), client)))
+        client["labels"] = sorted({one for label in gold.values() for one in each(label)})
         return
     known = read_labels(client["labels"])
     for at, label in gold.items():
-        wrong = [one for one in _each([label], client) if one not in known]
+        wrong = [one for one in each(label) if one not in known]
         if wrong and label != client["none_label"]:
             raise InvalidInputError(
                 f"{file}, row {at + 1}: {wrong[0]!r} in column {label_column!r} is not one of the "
@@ -163,9 +142,8 @@ def _take_labels(
             )
 
 
-def _show(
-    alone: Scores | MultilabelScores, voted: Scores | MultilabelScores, rows: Mapping[str, str]
-) -> None:
+def _show(scores: Sequence[Scores] | Sequence[MultilabelScores], rows: Mapping[str, str]) -> None:
+    alone, voted = scores
     figures = ((n, _figure(getattr(alone, f)), _figure(getattr(voted, f))) for n, f in rows.items())
     print(columns([("", "alone", "voted"), *figures]))
     print("\nthe labels, voted, those with the lowest F1 first")

