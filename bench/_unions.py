@@ -10,7 +10,7 @@ import numpy as np
 from bench._recorded import read_recorded
 from testnuc.index import NearestVectors
 from testnuc.trust.evidence import Draws
-from testnuc.trust.head import FOLDS, OneVsRest, fit_one_vs_rest
+from testnuc.trust.head import FOLDS, LinearHead, fit_folds
 from testnuc.trust.judgment import Judged
 from testnuc.trust.label_scores import LabelScores, scores_of
 from testnuc.trust.learned import Learned
@@ -49,18 +49,18 @@ class Unions:
         """The fold of each text: by chance, as content hashes are."""
         return np.random.default_rng(7).integers(0, FOLDS, len(self.gold))
 
-    def scores(self) -> tuple[LabelScores, tuple[OneVsRest, ...]]:
+    def scores(self) -> tuple[LabelScores, tuple[LinearHead, ...]]:
         """Return what speaks for each label, given by default, and the heads."""
         pool = _labels(self.said)
         n, n_classes = self.gold.shape
         own = np.arange(n)
         voted = vote_multilabel(self.ids, self.similarities, own, pool, n_classes=n_classes)
         voted = keep_own(voted, own, pool)
-        heads = fit_one_vs_rest(self.vectors, self.said.astype(np.float32), self.folds)
+        heads = fit_folds(self.vectors, self.said.astype(np.float32), self.folds, several=True)
         return scores_of(voted, pool, self.folds, n_classes, heads, self.vectors), heads
 
     def learned(
-        self, scores: LabelScores, heads: tuple[OneVsRest, ...], m: int, seed: int
+        self, scores: LabelScores, heads: tuple[LinearHead, ...], m: int, seed: int
     ) -> Learned:
         """Return what is learned from m texts that are drawn at random."""
         n, n_classes = self.gold.shape

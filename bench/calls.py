@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bench._recorded import Recorded
-    from testnuc.trust.head import Softmax
+    from testnuc.trust.head import LinearHead
 
 _PARTS = (0.1, 0.15, 0.25, 0.5)
 _KINDS = ("random", "unsure")
@@ -58,7 +58,7 @@ def _kept(sampler: UncertaintySampler, data: Recorded) -> NDArray[np.int32]:
 
 
 def labelings(
-    data: Recorded, asked: NDArray[np.bool_], heads: tuple[Softmax, ...] | None
+    data: Recorded, asked: NDArray[np.bool_], heads: tuple[LinearHead, ...] | None
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Label all texts without the LLM's labels of those that were not asked about.
 
@@ -66,7 +66,7 @@ def labelings(
     ----------
     data : Recorded
     asked : bool[n]
-    heads : tuple of Softmax, optional
+    heads : tuple of LinearHead, optional
         Fitted on what was asked; None: all were asked about.
 
     Returns

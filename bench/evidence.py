@@ -139,7 +139,11 @@ def _reviews(judge: Judge, draws: int) -> Iterator[Row]:
                 parts[seed, place:] = made.coverage
                 wrong += is_wrong
                 break
-            goal = "decide" if wants_decisions(learned, made) else "certify"
+            goal = (
+                "decide"
+                if wants_decisions(learned.decides, learned.right, learned.draws, made)
+                else "certify"
+            )
     cells: Row = {}
     for m, of_draw in zip(_REVIEWED, parts.T, strict=True):
         cells |= {f"{m}": float((of_draw > 0).mean()), f"{m} part": float(of_draw.mean())}

@@ -26,10 +26,9 @@ from testnuc.index.memory_pool import Pool
 from testnuc.protocols import Answer, Reply
 from testnuc.results import Results
 from testnuc.stores.memory import MemoryStore
+from testnuc.trust.calibration import SetRule, TrustDrift
 from testnuc.trust.certificates import Certificate
-from testnuc.trust.drift import TrustDrift
-from testnuc.trust.head import OneVsRest, Softmax
-from testnuc.trust.set_rule import SetRule
+from testnuc.trust.head import LinearHead
 from testnuc.types import SEPARATOR, Classification, MultilabelClassification, Usage
 from testnuc.voting import Labels
 
@@ -366,7 +365,7 @@ class Head:
             label, trust = self.predict_vectors(vectors)
             return Labels.single(label, trust=trust.astype(np.float64))
         self._check(vectors)
-        probabilities = OneVsRest(self.weights).probabilities(vectors.astype(np.float32))
+        probabilities = self._linear.probabilities(vectors)
         given, chances, trust = self.sets.apply(probabilities)
         at = np.nonzero(given | (probabilities >= _SHOWN))
         return Labels.pairs(
@@ -390,8 +389,11 @@ class Head:
         vectors, errors = self._embedded(list(texts))
         for at, error in errors.items():
             raise with_note(error, f"text {at} has no embedding")
-        kind = Softmax if self.sets is None else OneVsRest
-        return kind(self.weights).probabilities(vectors)
+        return self._linear.probabilities(vectors)
+
+    @property
+    def _linear(self) -> LinearHead:
+        return LinearHead(self.weights, several=self.sets is not None)
 
     def predict(self, texts: Iterable[str]) -> Results:
         """Label texts; makes no LLM call.

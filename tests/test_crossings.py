@@ -14,7 +14,7 @@ from testnuc import LabelSet, Limits, TestNUC, VotePolicy
 from testnuc.errors import EmbeddingError, UnreadableReplyError
 from testnuc.protocols import Answer, Reply
 from testnuc.testing import LoopbackLLM
-from testnuc.trust.drift import TrustDrift
+from testnuc.trust.calibration import TrustDrift
 from tests._engine.test_learning import LABELS, Clustered, Says, client, gold, noisy, texts_of
 from tests.server.serving import served
 

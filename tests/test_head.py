@@ -19,7 +19,7 @@ from testnuc import Head, InvalidInputError, TestNUC, embedders
 from testnuc.cli.run_note import RunNote
 from testnuc.head import TrainedOn, TrustDrift, unit
 from testnuc.testing import HashEmbedder, LoopbackLLM
-from testnuc.trust.set_rule import SetRule
+from testnuc.trust.calibration import SetRule
 from tests import naive
 from tests._engine.test_learning import (
     LABELS,

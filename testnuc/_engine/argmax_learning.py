@@ -18,7 +18,6 @@ from testnuc.trust.candidates import (
     default_model,
     differing,
 )
-from testnuc.trust.certificates import wants_decisions
 from testnuc.trust.learned import Learned
 from testnuc.trust.model import NEIGHBORS, HeadModel, most_texts, teach
 from testnuc.trust.review import GOALS
@@ -81,7 +80,7 @@ class ArgmaxLearning:
 
     def goal(self, goal: str | None, before: Learned | None) -> str | None:
         """Return the goal of a review, in place of None where there is a better one."""
-        if goal is None and before is not None and not wants_decisions(before, before.certify()):
+        if goal is None and before is not None and not before.wants_decisions(before.certify()):
             return "certify"
         return goal
 

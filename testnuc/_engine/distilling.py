@@ -11,18 +11,15 @@ import numpy as np
 from testnuc._engine.applying import apply_learned, judged_of
 from testnuc.errors import InvalidInputError
 from testnuc.head import Head, TrainedOn, TrustDrift
-from testnuc.trust.calibration import chance_of, fit_line, log_odds
+from testnuc.trust.calibration import chance_of, fit_line, fit_set_rule, log_odds
 from testnuc.trust.certificates import certify
 from testnuc.trust.head import (
     fit_folds,
     fit_head,
-    fit_one_vs_rest,
-    fit_several,
     folds_of,
     predict_folds,
 )
 from testnuc.trust.model import NEIGHBORS, most_texts, one_hot, table_of
-from testnuc.trust.set_rule import fit_set_rule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,8 +28,8 @@ if TYPE_CHECKING:
 
     from testnuc._engine.components import Components
     from testnuc._engine.run import Run
+    from testnuc.trust.calibration import SetRule
     from testnuc.trust.judgment import Judged
-    from testnuc.trust.set_rule import SetRule
     from testnuc.voting import Labels
 
 #: Texts that a head is fitted on at most; of a larger pool, they are spread over it evenly.
@@ -155,12 +152,12 @@ def _several(
     n_classes, folds = len(found.batch.labels.names), folds_of(hashes)
     taught, gold = _table(labels, n_classes), _table(judged.right, n_classes)
     targets = taught.astype(np.float32)
-    out = predict_folds(fit_one_vs_rest(vectors, targets, folds), vectors, folds)
+    out = predict_folds(fit_folds(vectors, targets, folds, several=True), vectors, folds)
     by = None if used is None else (judged.rows[used], gold[used], _weights(judged, used))
     rule = fit_set_rule(out, taught, by)
     given, _, trust = rule.apply(out)
     return _Trained(
-        fit_several(vectors, targets).weights,
+        fit_head(vectors, targets, several=True).weights,
         rule.of_text,
         trust.astype(np.float64),
         (given[judged.rows] == gold).all(axis=1),

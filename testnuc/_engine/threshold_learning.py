@@ -9,7 +9,7 @@ import numpy as np
 
 from testnuc._engine.applying import judged_of
 from testnuc._engine.argmax_learning import MOST_TEXTS, Offer, PoolFit
-from testnuc.trust.head import OneVsRest, fit_one_vs_rest, folds_of
+from testnuc.trust.head import LinearHead, fit_folds, folds_of
 from testnuc.trust.label_scores import LabelScores, scores_of
 from testnuc.trust.learned import Learned
 from testnuc.trust.review_context import ReviewContext
@@ -37,7 +37,7 @@ class _Scored:
     """What speaks for the labels of the texts of the pool."""
 
     scores: LabelScores
-    heads: tuple[OneVsRest, ...]
+    heads: tuple[LinearHead, ...]
     #: The threshold of the vote settings.
     usual: float
 
@@ -132,7 +132,7 @@ class ThresholdLearning:
         row = place[pool.rows]
         targets = np.zeros((len(used), n_classes), dtype=np.float32)
         targets[row[row >= 0], pool.label[row >= 0]] = 1
-        fitted = fit_one_vs_rest(vectors[used], targets, folds[used])
+        fitted = fit_folds(vectors[used], targets, folds[used], several=True)
         heads = tuple(head.rounded() for head in fitted)
         voted = found.votes.of_each_label(slice(0, n))
         scores = scores_of(voted, pool, folds, n_classes, heads, vectors)

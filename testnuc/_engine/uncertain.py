@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from testnuc.head import Head
     from testnuc.protocols import PoolText
     from testnuc.trust import Learned, VoteSettings
-    from testnuc.trust.head import Softmax
+    from testnuc.trust.head import LinearHead
     from testnuc.trust.model import HeadModel, Texts
 
 _log = logging.getLogger("testnuc.client")
@@ -177,7 +177,7 @@ def _judged(run: Run, rows: NDArray[np.int64], learned: Learned) -> NDArray[np.i
 
 
 def _fitted_again(
-    model: HeadModel, texts: Texts, heads: Sequence[Softmax] | None
+    model: HeadModel, texts: Texts, heads: Sequence[LinearHead] | None
 ) -> HeadModel | None:
     """Return the model fitted on this run, in which it sees the texts that were not asked about.
 

@@ -20,7 +20,6 @@ from testnuc.cli.reading import Table, existing, holds_rows, to_stderr
 from testnuc.errors import InvalidInputError
 from testnuc.report.marks import read_marks
 from testnuc.results import read_results, run_record
-from testnuc.trust.certificates import wants_decisions
 from testnuc.trust.joining import join_reviews
 from testnuc.trust.review import Review, ReviewItem
 from testnuc.types import split_labels
@@ -145,7 +144,7 @@ def _after(learned: Learned, certificate: Certificate, given: SimpleNamespace) -
             f"{certificate.accuracy:.0%} right: {next_command('certify', given, *asked)}"
         )
     n, what, goal = 50, "where strategies differ", []
-    if not wants_decisions(learned, certificate):
+    if not learned.wants_decisions(certificate):
         n, what = certificate.judgments_needed, "drawn at random"
         goal = ["--goal", "certify"]
     then = next_command("review", given, "-n", str(n), *goal)

@@ -4,20 +4,17 @@
 
     auto_policy     whether and how neighbors vote, by predictions alone; `diagnosis`, `near_copies`
     vote_settings   policy, k, decision, prior and what was learned, replaced as a whole
-    prior           votes corrected for over-predicted labels
     review          texts to be judged; `review_context`, `joining` of several people's
     review_queue    results ranked for a look by hand
-    judgment        judgments, and what was learned from them as bytes
+    judgment        judgments, a referee that gives them, and what was learned as bytes
     candidates      labeling strategies, and the choice between them by `evidence`
     model           the LLM's label, votes and a `head` joined into one labeler
     learned         what was learned, with its rule
     argmax          the rule where a text has one label
-    thresholds      that where it can have several, by `label_scores`; a head's is a `set_rule`
+    thresholds      that where it can have several, by `label_scores`
     certificates    the trust above which labels are proved to be right
-    calibration     trust: the chance that a label is right
-    referee         a better model that judges
+    calibration     trust: the chance that a label is right, also of a head, and its drift
     uncertainty     uncertainty sampling: which texts skip the LLM
-    drift           whether trust of new texts differs
 """
 
 from __future__ import annotations
@@ -26,15 +23,13 @@ from testnuc.trust.auto_policy import MAX_NEIGHBORS, MIN_PREDICTIONS, diagnose
 from testnuc.trust.certificates import Certificate
 from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis
 from testnuc.trust.joining import JoinedReview, join_reviews
-from testnuc.trust.judgment import Judgment
+from testnuc.trust.judgment import Judgment, Referee
 from testnuc.trust.learned import Learned
 from testnuc.trust.near_copies import Interval
-from testnuc.trust.prior import correct, factors
-from testnuc.trust.referee import Referee
 from testnuc.trust.review import Review, ReviewItem
 from testnuc.trust.review_queue import ReviewReason, review_queue
 from testnuc.trust.uncertainty import UncertaintySampler, UncertaintySampling, random_part
-from testnuc.trust.vote_settings import VoteSettings
+from testnuc.trust.vote_settings import VoteSettings, correct, factors
 
 __all__ = [
     "MAX_NEIGHBORS",

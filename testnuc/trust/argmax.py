@@ -14,7 +14,7 @@ import numpy as np
 
 from testnuc._base.display import brief
 from testnuc.trust.calibration import chances
-from testnuc.trust.head import Softmax
+from testnuc.trust.head import LinearHead
 from testnuc.trust.model import MOST_CELLS, HeadModel, VoteModel, float32
 from testnuc.voting import Labels
 
@@ -168,7 +168,7 @@ class Argmax:
         """Return what `packed` returned, from it."""
         models = [
             HeadModel(
-                tuple(Softmax(w.astype(np.float32)) for w in arrays[f"heads{number}"]),
+                tuple(LinearHead(w.astype(np.float32)) for w in arrays[f"heads{number}"]),
                 arrays[f"scale{number}"],
                 care,
                 power,

@@ -9,8 +9,8 @@ few enough right labels then still has at least a known number of wrong ones amo
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -128,45 +128,18 @@ class LabelCertificate(Certificate):
         return text.replace("of the texts,", f"of the texts with the label {self.label!r},", 1)
 
 
-class _Learned(Protocol):
-    @property
-    def decides(self) -> str: ...
-
-    @property
-    def right(self) -> NDArray[np.bool_]: ...
-
-    @property
-    def draws(self) -> Draws: ...
-
-
-class _Certifying(_Learned, Protocol):
-    def certify(self) -> Certificate: ...
-
-
-def wants_decisions(learned: _Learned, certificate: Certificate) -> bool:
+def wants_decisions(
+    decides: str, right: NDArray[np.bool_], draws: Draws, certificate: Certificate
+) -> bool:
     """Whether texts on which strategies differ would help more than texts drawn at random.
 
-    Better labels come first: they also take fewer judgments to certify.
+    Better labels come first: they also take fewer judgments to certify. The first three are those
+    of `Learned`.
     """
-    drawn = learned.draws.drawn
-    right, weights = learned.right[drawn], 1 / learned.draws.probability[drawn]
-    wrong = not len(right) or float(np.average(right, weights=weights)) < certificate.accuracy
-    unsettled = learned.decides == "settings" and len(right) < _ENOUGH and wrong
+    hits, weights = right[draws.drawn], 1 / draws.probability[draws.drawn]
+    wrong = not len(hits) or float(np.average(hits, weights=weights)) < certificate.accuracy
+    unsettled = decides == "settings" and len(hits) < _ENOUGH and wrong
     return not certificate.coverage and (unsettled or not certificate.judgments_needed)
-
-
-@lru_cache(maxsize=2)
-def proved(learned: _Certifying) -> str:
-    """Return how far labels are proved to be right, and what would help most next."""
-    made = learned.certify()
-    if made.coverage:
-        return f"Proved: {made}. Next, judging the least trusted texts would help most."
-    text = f"No labels are proved to be {made.accuracy * 100:g} % right yet"
-    decisions = wants_decisions(learned, made)
-    text += f": {made.reason}." if not (decisions and made.judgments_needed) else "."
-    if decisions:
-        text += " Judging 50 more texts on which strategies differ would help most."
-    return f"{text} {made.hint}." if made.achievable else text
 
 
 def certify(

@@ -15,7 +15,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from testnuc._base.display import brief
 from testnuc.voting.votes import processors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -45,47 +45,33 @@ _FITTING = Lock()
 if hasattr(os, "register_at_fork"):
     # a thread that holds it does not survive a fork
     os.register_at_fork(after_in_child=lambda: globals().update(_FITTING=Lock()))
-_Head = TypeVar("_Head")
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class _Linear:
-    """A linear classifier."""
+@dataclass(frozen=True, slots=True, eq=False)
+class LinearHead:
+    """A fitted linear classifier: a softmax, or a sigmoid for each label."""
 
     __repr__ = brief
 
     #: float32[dim + 1, C]; the last row is the bias.
     weights: NDArray[np.float32]
+    #: Whether a text can have several labels, so that each has a probability of its own.
+    several: bool = False
 
-    def scores(self, vectors: NDArray[np.floating]) -> NDArray[np.float32]:
-        """Return float32[n, C]."""
-        found: NDArray[np.float32] = vectors.astype(np.float32) @ self.weights[:-1]
-        found += self.weights[-1]
-        return found
+    def probabilities(self, vectors: NDArray[np.floating]) -> NDArray[np.float32]:
+        """Return float32[n, C]; rows of a softmax sum to 1."""
+        z: NDArray[np.float32] = vectors.astype(np.float32) @ self.weights[:-1]
+        z += self.weights[-1]
+        if self.several:
+            return _sigmoid(z)
+        z -= z.max(axis=1, keepdims=True)
+        np.exp(z, out=z)
+        z /= z.sum(axis=1, keepdims=True)
+        return z
 
-    def rounded(self) -> Self:
+    def rounded(self) -> LinearHead:
         """Return it as it is read back from a store, so that both give the same labels."""
-        return type(self)(self.weights.astype(np.float16).astype(np.float32))
-
-
-class Softmax(_Linear):
-    """A fitted softmax classifier."""
-
-    __slots__ = ()
-
-    def probabilities(self, vectors: NDArray[np.floating]) -> NDArray[np.float32]:
-        """Return float32[n, C], rows sum to 1."""
-        return _softmax(self.scores(vectors))
-
-
-class OneVsRest(_Linear):
-    """A fitted classifier of texts that can have several labels."""
-
-    __slots__ = ()
-
-    def probabilities(self, vectors: NDArray[np.floating]) -> NDArray[np.float32]:
-        """Return float32[n, C], of each label alone."""
-        return _sigmoid(self.scores(vectors))
+        return LinearHead(self.weights.astype(np.float16).astype(np.float32), self.several)
 
 
 def folds_of(hashes: Sequence[bytes]) -> NDArray[np.int64]:
@@ -94,55 +80,57 @@ def folds_of(hashes: Sequence[bytes]) -> NDArray[np.int64]:
 
 
 def fit_head(
-    vectors: NDArray[np.floating], targets: NDArray[np.float32], *, start: Softmax | None = None
-) -> Softmax:
+    vectors: NDArray[np.floating],
+    targets: NDArray[np.float32],
+    *,
+    start: LinearHead | None = None,
+    several: bool = False,
+    used: NDArray[np.bool_] | None = None,
+) -> LinearHead:
     """Fit a head on soft labels, float32[n, C]; a row of zeros is ignored.
 
-    From an earlier fit, `start`, fewer steps are needed.
+    From an earlier fit, `start`, fewer steps are needed. `several`: targets are 1 for each label of
+    a text, and a row of zeros has no label. `used`, bool[n]: texts that it sees; default: all.
     """
-    used = np.flatnonzero(targets.any(axis=1))
-    return Softmax(_fitted(vectors, targets, used, start=start))
+    seen = np.ones(len(vectors), np.bool_) if used is None else used
+    if not several:
+        seen = seen & targets.any(axis=1)
+    return LinearHead(_fitted(vectors, targets, np.flatnonzero(seen), start, several), several)
 
 
 def fit_folds(
     vectors: NDArray[np.floating],
     targets: NDArray[np.float32],
     folds: NDArray[np.int64],
-    start: Sequence[Softmax] | None = None,
-) -> tuple[Softmax, ...]:
-    """Fit a head for each fold, on the texts of the others; `start` are earlier fits of them."""
-    known = targets.any(axis=1)
+    start: Sequence[LinearHead] | None = None,
+    *,
+    several: bool = False,
+) -> tuple[LinearHead, ...]:
+    """Fit a head for each fold, on the texts of the others; `start` are earlier fits of them.
 
-    def fit(fold: int) -> Softmax:
-        used = np.flatnonzero(known & (folds != fold))
-        return Softmax(_fitted(vectors, targets, used, start=start[fold] if start else None))
+    One per core, with one thread of BLAS each: on matrices of this size more threads take longer.
+    """
+    from threadpoolctl import threadpool_limits
 
-    return _each_fold(fit)
+    def fit(fold: int) -> LinearHead:
+        before = start[fold] if start else None
+        return fit_head(vectors, targets, start=before, several=several, used=folds != fold)
 
-
-def fit_several(vectors: NDArray[np.floating], targets: NDArray[np.float32]) -> OneVsRest:
-    """Fit a head on float32[n, C], 1 for each label of a text; a row of zeros has no label."""
-    return OneVsRest(_fitted(vectors, targets, np.arange(len(vectors)), several=True))
-
-
-def fit_one_vs_rest(
-    vectors: NDArray[np.floating], targets: NDArray[np.float32], folds: NDArray[np.int64]
-) -> tuple[OneVsRest, ...]:
-    """Fit a head for each fold, on the texts of the others; targets as for `fit_several`."""
-
-    def fit(fold: int) -> OneVsRest:
-        return OneVsRest(_fitted(vectors, targets, np.flatnonzero(folds != fold), several=True))
-
-    return _each_fold(fit)
+    # the limit holds for the process: two fits at once must not restore each other's limit
+    with (
+        _FITTING,
+        threadpool_limits(1, user_api="blas"),
+        ThreadPoolExecutor(min(FOLDS, processors())) as threads,
+    ):
+        return tuple(threads.map(fit, range(FOLDS)))
 
 
 def _fitted(
     vectors: NDArray[np.floating],
     targets: NDArray[np.float32],
     used: NDArray[np.int64],
-    *,
-    start: Softmax | None = None,
-    several: bool = False,
+    start: LinearHead | None,
+    several: bool,  # noqa: FBT001
 ) -> NDArray[np.float32]:
     """Return the weights of a softmax, or of a sigmoid for each label, fitted on some texts."""
     from scipy.linalg import solve_triangular
@@ -226,22 +214,6 @@ def class_scale(probabilities: NDArray[np.float32], power: float) -> NDArray[np.
     return moved
 
 
-def _each_fold(fit: Callable[[int], _Head]) -> tuple[_Head, ...]:
-    """Fit the heads of all folds, one per core.
-
-    BLAS gets one thread for each: on matrices of this size more threads take longer.
-    """
-    from threadpoolctl import threadpool_limits
-
-    # the limit holds for the process: two fits at once must not restore each other's limit
-    with (
-        _FITTING,
-        threadpool_limits(1, user_api="blas"),
-        ThreadPoolExecutor(min(FOLDS, processors())) as threads,
-    ):
-        return tuple(threads.map(fit, range(FOLDS)))
-
-
 def fit_move(
     z: NDArray[np.float32], x: NDArray[np.float32], labels: NDArray[np.int32]
 ) -> NDArray[np.float32]:
@@ -281,7 +253,7 @@ def fit_move(
 
 
 def predict_folds(
-    heads: Sequence[Softmax | OneVsRest],
+    heads: Sequence[LinearHead],
     vectors: NDArray[np.floating],
     folds: NDArray[np.int64],
 ) -> NDArray[np.float32]:
@@ -292,13 +264,6 @@ def predict_folds(
         inside = folds == fold
         found[inside] = head.probabilities(vectors[inside])
     return found
-
-
-def _softmax(z: NDArray[np.float32]) -> NDArray[np.float32]:
-    z = z - z.max(axis=1, keepdims=True)
-    np.exp(z, out=z)
-    z /= z.sum(axis=1, keepdims=True)
-    return z
 
 
 def _sigmoid(z: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""Judgments of texts, and what was learned from them as bytes."""
+"""Judgments of texts, a model that gives them, and what was learned from them as bytes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
+from testnuc._base.checks import checked_number
 from testnuc._base.display import brief
 from testnuc.errors import StoreError
 from testnuc.trust.evidence import Draws, of_all
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from testnuc.protocols import Provider, WireProvider
     from testnuc.voting import Labels
 
 #: Of what is stored; another is refused.
@@ -82,6 +84,41 @@ class Judgment:
         # older versions stored nothing, or a number, in place of `uniform`
         known = rest if isinstance(rest[-1], bool) else rest[:5]
         return cls(text, bytes.fromhex(key), *known)
+
+
+@dataclass(frozen=True, slots=True)
+class Referee:
+    """A better model, whose answers are judgments.
+
+    `TestNUC.classify_many` lets it judge a hundred texts on which strategies differ, once, and
+    learns from them as `TestNUC.learn` does.
+
+    Parameters
+    ----------
+    model : str or Provider
+        As for `TestNUC`. A name of the same provider has the client's address and key.
+    escalate : float
+        The part of the texts of each `classify_many`, those of lowest trust, that it labels.
+        Nothing is escalated unless the neighbors or a model of your texts agree with most of its
+        answers that contradict the LLM; `Results.escalated` says so.
+
+    Examples
+    --------
+    ::
+
+        TestNUC(labels, referee=Referee("openai/gpt-5", escalate=0.1))
+    """
+
+    model: str | Provider | WireProvider
+    escalate: float = 0.0
+
+    def __post_init__(self) -> None:
+        checked_number("escalate", self.escalate, 0, 1)
+
+    @classmethod
+    def of(cls, given: Any) -> Referee | None:
+        """Return a referee, of a model or None as well."""
+        return given if given is None or isinstance(given, Referee) else cls(given)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

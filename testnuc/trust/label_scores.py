@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from testnuc.trust.head import OneVsRest
+    from testnuc.trust.head import LinearHead
 
 #: Cells of texts times labels that are in memory at a time.
 _CELLS = 1 << 22
@@ -97,7 +97,7 @@ def scores_of(
     pool: Labels,
     folds: NDArray[np.int64],
     n_classes: int,
-    heads: Sequence[OneVsRest] = (),
+    heads: Sequence[LinearHead] = (),
     vectors: NDArray[np.floating] | None = None,
 ) -> LabelScores:
     """Return what speaks for the labels of the first n texts of a pool.

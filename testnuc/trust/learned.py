@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +19,7 @@ from testnuc._base.checks import checked_whole
 from testnuc._base.display import brief
 from testnuc.errors import InvalidInputError, StoreError
 from testnuc.trust.argmax import Argmax
-from testnuc.trust.certificates import LabelCertificate, certify, proved
+from testnuc.trust.certificates import LabelCertificate, certify, wants_decisions
 from testnuc.trust.evidence import Draws, Gain
 from testnuc.trust.judgment import Judgment, pack, unpack
 from testnuc.trust.review import closest_label
@@ -129,6 +130,10 @@ class Learned:
             return LabelCertificate(**asdict(made), label=label)
         return replace(made, level=level)
 
+    def wants_decisions(self, certificate: Certificate) -> bool:
+        """Whether texts on which strategies differ would help more than texts drawn at random."""
+        return wants_decisions(self.decides, self.right, self.draws, certificate)
+
     def _at_level(self, level: int) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         trust = self.rule.level_trust if isinstance(self.rule, Argmax) else None
         levels = 0 if trust is None else len(trust)
@@ -195,7 +200,7 @@ class Learned:
             if proving
             else "Trust is not calibrated: no judged text was drawn at random."
         )
-        lines.append(proved(self))
+        lines.append(_proved(self))
         return "\n".join(lines)
 
     def to_bytes(self) -> bytes:
@@ -245,3 +250,17 @@ class Learned:
             )
         except (zlib.error, orjson.JSONDecodeError, KeyError, TypeError, ValueError) as exc:
             raise StoreError(f"what was learned is damaged in the store: {exc!r}") from exc
+
+
+@lru_cache(maxsize=2)
+def _proved(learned: Learned) -> str:
+    """Return how far labels are proved to be right, and what would help most next."""
+    made = learned.certify()
+    if made.coverage:
+        return f"Proved: {made}. Next, judging the least trusted texts would help most."
+    text = f"No labels are proved to be {made.accuracy * 100:g} % right yet"
+    decisions = learned.wants_decisions(made)
+    text += f": {made.reason}." if not (decisions and made.judgments_needed) else "."
+    if decisions:
+        text += " Judging 50 more texts on which strategies differ would help most."
+    return f"{text} {made.hint}." if made.achievable else text

@@ -20,7 +20,7 @@ import numpy as np
 
 from testnuc._base.display import brief
 from testnuc.errors import InvalidInputError
-from testnuc.trust.head import FOLDS, Softmax, class_scale, fit_folds, fit_move, predict_folds
+from testnuc.trust.head import FOLDS, LinearHead, class_scale, fit_folds, fit_move, predict_folds
 from testnuc.voting import VotePolicy, vote_pool
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class HeadModel:
     __repr__ = brief
 
     #: One for each fold.
-    heads: tuple[Softmax, ...]
+    heads: tuple[LinearHead, ...]
     #: float32[C], of class sizes.
     scale: NDArray[np.float32]
     #: How much the LLM's own label counts more, as a log odds.
@@ -254,7 +254,7 @@ def most_texts(n_classes: int, most: int) -> int:
 
 
 def fit_model(
-    texts: Texts, *, power: float, care: float, start: Sequence[Softmax], rounds: int = _ROUNDS
+    texts: Texts, *, power: float, care: float, start: Sequence[LinearHead], rounds: int = _ROUNDS
 ) -> HeadModel:
     """Self-train a model on the LLM's own labels; `start` are heads that were fitted on them.
 

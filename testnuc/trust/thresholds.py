@@ -17,7 +17,7 @@ import numpy as np
 from testnuc._base.display import brief
 from testnuc.trust.calibration import LABEL_PRIOR, Prior, by_fold, log_odds
 from testnuc.trust.evidence import Gain, gain_of
-from testnuc.trust.head import FOLDS, OneVsRest
+from testnuc.trust.head import FOLDS, LinearHead
 from testnuc.trust.label_scores import counts, fit_thresholds, jaccard
 from testnuc.voting import Labels, places_of
 
@@ -76,7 +76,7 @@ class Thresholds:
     #: float32[FOLDS, C], the threshold of each label for the texts of each fold.
     limits: NDArray[np.float32]
     #: One for each fold, if `decides` is "head".
-    heads: tuple[OneVsRest, ...]
+    heads: tuple[LinearHead, ...]
     #: float64[FOLDS, 3] and float64[FOLDS, 2]: what trust is made of.
     of_label: NDArray[np.float64]
     of_text: NDArray[np.float64]
@@ -127,7 +127,7 @@ class Thresholds:
         heads = arrays.get("heads", np.empty(0))
         return cls(
             decides=header["decides"],
-            heads=tuple(OneVsRest(weights.astype(np.float32)) for weights in heads),
+            heads=tuple(LinearHead(weights.astype(np.float32), several=True) for weights in heads),
             **{name: arrays[name] for name in _ARRAYS},
         )
 
@@ -153,7 +153,7 @@ def learn_thresholds(
     judged: Judged,
     n_classes: int,
     usual: float,
-    heads: Sequence[OneVsRest] = (),
+    heads: Sequence[LinearHead] = (),
 ) -> Lesson:
     """Learn from judged texts; those that were not drawn at random are known, but teach nothing.
 
@@ -165,7 +165,7 @@ def learn_thresholds(
     n_classes : int
     usual : float
         The threshold of the vote settings.
-    heads : sequence of OneVsRest
+    heads : sequence of LinearHead
         Behind `LabelScores.heads`; empty: there is no head.
     """
     rows, truth, known = judged.rows, judged.right, judged.right.known

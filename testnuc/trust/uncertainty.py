@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from testnuc.trust.head import Softmax
+    from testnuc.trust.head import LinearHead
 
 #: Of all texts: the random part, and one round.
 _FIRST, _ROUND = 0.1, 0.1
@@ -108,7 +108,7 @@ class UncertaintySampler:
         self.asked[self.first] = True
         self._most = rule.limit(n)
         #: By fold, fitted on the LLM's labels.
-        self.heads: tuple[Softmax, ...] | None = None
+        self.heads: tuple[LinearHead, ...] | None = None
         self._round = 0
         #: Of each text that was not asked about, by the head.
         self.labels = np.full(n, -1, dtype=np.int32)

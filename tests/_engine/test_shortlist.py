@@ -19,7 +19,7 @@ from testnuc.cli.options_of_run import with_options_of_run
 from testnuc.prompts import samples_in
 from testnuc.protocols import PoolText
 from testnuc.testing import HashEmbedder, LoopbackLLM
-from testnuc.trust.head import FOLDS, Softmax
+from testnuc.trust.head import FOLDS, LinearHead
 from testnuc.trust.model import HeadModel
 from tests.cli.in_process import run_here
 
@@ -418,7 +418,7 @@ def test_a_label_in_no_list_is_reported() -> None:
 
 def test_a_learned_head_proposes_labels() -> None:
     rng = np.random.default_rng(0)
-    heads = tuple(Softmax(rng.normal(size=(9, 40)).astype(np.float32)) for _ in range(FOLDS))
+    heads = tuple(LinearHead(rng.normal(size=(9, 40)).astype(np.float32)) for _ in range(FOLDS))
     model = HeadModel(heads, np.ones(40, np.float32), 0.0)
     vectors = rng.normal(size=(30, 8)).astype(np.float16)
     hashes = [bytes([i]) * 16 for i in range(30)]

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testnuc.trust import certificates
-from testnuc.trust.certificates import Certificate, certify, proved, wants_decisions
+from testnuc.trust.certificates import Certificate, certify, wants_decisions
 from testnuc.trust.evidence import Draws
+from testnuc.trust.learned import Learned, _proved
 from testnuc.trust.review import draw
 from tests import naive
 
@@ -209,12 +210,14 @@ def test_a_text_of_unknown_trust_is_never_certified():
 
 @dataclass(frozen=True, eq=False)
 class Taught:
-    """What `proved` reads of what was learned."""
+    """What `_proved` reads of what was learned."""
 
     decides: str
     right: np.ndarray
     certificate: Certificate
     draws: Draws
+
+    wants_decisions = Learned.wants_decisions
 
     def certify(self):
         return self.certificate
@@ -236,7 +239,7 @@ def test_better_labels_come_before_their_certificate():
         ("settings", half, fine, "Proved: 50% of the texts"),
     ):
         draws = Draws.at_random(1_000, len(right))
-        text = proved(Taught(decides, right, made, draws))
+        text = _proved(Taught(decides, right, made, draws))
         assert says in text
         assert (differ in text) == (says == differ)
 
@@ -248,4 +251,4 @@ def test_better_labels_are_wanted_where_labels_are_wrong_over_all_texts():
     hard = np.where(right, 1 / 1_000, 1 / 50)
     for chance, wanted in ((hard, False), (np.full(50, 1 / 1_000), True)):
         draws = Draws(1_000, chance, chance, np.ones(50, bool))
-        assert wants_decisions(Taught("settings", right, lacks, draws), lacks) == wanted
+        assert wants_decisions("settings", right, draws, lacks) == wanted

@@ -10,7 +10,7 @@ from testnuc.trust import head as head_module
 from testnuc.trust.candidates import candidates_of, choose, differing
 from testnuc.trust.evidence import Draws
 from testnuc.trust.head import (
-    Softmax,
+    LinearHead,
     class_scale,
     fit_folds,
     fit_head,
@@ -128,7 +128,7 @@ def test_probabilities_are_head_times_votes(seed):
     random = np.random.default_rng(seed)
     texts, gold = clusters(60, 4, 6, seed=seed)
     texts.neighbors[random.random(texts.neighbors.shape) < 0.2] = -1
-    heads = tuple(Softmax(random.normal(size=(7, 4)).astype(np.float32)) for _ in range(5))
+    heads = tuple(LinearHead(random.normal(size=(7, 4)).astype(np.float32)) for _ in range(5))
     moves = random.normal(size=(5, 7, 4)).astype(np.float32)
     model = HeadModel(heads, random.uniform(0.5, 2, 4).astype(np.float32), 2.0, moves=moves)
     rows = random.permutation(60)[:10]
@@ -156,7 +156,7 @@ def test_probabilities_are_head_times_votes(seed):
 
 def test_care_is_a_log_odds_of_the_own_label():
     texts, _ = clusters(100, 3, 6)
-    heads = tuple(Softmax(np.zeros((7, 3), dtype=np.float32)) for _ in range(5))
+    heads = tuple(LinearHead(np.zeros((7, 3), dtype=np.float32)) for _ in range(5))
     model = HeadModel(heads, np.ones(3, dtype=np.float32), 50.0)
     known = texts.own >= 0
     assert np.array_equal(model.label(texts)[known], texts.own[known])

@@ -8,7 +8,7 @@ import numpy as np
 import orjson
 import pytest
 
-from testnuc.trust.set_rule import SetRule, fit_set_rule
+from testnuc.trust.calibration import SetRule, fit_set_rule
 
 
 def simulated(n, seed):

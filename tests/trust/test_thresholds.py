@@ -8,7 +8,7 @@ import pytest
 from testnuc import InvalidInputError, StoreError
 from testnuc.metrics import score_multilabel
 from testnuc.trust.evidence import Draws
-from testnuc.trust.head import FOLDS, fit_one_vs_rest, predict_folds
+from testnuc.trust.head import FOLDS, fit_folds, predict_folds
 from testnuc.trust.judgment import Judged
 from testnuc.trust.label_scores import counts, fit_thresholds, jaccard, scores_of
 from testnuc.trust.learned import Learned
@@ -34,7 +34,7 @@ def made(n=400, missed=0.4, wrong=0.1, seed=0, *, head=True):
     cosines = np.clip(np.take_along_axis(near, ids, axis=1), -1, 1)
     voted = vote_multilabel(ids, cosines, np.arange(n), pool, n_classes=CLASSES)
     folds = random.integers(0, FOLDS, n)
-    heads = fit_one_vs_rest(vectors, said.astype(np.float32), folds) if head else ()
+    heads = fit_folds(vectors, said.astype(np.float32), folds, several=True) if head else ()
     return scores_of(voted, pool, folds, CLASSES, heads, vectors), gold, heads, vectors
 
 

@@ -14,8 +14,7 @@ from testnuc.labels import LabelSet
 from testnuc.protocols import PoolText
 from testnuc.trust import correct, diagnose, factors, review_queue
 from testnuc.trust.near_copies import at_similarity_one
-from testnuc.trust.prior import target_shares
-from testnuc.trust.vote_settings import VoteSettings
+from testnuc.trust.vote_settings import VoteSettings, target_shares
 from testnuc.types import Classification, Neighbor, Prediction
 from testnuc.voting import vote_pool
 
