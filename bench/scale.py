@@ -17,8 +17,8 @@ from bench._clusters import HOW, parts, vectors
 from bench._report import Report
 from bench._timing import machine
 from testnuc._base.checks import hash_text
-from testnuc._engine.labeling import Labeling
 from testnuc._engine.retrieval import StoredVoters
+from testnuc._engine.run import Run
 from testnuc.protocols import Answer, PoolText, Reply, Request, StoredPrediction
 from testnuc.types import Prediction
 
@@ -117,7 +117,7 @@ class _Steps:
 
 @contextmanager
 def _voting(steps: _Steps) -> Iterator[None]:
-    vote = Labeling.labels
+    vote = Run.labels
 
     def timed(*arguments: Any, **options: Any) -> Any:
         before = time.process_time()
@@ -126,11 +126,11 @@ def _voting(steps: _Steps) -> Iterator[None]:
         finally:
             steps.cpu["vote"] += time.process_time() - before
 
-    Labeling.labels = timed  # type: ignore[method-assign]
+    Run.labels = timed  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Labeling.labels = vote  # type: ignore[method-assign]
+        Run.labels = vote  # type: ignore[method-assign]
 
 
 @contextmanager

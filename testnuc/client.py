@@ -452,7 +452,7 @@ class TestNUC:
                         run, waves=waves, lane=lane, on_own=bar.advance
                     )
                 if stopped is None:
-                    bar.advance(run.labeling.n_skipped)
+                    bar.advance(run.n_skipped)
                     await compare(parts, run, lane)
                 else:
                     _log.warning("the run stopped early: %s: %s", type(stopped).__name__, stopped)

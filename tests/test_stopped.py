@@ -296,7 +296,7 @@ async def test_the_first_call_is_one_of_those_needed(client_of, per_call, sample
 
 @pytest.mark.slow
 async def test_a_slow_first_call_does_not_hold_up_embedding(client_of, monkeypatch):
-    monkeypatch.setattr("testnuc._engine.first_calls._PATIENCE", 0.05)
+    monkeypatch.setattr("testnuc._engine.pipeline._PATIENCE", 0.05)
     embedder = Counting()
     first = [2.0]
     async with LoopbackLLM(confident, latency=lambda random: first.pop() if first else 0) as llm:

@@ -6,11 +6,10 @@
     reporting         what a run reports: progress, notes, warnings
     parameters        flat option names, and the arguments they belong to
     inputs            input texts and labels, checked and deduplicated
-    pipeline          one run: `prepare`, then `predict`
-    first_calls       calls for own labels, before and while texts are embedded
+    pipeline          one run: `prepare` embeds, and makes the first calls meanwhile; `predict`
     retrieval         neighbors from the pool, predictions from the store
-    run               one run: `batch` (texts and neighbors), `answers`, `votes`, and `labeling`,
-                      the chain of labelers
+    run               one run: `batch` (texts, neighbors and answers), `votes`, and the chain of
+                      labelers
     sampling          the samples that a method asks for; `examples` for few-shot prompts
     shortlist         the labels that a prompt shows; `full_labels` compares with all labels
     rows              results, made on access

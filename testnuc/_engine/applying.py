@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from testnuc._engine.first_calls import FATAL_ERRORS
-from testnuc._engine.labeling import Layer
+from testnuc._engine.batch import FATAL_ERRORS
+from testnuc._engine.run import Layer
 from testnuc.trust.argmax import Argmax
 from testnuc.trust.head import folds_of
 from testnuc.trust.judgment import Judged, draws_of
@@ -55,7 +55,7 @@ async def apply_learned(run: Run, embedding: EmbeddingCache, *, stopped: bool = 
     here = np.ones(run.batch.n_own, dtype=np.bool_)
     # without a vector, a model knows nothing
     here[[*run.batch.rejected]] = False
-    run.labeling.learned = Layer(labels, here)
+    run.learned = Layer(labels, here)
 
 
 def classes_of(label: str | None, source: str | None, labels: LabelSet) -> tuple[int, ...] | None:
@@ -105,9 +105,9 @@ def judged_classes(
 
 def _single(run: Run, learned: Learned, vectors: NDArray[np.float16] | None) -> Labels:
     batch, n_own = run.batch, run.batch.n_own
-    kept = run.labeling.labels().first()
+    kept = run.labels().first()
     judged = judged_classes(run, range(n_own if vectors is None else len(vectors)), learned)
-    run.labeling.judge({place: of for place, of in judged.items() if place < n_own})
+    run.judge({place: of for place, of in judged.items() if place < n_own})
     if vectors is None:
         return Labels.single(kept, trust=np.full(n_own, np.nan))
     known = np.full(len(vectors), -1, dtype=np.int32)
@@ -124,8 +124,8 @@ def _single(run: Run, learned: Learned, vectors: NDArray[np.float16] | None) -> 
     )
     rule = learned.rule
     assert isinstance(rule, Argmax)
-    if run.labeling.refitted is not None:
-        rule = replace(rule, model=run.labeling.refitted)
+    if run.refitted is not None:
+        rule = replace(rule, model=run.refitted)
     return rule.apply(texts, kept, batch.labels.tree)
 
 
@@ -159,11 +159,11 @@ def texts_among(
 def _several(run: Run, learned: Learned, vectors: NDArray[np.float16] | None) -> Labels:
     n, rule = run.batch.n_own, learned.rule
     assert isinstance(rule, Thresholds)
-    run.labeling.judge(judged_classes(run, range(n), learned))
+    run.judge(judged_classes(run, range(n), learned))
     scores = scores_of(
         run.votes.of_each_label(slice(0, n)),
         run.answers.labels(),
-        folds_of(run.batch.hashes()),
+        folds_of([entry.hash for entry in run.batch.own]),
         len(run.batch.labels.names),
         rule.heads if vectors is not None else (),
         vectors,

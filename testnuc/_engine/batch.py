@@ -1,18 +1,26 @@
-"""The texts of a run and their neighbors, of one snapshot of the pool; never written again."""
+"""The texts of a run and their neighbors, of one snapshot of the pool; and the LLM's answers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from testnuc.errors import ConfigurationError, EmbeddingError, ProviderError, StoreError
+from testnuc.types import MultilabelPrediction, Prediction
+from testnuc.voting import Labels
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from testnuc.labels import LabelSet
     from testnuc.protocols import PoolText
+
+#: Errors that end a run; what was answered before is handed over.
+FATAL_ERRORS = (ProviderError, StoreError, EmbeddingError, ConfigurationError)
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +39,10 @@ class Snapshot:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TextBatch:
-    """Distinct texts by place: first the `n_own` texts to label, then their other neighbors."""
+    """Distinct texts by place: first the `n_own` texts to label, then their other neighbors.
+
+    Never written again.
+    """
 
     labels: LabelSet
     #: The text at each place.
@@ -48,6 +59,79 @@ class TextBatch:
     #: The labels that the prompt of each own text shows, int32[n_own, length]; None: all.
     shortlists: NDArray[np.int32] | None = None
 
-    def hashes(self) -> list[bytes]:
-        """Return the hashes of the own texts."""
-        return [entry.hash for entry in self.entries[: self.n_own]]
+    @property
+    def own(self) -> Sequence[PoolText]:
+        """The texts to label."""
+        return self.entries[: self.n_own]
+
+
+class Answers:
+    """Predictions and errors for the texts of a batch, by place; they only grow.
+
+    `before`: the answers for the same own texts in a batch without neighbors.
+    """
+
+    def __init__(self, batch: TextBatch, before: Answers | None = None) -> None:
+        self._batch = batch
+        n = len(batch.entries)
+        self.predictions: list[Prediction | None] = [None] * n
+        self.errors: dict[int, Exception] = {}
+        #: Place -> sample -> outcome, of texts that lack some samples.
+        self.partial: dict[int, dict[int, Prediction | Exception]] = {}
+        #: int32[n], -1 = none; of several labels, unused.
+        self.label = np.full(n, -1, dtype=np.int32)
+        #: float32[n], NaN = unknown.
+        self.confidence = np.full(n, np.nan, dtype=np.float32)
+        #: The same as labels; None: answers came since.
+        self._labels: Labels | None = None
+        if before is not None:
+            self.predictions[: batch.n_own] = before.predictions
+            self.errors, self.partial = before.errors, before.partial
+            self.label[: batch.n_own], self.confidence[: batch.n_own] = (
+                before.label,
+                before.confidence,
+            )
+        for place, entry in enumerate(batch.entries):
+            if entry.label is not None:
+                self.put(place, Prediction(entry.label, 1.0))
+
+    def put(self, place: int, outcome: Prediction | Exception) -> None:
+        """Set the prediction or the error of the text at a place."""
+        if isinstance(outcome, Exception):
+            self.errors[place] = outcome
+            return
+        labels = self._batch.labels
+        if labels.multilabel:
+            outcome = labels.several(outcome)
+        self.predictions[place], self._labels = outcome, None
+        if outcome.label is not None:
+            index = labels.index(outcome.label)
+            self.label[place] = -1 if index is None else index
+        if outcome.confidence is not None:
+            self.confidence[place] = outcome.confidence
+
+    def has_outcome(self, place: int) -> bool:
+        """Whether the text at a place has an outcome."""
+        return self.predictions[place] is not None or place in self.errors
+
+    @property
+    def any_own(self) -> bool:
+        """Whether the LLM answered, now or before, for any of the own texts."""
+        own = zip(self.predictions, self._batch.own, strict=False)
+        return any(answer is not None and entry.label is None for answer, entry in own)
+
+    def labels(self) -> Labels:
+        """Return the labels at each place."""
+        if self._labels is None:
+            if self._batch.labels.multilabel:
+                self._labels = Labels.of([self._listed(p) for p in self.predictions])
+            else:
+                self._labels = Labels.single(self.label, self.confidence)
+        return self._labels
+
+    def _listed(self, prediction: Prediction | None) -> list[tuple[int, float | None]] | None:
+        if not isinstance(prediction, MultilabelPrediction) or prediction.label is None:
+            return None
+        places = map(self._batch.labels.index, prediction.labels)
+        pairs = zip(places, prediction.confidences, strict=True)
+        return [(place, confidence) for place, confidence in pairs if place is not None]

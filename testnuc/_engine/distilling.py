@@ -69,7 +69,7 @@ class _Trained(NamedTuple):
 
 def _trained(parts: Components, found: Run, vectors: NDArray[np.float16]) -> Head:
     """Return the head, with a certificate by what a person judged."""
-    labels, learned = found.labeling.labels(), found.votes.settings.learned
+    labels, learned = found.labels(), found.votes.settings.learned
     several = parts.labels.multilabel
     rows = np.flatnonzero(labels.known) if several else np.arange(found.batch.n_own)
     hashes = [found.batch.entries[row].hash for row in rows.tolist()]
@@ -124,8 +124,8 @@ def _one(
     n_classes = len(found.batch.labels.names)
     label, folds = labels.first(), folds_of(hashes)
     targets = one_hot(label, n_classes)
-    if found.votes.settings.head_decides and found.labeling.learned is not None:
-        shares = table_of(found.labeling.learned.labels, n_classes)
+    if found.votes.settings.head_decides and found.learned is not None:
+        shares = table_of(found.learned.labels, n_classes)
         targets = np.where((label >= 0)[:, None], shares, 0).astype(np.float32)
     out = predict_folds(fit_folds(vectors, targets, folds), vectors, folds)
     made = out.argmax(axis=1)

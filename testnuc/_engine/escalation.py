@@ -16,8 +16,8 @@ import numpy as np
 from testnuc._base.checks import checked_choice
 from testnuc._dispatch.predictor import Predictor
 from testnuc._dispatch.scheduler import Scheduler
+from testnuc._engine.batch import FATAL_ERRORS
 from testnuc._engine.estimate import Estimator
-from testnuc._engine.first_calls import FATAL_ERRORS
 from testnuc.errors import InvalidInputError
 from testnuc.labels import LabelSet
 from testnuc.limits import Meter, Price, require_price
@@ -299,7 +299,7 @@ class Escalation:
 
     async def _escalate(self, run: Run) -> str:
         """Let the referee label the least trusted part of a run; returns what was done."""
-        parts, learned, layer = self._parts, self._learning.learned, run.labeling.learned
+        parts, learned, layer = self._parts, self._learning.learned, run.learned
         rule = None if learned is None else learned.rule
         assert self.referee is not None
         if not isinstance(rule, Argmax) or layer is None or layer.labels.trust is None:
@@ -313,7 +313,7 @@ class Escalation:
             )
         n = int(self._part * run.batch.n_own)
         trust = np.nan_to_num(layer.labels.trust, nan=-1.0)
-        trust[list(run.labeling.judges)] = np.inf
+        trust[list(run.judges)] = np.inf
         places = np.argsort(trust, kind="stable")[:n]
         places = places[np.isfinite(trust[places])]
         asked = [run.batch.entries[place] for place in places.tolist()]
@@ -323,7 +323,7 @@ class Escalation:
         for place, answer in zip(places.tolist(), answers, strict=True):
             if isinstance(answer, Prediction) and answer.label is not None:
                 said[place] = ((parts.labels.names.index(answer.label),), "referee")
-        run.labeling.judge(said)
+        run.judge(said)
         note = f"{self.referee.model} labeled the {len(said):,} least trusted texts"
         if failed:
             note += f"; {len(failed):,} of its calls failed, first by {error_text(failed[0])}"

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from testnuc._dispatch.predictor import FULL_LABELS
-from testnuc._engine.first_calls import FATAL_ERRORS
+from testnuc._engine.batch import FATAL_ERRORS
 from testnuc._engine.rows import nearest
 from testnuc.scoring import wilson
 
@@ -52,7 +52,7 @@ async def compare_with_full_labels(run: Run, predictor: Predictor, scheduler: Sc
     places = [
         place
         for place in own
-        if run.batch.entries[place].label is None and not run.labeling.is_skipped(place)
+        if run.batch.entries[place].label is None and not run.is_skipped(place)
     ]
     entries = [run.batch.entries[place] for place in places]
     asks = [

@@ -15,15 +15,21 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from testnuc._engine.applying import apply_learned
-from testnuc._engine.batch import Snapshot
+from testnuc._engine.batch import FATAL_ERRORS, Snapshot
 from testnuc._engine.examples import ExampleFinder
-from testnuc._engine.first_calls import FATAL_ERRORS, FirstCalls
 from testnuc._engine.inputs import without_foreign_labels
 from testnuc._engine.pool_predictions import PoolPredictions
-from testnuc._engine.retrieval import SEARCH, Retriever, in_thread_if_large, spread
+from testnuc._engine.retrieval import SEARCH, Retriever, in_thread_if_large
 from testnuc._engine.sampling import Sampler
 from testnuc._engine.uncertain import ask_unsure, asked_first
-from testnuc.errors import EmbeddingError, with_count
+from testnuc.errors import (
+    AuthenticationError,
+    BadRequestError,
+    EmbeddingError,
+    ProviderError,
+    UnknownModelError,
+    with_count,
+)
 from testnuc.index import empty_matches
 from testnuc.trust import MIN_PREDICTIONS
 
@@ -35,6 +41,7 @@ if TYPE_CHECKING:
     from testnuc._dispatch.inflight import Ask
     from testnuc._dispatch.predictor import Predictor
     from testnuc._dispatch.scheduler import Scheduler
+    from testnuc._engine.batch import TextBatch
     from testnuc._engine.run import Run
     from testnuc._engine.shortlist import Shortlist
     from testnuc._engine.uncertain import HeadRule
@@ -42,9 +49,20 @@ if TYPE_CHECKING:
     from testnuc.labels import LabelSet
     from testnuc.protocols import Index, Method, PoolText, Store
     from testnuc.trust import Decision, UncertaintySampling, VoteSettings
+    from testnuc.types import Prediction
 
 #: From this many predictions on, the auto policy diagnoses the batch; below, the pool.
 _BATCH_DECIDES = 2_000
+#: Errors that may concern the first text alone: others are tried before the run ends.
+_OF_A_TEXT = (AuthenticationError, UnknownModelError, BadRequestError)
+#: Calls that are made for other texts then.
+_OTHERS = 3
+#: Texts among which the first call is chosen: those before are stored.
+_FIRST_OF = 4_096
+#: Texts looked up in the store at a time.
+_LOOK_UP = 256
+#: Seconds that embedding waits for the first call.
+_PATIENCE = 5.0
 
 
 @dataclass(eq=False)
@@ -80,7 +98,6 @@ class Pipeline:
         method, predictor, pool = self.method, self.predictor, self.pool
         #: Lane -> scheduler; `Components` adds the batch lane when it is needed.
         self.lanes = {"live": scheduler}
-        self._first = FirstCalls(predictor, scheduler, pool, store, method.samples, self.per_call)
         self.examples: ExampleFinder | None = None
         if method.context:
             self.examples = ExampleFinder(method, predictor, self.embedding, pool, store)
@@ -114,8 +131,8 @@ class Pipeline:
         ask_first : bool
             False: make no call.
         partial : bool
-            Whether an error after the first call gives a run without neighbors, with the error as
-            `failure`, so that answers can be handed over; `predict` then raises it.
+            Whether an error gives a run without neighbors, with the error as `failure`, so that
+            answers can be handed over; `predict` then raises it.
         on_embedded : callable
             Called with the number of texts after each batch of the embedder.
         on_answered : callable, optional
@@ -126,58 +143,121 @@ class Pipeline:
         # a head may label all texts
         ask_first = ask_first and self.head is None and self.examples is None
         ask_first = ask_first and self.shortlist is None and self.predictor.over_http
-        settings = self.settings
-        places = await self._asked_first(texts, settings) if ask_first else ()
-        outcomes = await self._first.ask(texts, places) if ask_first else []
-        asking = None
-        if ask_first and on_answered is not None:
-            for _ in outcomes:
-                on_answered()
-            asking = asyncio.create_task(
-                self._first.ask_meanwhile(texts, places, outcomes, on_answered),
-                name="testnuc-first-calls",
-            )
+        settings, first, failure = self.settings, None, None
+        asking: asyncio.Task[Exception | None] | None = None
+        texts = without_foreign_labels(await self._with_known_labels(texts), self.labels)
+        if ask_first and (on_answered is not None or not self.lanes["live"].answered):
+            first = self.retriever.alone(texts, settings)
+            places: Sequence[int] = range(len(texts))
+            if self.ask is not None:
+                places = asked_first(texts, len(self.labels.names), self.ask, settings)
+            await self._ask_first(first, places)
+            if on_answered is not None:
+                asking = asyncio.create_task(
+                    self._ask_ahead(first, places, on_answered), name="testnuc-first-calls"
+                )
         try:
-            run = await self._prepared(texts, settings, on_embedded, together=together)
-            if asking is not None:
-                run.failure = await asking
+            batch, advice = await self._retrieved(texts, settings, on_embedded, together=together)
+            failure = None if asking is None else await asking
+            run = await self.retriever.start(batch, settings, first)
+            run.notes.append(advice)
         except FATAL_ERRORS as error:
             if not partial:
                 raise
-            run = await self._without_neighbors(texts, settings)
-            run.failure = error
+            # the pool may be what failed
+            run, failure = first or self.retriever.alone(texts, settings), error
         finally:
             if asking is not None and not asking.done():
                 asking.cancel()
                 await asyncio.wait([asking])
+        run.failure = failure
         run.notes.append(self.note)
-        sampler = Sampler(self.method, self.predictor, run)
-        for ask, outcome in outcomes:
-            if not run.answers.has_outcome(ask.place):
-                sampler.settle(ask, outcome)
         return run
 
-    async def _asked_first(
-        self, texts: Sequence[PoolText], settings: VoteSettings
-    ) -> Sequence[int]:
-        """Return the places of the texts that are asked about regardless of their embeddings."""
-        if self.ask is None:
-            return range(len(texts))
-        known = without_foreign_labels(await self._with_known_labels(texts), self.labels)
-        count = len(self.labels.names)
-        found: list[int] = await in_thread_if_large(
-            len(texts), asked_first, known, count, self.ask, settings
-        )
-        return found
+    async def _ask_first(self, run: Run, places: Sequence[int]) -> None:
+        """Make the first call of a client, for own texts at some places.
 
-    async def _prepared(
+        If they are rejected, others are tried: it may be due to these texts alone.
+        """
+        scheduler, n = self.lanes["live"], self.per_call
+        if scheduler.answered:
+            return
+        asks = await self._unstored(run, places, n * (1 + _OTHERS))
+        outcomes: list[tuple[Ask, Prediction | Exception]] = []
+        try:
+            # a slow call continues, and the run joins it
+            async with asyncio.timeout(_PATIENCE):
+                try:
+                    await self._collect(asks[:n], outcomes)
+                except _OF_A_TEXT:
+                    if len(asks) <= n or scheduler.closed:
+                        raise
+                    # the run asks again about those that were rejected
+                    outcomes.clear()
+                    await self._collect(asks[n:], outcomes)
+        except TimeoutError:
+            if scheduler.closed:
+                # pool and embedder are closed as well
+                raise ProviderError("the client was closed") from None
+        except FATAL_ERRORS:
+            # else the run hands over what is answered or stored
+            if all(isinstance(outcome, Exception) for _, outcome in outcomes):
+                entries = [run.batch.entries[place] for place in places]
+                if scheduler.closed or not any(await self.retriever.stored(entries)):
+                    raise
+                return
+        sampler = Sampler(self.method, self.predictor, run)
+        for ask, outcome in outcomes:
+            sampler.settle(ask, outcome)
+
+    async def _unstored(self, run: Run, places: Sequence[int], most: int) -> list[Ask]:
+        """Return the first asks for own texts at some places that no store answers."""
+        found: list[Ask] = []
+        for start in range(0, min(len(places), _FIRST_OF), _LOOK_UP):
+            part = [p for p in places[start : start + _LOOK_UP] if not run.answers.has_outcome(p)]
+            entries = [run.batch.entries[place] for place in part]
+            stored = await self.retriever.stored(entries)
+            found += [
+                self.predictor.ask(entry.text, entry.hash, place)
+                for place, entry, hit in zip(part, entries, stored, strict=True)
+                if hit is None
+            ]
+            if len(found) >= most:
+                break
+        return found[:most]
+
+    async def _collect(
+        self, asks: Sequence[Ask], outcomes: list[tuple[Ask, Prediction | Exception]]
+    ) -> None:
+        """Append the outcomes of some asks."""
+        async with aclosing(self.lanes["live"].run(asks)) as found:
+            async for answer in found:
+                # not a comprehension: it would lose them when the time is over
+                outcomes.append(answer)  # noqa: PERF401
+
+    async def _ask_ahead(
+        self, run: Run, places: Sequence[int], on_answered: Callable[[], object]
+    ) -> Exception | None:
+        """Make the calls for own texts at some places; returns the error that ended them."""
+        for _ in filter(run.answers.has_outcome, places):
+            on_answered()
+        try:
+            async with aclosing(self._predict(run, places, "live")) as answered:
+                async for _ in answered:
+                    on_answered()
+        except FATAL_ERRORS as error:
+            return error
+        return None
+
+    async def _retrieved(
         self,
         texts: Sequence[PoolText],
         settings: VoteSettings,
         on_embedded: Callable[[int], object],
         *,
         together: bool,
-    ) -> Run:
+    ) -> tuple[TextBatch, str]:
+        """Return texts with their neighbors, and how to embed faster."""
         hashes, started = [entry.hash for entry in texts], time.perf_counter()
         vectors, rejected = await self.embedding.each([e.text for e in texts], hashes, on_embedded)
         advice = self.embedding.advice(time.perf_counter() - started)
@@ -185,7 +265,6 @@ class Pipeline:
         if broken and len(broken) == len(texts):
             # every text failed, so the embedder is at fault
             raise broken[0]
-        texts = await self._with_known_labels(texts)
         await asyncio.sleep(0)
         # a text without a vector neither joins the pool nor has neighbors
         rows = [at for at in range(len(texts)) if at not in rejected]
@@ -208,20 +287,16 @@ class Pipeline:
         if self.join_pool and rows and not together:
             await self.pool.add(searched, found)
         if rejected:
-            matches = spread(matches, rows, len(texts))
+            every = empty_matches(len(texts), matches.ids.shape[1])
+            every.ids[rows], every.similarities[rows] = matches.ids, matches.similarities
+            matches = every
         batch = await self.retriever.build(texts, matches, snapshot, rejected)
         if self.shortlist is not None:
             lists = await self.shortlist.of_batch(
                 batch, vectors, settings.argmax, self.retriever.stored
             )
             batch = replace(batch, shortlists=lists)
-        run = await self.retriever.start(batch, settings)
-        run.notes.append(advice)
-        if self.examples is not None or self.shortlist is not None:
-            # there is no prompt without neighbors
-            for place, error in rejected.items():
-                run.answers.put(place, error)
-        return run
+        return batch, advice
 
     async def _with_known_labels(self, texts: Sequence[PoolText]) -> Sequence[PoolText]:
         known = await self.pool.labels([entry.hash for entry in texts])
@@ -229,12 +304,6 @@ class Pipeline:
             entry if label is None else replace(entry, label=label)
             for entry, label in zip(texts, known, strict=True)
         ]
-
-    async def _without_neighbors(self, texts: Sequence[PoolText], settings: VoteSettings) -> Run:
-        # the pool may be what failed
-        with suppress(Exception):
-            texts = await self._with_known_labels(texts)
-        return self.retriever.alone(texts, settings)
 
     async def salvage(self, run: Run, error: Exception) -> bool:
         """Complete a run that an error has ended, with what is answered.
@@ -251,7 +320,7 @@ class Pipeline:
                 await self.retriever.fill(run, range(len(run.batch.entries)))
         answered = run.answers.any_own
         for place in range(n_own):
-            if not run.answers.has_outcome(place) and not run.labeling.is_skipped(place):
+            if not run.answers.has_outcome(place) and not run.is_skipped(place):
                 run.answers.put(place, error)
         if answered:
             await asyncio.to_thread(run.votes.decide_by_settings)
@@ -394,7 +463,6 @@ class Pipeline:
     def _open(self, run: Run, places: Iterable[int]) -> Iterator[int]:
         for place in places:
             if run.answers.has_outcome(place):
-                self.pool_predictions.outcomes += 1
                 continue
             error = self.predictor.unreadable.get(run.batch.entries[place].hash)
             if error is not None and place >= run.batch.n_own:

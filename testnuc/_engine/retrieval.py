@@ -178,9 +178,18 @@ class Retriever:
         )
         return batch
 
-    async def start(self, batch: TextBatch, settings: VoteSettings) -> Run:
-        """Return the run of a batch; with "stored", neighbors have their predictions."""
-        run = Run(batch, settings)
+    async def start(
+        self, batch: TextBatch, settings: VoteSettings, first: Run | None = None
+    ) -> Run:
+        """Return the run of a batch; with "stored", neighbors have their predictions.
+
+        `first`: the run of the same texts without neighbors.
+        """
+        run = Run(batch, settings, None if first is None else first.answers)
+        if batch.shortlists is not None or batch.snapshot is not None:
+            # there is no prompt without neighbors
+            for place, error in batch.rejected.items():
+                run.answers.put(place, error)
         if self.neighbors == "stored":
             await self.fill(run, range(batch.n_own, len(batch.entries)))
         return run
@@ -260,13 +269,6 @@ async def in_thread_if_large(size: int, function: Callable[..., Any], *arguments
     if size < SEARCH:
         return function(*arguments)
     return await asyncio.to_thread(function, *arguments)
-
-
-def spread(matches: Matches, rows: Sequence[int], n: int) -> Matches:
-    """Return the matches of n texts, of which only those at some rows were searched for."""
-    found = empty_matches(n, matches.ids.shape[1])
-    found.ids[rows], found.similarities[rows] = matches.ids, matches.similarities
-    return found
 
 
 @runtime_checkable

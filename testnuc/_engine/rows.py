@@ -36,7 +36,7 @@ class Rows(Sequence[Classification]):
 
     def __init__(self, run: Run, texts: Sequence[str], places: NDArray[np.int64]) -> None:
         self._run, self._texts, self._places = run, texts, places
-        self._labels = run.labeling.labels()
+        self._labels = run.labels()
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -138,21 +138,21 @@ def nearest(run: Run, place: int, most: int) -> tuple[Neighbor, ...]:
 
 def _of_label(run: Run, place: int, fields: dict[str, Any]) -> Classification:
     """Return the record of a text with one label."""
-    names, labeling, row = run.batch.labels.names, run.labeling, np.array([place])
-    tally, labels = labeling.tally(row), labeling.labels(row)
+    names, row = run.batch.labels.names, np.array([place])
+    tally, labels = run.tally(row), run.labels(row)
     assert tally.votes is not None
     winner, share, voters = int(tally.label[0]), float(tally.share[0]), int(tally.voters[0])
     weights = tally.votes[0]
     heaviest = sorted(np.flatnonzero(weights).tolist(), key=lambda c: (-weights[c], c != winner))
     # under auto, trust is a share of all neighbors, by similarity, also where they do not decide
     rests_on = tally
-    if run.votes.settings.auto and labeling.labeler(place) == "vote":
+    if run.votes.settings.auto and run.labeler(place) == "vote":
         rests_on = run.votes.by_similarity(row)
     assert rests_on.votes is not None
     basis = rests_on.votes[0], int(rests_on.voters[0])
-    trust = labeling.trust(place, labels, share, basis)
-    second = labeling.alternative(place, labels, basis)
-    reason, least = labeling.reason(place), run.votes.settings.min_trust
+    trust = run.trust(place, labels, share, basis)
+    second = run.alternative(place, labels, basis)
+    reason, least = run.reason(place), run.votes.settings.min_trust
     label = names[winner] if winner >= 0 else None
     if least is not None and trust is not None and trust < least and label is not None:
         withheld = f"trust {trust:.2f} is below {least:g}; it would be {label!r}"
@@ -170,9 +170,7 @@ def _of_label(run: Run, place: int, fields: dict[str, Any]) -> Classification:
         votes={names[c]: float(weights[c]) for c in heaviest},
         trust=trust,
         reason=reason,
-        source=None
-        if label is None and place not in labeling.judges
-        else labeling.source(place, voters),
+        source=None if label is None and place not in run.judges else run.source(place, voters),
         alternative=None if second is None else names[second[0]],
         trust_of_alternative=None if second is None else second[1],
     )
@@ -180,8 +178,8 @@ def _of_label(run: Run, place: int, fields: dict[str, Any]) -> Classification:
 
 def _of_labels(run: Run, place: int, fields: dict[str, Any]) -> MultilabelClassification:
     """Return the record of a text that can have several labels."""
-    names, labeling, row = run.batch.labels.names, run.labeling, np.array([place])
-    labels, voted = labeling.labels(row), run.votes.of_each_label(row)
+    names, row = run.batch.labels.names, np.array([place])
+    labels, voted = run.labels(row), run.votes.of_each_label(row)
     assert voted.voters is not None
     assert voted.weight is not None
     voters, weight, known = int(voted.voters[0]), float(voted.weight[0]), bool(labels.known[0])
@@ -189,7 +187,7 @@ def _of_labels(run: Run, place: int, fields: dict[str, Any]) -> MultilabelClassi
     given, share = labels.is_given(), min_side(labels, voters)
     shares = dict(zip(of, labels.share.tolist(), strict=True))
     chosen = [name for name, passed in zip(of, given.tolist(), strict=True) if passed]
-    if labeling.labeler(place) == "vote":
+    if run.labeler(place) == "vote":
         trust = share if voters >= LEAST_VOTERS else None
         trusts = {name: shares[name] if voters >= LEAST_VOTERS else None for name in chosen}
     else:
@@ -204,8 +202,8 @@ def _of_labels(run: Run, place: int, fields: dict[str, Any]) -> MultilabelClassi
         voters=voters,
         votes={name: part * weight for name, part in shares.items()},
         trust=trust if known else None,
-        reason=labeling.reason(place),
-        source=labeling.source(place, voters) if known else None,
+        reason=run.reason(place),
+        source=run.source(place, voters) if known else None,
         labels=tuple(chosen),
         shares=shares,
         trusts=trusts,
@@ -247,7 +245,7 @@ def _levels_of(
         if trust is not None and labels.level_trust is not None:
             above = float(labels.level_trust[0, level - 1])
             trusts[level - 1] = trust if np.isnan(above) else above
-        elif trust is not None and run.labeling.labeler(place) == "vote":
+        elif trust is not None and run.labeler(place) == "vote":
             trusts[level - 1] = (
                 _share_of_node(basis[0], tree.nodes(level), winner)
                 if basis[1] >= LEAST_VOTERS

@@ -1,27 +1,245 @@
-"""One run: a batch, the answers for it, its votes, and who labels each text."""
+"""One run: a batch, the answers for it, its votes, and who labels each text.
+
+Judged > head > learned > sampler > vote: each labeler labels some texts and leaves the rest to the
+next one. The vote labels all; a text without voters keeps the LLM's own answer.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from testnuc._engine.answers import Answers
-from testnuc._engine.labeling import Labeling
-from testnuc._engine.votes import Votes
+import numpy as np
+
+from testnuc._engine.batch import Answers
+from testnuc._engine.votes import LEAST_VOTERS, Votes
+from testnuc.trust import MAX_NEIGHBORS
+from testnuc.trust.model import table_of
+from testnuc.types import Reason
+from testnuc.voting import Labels, VoteResult
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
     from testnuc._engine.batch import TextBatch
     from testnuc.trust import VoteSettings
+    from testnuc.trust.model import HeadModel
+
+_KEPT = Reason(
+    "llm_kept", "several labels stay as the LLM gives them until judgments choose another way"
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """The labels of one labeler."""
+
+    #: Of all own texts.
+    labels: Labels
+    #: bool[n_own], the texts that it labels.
+    here: NDArray[np.bool_]
 
 
 class Run:
-    """What belongs to one run; its parts are complete when it is made, and `answers` grow."""
+    """What belongs to one run; `answers` grow, and labelers are added.
 
-    def __init__(self, batch: TextBatch, settings: VoteSettings) -> None:
+    `before`: the answers for the same own texts, before their neighbors were known.
+    """
+
+    def __init__(
+        self, batch: TextBatch, settings: VoteSettings, before: Answers | None = None
+    ) -> None:
         self.batch = batch
-        self.answers = Answers(batch)
+        self.answers = Answers(batch, before)
         self.votes = Votes(batch, self.answers, settings)
-        self.labeling = Labeling(batch, self.votes)
+        #: A model of this run's answers, which labels texts that the LLM was not asked for.
+        self.sampler: Layer | None = None
+        #: What was learned from judgments.
+        self.learned: Layer | None = None
+        #: A head from a file.
+        self.head: Layer | None = None
+        self._judged: Layer | None = None
+        #: Judged texts: place -> the classes, None = none of the labels, and "person" or "referee".
+        self.judges: dict[int, tuple[tuple[int, ...] | None, str]] = {}
+        #: The learned model, fitted again on this run.
+        self.refitted: HeadModel | None = None
         #: For `Results.notes`; empty ones are left out.
         self.notes: list[str] = []
         #: The error that ended the run while neighbors were retrieved.
         self.failure: Exception | None = None
+
+    def judge(self, said: Mapping[int, tuple[tuple[int, ...] | None, str]]) -> None:
+        """Let judgments, as in `judges`, win."""
+        self.judges |= said
+        n = self.batch.n_own
+        here = np.zeros(n, dtype=np.bool_)
+        here[list(self.judges)] = True
+        known, trust = here.copy(), np.full(n, np.nan)
+        pairs: list[tuple[int, int]] = []
+        for place, (classes, source) in self.judges.items():
+            if classes is None:
+                known[place] = False
+            elif source == "person":
+                # how often a referee is right is not known
+                trust[place] = 1.0
+            pairs += [(place, one) for one in classes or ()]
+        rows, label = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+        ones = np.ones(len(rows), dtype=np.float32)
+        labels = Labels.pairs(n, rows, label, ones, chance=trust[rows], trust=trust, known=known)
+        self._judged = Layer(labels, here) if self.judges else None
+
+    def is_skipped(self, place: int) -> bool:
+        """Whether a head or a sampler labels the own text at a place, so that no call is needed."""
+        return any(layer is not None and layer.here[place] for layer in (self.head, self.sampler))
+
+    @property
+    def n_skipped(self) -> int:
+        """Number of own texts that need no call."""
+        here = [layer.here for layer in (self.head, self.sampler) if layer is not None]
+        return int(np.logical_or.reduce(here).sum()) if here else 0
+
+    # -- the chain --
+
+    def _layers(self) -> list[tuple[str, Layer]]:
+        """Return the labelers above the vote, the strongest last."""
+        layers = [
+            ("sampler", self.sampler),
+            ("learned", self.learned),
+            ("head", self.head),
+            ("judged", self._judged),
+        ]
+        return [(name, layer) for name, layer in layers if layer is not None]
+
+    def labels(self, rows: slice | NDArray[np.int64] = slice(None)) -> Labels:
+        """Return the labels of some own texts, by the strongest labeler of each."""
+        numbers = np.arange(self.batch.n_own)[rows]
+        labels = self.votes.label(numbers)
+        for _, layer in self._layers():
+            labels = layer.labels.at(numbers).over(labels, layer.here[numbers])
+        return labels
+
+    def labeler(self, place: int) -> str:
+        """Return who labels an own text: judged, head, learned, sampler or vote."""
+        names = [name for name, layer in self._layers() if layer.here[place]]
+        return names[-1] if names else "vote"
+
+    def tally(self, rows: NDArray[np.int64]) -> VoteResult:
+        """Return the labels of some own texts, one each, with what speaks for every label."""
+        result = self.votes.result(rows, votes=True)
+        assert result.votes is not None
+        weights, voters = result.votes.copy(), result.voters.copy()
+        share, margin = result.share.copy(), result.margin.copy()
+        # whether a learned model gives one label to each text
+        by_model = self.votes.settings.head_decides and self.learned is not None
+        for name, layer in self._layers():
+            here = layer.here[rows]
+            if not here.any():
+                continue
+            if name in {"sampler", "head"}:
+                share[here] = margin[here] = 0
+            elif name == "judged" or by_model:
+                # of a judged text, nothing speaks for another label
+                labels = layer.labels.at(rows[here])
+                shares = table_of(labels, weights.shape[1])
+                weights[here] = shares
+                winner, best = labels.first(), np.arange(len(labels))
+                top = np.where(winner >= 0, shares[best, winner], 0)
+                others = shares.copy()
+                others[best, winner] = 0
+                share[here] = top
+                margin[here] = np.maximum(top - others.max(axis=1), 0)
+                if name == "learned":
+                    near = self.batch.neighbors[rows[here], :MAX_NEIGHBORS] >= 0
+                    voters[here] = 1 + near.sum(axis=1)
+        return replace(
+            result,
+            label=self.labels(rows).first(),
+            share=share.astype(np.float32),
+            margin=margin.astype(np.float32),
+            voters=voters,
+            votes=weights,
+        )
+
+    # -- what a result says --
+
+    def trust(
+        self, place: int, labels: Labels, share: float, basis: tuple[NDArray[np.float64], int]
+    ) -> float | None:
+        """Return how far the one label of a text can be trusted.
+
+        `labels` are those of this text alone, and `share` that of the votes that decide; `basis`
+        has the weight of each label in the votes that trust rests on, and their number.
+        """
+        if self.labeler(place) != "vote":
+            chance = np.nan if labels.trust is None else float(labels.trust[0])
+            return None if np.isnan(chance) else chance
+        winner = int(labels.first()[0])
+        if winner < 0 or not self.votes.complete[place]:
+            return None
+        weights, voters = basis
+        if self.votes.settings.auto:
+            share = float(weights[winner] / weights.sum()) if voters else 0.0
+        return share if voters >= LEAST_VOTERS else None
+
+    def alternative(
+        self, place: int, labels: Labels, basis: tuple[NDArray[np.float64], int]
+    ) -> tuple[int, float] | None:
+        """Return the other label that is trusted most, and its trust; None: unknown, or none."""
+        labeler = self.labeler(place)
+        if labeler == "learned" and labels.chance is not None:
+            chance = np.where(labels.is_given() | np.isnan(labels.chance), 0, labels.chance)
+            if not len(chance) or chance.max() <= 0:
+                return None
+            best = int(chance.argmax())
+            return int(labels.label[best]), float(chance[best])
+        if labeler != "vote":
+            return None
+        weights, total = basis[0].copy(), float(basis[0].sum())
+        winner = int(labels.first()[0])
+        if winner >= 0:
+            weights[winner] = 0
+        other = int(weights.argmax())
+        if weights[other] <= 0:
+            return None
+        next_best = Labels.single(np.array([other], dtype=np.int32))
+        trust = self.trust(place, next_best, float(weights[other]) / total, basis)
+        return (other, trust) if trust else None
+
+    def reason(self, place: int) -> Reason | None:
+        """Return why the neighbors of the own text at `place` do not decide; None: they do."""
+        votes, labels = self.votes, self.batch.labels
+        settings, decision = votes.settings, votes.decision
+        if place in self.judges:
+            classes, judge = self.judges[place]
+            said = f"a {judge} said that none of the labels is right"
+            return Reason("none_of_the_labels", said) if classes is None else None
+        if place in self.batch.rejected:
+            return Reason("not_embedded", "the embedder rejected the text: it has no neighbors")
+        if decision is not None and not settings.head_decides and not self.is_skipped(place):
+            if decision.policy is None:
+                return Reason("llm_kept", decision.reason)
+            own = int(self.answers.label[place])
+            if own in decision.kept:
+                return Reason(
+                    "neighbors_disagree",
+                    f"near neighbors disagree with the vote on texts labeled "
+                    f"{labels.names[own]!r}: the LLM's label is kept",
+                )
+        kept = settings.keeps_llm_labels and self.answers.labels().known[place]
+        return _KEPT if kept else None
+
+    def source(self, place: int, voters: int) -> str:
+        """Return what gave the labels of the own text at `place`."""
+        labeler, settings = self.labeler(place), self.votes.settings
+        if labeler == "judged":
+            return self.judges[place][1]
+        if self.is_skipped(place):
+            # also where what was learned is above the sampler: the LLM gave nothing
+            return "head"
+        if labeler == "learned" and settings.learned is not None:
+            decides = settings.learned.decides
+            if decides in {"head", "llm"}:
+                return decides
+        return "llm" if voters <= 1 or self.reason(place) is not None else "vote"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from testnuc._base.checks import valid_text
-from testnuc._engine.first_calls import FATAL_ERRORS
+from testnuc._engine.batch import FATAL_ERRORS
 from testnuc._engine.inputs import distinct, values
 from testnuc._engine.rows import classification
 from testnuc.errors import InvalidInputError

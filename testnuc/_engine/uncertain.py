@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from testnuc._engine.applying import judged_classes, texts_among
-from testnuc._engine.labeling import Layer
+from testnuc._engine.run import Layer
 from testnuc.errors import NotAnsweredError
 from testnuc.trust import UncertaintySampler, UncertaintySampling, random_part
 from testnuc.trust.model import SKIPPED_ROUNDS, fit_model, fits, teach
@@ -58,7 +58,7 @@ class HeadRule:
             run.notes.append(drift)
         labels = replace(labels, label=self.order[labels.label])
         sure = trust >= self.least
-        run.labeling.head = _layer(run.batch.n_own, rows[sure], labels.at(np.flatnonzero(sure)))
+        run.head = _layer(run.batch.n_own, rows[sure], labels.at(np.flatnonzero(sure)))
         if sure.any():
             run.notes.append(
                 f"the head labeled {int(sure.sum()):,} of {len(vectors):,} texts, those with a "
@@ -149,12 +149,12 @@ async def ask_unsure(
             run.answers.put(place, problem)
         return
     labels = Labels.single(sampler.labels[left], trust=sampler.trust[left].astype(np.float64))
-    run.labeling.sampler = _layer(run.batch.n_own, rows[left], labels)
+    run.sampler = _layer(run.batch.n_own, rows[left], labels)
     if settings.learned is not None and settings.argmax is not None and proved:
         own = run.answers.label[rows]
         judged = _judged(run, rows, settings.learned)
         texts = replace(texts, own=np.where(sampler.asked, own, -1).astype(np.int32), judged=judged)
-        run.labeling.refitted = await asyncio.to_thread(
+        run.refitted = await asyncio.to_thread(
             _fitted_again, settings.argmax.model, texts, sampler.heads
         )
     why = (

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from testnuc._engine.answers import Answers
-from testnuc._engine.batch import TextBatch
+from testnuc._engine.batch import Answers, TextBatch
 from testnuc.protocols import PoolText
 from testnuc.trust import Decision, Diagnosis, VoteSettings, correct, diagnose, factors
 from testnuc.types import Prediction
@@ -82,14 +81,6 @@ class Votes:
             return neighbors
         beyond = np.arange(neighbors.shape[1]) >= self._limit[rows][:, None]
         return np.where(beyond, np.int64(-1), neighbors)
-
-    def own_label(self, place: int) -> int:
-        """Return the class that the LLM gave the text at a place; -1 = none."""
-        return int(self._answers.label[place])
-
-    def is_answered(self, place: int) -> bool:
-        """Whether the labels that the LLM gave the text at a place are known."""
-        return bool(self._answers.labels().known[place])
 
     # -- decisions --
 

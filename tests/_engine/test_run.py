@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testnuc._engine.answers import Answers
-from testnuc._engine.batch import Snapshot, TextBatch
+from testnuc._engine.batch import Answers, Snapshot, TextBatch
 from testnuc._engine.retrieval import build_batch, distinct_ids
 from testnuc._engine.rows import Rows, classification
 from testnuc._engine.run import Run
@@ -195,7 +194,7 @@ def test_a_decision_sets_policy_k_and_reason():
     made.votes.decide(Decision(VotePolicy.of("majority"), 1, "so be it"), diagnosis)
     assert (made.votes.settings.k, made.votes.policy.weight) == (1, "uniform")
     assert made.votes.diagnosis is diagnosis
-    assert made.labeling.reason(0) is None
+    assert made.reason(0) is None
     assert made.votes.result(slice(0, 1)).voters.tolist() == [2]
 
 
