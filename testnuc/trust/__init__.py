@@ -2,7 +2,7 @@
 
 ::
 
-    auto_policy     whether and how neighbors vote, by predictions alone; `diagnosis`, `near_copies`
+    auto_policy     whether and how neighbors vote, by predictions alone; `diagnosis`
     vote_settings   policy, k, decision, prior and what was learned, replaced as a whole
     review          texts to be judged; `review_context`, `joining` of several people's
     review_queue    results ranked for a look by hand
@@ -21,11 +21,10 @@ from __future__ import annotations
 
 from testnuc.trust.auto_policy import MAX_NEIGHBORS, MIN_PREDICTIONS, diagnose
 from testnuc.trust.certificates import Certificate
-from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis
+from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis, Interval
 from testnuc.trust.joining import JoinedReview, join_reviews
 from testnuc.trust.judgment import Judgment, Referee
 from testnuc.trust.learned import Learned
-from testnuc.trust.near_copies import Interval
 from testnuc.trust.review import Review, ReviewItem
 from testnuc.trust.review_queue import ReviewReason, review_queue
 from testnuc.trust.uncertainty import UncertaintySampler, UncertaintySampling, random_part

@@ -25,27 +25,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis
-from testnuc.trust.near_copies import (
-    JUDGES,
-    Interval,
-    at_similarity_one,
-    chance,
-    corrected,
-    kappa_by_rank,
-    pairs_of,
-)
+from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis, Interval
 from testnuc.voting import VotePolicy, vote_curve, vote_curves
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from testnuc.trust.near_copies import Pairs
-
 #: With fewer predictions, "auto" does not vote: the intervals would be wider than any effect.
 MIN_PREDICTIONS = 200
 #: Largest number of neighbors; more rarely helped.
 MAX_NEIGHBORS = 30
+#: Nearest neighbors per text that are compared with it and used as judges of a vote.
+_JUDGES = 10
 #: Texts sampled for the diagnosis, which bounds its runtime.
 _MAX_ROWS = 10_000
 _KS = (10, 20, 30)
@@ -98,21 +89,23 @@ def diagnose(
     if len(known) > _MAX_ROWS:
         known = known[np.linspace(0, len(known) - 1, _MAX_ROWS).astype(np.int64)]
     row_ids, ids, sims = row_ids[known], neighbor_ids[known], similarities[known]
-    own = pool_labels[row_ids]
-    others = np.where(ids >= 0, pool_labels[ids], -1).astype(np.int32)
-    by_chance = chance(own, n_classes)
-    kappas = kappa_by_rank(own, others, by_chance)
-    pairs = pairs_of(own, others, ids, row_ids, sims)
-    warnings = _warnings(own, n_classes)
-    copies, copies_high, copies_low = _near_copies(pairs, by_chance)
+    own, count = pool_labels[row_ids], len(known)
+    # column 0 is the text itself
+    others = np.where(ids >= 0, pool_labels[ids], -1)
+    labels = np.concatenate([own[:, None], others], axis=1).astype(np.int32)
+    cosines = np.concatenate([np.ones((count, 1), np.float32), sims], axis=1)
+    cosines = np.where(labels >= 0, cosines, np.float32(0))
+    shares = np.bincount(own, minlength=n_classes) / max(count, 1)
+    by_chance = float((shares**2).sum()) if count else 1.0
+    pairs = _Pairs.of(labels, ids, row_ids, sims, by_chance)
+    copies, copies_high, copies_low = pairs.near_copies()
     candidates: tuple[Candidate, ...] = ()
-    reason = ""
-    if len(own) < MIN_PREDICTIONS:
-        reason = (
-            f"only {len(own)} predictions, {MIN_PREDICTIONS} are needed: the LLM's own labels are "
-            "kept"
-        )
-        why = f"{len(own):,} predictions are too few to judge neighbors by"
+    decision, warnings = Decision(None, 0, ""), []
+    if count < MIN_PREDICTIONS:
+        needed = f"{count} predictions, {MIN_PREDICTIONS} are needed"
+        reason = f"only {needed}: the LLM's own labels are kept"
+        why = f"{count:,} predictions are too few to judge neighbors by"
+        warnings.append(f"the pool is too small: it has {needed}")
     elif copies_high >= 1:
         reason = (
             "near copies do not clearly disagree (agreement extrapolated to similarity 1 is up to "
@@ -126,86 +119,125 @@ def diagnose(
             "predictions are unreliable, so the LLM's own labels are kept"
         )
         why = "near copies agree little beyond chance"
-    decision = Decision(None, 0, reason)
-    if not reason:
-        allowed = (1 - copies_high) * (1 - by_chance)
-        votes = _judged_votes(own, others, sims, n_classes, k)
+    else:
+        votes = _judged_votes(labels, cosines, n_classes, k)
         candidates = _candidates(votes)
-        decision = _choose(candidates, allowed)
-        why = "near copies support no vote"
+        decision = _choose(candidates, (1 - copies_high) * (1 - by_chance))
+        reason, why = decision.reason, "near copies support no vote"
         if decision.policy is not None:
             why = "near copies support this vote"
             kept = _excluded_labels(votes, n_classes, decision.k, decision.policy)
             decision = replace(decision, kept=kept)
+    if count and shares.max() > _DOMINANT:
+        warnings.append(
+            f"the labels are unbalanced: {shares.max():.0%} of the predictions have the same label"
+        )
+    plain, width = slice(_PLAIN_K + 1), min(_PLAIN_K, ids.shape[1])
+    winners = vote_curve(labels[:, plain], cosines[:, plain], n_classes=n_classes, ks=(width,))
     return Diagnosis(
-        predictions=len(own),
-        kappa=tuple(kappas),
-        agreement=_by_similarity(pairs, by_chance),
+        predictions=count,
+        kappa=_kappa_by_rank(labels, by_chance),
+        agreement=pairs.by_similarity(),
         near_copies=copies,
         near_copies_bounds=(copies_low, copies_high),
         candidates=candidates,
-        decision=decision,
-        warnings=warnings,
+        decision=replace(decision, reason=reason),
+        warnings=tuple(warnings),
         why=why,
-        differing=_differing(own, others, sims, n_classes),
+        differing=int((winners[0] != own).sum()),
     )
 
 
-def _differing(
-    own: NDArray[np.int32],
-    others: NDArray[np.int32],
-    sims: NDArray[np.float32],
-    n_classes: int,
-) -> int:
-    """Return how many labels a plain vote of `_PLAIN_K` neighbors would change."""
-    if not len(own):
-        return 0
-    labels = np.concatenate([own[:, None], others[:, :_PLAIN_K]], axis=1)
-    cosines = np.concatenate([np.ones((len(own), 1), np.float32), sims[:, :_PLAIN_K]], axis=1)
-    cosines = np.where(labels >= 0, cosines, np.float32(0))
-    winners = vote_curve(labels, cosines, n_classes=n_classes, ks=(labels.shape[1] - 1,))
-    return int((winners[0] != own).sum())
+def _kappa(agreement: float, by_chance: float) -> float:
+    """Return chance-corrected agreement: 0 = by chance, 1 = always."""
+    return (agreement - by_chance) / (1 - by_chance) if by_chance < 1 else 0.0
 
 
-def _warnings(own: NDArray[np.int32], n_classes: int) -> tuple[str, ...]:
-    found = []
-    if len(own) < MIN_PREDICTIONS:
-        found.append(
-            f"the pool is too small: it has {len(own)} predictions, {MIN_PREDICTIONS} are needed"
-        )
-    if len(own):
-        largest = np.bincount(own, minlength=n_classes).max() / len(own)
-        if largest > _DOMINANT:
-            found.append(
-                f"the labels are unbalanced: {largest:.0%} of the predictions have the same label"
+def _kappa_by_rank(labels: NDArray[np.int32], by_chance: float) -> tuple[float, ...]:
+    """Return the kappa between each text and its neighbor of each rank."""
+    values = []
+    for column in labels.T[1:]:
+        both = column >= 0
+        agreement = float((labels[both, 0] == column[both]).mean()) if both.any() else by_chance
+        values.append(_kappa(agreement, by_chance))
+    return tuple(values)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pairs:
+    """Distinct pairs of a text and one of its `_JUDGES` nearest neighbors, both with a label."""
+
+    #: int64[P], the row of the text.
+    row: NDArray[np.int64]
+    #: float64[P], the cosine of the two, and 1 where their labels are equal.
+    similarity: NDArray[np.float64]
+    agree: NDArray[np.float64]
+    by_chance: float
+
+    @classmethod
+    def of(
+        cls,
+        labels: NDArray[np.int32],
+        ids: NDArray[np.int64],
+        row_ids: NDArray[np.int64],
+        sims: NDArray[np.float32],
+        by_chance: float,
+    ) -> _Pairs:
+        row, rank = np.nonzero(labels[:, 1 : _JUDGES + 1] >= 0)
+        # mutual neighbors count as one observation
+        key = np.sort(np.stack([row_ids[row], ids[row, rank]], axis=1), axis=1)
+        once = np.sort(np.unique(key, axis=0, return_index=True)[1])
+        row, rank = row[once], rank[once]
+        agree = (labels[row, 0] == labels[row, rank + 1]).astype(np.float64)
+        return cls(row, sims[row, rank].astype(np.float64), agree, by_chance)
+
+    def near_copies(self) -> tuple[float, float, float]:
+        """Return kappa at similarity 1, its highest upper bound, and its lower bound."""
+        if len(self.row) < MIN_PREDICTIONS or self.by_chance >= 1:
+            return 0.0, np.inf, -np.inf
+        kappa = (self.agree - self.by_chance) / (1 - self.by_chance)
+        found = {}
+        for share in _BANDWIDTHS:
+            near = self.similarity >= np.quantile(self.similarity, 1 - share)
+            found[share] = at_similarity_one(self.similarity[near], kappa[near], self.row[near])
+        middle = found[_NEAR]
+        return middle.value, max(e.high for e in found.values()), middle.low
+
+    def by_similarity(self) -> tuple[tuple[float, float, int], ...]:
+        """Return (mean similarity, kappa, pairs) of bins with equally many pairs."""
+        order = np.argsort(self.similarity, kind="stable")
+        parts = np.array_split(order, min(_BINS, len(order))) if len(order) else ()
+        return tuple(
+            (
+                float(self.similarity[part].mean()),
+                _kappa(float(self.agree[part].mean()), self.by_chance),
+                len(part),
             )
-    return tuple(found)
+            for part in parts
+        )
 
 
-def _near_copies(pairs: Pairs, by_chance: float) -> tuple[float, float, float]:
-    """Return kappa at similarity 1, its highest upper bound, and its lower bound."""
-    if len(pairs.row) < MIN_PREDICTIONS or by_chance >= 1:
-        return 0.0, np.inf, -np.inf
-    kappa = (pairs.agree - by_chance) / (1 - by_chance)
-    estimates = []
-    for share in _BANDWIDTHS:
-        near = pairs.similarity >= np.quantile(pairs.similarity, 1 - share)
-        estimates.append(at_similarity_one(pairs.similarity[near], kappa[near], pairs.row[near]))
-    middle = estimates[_BANDWIDTHS.index(_NEAR)]
-    return middle.value, max(e.high for e in estimates), middle.low
+def at_similarity_one(
+    similarity: NDArray[np.float64],
+    value: NDArray[np.float64],
+    row: NDArray[np.int64],
+) -> Interval:
+    """Return the mean of `value` extrapolated to similarity 1.
 
-
-def _by_similarity(pairs: Pairs, by_chance: float) -> tuple[tuple[float, float, int], ...]:
-    """Return (mean similarity, kappa, pairs) of bins with equally many pairs."""
-    if not len(pairs.row):
-        return ()
-    order = np.argsort(pairs.similarity, kind="stable")
-    bins = []
-    for part in np.array_split(order, min(_BINS, len(order))):
-        agreement = float(pairs.agree[part].mean())
-        kappa = corrected(agreement, by_chance)
-        bins.append((float(pairs.similarity[part].mean()), kappa, len(part)))
-    return tuple(bins)
+    Fits a line by least squares, with cluster-robust standard errors: values of one text, `row`,
+    are dependent. The error grows with the distance of the similarities from 1, so a pool without
+    near copies has wide intervals.
+    """
+    if len(value) < 3:
+        return Interval(0.0, np.inf)
+    x = np.stack([np.ones_like(similarity), similarity - 1], axis=1)
+    inverse = np.linalg.inv(x.T @ x + 1e-9 * np.eye(2))
+    line = inverse @ (x.T @ value)
+    _, group = np.unique(row, return_inverse=True)
+    scores = np.zeros((int(group.max()) + 1, 2))
+    np.add.at(scores, group, x * (value - x @ line)[:, None])
+    variance = inverse @ (scores.T @ scores) @ inverse
+    return Interval(float(line[0]), float(np.sqrt(max(variance[0, 0], 0.0))))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -238,32 +270,22 @@ class _Votes:
 
 
 def _judged_votes(
-    own: NDArray[np.int32],
-    others: NDArray[np.int32],
-    sims: NDArray[np.float32],
-    n_classes: int,
-    k: int | None,
+    labels: NDArray[np.int32], cosines: NDArray[np.float32], n_classes: int, k: int | None
 ) -> _Votes:
     """Vote with every own weight and k, holding out each near neighbor as a judge."""
-    width = others.shape[1]
+    width = labels.shape[1] - 1
     ks = tuple(n for n in _KS if n <= width) or (width,)
     if k is not None:
         ks = (min(k, width),)
     policies = [VotePolicy(own_weight=weight) for weight in _OWN_WEIGHTS]
-    # column 0 is the text itself
-    labels = np.concatenate([own[:, None], others], axis=1)
-    cosines = np.concatenate([np.ones((len(own), 1), np.float32), sims], axis=1)
-    cosines = np.where(labels >= 0, cosines, np.float32(0))
     full = vote_curves(labels, cosines, n_classes=n_classes, ks=ks, policies=policies)
-
-    judged = labels[:, 1 : JUDGES + 1] >= 0
-    cut = np.quantile(sims[:, :JUDGES][judged], 1 - _NEAR)
-    row, rank = np.nonzero(judged & (sims[:, :JUDGES] >= cut))
+    judged, near = labels[:, 1 : _JUDGES + 1] >= 0, cosines[:, 1 : _JUDGES + 1]
+    row, rank = np.nonzero(judged & (near >= np.quantile(near[judged], 1 - _NEAR)))
     without = labels[row]
     without[np.arange(len(row)), rank + 1] = -1
     winners = vote_curves(without, cosines[row], n_classes=n_classes, ks=ks, policies=policies)
-    similarity = sims[row, rank].astype(np.float64)
-    return _Votes(ks, own, full, row, similarity, labels[row, rank + 1], winners)
+    similarity = near[row, rank].astype(np.float64)
+    return _Votes(ks, labels[:, 0], full, row, similarity, labels[row, rank + 1], winners)
 
 
 def _candidates(votes: _Votes) -> tuple[Candidate, ...]:

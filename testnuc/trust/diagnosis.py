@@ -7,13 +7,30 @@ from typing import TYPE_CHECKING, Any
 
 from testnuc._base.display import brief
 from testnuc.errors import MissingDependencyError
-from testnuc.trust.near_copies import Interval
 
 if TYPE_CHECKING:
     from testnuc.voting import VotePolicy
 
 #: Texts of a first review.
 FIRST_REVIEW = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimated value and its standard error."""
+
+    value: float
+    error: float
+
+    @property
+    def low(self) -> float:
+        """Two standard errors below."""
+        return self.value - 2 * self.error
+
+    @property
+    def high(self) -> float:
+        """Two standard errors above."""
+        return self.value + 2 * self.error
 
 
 @dataclass(frozen=True, slots=True)

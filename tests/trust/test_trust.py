@@ -13,7 +13,7 @@ from testnuc.index import NearestVectors
 from testnuc.labels import LabelSet
 from testnuc.protocols import PoolText
 from testnuc.trust import correct, diagnose, factors, review_queue
-from testnuc.trust.near_copies import at_similarity_one
+from testnuc.trust.auto_policy import at_similarity_one
 from testnuc.trust.vote_settings import VoteSettings, target_shares
 from testnuc.types import Classification, Neighbor, Prediction
 from testnuc.voting import vote_pool
