@@ -1,4 +1,4 @@
-"""Arrays in an archive of NumPy's, read without more memory than the file has bytes."""
+"""Types of arrays, and arrays in an archive of NumPy's."""
 
 from __future__ import annotations
 
@@ -7,12 +7,21 @@ import math
 import struct
 import zipfile
 from tokenize import TokenError
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+# by the type of their elements; what has such arrays gives their shapes
+Array: TypeAlias = NDArray[Any]
+Bools: TypeAlias = NDArray[np.bool_]
+Ints: TypeAlias = NDArray[np.integer]
+Int32s: TypeAlias = NDArray[np.int32]
+Int64s: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.floating]
+Float16s: TypeAlias = NDArray[np.float16]
+Float32s: TypeAlias = NDArray[np.float32]
+Float64s: TypeAlias = NDArray[np.float64]
 
 #: What reading raises where a byte of the archive or of its header differs.
 DAMAGED = (
@@ -34,17 +43,17 @@ _HEADERS = {
 }
 
 
-def read_archive(content: bytes, *names: str) -> list[NDArray[Any]]:
+def read_archive(content: bytes, *names: str) -> list[Array]:
     """Return arrays that `numpy.savez` wrote; raises one of `DAMAGED`.
 
-    A header can declare any shape, and a compressed member any size: both must be what the file
-    holds. There is no pickle.
+    It takes no more memory than the file has bytes: a header can declare any shape, a compressed
+    member any size, and both must be what the file holds. There is no pickle.
     """
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         return [_array(archive, f"{name}.npy") for name in names]
 
 
-def _array(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
+def _array(archive: zipfile.ZipFile, name: str) -> Array:
     if archive.getinfo(name).compress_type != zipfile.ZIP_STORED:
         raise ValueError(f"{name} is compressed")
     with archive.open(name) as file:

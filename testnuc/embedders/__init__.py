@@ -11,9 +11,7 @@ from testnuc.errors import ConfigurationError, InvalidInputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Float32s
     from testnuc.protocols import Embedder
 
 __all__ = ["Unloaded", "is_known", "resolve"]
@@ -83,7 +81,7 @@ class Unloaded:
         """Length of a vector; it is not known."""
         raise self.error
 
-    async def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:  # noqa: ARG002
+    async def embed(self, texts: Sequence[str]) -> Float32s:  # noqa: ARG002
         """Raise the error."""
         raise self.error
 

@@ -18,12 +18,11 @@ from testnuc.errors import BadRequestError, EmbeddingError, InvalidInputError, T
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Float16s, Float32s
     from testnuc.protocols import Embedder, Index, Store
     from testnuc.transport.telemetry import Telemetry
 
-    Vector = NDArray[np.float16]
+    Vector = Float16s
 
 #: Most texts in a batch of the embedder.
 _BATCH = 512
@@ -102,7 +101,7 @@ class EmbeddingCache:
             "CPU (its vectors are stored apart)"
         )
 
-    async def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+    async def embed(self, texts: Sequence[str]) -> Float32s:
         """Return float32[len(texts), dim]; an `Embedder` like the one behind it."""
         return (await self.vectors(texts, [hash_text(t) for t in texts])).astype(np.float32)
 
@@ -111,7 +110,7 @@ class EmbeddingCache:
         texts: Sequence[str],
         hashes: Sequence[bytes],
         on_embedded: Callable[[int], object] = int,
-    ) -> NDArray[np.float16]:
+    ) -> Float16s:
         """Return the vector of each text, float16[len(texts), dim].
 
         `on_embedded` is called with the number of texts after each batch. `EmbeddingError`: the
@@ -127,7 +126,7 @@ class EmbeddingCache:
         texts: Sequence[str],
         hashes: Sequence[bytes],
         on_embedded: Callable[[int], object] = int,
-    ) -> tuple[NDArray[np.float16], dict[int, Exception]]:
+    ) -> tuple[Float16s, dict[int, Exception]]:
         """Return the vector of each text, as `vectors`, and the errors of single texts.
 
         A text that the embedder rejects has a row of zeros, and its error at its position.
@@ -167,10 +166,7 @@ class EmbeddingCache:
         return self._dim or 0
 
     async def _chunk(
-        self,
-        texts: Sequence[str],
-        hashes: Sequence[bytes],
-        on_embedded: Callable[[int], object],
+        self, texts: Sequence[str], hashes: Sequence[bytes], on_embedded: Callable[[int], object]
     ) -> list[Vector | Exception]:
         found: list[Vector | Exception | None] = [*await self._pool.stored_vectors(hashes)]
         missing = [i for i, vector in enumerate(found) if vector is None]
@@ -190,10 +186,7 @@ class EmbeddingCache:
         return [row for row in found if row is not None]
 
     async def _new(
-        self,
-        texts: Sequence[str],
-        hashes: Sequence[bytes],
-        on_embedded: Callable[[int], object],
+        self, texts: Sequence[str], hashes: Sequence[bytes], on_embedded: Callable[[int], object]
     ) -> list[Vector | Exception]:
         """Embed texts and store their vectors; an error does not lose those of other texts."""
         # texts of similar length in a batch need little padding
@@ -311,9 +304,7 @@ class EmbeddingCache:
         except Exception as exc:
             raise EmbeddingError(f"the embedder failed: {type(exc).__name__}: {exc}") from exc
 
-    async def _unit(
-        self, texts: list[str], vectors: NDArray[np.float32]
-    ) -> list[Vector | Exception]:
+    async def _unit(self, texts: list[str], vectors: Float32s) -> list[Vector | Exception]:
         if vectors.shape != (len(texts), self.dim):
             raise EmbeddingError(
                 f"the embedder returned an array of shape {vectors.shape} for {len(texts)} texts; "
@@ -338,11 +329,11 @@ class EmbeddingCache:
         self._running.clear()
 
 
-def _unit(texts: Sequence[str], vectors: NDArray[np.float32]) -> list[Vector | Exception]:
+def _unit(texts: Sequence[str], vectors: Float32s) -> list[Vector | Exception]:
     """Return vectors of unit norm, rounded, and an error for each vector without a direction."""
     norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
     good = np.isfinite(norms) & (norms > 0)
-    unit: NDArray[np.float16] = (vectors / np.where(good, norms, 1.0)[:, None]).astype(np.float16)
+    unit: Float16s = (vectors / np.where(good, norms, 1.0)[:, None]).astype(np.float16)
     return [
         row
         if usable

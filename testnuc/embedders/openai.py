@@ -29,9 +29,7 @@ from testnuc.transport.endpoint import Endpoint, checked_key
 from testnuc.transport.redaction import without_key
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Float32s
     from testnuc.limits import RateLimit, RetryPolicy
     from testnuc.types import Usage
 
@@ -126,7 +124,7 @@ class OpenAIEmbedder:
         """Calls and tokens of the embeddings."""
         return self._transport.meter.since()
 
-    async def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+    async def embed(self, texts: Sequence[str]) -> Float32s:
         """Return float32[len(texts), dim].
 
         Raises
@@ -145,7 +143,7 @@ class OpenAIEmbedder:
             rows.append(row)
         return np.stack(rows)
 
-    async def embed_each(self, texts: Sequence[str]) -> list[NDArray[np.float32] | Exception]:
+    async def embed_each(self, texts: Sequence[str]) -> list[Float32s | Exception]:
         """Return the vector of each text, or the error of a text that the server rejects.
 
         Raises
@@ -155,7 +153,7 @@ class OpenAIEmbedder:
         ProviderError
             A call failed for another reason than its texts.
         """
-        found: list[NDArray[np.float32] | Exception] = []
+        found: list[Float32s | Exception] = []
         for part in _parts(texts):
             found += await self._embed(part)
         if not self._accepted and found and all(isinstance(row, _UNAUTHORIZED) for row in found):
@@ -163,9 +161,9 @@ class OpenAIEmbedder:
             raise found[0]
         return found
 
-    async def _embed(self, texts: tuple[str, ...]) -> list[NDArray[np.float32] | Exception]:
+    async def _embed(self, texts: tuple[str, ...]) -> list[Float32s | Exception]:
         """Embed in one request; if it is rejected, in halves, so that one text fails alone."""
-        rows: dict[int, NDArray[np.float32] | Exception] = {}
+        rows: dict[int, Float32s | Exception] = {}
         parts = deque([(0, texts)])
         rejected = 0
         while parts:
@@ -247,7 +245,7 @@ class _Vectors(Reply):
     #: Little-endian float32, a vector for each text.
     rows: tuple[bytes, ...] = ()
 
-    def arrays(self) -> list[NDArray[np.float32]]:
+    def arrays(self) -> list[Float32s]:
         import numpy as np
 
         return [np.frombuffer(row, dtype="<f4").astype(np.float32) for row in self.rows]

@@ -20,7 +20,8 @@ from testnuc.errors import EmbeddingError, InvalidInputError, MissingDependencyE
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
+    from testnuc._base.arrays import Float32s
+
 
 _T = TypeVar("_T")
 
@@ -150,7 +151,7 @@ class SentenceTransformersEmbedder:
             f"{self.name}@torch,dtype=bfloat16" if supported is not None and supported() else None
         )
 
-    async def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+    async def embed(self, texts: Sequence[str]) -> Float32s:
         """Return float32[len(texts), dim], each row of unit norm.
 
         Raises
@@ -162,17 +163,14 @@ class SentenceTransformersEmbedder:
         """
         return await self._in_thread(self._embed, texts)
 
-    def _embed(self, texts: list[str]) -> NDArray[np.float32]:
+    def _embed(self, texts: list[str]) -> Float32s:
         model = self._load()
         encode = partial(
-            model.encode,
-            normalize_embeddings=True,
-            convert_to_numpy=True,
-            show_progress_bar=False,
+            model.encode, normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False
         )
         size, tokenizer = self._batch_size, getattr(model, "tokenizer", None)
         if self._longest() is None or len(texts) <= size or not callable(tokenizer):
-            vectors: NDArray[np.float32] = encode(texts, batch_size=size)
+            vectors: Float32s = encode(texts, batch_size=size)
             return vectors
         # `encode` sorts by characters: sorting by tokens leaves less padding
         tokens = tokenizer(texts, truncation=True, return_attention_mask=False)

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Array
     from testnuc.index.rows import RowArray
 
 _FORMAT = 1
@@ -81,7 +80,7 @@ def new_token() -> str:
     return os.urandom(6).hex()
 
 
-def checksum_of_rows(rows: NDArray[Any], start: int = 0) -> int:
+def checksum_of_rows(rows: Array, start: int = 0) -> int:
     """Return the CRC-32 of rows, continued from the checksum `start` of the rows before."""
     content = rows.data.cast("B") if len(rows) else memoryview(b"")
     for at in range(0, len(content), _BLOCK):

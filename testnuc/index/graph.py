@@ -12,7 +12,8 @@ from testnuc.index.files import checksum_of_file
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from numpy.typing import NDArray
+    from testnuc._base.arrays import Float16s, Int64s
+
 
 _CONNECTIVITY = 16
 _EXPANSION_ADD = 128
@@ -79,7 +80,7 @@ class Graph:
                 content = content[file.write(content[:_BLOCK]) :]
             os.fsync(file.fileno())
 
-    def insert(self, rows: NDArray[np.int64], vectors: NDArray[np.float16], end: int) -> None:
+    def insert(self, rows: Int64s, vectors: Float16s, end: int) -> None:
         """Insert rows and their vectors, float16[n, dim]; the graph now covers rows below `end`."""
         if len(rows):
             # 0: all cores
@@ -88,13 +89,13 @@ class Graph:
         self.rows = end
         self._widen()
 
-    def remove(self, rows: NDArray[np.int64]) -> None:
+    def remove(self, rows: Int64s) -> None:
         """Remove rows; a mapped graph keeps them, and callers of `search` filter them."""
         rows = rows[rows < self.rows]
         if self.mapped is None and len(rows):
             self._index.remove(rows.astype(np.uint64))
 
-    def search(self, queries: NDArray[np.float16], count: int) -> NDArray[np.int64]:
+    def search(self, queries: Float16s, count: int) -> Int64s:
         """Return approximate nearest rows, int64[B, max(count, 1)], padded with -1.
 
         Queries have the dtype of the graph, float16; a conversion costs up to 10% of a search.

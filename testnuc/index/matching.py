@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from testnuc._base.arrays import Bools, Float16s, Float32s, Int64s
     from testnuc.protocols import Index, PoolText
 
 #: Candidates this far below the k-th best score are re-scored: more than the error of float32.
@@ -27,7 +28,7 @@ def empty_matches(queries: int, k: int) -> Matches:
     )
 
 
-def check_dim(vectors: NDArray[np.float16], dim: int) -> None:
+def check_dim(vectors: Float16s, dim: int) -> None:
     """Raise `EmbeddingError` if vectors, float16[n, d], do not have the dimension of the pool."""
     if vectors.shape[1] != dim:
         raise EmbeddingError(
@@ -50,12 +51,8 @@ async def scanned(pool: Index, size: int) -> AsyncGenerator[list[PoolText], None
 
 
 def exact_candidates(
-    queries: NDArray[np.float32],
-    vectors: NDArray[np.float32],
-    alive: NDArray[np.bool_],
-    k: int,
-    exclude: NDArray[np.int64],
-) -> NDArray[np.int64]:
+    queries: Float32s, vectors: Float32s, alive: Bools, k: int, exclude: Int64s
+) -> Int64s:
     """Return every row that can be among the k best of a query after re-scoring.
 
     For queries float32[B, dim] and vectors float32[N, dim]: int64[B, W], unordered and padded with

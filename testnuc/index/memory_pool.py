@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from concurrent.futures import Future
 
-    from numpy.typing import NDArray
+    from testnuc._base.arrays import Float16s, Int64s
+
 
 _T = TypeVar("_T")
 _CLOSED = "the pool is closed, and so is its client"
@@ -68,7 +69,7 @@ class Pool:
     async def open(self) -> None:
         """Do nothing: memory needs no opening."""
 
-    async def add(self, texts: Sequence[PoolText], vectors: NDArray[np.float16]) -> int:
+    async def add(self, texts: Sequence[PoolText], vectors: Float16s) -> int:
         """Add texts; see `testnuc.protocols.Index.add`."""
         if self._nearest is None:
             if not len(texts):
@@ -111,12 +112,12 @@ class Pool:
 
     async def search(
         self,
-        vectors: NDArray[np.float16],
+        vectors: Float16s,
         k: int,
         *,
         exclude: Sequence[bytes] | None = None,
         upto: int | None = None,
-        among: NDArray[np.int64] | None = None,
+        among: Int64s | None = None,
     ) -> Matches:
         """Return the k nearest texts of each vector; see `testnuc.protocols.Index.search`.
 
@@ -133,7 +134,7 @@ class Pool:
         )
         return Matches(ids, similarities)
 
-    async def fetch(self, ids: NDArray[np.int64]) -> list[PoolText]:
+    async def fetch(self, ids: Int64s) -> list[PoolText]:
         """Return the texts with these row numbers."""
         texts = self._texts
         return [texts[i] for i in ids.tolist()]
@@ -153,7 +154,7 @@ class Pool:
         rows = [self._rows.get(h) for h in hashes]
         return [None if row is None else self._texts[row].label for row in rows]
 
-    async def rows(self, hashes: Sequence[bytes]) -> NDArray[np.int64]:
+    async def rows(self, hashes: Sequence[bytes]) -> Int64s:
         """Return the row numbers of those texts that are in the pool, ascending."""
         found = [row for h in hashes if (row := self._rows.get(h)) is not None]
         return np.unique(np.array(found, dtype=np.int64))
@@ -162,12 +163,12 @@ class Pool:
         """Return the known label of each text that has one, by hash."""
         return dict(self._labels)
 
-    async def stored_vectors(self, hashes: Sequence[bytes]) -> list[NDArray[np.float16] | None]:
+    async def stored_vectors(self, hashes: Sequence[bytes]) -> list[Float16s | None]:
         """Return the vector of each text, float16[dim]; None if it is not in the pool."""
         nearest = self._nearest
         if nearest is None:
             return [None] * len(hashes)
-        found: list[NDArray[np.float16] | None] = [None] * len(hashes)
+        found: list[Float16s | None] = [None] * len(hashes)
         # skip texts whose number is assigned but whose vector is not added yet
         size = len(nearest)
         places = [

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from testnuc._base.arrays import Float16s, Float32s, Int64s
     from testnuc.index.rows import RowArray
 
 #: Below this many vectors a matrix product is as fast as the graph, and exact.
@@ -103,7 +104,7 @@ class NearestVectors:
         """Number of rows in the graph, including removed ones."""
         return 0 if self.graph is None else self.graph.rows
 
-    def add(self, vectors: NDArray[np.float16], ranks: NDArray[np.uint64]) -> None:
+    def add(self, vectors: Float16s, ranks: NDArray[np.uint64]) -> None:
         """Append unit vectors, float16[n, dim], and their ranks, uint64[n].
 
         The lowest rank wins among equal similarities. Nothing is added if a vector has the wrong
@@ -125,7 +126,7 @@ class NearestVectors:
                 self._append(vectors[chunk], ranks[chunk])
             self._extend_graph(len(vectors[chunk]))
 
-    def remove(self, rows: NDArray[np.int64]) -> None:
+    def remove(self, rows: Int64s) -> None:
         """Exclude rows from searches; their numbers are not reused."""
         with self._lock:
             rows = np.unique(rows[self._alive.array[rows]])
@@ -133,25 +134,25 @@ class NearestVectors:
             if self.graph is not None:
                 self.graph.remove(rows)
 
-    def vectors(self, rows: NDArray[np.int64]) -> NDArray[np.float16]:
+    def vectors(self, rows: Int64s) -> Float16s:
         """Return the stored vectors of rows, float16[n, dim]."""
-        found: NDArray[np.float16] = self._vectors.array[rows]
+        found: Float16s = self._vectors.array[rows]
         return found
 
-    def ranks(self, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
+    def ranks(self, rows: Int64s) -> NDArray[np.uint64]:
         """Return the ranks of rows, uint64[n]."""
         found: NDArray[np.uint64] = self._ranks.array[rows]
         return found
 
     def search(
         self,
-        queries: NDArray[np.float16],
+        queries: Float16s,
         k: int,
         *,
-        exclude: NDArray[np.int64] | None = None,
+        exclude: Int64s | None = None,
         limit: int | None = None,
-        among: NDArray[np.int64] | None = None,
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        among: Int64s | None = None,
+    ) -> tuple[Int64s, Float32s]:
         """Return the k most similar rows of each query, unit vectors float16[B, dim].
 
         `exclude`, int64[B], is a row that is left out of the query's result, or -1. With `limit`,
@@ -283,7 +284,7 @@ class NearestVectors:
             if isinstance(rows, FileRows):
                 rows.close()
 
-    def _append(self, vectors: NDArray[np.float16], ranks: NDArray[np.uint64]) -> None:
+    def _append(self, vectors: Float16s, ranks: NDArray[np.uint64]) -> None:
         start, size = self._size, self._size + len(vectors)
         try:
             self._vectors.write(start, vectors)
@@ -326,13 +327,8 @@ class NearestVectors:
                 self._single = np.empty((0, self.dim), dtype=np.float32)
 
     def _candidates(
-        self,
-        queries: NDArray[np.float16],
-        single: NDArray[np.float32],
-        k: int,
-        exclude: NDArray[np.int64],
-        end: int,
-    ) -> NDArray[np.int64]:
+        self, queries: Float16s, single: Float32s, k: int, exclude: Int64s, end: int
+    ) -> Int64s:
         """Return rows that include the best k, unordered and padded with -1; int64[B, W]."""
         if self.graph is None or not self._by_graph:
             return self._outside_graph(single, k, exclude, 0, end)
@@ -342,13 +338,7 @@ class NearestVectors:
             found = np.concatenate([found, rest], axis=1)
         return found
 
-    def _among(
-        self,
-        queries: NDArray[np.float32],
-        k: int,
-        exclude: NDArray[np.int64],
-        rows: NDArray[np.int64],
-    ) -> NDArray[np.int64]:
+    def _among(self, queries: Float32s, k: int, exclude: Int64s, rows: Int64s) -> Int64s:
         """Return the exact candidates among some rows, int64[n], ascending."""
         parts = [np.full((len(queries), 1), -1, dtype=np.int64)]
         for start in range(0, len(rows), _ROW_CHUNK):
@@ -361,13 +351,8 @@ class NearestVectors:
         return np.concatenate(parts, axis=1)
 
     def _graph_candidates(
-        self,
-        graph: Graph,
-        queries: NDArray[np.float16],
-        k: int,
-        exclude: NDArray[np.int64],
-        end: int,
-    ) -> NDArray[np.int64]:
+        self, graph: Graph, queries: Float16s, k: int, exclude: Int64s, end: int
+    ) -> Int64s:
         # rows at or above `end` are dropped, so fetch more until k remain for each query
         want = k + 1 + _EXTRA
         while True:
@@ -380,13 +365,8 @@ class NearestVectors:
             want *= 4
 
     def _outside_graph(
-        self,
-        queries: NDArray[np.float32],
-        k: int,
-        exclude: NDArray[np.int64],
-        start: int,
-        end: int,
-    ) -> NDArray[np.int64]:
+        self, queries: Float32s, k: int, exclude: Int64s, start: int, end: int
+    ) -> Int64s:
         """Return the exact candidates among rows `start` to `end`; all are outside the graph."""
         if len(self._single) != self._size - start:
             self._single = self._vectors.array[start : self._size].astype(np.float32)

@@ -15,7 +15,8 @@ import numpy as np
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from numpy.typing import NDArray
+    from testnuc._base.arrays import Array
+
 
 _MIN_ROWS = 1_024
 _MIN_BYTES = 1 << 16
@@ -25,9 +26,9 @@ class RowArray(Protocol):
     """An append-only array of rows."""
 
     #: [capacity, ..]: the rows and spare capacity; replaced by a larger array when full.
-    array: NDArray[Any]
+    array: Array
 
-    def write(self, start: int, rows: NDArray[Any]) -> None:
+    def write(self, start: int, rows: Array) -> None:
         """Write rows at `start`."""
 
 
@@ -35,9 +36,9 @@ class MemoryRows:
     """Rows in memory, each of this shape."""
 
     def __init__(self, dtype: Any, shape: tuple[int, ...]) -> None:
-        self.array: NDArray[Any] = np.empty((0, *shape), dtype=dtype)
+        self.array: Array = np.empty((0, *shape), dtype=dtype)
 
-    def write(self, start: int, rows: NDArray[Any]) -> None:
+    def write(self, start: int, rows: Array) -> None:
         """Write rows at `start`; references to a replaced array stay valid."""
         end = start + len(rows)
         if end > len(self.array):
@@ -59,14 +60,14 @@ class FileRows:
         self._shape = shape
         self._width = self._dtype.itemsize * int(np.prod(shape))
         self._file = path.open("x+b" if create else "r+b", buffering=0)
-        self.array: NDArray[Any] = np.empty((0, *shape), dtype=self._dtype)
+        self.array: Array = np.empty((0, *shape), dtype=self._dtype)
         try:
             self._map()
         except BaseException:
             self._file.close()
             raise
 
-    def write(self, start: int, rows: NDArray[Any]) -> None:
+    def write(self, start: int, rows: Array) -> None:
         """Write rows at `start`; raises `OSError` if the disk is full."""
         size = (start + len(rows)) * self._width
         have = os.fstat(self._file.fileno()).st_size

@@ -21,8 +21,7 @@ from testnuc.voting import Labels
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Array, Bools, Float32s, Float64s, Floats, Int32s
     from testnuc.label_tree import LabelTree
     from testnuc.trust.model import Ground, Texts
 
@@ -51,14 +50,14 @@ class Argmax:
     #: If the vote and all these models return the LLM's label, so does `model`; empty: no check.
     bases: tuple[HeadModel, ...]
     #: float64[FOLDS, 3]: coefficients of the trust calibration.
-    coefficients: NDArray[np.float64]
+    coefficients: Float64s
     #: Counts of texts on which a referee contradicted the LLM: another candidate agreed with the
     #: referee; none did.
     dissent: tuple[int, int] = (0, 0)
     #: Of labels in a tree: trust of all texts at each level above the label, float32[depth - 1,
     #: texts], and whether the level was right for the judged ones; None: they are not.
-    level_trust: NDArray[np.float32] | None = None
-    level_right: NDArray[np.bool_] | None = None
+    level_trust: Float32s | None = None
+    level_right: Bools | None = None
 
     @property
     def referee_better(self) -> bool:
@@ -70,7 +69,7 @@ class Argmax:
         backed, alone = self.dissent
         return backed > alone
 
-    def apply(self, texts: Texts, kept: NDArray[np.int32], tree: LabelTree | None = None) -> Labels:
+    def apply(self, texts: Texts, kept: Int32s, tree: LabelTree | None = None) -> Labels:
         """Label texts; `kept`, by the vote settings, stays unless a head decides."""
         cells = len(texts) * texts.n_classes
         if cells <= MOST_CELLS:
@@ -85,11 +84,7 @@ class Argmax:
         return Labels.stacked(made)
 
     def _applied(
-        self,
-        texts: Texts,
-        kept: NDArray[np.int32],
-        tree: LabelTree | None,
-        grounds: Sequence[Ground] = (),
+        self, texts: Texts, kept: Int32s, tree: LabelTree | None, grounds: Sequence[Ground] = ()
     ) -> Labels:
         found = self.model.probabilities(texts, grounds[0] if grounds else None)
         label = self.label(texts, kept, found, grounds[1:])
@@ -97,12 +92,8 @@ class Argmax:
         return labels_of(found, label, trust, tree, shares=self.decides == "head")
 
     def label(
-        self,
-        texts: Texts,
-        kept: NDArray[np.int32],
-        found: NDArray[np.float32],
-        grounds: Sequence[Ground] = (),
-    ) -> NDArray[np.int32]:
+        self, texts: Texts, kept: Int32s, found: Float32s, grounds: Sequence[Ground] = ()
+    ) -> Int32s:
         """Return int32[b], the label of each text.
 
         `found`, float32[b, C], are the probabilities of the model, and `grounds` those of the
@@ -123,10 +114,10 @@ class Argmax:
     def with_levels(
         self,
         tree: LabelTree | None,
-        trust: NDArray[np.float64],
-        parts: NDArray[np.float32] | None,
-        given: NDArray[np.int32],
-        gold: NDArray[np.int32],
+        trust: Float64s,
+        parts: Float32s | None,
+        given: Int32s,
+        gold: Int32s,
     ) -> Argmax:
         """Return the same, with the trust of all texts at each level of a tree of labels.
 
@@ -145,9 +136,9 @@ class Argmax:
             level_right=np.array(right, dtype=np.bool_).reshape(len(nodes), -1),
         )
 
-    def packed(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    def packed(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """Return its plain values and its arrays."""
-        arrays: dict[str, NDArray[Any]] = {
+        arrays: dict[str, Array] = {
             "vote": np.array([self.vote.k, self.vote.own_weight]),
             "coefficients": self.coefficients,
         }
@@ -164,7 +155,7 @@ class Argmax:
         return {"decides": self.decides, "dissent": self.dissent, "models": models}, arrays
 
     @classmethod
-    def unpacked(cls, header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Argmax:
+    def unpacked(cls, header: dict[str, Any], arrays: dict[str, Array]) -> Argmax:
         """Return what `packed` returned, from it."""
         models = [
             HeadModel(
@@ -190,12 +181,7 @@ class Argmax:
 
 
 def labels_of(
-    found: NDArray[np.float32],
-    label: NDArray[np.int32],
-    trust: NDArray[np.float64],
-    tree: LabelTree | None,
-    *,
-    shares: bool,
+    found: Float32s, label: Int32s, trust: Float64s, tree: LabelTree | None, *, shares: bool
 ) -> Labels:
     """Return one label for each text, and its alternative, from the probabilities of a model.
 
@@ -228,9 +214,7 @@ def labels_of(
     )
 
 
-def second(
-    found: NDArray[np.float32], label: NDArray[np.int32]
-) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+def second(found: Float32s, label: Int32s) -> tuple[Int32s, Float64s]:
     """Return the most probable other label, and its part of the probability of all others."""
     at = np.flatnonzero(label >= 0)
     given = found[at, label[at]].copy()
@@ -242,20 +226,18 @@ def second(
     return np.where(rest > 0, other, -1).astype(np.int32), part
 
 
-def shown_shares(found: NDArray[np.float32], label: NDArray[np.int32]) -> NDArray[np.float32]:
+def shown_shares(found: Float32s, label: Int32s) -> Float32s:
     """Return the shares that are shown: none is larger than that of the kept label."""
     shown = found.copy()
     at = np.arange(len(label))
     # an LLM's own label that was kept out of care
     shown[at, label] = np.maximum(shown[at, label], shown.max(axis=1))
     shown[shown < _LEAST_SHARE] = 0
-    result: NDArray[np.float32] = shown / shown.sum(axis=1, keepdims=True)
+    result: Float32s = shown / shown.sum(axis=1, keepdims=True)
     return result
 
 
-def parts_by_level(
-    found: NDArray[np.float32], label: NDArray[np.int32], tree: LabelTree | None
-) -> NDArray[np.float32] | None:
+def parts_by_level(found: Float32s, label: Int32s, tree: LabelTree | None) -> Float32s | None:
     """Return what the other labels below each parent of a label are given, float32[b, depth - 1].
 
     Parts of what a model, whose probabilities are float32[b, C], gives all labels except the text's
@@ -278,9 +260,7 @@ def parts_by_level(
     return made
 
 
-def trust_of_level(
-    trust: NDArray[np.float64] | np.float64, part: NDArray[np.floating]
-) -> NDArray[np.float64]:
+def trust_of_level(trust: Float64s | np.float64, part: Floats) -> Float64s:
     """Return the chance that a parent is right, from that of the label and its siblings' part."""
-    made: NDArray[np.float64] = np.asarray(trust + (1 - trust) * part, dtype=np.float64)
+    made: Float64s = np.asarray(trust + (1 - trust) * part, dtype=np.float64)
     return made

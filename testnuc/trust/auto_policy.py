@@ -29,7 +29,7 @@ from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis, Interval
 from testnuc.voting import VotePolicy, vote_curve, vote_curves
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from testnuc._base.arrays import Bools, Float32s, Float64s, Int32s, Int64s
 
 #: With fewer predictions, "auto" does not vote: the intervals would be wider than any effect.
 MIN_PREDICTIONS = 200
@@ -60,12 +60,12 @@ _DOMINANT = 0.8
 
 
 def diagnose(
-    neighbor_ids: NDArray[np.int64],
-    similarities: NDArray[np.float32],
-    pool_labels: NDArray[np.int32],
+    neighbor_ids: Int64s,
+    similarities: Float32s,
+    pool_labels: Int32s,
     *,
     n_classes: int,
-    row_ids: NDArray[np.int64] | None = None,
+    row_ids: Int64s | None = None,
     k: int | None = None,
 ) -> Diagnosis:
     """Diagnose unlabeled predictions and select a vote.
@@ -153,7 +153,7 @@ def _kappa(agreement: float, by_chance: float) -> float:
     return (agreement - by_chance) / (1 - by_chance) if by_chance < 1 else 0.0
 
 
-def _kappa_by_rank(labels: NDArray[np.int32], by_chance: float) -> tuple[float, ...]:
+def _kappa_by_rank(labels: Int32s, by_chance: float) -> tuple[float, ...]:
     """Return the kappa between each text and its neighbor of each rank."""
     values = []
     for column in labels.T[1:]:
@@ -168,20 +168,15 @@ class _Pairs:
     """Distinct pairs of a text and one of its `_JUDGES` nearest neighbors, both with a label."""
 
     #: int64[P], the row of the text.
-    row: NDArray[np.int64]
+    row: Int64s
     #: float64[P], the cosine of the two, and 1 where their labels are equal.
-    similarity: NDArray[np.float64]
-    agree: NDArray[np.float64]
+    similarity: Float64s
+    agree: Float64s
     by_chance: float
 
     @classmethod
     def of(
-        cls,
-        labels: NDArray[np.int32],
-        ids: NDArray[np.int64],
-        row_ids: NDArray[np.int64],
-        sims: NDArray[np.float32],
-        by_chance: float,
+        cls, labels: Int32s, ids: Int64s, row_ids: Int64s, sims: Float32s, by_chance: float
     ) -> _Pairs:
         row, rank = np.nonzero(labels[:, 1 : _JUDGES + 1] >= 0)
         # mutual neighbors count as one observation
@@ -217,11 +212,7 @@ class _Pairs:
         )
 
 
-def at_similarity_one(
-    similarity: NDArray[np.float64],
-    value: NDArray[np.float64],
-    row: NDArray[np.int64],
-) -> Interval:
+def at_similarity_one(similarity: Float64s, value: Float64s, row: Int64s) -> Interval:
     """Return the mean of `value` extrapolated to similarity 1.
 
     Fits a line by least squares, with cluster-robust standard errors: values of one text, `row`,
@@ -246,32 +237,30 @@ class _Votes:
 
     ks: tuple[int, ...]
     #: int32[B], the texts' own labels.
-    own: NDArray[np.int32]
+    own: Int32s
     #: int32[own weights, ks, B], the winners with all neighbors.
-    full: NDArray[np.int32]
+    full: Int32s
     #: int64[J], the text of each judge.
-    row: NDArray[np.int64]
+    row: Int64s
     #: float64[J] and int32[J], similarity and label of each judge.
-    similarity: NDArray[np.float64]
-    judge: NDArray[np.int32]
+    similarity: Float64s
+    judge: Int32s
     #: int32[own weights, ks, J], the winners without the judge.
-    winners: NDArray[np.int32]
+    winners: Int32s
 
-    def changes(self, p: int, q: int) -> NDArray[np.bool_]:
+    def changes(self, p: int, q: int) -> Bools:
         """Return where the p-th own weight and q-th k change the text's own label, bool[J]."""
-        changed: NDArray[np.bool_] = self.winners[p, q] != self.own[self.row]
+        changed: Bools = self.winners[p, q] != self.own[self.row]
         return changed
 
-    def sides(self, p: int, q: int) -> NDArray[np.float64]:
+    def sides(self, p: int, q: int) -> Float64s:
         """Return what each judge agrees with: 1 vote, -1 own label, 0 neither or both; [J]."""
         for_vote = (self.judge == self.winners[p, q]).astype(np.float64)
-        balance: NDArray[np.float64] = for_vote - (self.judge == self.own[self.row])
+        balance: Float64s = for_vote - (self.judge == self.own[self.row])
         return balance
 
 
-def _judged_votes(
-    labels: NDArray[np.int32], cosines: NDArray[np.float32], n_classes: int, k: int | None
-) -> _Votes:
+def _judged_votes(labels: Int32s, cosines: Float32s, n_classes: int, k: int | None) -> _Votes:
     """Vote with every own weight and k, holding out each near neighbor as a judge."""
     width = labels.shape[1] - 1
     ks = tuple(n for n in _KS if n <= width) or (width,)

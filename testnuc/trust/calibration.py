@@ -20,16 +20,15 @@ from testnuc.trust.model import NEIGHBORS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Bools, Float32s, Float64s, Floats, Int32s, Int64s
     from testnuc.trust.model import Texts
 
 
 class Prior(NamedTuple):
     """The normal prior of each coefficient, float64[d], and lower bounds of the coefficients."""
 
-    mean: NDArray[np.float64]
-    precision: NDArray[np.float64]
+    mean: Float64s
+    precision: Float64s
     least: Sequence[float | None] | None = None
 
 
@@ -51,23 +50,21 @@ _GRID = np.arange(0.05, 0.951, 0.05)
 _DRIFT_ERRORS, _DRIFT_LEAST, _DRIFT_FROM = 4.0, 0.02, 100
 
 
-def log_odds(chance: NDArray[np.floating]) -> NDArray[np.float64]:
+def log_odds(chance: Floats) -> Float64s:
     """Return the log odds of chances, finite also for 0 and 1."""
     p = np.clip(chance.astype(np.float64), _TINY, 1 - _TINY)
-    found: NDArray[np.float64] = np.log(p / (1 - p))
+    found: Float64s = np.log(p / (1 - p))
     return found
 
 
-def chance_of(odds: NDArray[np.floating], line: Sequence[float]) -> NDArray[np.float64]:
+def chance_of(odds: Floats, line: Sequence[float]) -> Float64s:
     """Return the chance that labels are right, float64[n], by their log odds and a line."""
     start, slope = line
-    chances: NDArray[np.float64] = 1 / (1 + np.exp(-np.clip(start + slope * odds, -30, 30)))
+    chances: Float64s = 1 / (1 + np.exp(-np.clip(start + slope * odds, -30, 30)))
     return chances
 
 
-def fit_line(
-    odds: NDArray[np.floating], right: NDArray[np.bool_], weights: NDArray[np.floating]
-) -> tuple[float, float]:
+def fit_line(odds: Floats, right: Bools, weights: Floats) -> tuple[float, float]:
     """Fit the chance that a label is right as a function of log odds; returns start and slope.
 
     Few texts move the line little, and without texts it stays as the prior has it. `weights` are
@@ -82,27 +79,19 @@ def fit_line(
     return float(start), float(slope)
 
 
-def by_fold(
-    x: NDArray[np.float64],
-    right: NDArray[np.bool_],
-    weights: NDArray[np.floating],
-    folds: NDArray[np.int64],
-    prior: Prior,
-) -> NDArray[np.float64]:
+def by_fold(x: Float64s, right: Bools, weights: Floats, folds: Int64s, prior: Prior) -> Float64s:
     """Fit x, float64[m, d], to `right` for each fold on the others; returns float64[FOLDS, d]."""
     others = [folds != fold for fold in range(FOLDS)]
     return np.array([_logistic(x[at], right[at], weights[at], prior) for at in others])
 
 
-def _logistic(
-    x: NDArray[np.float64], right: NDArray[np.bool_], weights: NDArray[np.floating], prior: Prior
-) -> NDArray[np.float64]:
+def _logistic(x: Float64s, right: Bools, weights: Floats, prior: Prior) -> Float64s:
     """Return the coefficients with the highest posterior probability, float64[d]."""
     from scipy.optimize import minimize
 
     signed = x * np.where(right, 1.0, -1.0)[:, None]
 
-    def loss(b: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+    def loss(b: Float64s) -> tuple[float, Float64s]:
         odds = signed @ b
         away = b - prior.mean
         pull = prior.precision * away
@@ -112,16 +101,11 @@ def _logistic(
 
     bounds = None if prior.least is None else [(low, None) for low in prior.least]
     best = minimize(loss, prior.mean, jac=True, method="L-BFGS-B", bounds=bounds)
-    found: NDArray[np.float64] = best.x
+    found: Float64s = best.x
     return found
 
 
-def chances(
-    texts: Texts,
-    found: NDArray[np.float32],
-    label: NDArray[np.int32],
-    coefficients: NDArray[np.float64],
-) -> NDArray[np.float64]:
+def chances(texts: Texts, found: Float32s, label: Int32s, coefficients: Float64s) -> Float64s:
     """Return the chance that each label is right, float64[b]; NaN for texts without one.
 
     `found`, float32[b, C], are the probabilities of a model, and `label`, int32[b], the kept
@@ -133,13 +117,8 @@ def chances(
 
 
 def fit_trust(
-    texts: Texts,
-    found: NDArray[np.float32],
-    label: NDArray[np.int32],
-    rows: NDArray[np.int64],
-    right: NDArray[np.bool_],
-    probability: NDArray[np.float64],
-) -> NDArray[np.float64]:
+    texts: Texts, found: Float32s, label: Int32s, rows: Int64s, right: Bools, probability: Float64s
+) -> Float64s:
     """Fit the coefficients of trust for each fold, on the judged texts of the others.
 
     `found` and `label` are those of all texts, as for `chances`. `rows`, int64[m], were drawn at
@@ -154,9 +133,7 @@ def fit_trust(
     return by_fold(z, right, weights, texts.folds[rows], LABEL_PRIOR)
 
 
-def _features(
-    texts: Texts, found: NDArray[np.float32], label: NDArray[np.int32]
-) -> NDArray[np.float64]:
+def _features(texts: Texts, found: Float32s, label: Int32s) -> Float64s:
     """Return float64[b, 3]: one, log odds by the model, and share of the neighbors' votes."""
     b = np.arange(len(texts))
     given = np.maximum(label, 0)
@@ -187,9 +164,7 @@ class SetRule:
         label, text = ([float(x) for x in record[name]] for name in ("of_label", "of_text"))
         return cls(float(record["threshold"]), (label[0], label[1]), (text[0], text[1]))
 
-    def apply(
-        self, probabilities: NDArray[np.float32]
-    ) -> tuple[NDArray[np.bool_], NDArray[np.float32], NDArray[np.float32]]:
+    def apply(self, probabilities: Float32s) -> tuple[Bools, Float32s, Float32s]:
         """Label n texts, by the probability float32[n, C] of each label alone.
 
         Returns the labels given, bool[n, C], the chance that each applies, and the trust of each
@@ -202,9 +177,7 @@ class SetRule:
 
 
 def fit_set_rule(
-    probabilities: NDArray[np.float32],
-    taught: NDArray[np.bool_],
-    judged: tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.floating]] | None = None,
+    probabilities: Float32s, taught: Bools, judged: tuple[Int64s, Bools, Floats] | None = None
 ) -> SetRule:
     """Fit a rule.
 
@@ -238,7 +211,7 @@ def fit_set_rule(
     return SetRule(threshold, of_label, fit_line(odds[rows], exact, weights))
 
 
-def _text_odds(given: NDArray[np.bool_], chances: NDArray[np.float64]) -> NDArray[np.float64]:
+def _text_odds(given: Bools, chances: Float64s) -> Float64s:
     """Return the log odds that all labels are right, were they independent, float64[n]."""
     return log_odds(np.exp(np.log(np.where(given, chances, 1 - chances)).sum(axis=1)))
 
@@ -258,7 +231,7 @@ class TrustDrift:
     #: A head labels in several threads.
     _lock: Lock = field(default_factory=Lock, init=False, repr=False)
 
-    def add(self, trust: NDArray[np.floating]) -> str | None:
+    def add(self, trust: Floats) -> str | None:
         """Count new texts; returns the drift in words when a test finds it, else None."""
         values = trust.astype(np.float64)
         with self._lock:

@@ -15,8 +15,7 @@ from testnuc.trust.model import HeadModel, Texts, VoteModel, fit_model, one_hot,
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Bools, Int32s, Int64s
     from testnuc.trust.evidence import Draws
     from testnuc.trust.model import Ground
 
@@ -43,7 +42,7 @@ class LabelCandidate:
     share: float
     model: VoteModel | HeadModel
     #: int32[n]; -1 = none.
-    labels: NDArray[np.int32]
+    labels: Int32s
     #: The model that was taught by judged texts.
     base: HeadModel | None = None
 
@@ -82,10 +81,10 @@ def candidates_of(texts: Texts) -> list[LabelCandidate]:
     return found
 
 
-def differing(candidates: Sequence[LabelCandidate]) -> NDArray[np.bool_]:
+def differing(candidates: Sequence[LabelCandidate]) -> Bools:
     """Return which texts any candidate labels otherwise than the LLM, bool[n]."""
     own = candidates[0].labels
-    changed: NDArray[np.bool_] = np.zeros(len(own), dtype=np.bool_)
+    changed: Bools = np.zeros(len(own), dtype=np.bool_)
     for candidate in candidates[1:]:
         changed |= candidate.labels != own
     return changed
@@ -94,10 +93,10 @@ def differing(candidates: Sequence[LabelCandidate]) -> NDArray[np.bool_]:
 def choose(
     texts: Texts,
     candidates: Sequence[LabelCandidate],
-    rows: NDArray[np.int64],
-    labels: NDArray[np.int32],
+    rows: Int64s,
+    labels: Int32s,
     draws: Draws,
-    support: NDArray[np.bool_],
+    support: Bools,
     *,
     taught: bool = True,
     grounds: Sequence[Ground | None] | None = None,
@@ -157,9 +156,7 @@ def choose(
     return Verdict(every[best], gains[best], tuple(gains))
 
 
-def chosen_parts(
-    candidates: Sequence[LabelCandidate],
-) -> tuple[VoteModel, tuple[HeadModel, ...]]:
+def chosen_parts(candidates: Sequence[LabelCandidate]) -> tuple[VoteModel, tuple[HeadModel, ...]]:
     """Return the vote and the heads among the candidates."""
     vote = next(c.model for c in candidates if isinstance(c.model, VoteModel) and c.model.k)
     return vote, tuple(c.model for c in candidates if isinstance(c.model, HeadModel))

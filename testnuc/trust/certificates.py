@@ -19,8 +19,7 @@ from testnuc._base.display import brief
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Bools, Float64s, Int64s
     from testnuc.trust.evidence import Draws
 
 #: Parts of the texts are tested in growing order, from this one on, until one fails.
@@ -128,9 +127,7 @@ class LabelCertificate(Certificate):
         return text.replace("of the texts,", f"of the texts with the label {self.label!r},", 1)
 
 
-def wants_decisions(
-    decides: str, right: NDArray[np.bool_], draws: Draws, certificate: Certificate
-) -> bool:
+def wants_decisions(decides: str, right: Bools, draws: Draws, certificate: Certificate) -> bool:
     """Whether texts on which strategies differ would help more than texts drawn at random.
 
     Better labels come first: they also take fewer judgments to certify. The first three are those
@@ -143,11 +140,11 @@ def wants_decisions(
 
 
 def certify(
-    trust: NDArray[np.float64],
-    rows: NDArray[np.int64],
-    right: NDArray[np.bool_],
-    uniform: NDArray[np.bool_],
-    person: NDArray[np.bool_] | None = None,
+    trust: Float64s,
+    rows: Int64s,
+    right: Bools,
+    uniform: Bools,
+    person: Bools | None = None,
     *,
     accuracy: float,
     confidence: float,
@@ -200,16 +197,16 @@ class _Ranked:
     """Texts by their trust, and the judged ones among them, as for `certify`."""
 
     #: Of all texts; -inf: unknown.
-    trust: NDArray[np.float64]
+    trust: Float64s
     #: Of the judged texts.
-    judged: NDArray[np.float64]
-    right: NDArray[np.bool_]
-    uniform: NDArray[np.bool_]
+    judged: Float64s
+    right: Bools
+    uniform: Bools
     #: The chance that a look gives a wrong certificate.
     error: float
 
     @cached_property
-    def ascending(self) -> NDArray[np.float64]:
+    def ascending(self) -> Float64s:
         """The trust of all texts, sorted."""
         return np.sort(self.trust)
 
@@ -309,7 +306,7 @@ def _most_wrong(texts: int, wrong: int, draws: int, error: float) -> int:
     return int((chances <= error + _TINY).sum()) - 1
 
 
-def _chances(most: int, texts: int, wrong: int, draws: int) -> NDArray[np.float64]:
+def _chances(most: int, texts: int, wrong: int, draws: int) -> Float64s:
     """Return the chance of at most 0, 1, .., `most` wrong ones among drawn texts; -1: [0].
 
     They are drawn from `texts` without replacement, and `wrong` is the number of wrong ones of all.
@@ -318,11 +315,11 @@ def _chances(most: int, texts: int, wrong: int, draws: int) -> NDArray[np.float6
     if most < 0:
         return np.zeros(1)
     ways = _log_ways(wrong, counts) + _log_ways(texts - wrong, draws - counts)
-    found: NDArray[np.float64] = np.cumsum(np.exp(ways - _log_ways(texts, np.array(draws))))
+    found: Float64s = np.cumsum(np.exp(ways - _log_ways(texts, np.array(draws))))
     return found
 
 
-def _log_ways(texts: int, drawn: NDArray[np.int64]) -> NDArray[np.float64]:
+def _log_ways(texts: int, drawn: Int64s) -> Float64s:
     """Return the log of the number of ways to draw so many of these texts."""
     from scipy.special import gammaln
 

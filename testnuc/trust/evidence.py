@@ -15,14 +15,14 @@ sampling without replacement" (UAI).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from testnuc._base.display import brief
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from testnuc._base.arrays import Array, Bools, Float64s, Int64s
 
 #: Parts of the capital that are bet; the capital is the mean over them.
 BETS = np.array([0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9])
@@ -44,12 +44,12 @@ class Draws:
     texts: int
     #: float64[m]: of each drawn text, at its draw, given the earlier ones. NaN: a judged text that
     #: was not drawn at random.
-    probability: NDArray[np.float64]
+    probability: Float64s
     #: float64[m]: the lowest probability, at that draw, of any text that a candidate may change.
-    floor: NDArray[np.float64]
+    floor: Float64s
     #: bool[m]: whether it was a draw from all texts that were left, all equally likely. A review
     #: tosses a coin for each draw, and one side is such a draw.
-    uniform: NDArray[np.bool_]
+    uniform: Bools
 
     @classmethod
     def at_random(cls, texts: int, m: int, among: int | None = None) -> Draws:
@@ -58,16 +58,16 @@ class Draws:
         chance = 1 / np.maximum(left, 1)
         return cls(texts, chance, chance, np.full(m, among is None))
 
-    def only(self, used: NDArray[np.bool_]) -> Draws:
+    def only(self, used: Bools) -> Draws:
         """Return some of the draws."""
         return Draws(self.texts, self.probability[used], self.floor[used], self.uniform[used])
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
+    def arrays(self) -> dict[str, Array]:
         """Return the arrays to be stored, by name."""
         return {"probability": self.probability, "floor": self.floor, "uniform": self.uniform}
 
     @classmethod
-    def taken_from(cls, arrays: dict[str, NDArray[Any]], texts: int) -> Draws:
+    def taken_from(cls, arrays: dict[str, Array], texts: int) -> Draws:
         """Return the draws of what `arrays` returned, which is removed from `arrays`."""
         probability, floor = arrays.pop("probability"), arrays.pop("floor")
         # older versions of testnuc did not store it
@@ -77,7 +77,7 @@ class Draws:
         return cls(texts, probability, floor, uniform)
 
     @property
-    def drawn(self) -> NDArray[np.bool_]:
+    def drawn(self) -> Bools:
         """Which texts were drawn at random, bool[m]."""
         return np.isfinite(self.probability)
 
@@ -88,9 +88,7 @@ class Draws:
         return bool(of_all(self.probability, self.floor, left).all())
 
 
-def of_all(
-    probability: NDArray[np.float64], floor: NDArray[np.float64], left: NDArray[np.int64]
-) -> NDArray[np.bool_]:
+def of_all(probability: Float64s, floor: Float64s, left: Int64s) -> Bools:
     """Return which draws were from all texts that were left, by their probabilities."""
     return np.isclose(probability * left, 1) & np.isclose(floor * left, 1)
 
@@ -106,9 +104,7 @@ class Gain:
     high: float
 
 
-def capital(
-    values: NDArray[np.float64], draws: Draws, means: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def capital(values: Float64s, draws: Draws, means: Float64s) -> Float64s:
     """Return the log of the most capital so far against "the mean over all texts is at most mu".
 
     `values`, float64[m], of each drawn text are -1 to 1; 0 where a text cannot count. For each mu
@@ -125,11 +121,11 @@ def capital(
     top = logs.max(axis=0)
     after = np.log(np.exp(logs - top).mean(axis=0)) + top
     # what a capital has refuted once is refuted, whatever is drawn later (Ville)
-    result: NDArray[np.float64] = after.max(axis=0)
+    result: Float64s = after.max(axis=0)
     return result
 
 
-def gain_of(values: NDArray[np.float64], draws: Draws, alpha: float) -> Gain:
+def gain_of(values: Float64s, draws: Draws, alpha: float) -> Gain:
     """Return the gain of a candidate, and bounds that hold with 1 - alpha each.
 
     `values` are 1 where the candidate is right and the LLM's own label is not, -1 the other way
@@ -155,16 +151,14 @@ def gain_of(values: NDArray[np.float64], draws: Draws, alpha: float) -> Gain:
     return Gain(value, low, high)
 
 
-def _seen(
-    values: NDArray[np.float64], draws: Draws
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _seen(values: Float64s, draws: Draws) -> tuple[Float64s, Float64s]:
     """Return the mean that each draw speaks for, and the part of it that is known before."""
     # what is drawn leaves the population: its part of the mean is known from then on
     known = np.concatenate([[0.0], np.cumsum(values)[:-1]]) / draws.texts
     return values / draws.probability / draws.texts + known, known
 
 
-def _reach(values: NDArray[np.float64], draws: Draws, needed: float) -> float:
+def _reach(values: Float64s, draws: Draws, needed: float) -> float:
     """Return the lowest mean on the grid that "at least" is refuted for: an upper bound."""
     # "the mean is at least mu" is "the mean of the negated values is at most -mu"
     refuted = capital(-values, draws, -_GRID) >= needed

@@ -25,7 +25,8 @@ from testnuc.voting.votes import processors
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
+    from testnuc._base.arrays import Bools, Float32s, Float64s, Floats, Int32s, Int64s
+
 
 #: Parts of the texts; each is predicted by a head that was fitted on the others.
 FOLDS = 5
@@ -54,13 +55,13 @@ class LinearHead:
     __repr__ = brief
 
     #: float32[dim + 1, C]; the last row is the bias.
-    weights: NDArray[np.float32]
+    weights: Float32s
     #: Whether a text can have several labels, so that each has a probability of its own.
     several: bool = False
 
-    def probabilities(self, vectors: NDArray[np.floating]) -> NDArray[np.float32]:
+    def probabilities(self, vectors: Floats) -> Float32s:
         """Return float32[n, C]; rows of a softmax sum to 1."""
-        z: NDArray[np.float32] = vectors.astype(np.float32) @ self.weights[:-1]
+        z: Float32s = vectors.astype(np.float32) @ self.weights[:-1]
         z += self.weights[-1]
         if self.several:
             return _sigmoid(z)
@@ -74,18 +75,18 @@ class LinearHead:
         return LinearHead(self.weights.astype(np.float16).astype(np.float32), self.several)
 
 
-def folds_of(hashes: Sequence[bytes]) -> NDArray[np.int64]:
+def folds_of(hashes: Sequence[bytes]) -> Int64s:
     """Return the fold of each text, 0 to 4, by its content hash."""
     return np.array([h[0] % FOLDS for h in hashes], dtype=np.int64)
 
 
 def fit_head(
-    vectors: NDArray[np.floating],
-    targets: NDArray[np.float32],
+    vectors: Floats,
+    targets: Float32s,
     *,
     start: LinearHead | None = None,
     several: bool = False,
-    used: NDArray[np.bool_] | None = None,
+    used: Bools | None = None,
 ) -> LinearHead:
     """Fit a head on soft labels, float32[n, C]; a row of zeros is ignored.
 
@@ -99,9 +100,9 @@ def fit_head(
 
 
 def fit_folds(
-    vectors: NDArray[np.floating],
-    targets: NDArray[np.float32],
-    folds: NDArray[np.int64],
+    vectors: Floats,
+    targets: Float32s,
+    folds: Int64s,
     start: Sequence[LinearHead] | None = None,
     *,
     several: bool = False,
@@ -126,12 +127,12 @@ def fit_folds(
 
 
 def _fitted(
-    vectors: NDArray[np.floating],
-    targets: NDArray[np.float32],
-    used: NDArray[np.int64],
+    vectors: Floats,
+    targets: Float32s,
+    used: Int64s,
     start: LinearHead | None,
     several: bool,  # noqa: FBT001
-) -> NDArray[np.float32]:
+) -> Float32s:
     """Return the weights of a softmax, or of a sigmoid for each label, fitted on some texts."""
     from scipy.linalg import solve_triangular
     from scipy.optimize import minimize
@@ -157,7 +158,7 @@ def _fitted(
     mass = t.sum(axis=1)
     wt = t / total
 
-    def loss(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+    def loss(flat: Float64s) -> tuple[float, Float64s]:
         v = flat.reshape(dim, n_classes).astype(np.float32)
         z = x @ v
         if several:
@@ -188,11 +189,11 @@ def _fitted(
         method="L-BFGS-B",
         options={"maxiter": _FIRST if start is None else _NEXT},
     )
-    fitted: NDArray[np.float32] = basis @ found.x.reshape(dim, n_classes).astype(np.float32)
+    fitted: Float32s = basis @ found.x.reshape(dim, n_classes).astype(np.float32)
     return fitted
 
 
-def class_scale(probabilities: NDArray[np.float32], power: float) -> NDArray[np.float32]:
+def class_scale(probabilities: Float32s, power: float) -> Float32s:
     """Return what probabilities are multiplied by, float32[C], so that class sizes get more equal.
 
     With power 0: no change; 1: all classes get the same mass (Sinkhorn scaling); 0.5: half the way.
@@ -210,13 +211,11 @@ def class_scale(probabilities: NDArray[np.float32], power: float) -> NDArray[np.
         if np.abs(step - 1).max() < _CLOSE:
             break
     scale /= np.exp(np.log(scale).mean())
-    moved: NDArray[np.float32] = (scale**power).astype(np.float32)
+    moved: Float32s = (scale**power).astype(np.float32)
     return moved
 
 
-def fit_move(
-    z: NDArray[np.float32], x: NDArray[np.float32], labels: NDArray[np.int32]
-) -> NDArray[np.float32]:
+def fit_move(z: Float32s, x: Float32s, labels: Int32s) -> Float32s:
     """Fit what is added to log probabilities z, linearly in x, so that labels get more likely.
 
     Returns float32[d, C], of independent normal priors with a standard deviation of 1.
@@ -232,7 +231,7 @@ def fit_move(
         root = np.linalg.cholesky(gram + 1e-6 * np.trace(gram) / m * np.eye(m))
         inner, basis = root.astype(np.float32), solve_triangular(root, x, lower=True).T
 
-    def loss(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+    def loss(flat: Float64s) -> tuple[float, Float64s]:
         v = flat.reshape(-1, n_classes).astype(np.float32)
         moved = z + inner @ v
         moved -= moved.max(axis=1, keepdims=True)
@@ -248,15 +247,11 @@ def fit_move(
     start = np.zeros(inner.shape[1] * n_classes)
     found = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": _FIRST})
     v = found.x.reshape(-1, n_classes)
-    move: NDArray[np.float32] = (v if basis is None else basis @ v).astype(np.float32)
+    move: Float32s = (v if basis is None else basis @ v).astype(np.float32)
     return move
 
 
-def predict_folds(
-    heads: Sequence[LinearHead],
-    vectors: NDArray[np.floating],
-    folds: NDArray[np.int64],
-) -> NDArray[np.float32]:
+def predict_folds(heads: Sequence[LinearHead], vectors: Floats, folds: Int64s) -> Float32s:
     """Predict each text by the head that was fitted without its fold; float32[n, C]."""
     n_classes = heads[0].weights.shape[1]
     found = np.empty((len(vectors), n_classes), dtype=np.float32)
@@ -266,7 +261,7 @@ def predict_folds(
     return found
 
 
-def _sigmoid(z: NDArray[np.float32]) -> NDArray[np.float32]:
-    result: NDArray[np.float32] = np.clip(z, -_STEEPEST, _STEEPEST)
+def _sigmoid(z: Float32s) -> Float32s:
+    result: Float32s = np.clip(z, -_STEEPEST, _STEEPEST)
     np.exp(-result, out=result)
     return np.float32(1) / (np.float32(1) + result)

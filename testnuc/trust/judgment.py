@@ -17,8 +17,7 @@ from testnuc.trust.evidence import Draws, of_all
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Array, Bools, Int64s
     from testnuc.protocols import Provider, WireProvider
     from testnuc.voting import Labels
 
@@ -128,12 +127,12 @@ class Judged:
     __repr__ = brief
 
     #: int64[m], their positions.
-    rows: NDArray[np.int64]
+    rows: Int64s
     #: Their right labels: known, unless the text was skipped.
     right: Labels
     draws: Draws
     #: bool[m], whether a person judged it, or skipped it.
-    person: NDArray[np.bool_]
+    person: Bools
 
 
 def draws_of(judged: Sequence[Judgment], texts: int) -> Draws:
@@ -152,7 +151,7 @@ def draws_of(judged: Sequence[Judgment], texts: int) -> Draws:
     return Draws(texts, probability * share, floor * share, uniform)
 
 
-def pack(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes:
+def pack(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
     """Return a header of plain values, and arrays, as bytes."""
     listed = [
         [name, array.dtype.newbyteorder("<").str, array.shape] for name, array in arrays.items()
@@ -167,7 +166,7 @@ def pack(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes
     return zlib.compress(len(head).to_bytes(8, "little") + head + body, 1)
 
 
-def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
     """Return what `pack` was given.
 
     Raises
@@ -186,7 +185,7 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
             "what was learned was stored by another version of testnuc; upgrade it, or learn "
             "again after `unlearn`"
         )
-    arrays: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, Array] = {}
     for name, kind, shape in header["arrays"]:
         dtype = np.dtype(kind)
         size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
@@ -197,7 +196,7 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     return header, arrays
 
 
-def _check_shapes(arrays: Mapping[str, NDArray[Any]], sizes: dict[str, int]) -> None:
+def _check_shapes(arrays: Mapping[str, Array], sizes: dict[str, int]) -> None:
     """Raise a `ValueError` if arrays do not fit each other: others may have written the store."""
     for name, array in arrays.items():
         kind, letters = _SHAPES.get(name.rstrip("0123456789"), ("", ""))

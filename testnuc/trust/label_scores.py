@@ -24,8 +24,7 @@ from testnuc.voting import Labels, places_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Bools, Float32s, Float64s, Floats, Int64s
     from testnuc.trust.head import LinearHead
 
 #: Cells of texts times labels that are in memory at a time.
@@ -48,46 +47,44 @@ class LabelScores:
     #: that it gives under the vote settings; known: anything voted.
     vote: Labels
     #: float32[T], probabilities by a head; the shares without one.
-    heads: NDArray[np.float32]
+    heads: Float32s
     #: bool[T], whether the LLM gave the label.
-    own: NDArray[np.bool_]
+    own: Bools
     #: bool[n], whether the LLM's labels are known.
-    answered: NDArray[np.bool_]
+    answered: Bools
     #: int64[n].
-    folds: NDArray[np.int64]
+    folds: Int64s
 
     def __len__(self) -> int:
         return len(self.folds)
 
     @property
-    def given(self) -> NDArray[np.bool_]:
+    def given(self) -> Bools:
         """Which labels the vote gives under the vote settings, bool[T]."""
         return self.vote.is_given()
 
-    def at(self, rows: NDArray[np.int64]) -> LabelScores:
+    def at(self, rows: Int64s) -> LabelScores:
         """Return the scores of some texts."""
         at, _ = places_of(self.vote.starts, rows)
         return LabelScores(
             self.vote.at(rows), self.heads[at], self.own[at], self.answered[rows], self.folds[rows]
         )
 
-    def scores(self, *, with_head: bool) -> NDArray[np.float32]:
+    def scores(self, *, with_head: bool) -> Float32s:
         """Return the score of each pair, float32[T]."""
         return (self.vote.share + self.heads) * np.float32(0.5) if with_head else self.vote.share
 
-    def without_head(self) -> NDArray[np.bool_]:
+    def without_head(self) -> Bools:
         """Return which labels more than a head speaks for, bool[T]."""
         return (self.vote.share > 0) | self.own | self.given
 
-    def above(
-        self, thresholds: NDArray[np.float32], *, with_head: bool = False
-    ) -> NDArray[np.bool_]:
+    def above(self, thresholds: Float32s, *, with_head: bool = False) -> Bools:
         """Return which labels have a score above float32[FOLDS, C]; as before without a vote."""
         rows = self.vote.rows
         above = self.scores(with_head=with_head) > thresholds[self.folds[rows], self.vote.label]
         return np.where(self.vote.known[rows], above, self.given)
 
-    def by_llm(self) -> NDArray[np.bool_]:
+    def by_llm(self) -> Bools:
         """Return which labels the LLM gave; those of the vote where its labels are unknown."""
         return np.where(self.answered[self.vote.rows], self.own, self.given)
 
@@ -95,10 +92,10 @@ class LabelScores:
 def scores_of(
     voted: Labels,
     pool: Labels,
-    folds: NDArray[np.int64],
+    folds: Int64s,
     n_classes: int,
     heads: Sequence[LinearHead] = (),
-    vectors: NDArray[np.floating] | None = None,
+    vectors: Floats | None = None,
 ) -> LabelScores:
     """Return what speaks for the labels of the first n texts of a pool.
 
@@ -125,7 +122,7 @@ def scores_of(
         sizes = np.bincount(row, minlength=stop - start)
         at = (row, label)
         parts.append((sizes, label, shares[at], head[at], own[at], given[at]))
-    none: list[NDArray[np.float32]] = [np.empty(0, dtype=np.float32)]
+    none: list[Float32s] = [np.empty(0, dtype=np.float32)]
     sizes, label, share, found, mine, passed = (
         np.concatenate([part[i] for part in parts] or none) for i in range(6)
     )
@@ -139,18 +136,14 @@ def scores_of(
     return LabelScores(vote, found, mine.astype(np.bool_), pool.known[:n], folds)
 
 
-def counts(
-    scores: LabelScores, right: Labels, given: NDArray[np.bool_]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def counts(scores: LabelScores, right: Labels, given: Bools) -> tuple[Int64s, Int64s, Int64s]:
     """Return of each text the number of given labels that are right, of given and of right ones."""
     rows, n = scores.vote.rows, len(right)
     hits = np.bincount(rows[given & scores.vote.among(right)], minlength=n)
     return hits, np.bincount(rows[given], minlength=n), np.diff(right.starts)
 
 
-def jaccard(
-    hits: NDArray[np.int64], count: NDArray[np.int64], sizes: NDArray[np.int64]
-) -> NDArray[np.float64]:
+def jaccard(hits: Int64s, count: Int64s, sizes: Int64s) -> Float64s:
     """Return the Jaccard index of each text by its `counts`; 1 if it has no label and gets none."""
     union = count + sizes - hits
     return np.where(union > 0, hits / np.maximum(union, 1), 1.0)
@@ -158,7 +151,7 @@ def jaccard(
 
 def fit_thresholds(
     scores: LabelScores, right: Labels, n_classes: int, usual: float, *, with_head: bool = False
-) -> NDArray[np.float32]:
+) -> Float32s:
     """Return the threshold of each label for the texts of each fold, float32[FOLDS, C].
 
     `right` are the labels that the texts should have, and `usual` is the threshold of the vote
@@ -176,11 +169,11 @@ def fit_thresholds(
 
 
 def _thresholds(
-    vote: Labels, scores: NDArray[np.float32], truth: Labels, n_classes: int, usual: float
-) -> NDArray[np.float32]:
+    vote: Labels, scores: Float32s, truth: Labels, n_classes: int, usual: float
+) -> Float32s:
     rows, right, sizes = vote.rows, vote.among(truth), np.diff(truth.starts)
 
-    def counted(given: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def counted(given: Bools) -> tuple[Int64s, Int64s]:
         hits = np.bincount(rows[given & right], minlength=len(sizes))
         return hits, np.bincount(rows[given], minlength=len(sizes))
 

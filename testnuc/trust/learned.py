@@ -26,8 +26,7 @@ from testnuc.trust.review import closest_label
 from testnuc.trust.thresholds import Thresholds
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Bools, Float32s, Int64s
     from testnuc.trust.certificates import Certificate
 
 
@@ -50,12 +49,12 @@ class Learned:
     #: Size of the pool that it was learned on.
     texts: int
     #: float32[texts]: trust of all texts.
-    trust: NDArray[np.float32]
+    trust: Float32s
     #: Position in `trust` of each judged text, whether it had exactly the right label or labels,
     #: and whether a person judged or skipped it: certificates count these.
-    rows: NDArray[np.int64]
-    right: NDArray[np.bool_]
-    person: NDArray[np.bool_]
+    rows: Int64s
+    right: Bools
+    person: Bools
     draws: Draws = field(repr=False)
 
     @property
@@ -134,7 +133,7 @@ class Learned:
         """Whether texts on which strategies differ would help more than texts drawn at random."""
         return wants_decisions(self.decides, self.right, self.draws, certificate)
 
-    def _at_level(self, level: int) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    def _at_level(self, level: int) -> tuple[Float32s, Bools]:
         trust = self.rule.level_trust if isinstance(self.rule, Argmax) else None
         levels = 0 if trust is None else len(trust)
         checked_whole("level", level, least=1)
@@ -148,9 +147,7 @@ class Learned:
         assert self.rule.level_right is not None
         return trust[level - 1], self.rule.level_right[level - 1]
 
-    def _of_label(
-        self, label: str
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64]]:
+    def _of_label(self, label: str) -> tuple[Float32s, Int64s, Bools, Int64s]:
         """Return the trust of a label in each text that has it, and of judged ones their rows.
 
         With these: whether the label is right, and which of all judged texts they are.

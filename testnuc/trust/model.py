@@ -14,7 +14,7 @@ labeled as a new one is. A judged text keeps its judged label, and counts more a
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,8 +26,7 @@ from testnuc.voting import VotePolicy, vote_pool
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Array, Float16s, Float32s, Floats, Int32s, Int64s
     from testnuc.voting import Labels
 
 #: Neighbors whose votes are joined with the head.
@@ -57,26 +56,24 @@ class Texts:
     __repr__ = brief
 
     #: float16[n, dim], unit norm.
-    vectors: NDArray[np.float16]
+    vectors: Float16s
     #: int32[n], the LLM's labels; -1 = none.
-    own: NDArray[np.int32]
+    own: Int32s
     #: int64[b, K]: positions of the neighbors of the first b texts, most similar first; -1 = none.
-    neighbors: NDArray[np.int64]
+    neighbors: Int64s
     #: float32[b, K].
-    similarities: NDArray[np.float32]
+    similarities: Float32s
     #: int64[n].
-    folds: NDArray[np.int64]
+    folds: Int64s
     n_classes: int
     #: int32[n], judged labels; -1 = not judged.
-    judged: NDArray[np.int32] | None = None
+    judged: Int32s | None = None
 
     def __len__(self) -> int:
         """Return the number of texts whose neighbors are known."""
         return len(self.neighbors)
 
-    def votes(
-        self, labels: NDArray[np.int32], *, k: int, own_weight: float = 0.0
-    ) -> NDArray[np.floating]:
+    def votes(self, labels: Int32s, *, k: int, own_weight: float = 0.0) -> Floats:
         """Return float[b, C], the weight of the votes for each label.
 
         The neighbors' labels are int32[n]; the LLM's own label of each text has the weight
@@ -98,7 +95,7 @@ class Texts:
         assert found is not None
         return found
 
-    def part(self, rows: NDArray[np.int64]) -> tuple[Texts, NDArray[np.int64]]:
+    def part(self, rows: Int64s) -> tuple[Texts, Int64s]:
         """Return some of the texts, followed by their neighbors, and the place of each before."""
         near = self.neighbors[rows]
         places = np.concatenate([rows, np.setdiff1d(near[near >= 0], rows)])
@@ -116,7 +113,7 @@ class Texts:
         )
         return part, places
 
-    def with_judged(self, rows: NDArray[np.int64], labels: NDArray[np.int32]) -> Texts:
+    def with_judged(self, rows: Int64s, labels: Int32s) -> Texts:
         """Return the same texts, some of them judged."""
         judged = np.full(len(self.own), -1, dtype=np.int32)
         judged[rows] = labels
@@ -132,14 +129,14 @@ class VoteModel:
     k: int
     own_weight: float = 1.0
 
-    def label(self, texts: Texts) -> NDArray[np.int32]:
+    def label(self, texts: Texts) -> Int32s:
         """Return int32[b], the label of each text; -1 = none."""
         own = texts.own[: len(texts)]
         if not self.k:
             return own
         votes = texts.votes(texts.own, k=self.k, own_weight=self.own_weight)
         found = np.where(votes.max(axis=1) > 0, votes.argmax(axis=1), own)
-        result: NDArray[np.int32] = found.astype(np.int32)
+        result: Int32s = found.astype(np.int32)
         return result
 
 
@@ -148,11 +145,11 @@ class Ground:
     """What a model gives texts before anything is judged; it is the same for all judgments."""
 
     #: float32[b, C], by the head that was fitted without the fold of the text.
-    head: NDArray[np.float32]
+    head: Float32s
     #: int32[n], that neighbors vote for.
-    labels: NDArray[np.int32]
+    labels: Int32s
     #: float32[b, C].
-    votes: NDArray[np.float32]
+    votes: Float32s
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,12 +161,12 @@ class HeadModel:
     #: One for each fold.
     heads: tuple[LinearHead, ...]
     #: float32[C], of class sizes.
-    scale: NDArray[np.float32]
+    scale: Float32s
     #: How much the LLM's own label counts more, as a log odds.
     care: float
     power: float = 0.0
     #: float32[FOLDS, dim + 1, C], learned from judged texts of the other folds.
-    moves: NDArray[np.float32] | None = None
+    moves: Float32s | None = None
 
     def rounded(self) -> HeadModel:
         """Return it as it is read back from a store, so that both give the same labels."""
@@ -177,7 +174,7 @@ class HeadModel:
         moves = None if self.moves is None else self.moves.astype(np.float16)
         return replace(self, heads=heads, moves=float32(moves))
 
-    def neighbor_labels(self, texts: Texts) -> NDArray[np.int32]:
+    def neighbor_labels(self, texts: Texts) -> Int32s:
         """Return the labels that neighbors vote for, int32[n], in little memory."""
         found = np.empty(len(texts.own), dtype=np.int32)
         step = max(1, _BLOCK_CELLS // texts.n_classes)
@@ -187,7 +184,7 @@ class HeadModel:
             found[at] = head.argmax(axis=1)
         return found
 
-    def ground(self, texts: Texts, labels: NDArray[np.int32] | None = None) -> Ground:
+    def ground(self, texts: Texts, labels: Int32s | None = None) -> Ground:
         """Return what `probabilities` and `teach` need, for those that call them many times.
 
         Labels are those of `neighbor_labels`, if they are known.
@@ -201,7 +198,7 @@ class HeadModel:
         votes = texts.votes(labels, k=NEIGHBORS).astype(np.float32)
         return Ground(head[: len(texts)], labels, votes)
 
-    def probabilities(self, texts: Texts, ground: Ground | None = None) -> NDArray[np.float32]:
+    def probabilities(self, texts: Texts, ground: Ground | None = None) -> Float32s:
         """Return float32[b, C], before the care for the own label; rows sum to 1."""
         given = ground or self.ground(texts)
         product = given.head * (_with_judged(texts, given) + _SMOOTHING) * self.scale
@@ -213,20 +210,20 @@ class HeadModel:
                 product[inside] *= np.exp(np.clip(odds, -_FARTHEST, _FARTHEST))
         return _rows_to_one(product)
 
-    def label(self, texts: Texts, ground: Ground | None = None) -> NDArray[np.int32]:
+    def label(self, texts: Texts, ground: Ground | None = None) -> Int32s:
         """Return int32[b], the label of each text."""
         return self.label_of(self.probabilities(texts, ground), texts)
 
-    def label_of(self, probabilities: NDArray[np.float32], texts: Texts) -> NDArray[np.int32]:
+    def label_of(self, probabilities: Float32s, texts: Texts) -> Int32s:
         """Return int32[b], the label of each text, from its probabilities."""
         weighed = probabilities.copy()
         known = np.flatnonzero(texts.own[: len(texts)] >= 0)
         weighed[known, texts.own[known]] *= np.float32(np.exp(self.care))
-        result: NDArray[np.int32] = weighed.argmax(axis=1).astype(np.int32)
+        result: Int32s = weighed.argmax(axis=1).astype(np.int32)
         return result
 
 
-def float32(array: NDArray[Any] | None) -> NDArray[np.float32] | None:
+def float32(array: Array | None) -> Float32s | None:
     """Return an array that was rounded to half of the bits, or None."""
     return None if array is None else array.astype(np.float32)
 
@@ -311,7 +308,7 @@ def teach(model: HeadModel, texts: Texts, ground: Ground | None = None) -> HeadM
     return replace(model, moves=moves)
 
 
-def one_hot(labels: NDArray[np.int32], n_classes: int) -> NDArray[np.float32]:
+def one_hot(labels: Int32s, n_classes: int) -> Float32s:
     """Return float32[n, C]; a row of zeros for -1."""
     table = np.zeros((len(labels), n_classes), dtype=np.float32)
     known = np.flatnonzero(labels >= 0)
@@ -319,7 +316,7 @@ def one_hot(labels: NDArray[np.int32], n_classes: int) -> NDArray[np.float32]:
     return table
 
 
-def table_of(labels: Labels, n_classes: int) -> NDArray[np.float32]:
+def table_of(labels: Labels, n_classes: int) -> Float32s:
     """Return float32[n, C], the share of each label; 0 where it is unknown."""
     table = np.zeros((len(labels), n_classes), dtype=np.float32)
     table[labels.rows, labels.label] = np.nan_to_num(labels.share, nan=0.0)
@@ -327,16 +324,14 @@ def table_of(labels: Labels, n_classes: int) -> NDArray[np.float32]:
 
 
 def vote_joined(
-    texts: Texts, head: NDArray[np.float32], labels: NDArray[np.int32], *, own_weight: float = 0.0
-) -> NDArray[np.float32]:
+    texts: Texts, head: Float32s, labels: Int32s, *, own_weight: float = 0.0
+) -> Float32s:
     """Return float32[b, C]: a head times the neighbors' votes for their labels; rows sum to 1."""
     votes = texts.votes(labels, k=NEIGHBORS, own_weight=own_weight).astype(np.float32)
     return _rows_to_one(head[: len(texts)] * (votes + _SMOOTHING))
 
 
-def _with_judged(
-    texts: Texts, ground: Ground, rows: NDArray[np.int64] | None = None
-) -> NDArray[np.float32]:
+def _with_judged(texts: Texts, ground: Ground, rows: Int64s | None = None) -> Float32s:
     """Return float32[b, C], or of some rows: votes of neighbors, more of judged ones."""
     votes = ground.votes.copy() if rows is None else ground.votes[rows]
     judged = texts.judged
@@ -350,10 +345,10 @@ def _with_judged(
     np.add.at(votes, (place, judged[other]), _JUDGED_VOTE * near)
     np.subtract.at(votes, (place, ground.labels[other]), near)
     # rounding
-    result: NDArray[np.float32] = np.maximum(votes, 0)
+    result: Float32s = np.maximum(votes, 0)
     return result
 
 
-def _rows_to_one(table: NDArray[np.float32]) -> NDArray[np.float32]:
-    result: NDArray[np.float32] = table / table.sum(axis=1, keepdims=True)
+def _rows_to_one(table: Float32s) -> Float32s:
+    result: Float32s = table / table.sum(axis=1, keepdims=True)
     return result

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Awaitable
 
-    from numpy.typing import NDArray
+    from testnuc._base.arrays import Bools, Floats
+
 
 #: What a review is for; None, the default, is a mixture of the first two.
 GOALS = ("decide", "certify", "correct")
@@ -335,9 +336,9 @@ def closest_label(label: Any, labels: Sequence[str]) -> str:
 def draw(
     n: int,
     goal: str | None,
-    differing: NDArray[np.bool_],
-    open_: NDArray[np.bool_],
-    trust: NDArray[np.floating],
+    differing: Bools,
+    open_: Bools,
+    trust: Floats,
     rng: np.random.Generator,
 ) -> list[Drawn]:
     """Draw texts without replacement.

@@ -24,8 +24,7 @@ from testnuc.voting import Labels, places_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Array, Bools, Float32s, Float64s, Int32s
     from testnuc.trust.judgment import Judged
     from testnuc.trust.label_scores import LabelScores
 
@@ -74,18 +73,18 @@ class Thresholds:
     #: vote; "head": thresholds of the vote and a head.
     decides: Decides
     #: float32[FOLDS, C], the threshold of each label for the texts of each fold.
-    limits: NDArray[np.float32]
+    limits: Float32s
     #: One for each fold, if `decides` is "head".
     heads: tuple[LinearHead, ...]
     #: float64[FOLDS, 3] and float64[FOLDS, 2]: what trust is made of.
-    of_label: NDArray[np.float64]
-    of_text: NDArray[np.float64]
+    of_label: Float64s
+    of_text: Float64s
     #: int32[G], int32[G], float32[G], bool[G]: the text and the number of each given label, the
     #: chance that it applies, and whether a judgment says that it does.
-    given_rows: NDArray[np.int32]
-    given_labels: NDArray[np.int32]
-    given_chances: NDArray[np.float32]
-    given_right: NDArray[np.bool_]
+    given_rows: Int32s
+    given_labels: Int32s
+    given_chances: Float32s
+    given_right: Bools
 
     def decide(self, scores: LabelScores) -> Labels:
         """Label texts; the candidates are those of the scores, in their order."""
@@ -114,15 +113,15 @@ class Thresholds:
             known=found.known,
         )
 
-    def packed(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    def packed(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """Return its plain values and its arrays."""
-        arrays: dict[str, NDArray[Any]] = {name: getattr(self, name) for name in _ARRAYS}
+        arrays: dict[str, Array] = {name: getattr(self, name) for name in _ARRAYS}
         if self.heads:
             arrays["heads"] = np.stack([h.weights for h in self.heads]).astype(np.float16)
         return {"decides": self.decides}, arrays
 
     @classmethod
-    def unpacked(cls, header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Thresholds:
+    def unpacked(cls, header: dict[str, Any], arrays: dict[str, Array]) -> Thresholds:
         """Return what `packed` returned, from it."""
         heads = arrays.get("heads", np.empty(0))
         return cls(
@@ -143,9 +142,9 @@ class Lesson:
     name: str
     gain: Gain
     #: float32[n], trust of all texts.
-    trust: NDArray[np.float32]
+    trust: Float32s
     #: bool[m], whether each judged text has exactly its labels.
-    right: NDArray[np.bool_]
+    right: Bools
 
 
 def learn_thresholds(
@@ -218,12 +217,8 @@ def learn_thresholds(
 
 
 def _calibrated(
-    scores: LabelScores,
-    right: Labels,
-    exact: NDArray[np.bool_],
-    kind: str,
-    limits: NDArray[np.float32],
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    scores: LabelScores, right: Labels, exact: Bools, kind: str, limits: Float32s
+) -> tuple[Float64s, Float64s]:
     """Fit trust of labels and of texts for each fold on the judged texts of the others."""
     if not len(exact):
         return np.tile([0.0, 1.0, 0.0], (FOLDS, 1)), np.tile(_TEXT_PRIOR.mean, (FOLDS, 1))
@@ -235,14 +230,14 @@ def _calibrated(
     return of_label, by_fold(x, exact, np.ones(len(x)), folds, _TEXT_PRIOR)
 
 
-def _given(scores: LabelScores, kind: str, limits: NDArray[np.float32]) -> NDArray[np.bool_]:
+def _given(scores: LabelScores, kind: str, limits: Float32s) -> Bools:
     """Return which labels a candidate gives, bool[T]."""
     if kind == "settings":
         return scores.given
     return scores.by_llm() if kind == "llm" else scores.above(limits, with_head=kind == "head")
 
 
-def _known_of(scores: LabelScores, kind: str) -> NDArray[np.bool_]:
+def _known_of(scores: LabelScores, kind: str) -> Bools:
     """Return which pairs a candidate knows of, bool[T]: without a head, not those of a head alone.
 
     So trust is the same whether a run has a head or not.
@@ -250,33 +245,26 @@ def _known_of(scores: LabelScores, kind: str) -> NDArray[np.bool_]:
     return np.ones(len(scores.own), np.bool_) if kind == "head" else scores.without_head()
 
 
-def _features(scores: LabelScores, kind: str) -> NDArray[np.float64]:
+def _features(scores: LabelScores, kind: str) -> Float64s:
     """Return float64[T, 3]: one, log odds by the score, and whether the LLM gave the label."""
     p = scores.scores(with_head=kind == "head")
     p = np.clip(p.astype(np.float64), _NEAR, 1 - _NEAR)
     return np.stack([np.ones(len(p)), log_odds(p), scores.own - 0.5], axis=1)
 
 
-def _chances(scores: LabelScores, kind: str, of_label: NDArray[np.float64]) -> NDArray[np.float64]:
+def _chances(scores: LabelScores, kind: str, of_label: Float64s) -> Float64s:
     """Return the chance that each label applies, float64[T]."""
     odds = (_features(scores, kind) * of_label[scores.folds[scores.vote.rows]]).sum(axis=1)
     return np.where(_known_of(scores, kind), 1 / (1 + np.exp(-odds)), 0.0)
 
 
-def _text_odds(
-    scores: LabelScores, given: NDArray[np.bool_], chances: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _text_odds(scores: LabelScores, given: Bools, chances: Float64s) -> Float64s:
     """Return the log odds that all labels are right, were they independent, float64[n]."""
     logs = np.log(np.where(given, chances, 1 - chances))
     return log_odds(np.exp(np.bincount(scores.vote.rows, weights=logs, minlength=len(scores))))
 
 
-def _trust(
-    scores: LabelScores,
-    given: NDArray[np.bool_],
-    chances: NDArray[np.float64],
-    of_text: NDArray[np.float64],
-) -> NDArray[np.float64]:
+def _trust(scores: LabelScores, given: Bools, chances: Float64s, of_text: Float64s) -> Float64s:
     """Return the chance that all labels of each text are right, float64[n]."""
     start, slope = of_text[scores.folds].T
     odds = start + slope * _text_odds(scores, given, chances)

@@ -27,8 +27,7 @@ from testnuc.trust.model import Texts, one_hot, vote_joined
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Bools, Float64s, Int32s, Int64s
     from testnuc.trust.head import LinearHead
 
 #: Of all texts: the random part, and one round.
@@ -86,7 +85,7 @@ class UncertaintySampling:
         return min(most, max(round(_FIRST * texts), round(_LEAST / (1 - self.min_agreement))))
 
 
-def random_part(hashes: Sequence[bytes], rule: UncertaintySampling) -> NDArray[np.int64]:
+def random_part(hashes: Sequence[bytes], rule: UncertaintySampling) -> Int64s:
     """Return the texts that are asked about first: those with the lowest hashes, in their order."""
     # other bytes than those of the folds
     order = sorted(range(len(hashes)), key=lambda row: hashes[row][::-1])
@@ -116,7 +115,7 @@ class UncertaintySampler:
         #: Part of all labels that is proved to be as if the LLM had been asked about every text.
         self.agreement = 0.0
 
-    def next(self, own: NDArray[np.int32]) -> NDArray[np.int64]:
+    def next(self, own: Int32s) -> Int64s:
         """Return the texts that the LLM labels next; none: the others skip it.
 
         `own`, int32[n], are the LLM's labels of the texts that were asked about; -1 = none.
@@ -153,7 +152,7 @@ class UncertaintySampler:
         self.asked[chosen] = True
         return chosen
 
-    def _predicted(self, own: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
+    def _predicted(self, own: Int32s) -> tuple[Float64s, Int32s]:
         """Return the probability of the likeliest label of each text, and the label."""
         texts = self._texts
         targets = one_hot(own, texts.n_classes)
@@ -163,12 +162,7 @@ class UncertaintySampler:
         return found.max(axis=1).astype(np.float64), found.argmax(axis=1).astype(np.int32)
 
     def _sure(
-        self,
-        chance: NDArray[np.float64],
-        order: NDArray[np.int64],
-        audit: NDArray[np.int64],
-        agrees: NDArray[np.bool_],
-        error: float,
+        self, chance: Float64s, order: Int64s, audit: Int64s, agrees: Bools, error: float
     ) -> tuple[int, float]:
         """Return how many texts, surest first, need no call, and the proved agreement."""
         n, sure, proved = len(chance), 0, 1.0

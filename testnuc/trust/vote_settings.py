@@ -29,8 +29,7 @@ from testnuc.voting import VotePolicy, VoteResult
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Float64s
     from testnuc.trust.learned import Learned
 
 _DEFAULT_K = 10
@@ -66,7 +65,7 @@ class VoteSettings:
     #: Whether the user set k, so that only the own weight is decided.
     fixed_k: bool = False
     #: float64[C], target share of each label.
-    prior: NDArray[np.float64] | None = None
+    prior: Float64s | None = None
     prior_power: float = 1.0
     #: Labels with less trust are withheld.
     min_trust: float | None = None
@@ -162,9 +161,7 @@ class VoteSettings:
         )
 
 
-def target_shares(
-    prior: str | Mapping[str, float] | None, names: Sequence[str]
-) -> NDArray[np.float64] | None:
+def target_shares(prior: str | Mapping[str, float] | None, names: Sequence[str]) -> Float64s | None:
     """Return the target share of each label, float64[C], or None.
 
     Raises
@@ -185,26 +182,22 @@ def target_shares(
     shares = np.array([float(prior[name]) for name in names])
     if not all(math.isfinite(s) and s > 0 for s in shares):
         raise InvalidInputError("prior has a share that is not positive; give shares above 0")
-    total: NDArray[np.float64] = shares / shares.sum()
+    total: Float64s = shares / shares.sum()
     return total
 
 
-def factors(
-    mass: NDArray[np.float64], target: NDArray[np.float64], power: float
-) -> NDArray[np.float64]:
+def factors(mass: Float64s, target: Float64s, power: float) -> Float64s:
     """Return the correction factor of each label, float64[C].
 
     `mass` is the total vote weight per label, and `power`, 0..1, the strength of the correction.
     """
     shares = mass / mass.sum() if mass.sum() > 0 else mass
     ratio = np.divide(target, shares, out=np.ones_like(target), where=shares > 0)
-    result: NDArray[np.float64] = ratio**power
+    result: Float64s = ratio**power
     return result
 
 
-def correct(
-    result: VoteResult, weights: NDArray[np.float64], scale: NDArray[np.float64]
-) -> VoteResult:
+def correct(result: VoteResult, weights: Float64s, scale: Float64s) -> VoteResult:
     """Return the vote result after multiplying the weights, float64[B, C], by `scale`.
 
     The uncorrected result breaks ties, and applies to rows without votes.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,7 +11,9 @@ from testnuc._base.checks import checked_whole
 from testnuc.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
+
+    from testnuc._base.arrays import Array, Float32s, Int32s, Int64s
 
 #: With own weights up to 1000, the sums of this many votes and their ranks fit in an int64.
 _MAX_NEIGHBORS = 16_384
@@ -21,7 +23,7 @@ _LIMIT = 1.001
 _MAX_CLASSES = 2**31 - 1
 
 
-def _checked(value: ArrayLike, name: str, kinds: str, ndim: int) -> NDArray[Any]:
+def _checked(value: ArrayLike, name: str, kinds: str, ndim: int) -> Array:
     array = np.asarray(value)
     if array.ndim != ndim:
         raise InvalidInputError(
@@ -33,7 +35,7 @@ def _checked(value: ArrayLike, name: str, kinds: str, ndim: int) -> NDArray[Any]
     return array
 
 
-def integers(value: ArrayLike, name: str, ndim: int) -> NDArray[np.int32]:
+def integers(value: ArrayLike, name: str, ndim: int) -> Int32s:
     """Return `value` as a contiguous int32 array."""
     array = _checked(value, name, "iu", ndim)
     if array.dtype != np.int32 and array.size > 0:
@@ -43,7 +45,7 @@ def integers(value: ArrayLike, name: str, ndim: int) -> NDArray[np.int32]:
     return np.ascontiguousarray(array, np.int32)
 
 
-def numbers(value: ArrayLike, name: str, ndim: int) -> NDArray[np.float32]:
+def numbers(value: ArrayLike, name: str, ndim: int) -> Float32s:
     """Return `value` as a contiguous float32 array."""
     with np.errstate(over="ignore"):  # too large becomes infinite, which is rejected
         return np.ascontiguousarray(_checked(value, name, "fiu", ndim), np.float32)
@@ -54,9 +56,7 @@ def classes(value: int) -> int:
     return checked_whole("n_classes", value, least=1, most=_MAX_CLASSES)
 
 
-def _like(
-    value: ArrayLike | None, name: str, shape: tuple[int, ...], other: str
-) -> NDArray[np.float32]:
+def _like(value: ArrayLike | None, name: str, shape: tuple[int, ...], other: str) -> Float32s:
     """Return numbers of a shape that another array has; without any, an array of size 0."""
     if value is None:
         return np.empty(0, np.float32)
@@ -70,7 +70,7 @@ def _few_enough(k: int) -> None:
         raise InvalidInputError(f"{k} neighbors in a row; at most {_MAX_NEIGHBORS} can vote")
 
 
-def _same_shape(name: str, array: NDArray[Any], shape: tuple[int, ...], other: str) -> None:
+def _same_shape(name: str, array: Array, shape: tuple[int, ...], other: str) -> None:
     if array.shape != shape:
         raise InvalidInputError(
             f"{name} has the shape {array.shape}; give {shape}, as {other} says"
@@ -79,7 +79,7 @@ def _same_shape(name: str, array: NDArray[Any], shape: tuple[int, ...], other: s
 
 def rows_of(
     labels: ArrayLike, similarities: ArrayLike, confidences: ArrayLike | None
-) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
+) -> tuple[Int32s, Float32s, Float32s]:
     """Return the arrays of rows that hold the text itself in column 0; confidences [0] without."""
     lab = integers(labels, "labels", 2)
     if lab.shape[1] == 0:
@@ -95,8 +95,8 @@ def rows_of(
 class Ballots:
     """The arrays of a vote as the kernels take them; see `testnuc._kernels.vote`."""
 
-    neighbors: tuple[NDArray[Any], ...]
-    own: tuple[NDArray[Any], ...]
+    neighbors: tuple[Array, ...]
+    own: tuple[Array, ...]
     #: K, the maximum number of neighbors.
     k: int
     n_classes: int
@@ -108,7 +108,7 @@ class Ballots:
         """B, the number of texts to vote on."""
         return self.own[0].size
 
-    def at(self, rows: NDArray[np.int64]) -> Ballots:
+    def at(self, rows: Int64s) -> Ballots:
         """Return the ballots of some rows."""
         ids, similarities = (
             array.reshape(self.rows, self.k)[rows].ravel() for array in self.neighbors[:2]
@@ -198,11 +198,7 @@ class Ballots:
         return found
 
     def _fault(
-        self,
-        where: str,
-        label: NDArray[Any],
-        similarity: NDArray[Any],
-        confidence: NDArray[Any],
+        self, where: str, label: Array, similarity: Array, confidence: Array
     ) -> InvalidInputError | None:
         """Return the error for an invalid value; of no confidence, the array has the size 0."""
         if not abs(similarity[0]) <= _LIMIT:

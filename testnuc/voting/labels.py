@@ -13,7 +13,7 @@ from testnuc.errors import InvalidInputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
+    from testnuc._base.arrays import Array, Bools, Float32s, Float64s, Floats, Int32s, Int64s, Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,26 +27,26 @@ class Labels:
     __repr__ = brief
 
     #: int64[n + 1].
-    starts: NDArray[np.int64]
+    starts: Int64s
     #: int32[m], the candidates: the labels that anything speaks for, those of one text distinct.
-    label: NDArray[np.int32]
+    label: Int32s
     #: float32[m], 0 to 1, how much speaks for each: the LLM's confidence, a share of the vote, a
     #: probability; NaN = unknown.
-    share: NDArray[np.float32]
+    share: Float32s
     #: bool[n], whether the labels of the text are known.
-    known: NDArray[np.bool_]
+    known: Bools
     #: bool[m], whether the text has the label; None: all.
-    given: NDArray[np.bool_] | None = None
+    given: Bools | None = None
     #: float64[m], the probability that the label applies; NaN and None: unknown.
-    chance: NDArray[np.float64] | None = None
+    chance: Float64s | None = None
     #: float64[n], the probability that the labels of the text are right; NaN and None: unknown.
-    trust: NDArray[np.float64] | None = None
+    trust: Float64s | None = None
     #: int32[n], the number of texts that voted, the text itself included; None: no vote.
-    voters: NDArray[np.int32] | None = None
+    voters: Int32s | None = None
     #: float32[n], their weight.
-    weight: NDArray[np.float32] | None = None
+    weight: Float32s | None = None
     #: float64[n, depth - 1], of labels in a tree: the trust of each level above the label.
-    level_trust: NDArray[np.float64] | None = None
+    level_trust: Float64s | None = None
 
     @classmethod
     def of(cls, given: Sequence[Sequence[tuple[int, float | None]] | None]) -> Labels:
@@ -62,10 +62,7 @@ class Labels:
 
     @classmethod
     def single(
-        cls,
-        label: NDArray[np.int32],
-        share: NDArray[np.floating] | None = None,
-        trust: NDArray[np.float64] | None = None,
+        cls, label: Int32s, share: Floats | None = None, trust: Float64s | None = None
     ) -> Labels:
         """Return one label for each text, int32[n], or none where it is -1."""
         known = label >= 0
@@ -83,15 +80,15 @@ class Labels:
     def pairs(
         cls,
         n: int,
-        rows: NDArray[np.integer],
-        label: NDArray[np.integer],
-        share: NDArray[np.floating],
+        rows: Ints,
+        label: Ints,
+        share: Floats,
         *,
-        given: NDArray[np.bool_] | None = None,
-        chance: NDArray[np.floating] | None = None,
-        trust: NDArray[np.float64] | None = None,
-        known: NDArray[np.bool_] | None = None,
-        level_trust: NDArray[np.float64] | None = None,
+        given: Bools | None = None,
+        chance: Floats | None = None,
+        trust: Float64s | None = None,
+        known: Bools | None = None,
+        level_trust: Float64s | None = None,
     ) -> Labels:
         """Return the labels of n texts, from pairs of text and label in any order.
 
@@ -113,22 +110,22 @@ class Labels:
         return len(self.known)
 
     @property
-    def rows(self) -> NDArray[np.int64]:
+    def rows(self) -> Int64s:
         """The text of each candidate, int64[m]."""
         return np.repeat(np.arange(len(self)), np.diff(self.starts))
 
-    def is_given(self) -> NDArray[np.bool_]:
+    def is_given(self) -> Bools:
         """Return whether the text has each candidate, bool[m]."""
         return np.ones(len(self.label), np.bool_) if self.given is None else self.given
 
-    def first(self) -> NDArray[np.int32]:
+    def first(self) -> Int32s:
         """Return the first label that each text has, int32[n]; -1 = none."""
         found = np.full(len(self), -1, dtype=np.int32)
         given = np.flatnonzero(self.is_given())[::-1]
         found[self.rows[given]] = self.label[given]
         return found
 
-    def at(self, rows: NDArray[np.integer]) -> Labels:
+    def at(self, rows: Ints) -> Labels:
         """Return the labels of some of the texts."""
         at, starts = places_of(self.starts, rows)
         arrays: dict[str, Any] = {
@@ -138,13 +135,13 @@ class Labels:
         }
         return Labels(starts, **arrays)
 
-    def among(self, others: Labels) -> NDArray[np.bool_]:
+    def among(self, others: Labels) -> Bools:
         """Return which of the candidates `others`, labels of the same texts, have, too; bool[m]."""
         width = 1 + max(self.label.max(initial=0), others.label.max(initial=0))
         mine, theirs = self.rows * width + self.label, others.rows * width + others.label
         return np.isin(mine, theirs, assume_unique=True)
 
-    def over(self, others: Labels, here: NDArray[np.bool_]) -> Labels:
+    def over(self, others: Labels, here: Bools) -> Labels:
         """Return these labels where `here`, bool[n], and `others` elsewhere, of the same texts."""
         if here.all():
             return self
@@ -209,7 +206,7 @@ _ARRAYS = (*_OF_CANDIDATES, *_OF_TEXTS)
 _NEUTRAL: dict[str, Any] = {"given": True, "voters": 0, "weight": 0}
 
 
-def _joined(name: str, parts: Sequence[Labels]) -> NDArray[Any] | None:
+def _joined(name: str, parts: Sequence[Labels]) -> Array | None:
     arrays = [getattr(part, name) for part in parts]
     there = next((array for array in arrays if array is not None), None)
     if there is None:
@@ -225,9 +222,7 @@ def _joined(name: str, parts: Sequence[Labels]) -> NDArray[Any] | None:
     )
 
 
-def places_of(
-    starts: NDArray[np.int64], rows: NDArray[np.integer]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def places_of(starts: Int64s, rows: Ints) -> tuple[Int64s, Int64s]:
     """Return where the items of some rows are, and the starts of each row among them.
 
     The items of row i are at ``starts[i]:starts[i + 1]``.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +17,9 @@ from testnuc.voting.votes import in_blocks
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
+
+    from testnuc._base.arrays import Array, Int64s
 
 #: Share from which a label is given.
 THRESHOLD = 0.5
@@ -92,7 +94,7 @@ def vote_multilabel(
     n_rows, kernel = len(own), _kernels().vote_labels()
     counts, voters = np.empty(n_rows, np.int64), np.empty(n_rows, np.int32)
     weight = np.empty(n_rows, np.float32)
-    parts: dict[int, tuple[NDArray[Any], ...]] = {}
+    parts: dict[int, tuple[Array, ...]] = {}
 
     def voted(start: int, stop: int) -> int:
         size = min(step, stop - start) * most
@@ -117,7 +119,7 @@ def vote_multilabel(
     return Labels(starts, joined[0], joined[1], voters > 0, given, voters=voters, weight=weight)
 
 
-def keep_own(voted: Labels, own_ids: NDArray[np.int64], pool: Labels) -> Labels:
+def keep_own(voted: Labels, own_ids: Int64s, pool: Labels) -> Labels:
     """Return the same votes, with the labels that each text gave itself; without any, as voted.
 
     The policy of the votes is one in which the texts themselves vote; `own_ids` are their
@@ -128,7 +130,7 @@ def keep_own(voted: Labels, own_ids: NDArray[np.int64], pool: Labels) -> Labels:
     return replace(voted, given=np.where(own.known[voted.rows], mine, voted.is_given()))
 
 
-def _read(pool: Labels, policy: VotePolicy) -> tuple[NDArray[Any], ...]:
+def _read(pool: Labels, policy: VotePolicy) -> tuple[Array, ...]:
     """Return the pool as the kernel reads it."""
     heads = pool.starts << 1
     heads[:-1] |= pool.known
