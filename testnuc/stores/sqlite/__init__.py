@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from testnuc.stores.sqlite.queries import answered_texts
-from testnuc.stores.sqlite.store import SqliteStore
+from testnuc.stores.sqlite.store import SqliteStore, answered_texts
 
 __all__ = ["SqliteStore", "answered_texts"]

@@ -12,21 +12,20 @@ import os
 import sqlite3
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from testnuc.errors import StoreError
 from testnuc.stores.sql_store import DAMAGE, DamagedRowError, damaged
-from testnuc.stores.sqlite.errors import check_file, require_store, store_error
-from testnuc.stores.sqlite.schema import migrate
+from testnuc.stores.sqlite.schema import check_file, migrate, read_only, require_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from concurrent.futures import Future
 
 _T = TypeVar("_T")
+#: What to run in a transaction, and its outcome.
+_Job = tuple["Callable[[sqlite3.Connection], Any]", Future[Any]]
 
 #: Seconds to wait for the write lock of another process.
 _BUSY_TIMEOUT = 60.0
@@ -36,13 +35,6 @@ _READERS = 2
 #: Size limit of the write-ahead log after a checkpoint, in bytes.
 _WAL_LIMIT = 64 << 20
 _WRITER_CACHE_KIB = 32 << 10
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    work: Callable[[sqlite3.Connection], Any]
-    future: asyncio.Future[Any]
-    loop: asyncio.AbstractEventLoop
 
 
 class SqliteDatabase:
@@ -58,7 +50,9 @@ class SqliteDatabase:
         self._lock = threading.Lock()
         self._queue: SimpleQueue[_Job | None] | None = None
         self._writer: threading.Thread | None = None
-        self._readers: _Readers | None = None
+        self._readers: ThreadPoolExecutor | None = None
+        #: The connections of the readers, by thread.
+        self._connections: dict[int, sqlite3.Connection] = {}
         self._opened = False
         #: Where its threads are; a forked child has none of them.
         self._process: int | None = None
@@ -84,8 +78,7 @@ class SqliteDatabase:
         Cancelling the caller does not roll back. `work` may run again after a rollback.
         """
         self._check_process()
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[_T] = loop.create_future()
+        future: Future[_T] = Future()
         with self._lock:
             self._require_open()
             if self._queue is None:
@@ -95,8 +88,8 @@ class SqliteDatabase:
                     target=self._write, args=(self._queue,), name="testnuc-write", daemon=True
                 )
                 self._writer.start()
-            self._queue.put(_Job(work, future, loop))
-        return await future
+            self._queue.put((work, future))
+        return await asyncio.wrap_future(future)
 
     async def read(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         """Run a read-only `work`; it sees all earlier commits."""
@@ -105,8 +98,8 @@ class SqliteDatabase:
         with self._lock:
             self._require_open()
             if self._readers is None:
-                self._readers = _Readers(self)
-            running = self._readers.submit(work)
+                self._readers = ThreadPoolExecutor(_READERS, "testnuc-read")
+            running = self._readers.submit(self._read, self._connections, work)
         return await asyncio.wrap_future(running)
 
     async def close(self) -> None:
@@ -118,11 +111,14 @@ class SqliteDatabase:
                 return
             self._closed = True
             queue, writer, readers = self._queue, self._writer, self._readers
+            connections, self._connections = self._connections, {}
             self._queue = self._writer = self._readers = None
             self._opened = False
         try:
             if readers is not None:
-                await asyncio.to_thread(readers.close)
+                await asyncio.to_thread(readers.shutdown)
+                for connection in connections.values():
+                    await asyncio.to_thread(connection.close)
         finally:
             # the last connection to close checkpoints and deletes the log; if two close at the
             # same time, neither may see itself as the last
@@ -166,13 +162,25 @@ class SqliteDatabase:
         """Return the `StoreError` for an error of SQLite or a damaged row; others unchanged."""
         translated: StoreError | None = None
         if isinstance(error, sqlite3.Error):
-            translated = store_error(error, self.path)
+            translated = _store_error(error, self.path)
         elif isinstance(error, DAMAGE if reading else (DamagedRowError, UnicodeDecodeError)):
             translated = damaged(self.path, error)
         if translated is None:
             return error
         translated.__cause__ = error
         return translated
+
+    def _read(
+        self, connections: dict[int, sqlite3.Connection], work: Callable[[sqlite3.Connection], _T]
+    ) -> _T:
+        """Run `work` on the connection of this thread."""
+        thread = threading.get_ident()
+        if thread not in connections:
+            connections[thread] = self.connect()
+        try:
+            return work(connections[thread])
+        except (sqlite3.Error, *DAMAGE) as exc:
+            raise self.translated(exc) from exc
 
     def _write(self, queue: SimpleQueue[_Job | None]) -> None:
         """Run jobs until a None arrives (the writer thread)."""
@@ -219,8 +227,8 @@ class SqliteDatabase:
         try:
             connection.execute("BEGIN IMMEDIATE")
             begun = True
-            for job in jobs:
-                results.append(job.work(connection))  # noqa: PERF401 - counted if one fails
+            for work, _ in jobs:
+                results.append(work(connection))
             connection.execute("COMMIT")
         except BaseException as exc:  # noqa: BLE001 - passed on to the callers
             if connection.in_transaction:
@@ -238,32 +246,33 @@ class SqliteDatabase:
             _deliver(list(zip(jobs, results, strict=True)))
 
 
-class _Readers:
-    """Reader threads with one connection each."""
-
-    def __init__(self, database: SqliteDatabase) -> None:
-        self._database = database
-        self._threads = ThreadPoolExecutor(_READERS, thread_name_prefix="testnuc-read")
-        self._local = threading.local()
-        self._connections: list[sqlite3.Connection] = []
-
-    def submit(self, work: Callable[[sqlite3.Connection], _T]) -> Future[_T]:
-        return self._threads.submit(self._run, work)
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=True)
-        for connection in self._connections:
-            connection.close()
-
-    def _run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
-        if connection is None:
-            connection = self._local.connection = self._database.connect()
-            self._connections.append(connection)
-        try:
-            return work(connection)
-        except (sqlite3.Error, *DAMAGE) as exc:
-            raise self._database.translated(exc) from exc
+def _store_error(error: sqlite3.Error, path: str) -> StoreError:
+    """Translate an error of SQLite."""
+    code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
+    if code in {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}:
+        # a full disk is an I/O error, too, where a file beside the store cannot grow
+        why = "the disk is full" if code == sqlite3.SQLITE_FULL else "perhaps the disk is full"
+        return StoreError(
+            f"the store {path} cannot grow: {why} ({error}); data stored before is intact. Free "
+            "disk space and run again"
+        )
+    if code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
+        return StoreError(
+            f"the store {path} is corrupt ({error}); restore a backup, or delete it and start with "
+            "an empty store"
+        )
+    if code in {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}:
+        return read_only(path)
+    if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
+        return StoreError(
+            f"the store {path} is locked by another process ({error}); stop that process, or run "
+            "again later"
+        )
+    if code == sqlite3.SQLITE_CANTOPEN:
+        return StoreError(
+            f"the store {path} cannot be opened ({error}); check the permissions of its folder"
+        )
+    return StoreError(f"the store {path} failed: {type(error).__name__}: {error}")
 
 
 def _enable_wal(connection: sqlite3.Connection) -> None:
@@ -293,19 +302,10 @@ def _drain(queue: SimpleQueue[_Job | None], most: int | None = None) -> list[_Jo
 
 
 def _deliver(outcomes: list[tuple[_Job, Any]]) -> None:
-    """Resolve the futures of the jobs, with one wake-up per event loop."""
-    for loop in {job.loop for job, _ in outcomes}:
-        mine = [(job.future, outcome) for job, outcome in outcomes if job.loop is loop]
-        # the loop may be closed
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(_set, mine)
-
-
-def _set(outcomes: list[tuple[asyncio.Future[Any], Any]]) -> None:
-    for future, outcome in outcomes:
-        if future.done():
-            continue
-        if isinstance(outcome, BaseException):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
+    for (_, future), outcome in outcomes:
+        # False: the caller was cancelled
+        if future.set_running_or_notify_cancel():
+            if isinstance(outcome, BaseException):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)

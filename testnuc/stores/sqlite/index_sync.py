@@ -13,11 +13,12 @@ import time
 from typing import TYPE_CHECKING
 
 import numpy as np
+import orjson
 
 from testnuc.errors import StoreError
 from testnuc.index import DamagedIndexError, NearestVectors, ranks_of
 from testnuc.stores.sql_store import DAMAGE
-from testnuc.stores.sqlite import pool_queries as sql
+from testnuc.stores.sqlite import queries as sql
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,18 +108,33 @@ class IndexSync:
                 return
             nearest = self.nearest or NearestVectors(now.dim, exact_below=self._exact_below)
             while len(nearest) < now.size:
-                nearest.add(*sql.rows_from(self._connection, now, len(nearest), _CHUNK))
+                self._add_rows(nearest, now)
                 self.nearest = nearest
                 if self._unsaved() >= min(max(len(nearest) // 4, _SAVE_EVERY[0]), _SAVE_EVERY[1]):
                     self.save()
             if now.removals > self.removals:
-                gone = sql.numbers_removed(self._connection, now.embedder, self.removals)
                 # removals are read later than `now`, so they may include later rows
-                nearest.remove(gone[gone < len(nearest)])
+                rows = self._connection.execute(
+                    "SELECT id FROM pool WHERE id >= ? AND id < ? AND removed > ?",
+                    (now.first, now.first + len(nearest), self.removals),
+                )
+                nearest.remove(np.array([row - now.first for (row,) in rows], dtype=np.int64))
                 self.removals = now.removals
             self.nearest = nearest
         except (sqlite3.Error, *DAMAGE) as exc:
             raise self._database.translated(exc) from exc
+
+    def _add_rows(self, nearest: NearestVectors, now: sql.PoolState) -> None:
+        assert self._connection is not None
+        start, end = len(nearest), min(len(nearest) + _CHUNK, now.size)
+        rows = sql.texts_between(self._connection, now, "hash, vectors.vector", start, end)
+        if len(rows) != end - start:
+            raise StoreError(
+                f"the store is corrupt: texts are missing among the pool rows {start} to {end}; "
+                "restore a backup"
+            )
+        vectors = sql.to_vectors([vector for _, vector in rows], now.dim)
+        nearest.add(vectors, ranks_of([text_hash for text_hash, _ in rows]))
 
     def close(self) -> None:
         """Save the index if enough rows are unsaved, and close the connection."""
@@ -156,7 +172,7 @@ class IndexSync:
         nearest = NearestVectors.open(self._folder, saved, exact_below=self._exact_below)
         # the files may belong to another copy of the store whose content diverged
         some = np.unique(np.linspace(0, saved.rows - 1, _COMPARED).astype(np.int64))
-        texts = sql.texts_of(self._connection, now.embedder, some.tolist())
+        texts = sql.texts_of(self._connection, now, some.tolist())
         ranks = ranks_of([texts[i].hash for i in some.tolist() if i in texts])
         if not np.array_equal(nearest.ranks(some), ranks):
             nearest.close()
@@ -167,10 +183,11 @@ class IndexSync:
         """Return the number of rows that the next opening would have to add again."""
         if self.nearest is None or len(self.nearest) < self._exact_below:
             return 0
-        rows, graph_rows = (
-            (self._saved.rows, self._saved.graph_rows) if self._saved is not None else (0, 0)
-        )
-        return max(len(self.nearest) - rows, self.nearest.graph_rows - graph_rows)
+        unsaved, unsaved_graph = len(self.nearest), self.nearest.graph_rows
+        if self._saved is not None:
+            unsaved -= self._saved.rows
+            unsaved_graph -= self._saved.graph_rows
+        return max(unsaved, unsaved_graph)
 
     def _try_to_save(self, nearest: NearestVectors) -> bool:
         assert self._connection is not None
@@ -186,7 +203,10 @@ class IndexSync:
             return True
         self._connection.execute("BEGIN IMMEDIATE")
         try:
-            won = sql.replace_saved(self._connection, now.embedder, now.saved, saved)
+            won = self._connection.execute(
+                "UPDATE embedders SET saved = ? WHERE id = ? AND saved IS ?",
+                (orjson.dumps(saved.facts()).decode(), now.embedder, now.saved),
+            ).rowcount
         finally:
             self._connection.execute("COMMIT")
         old = before.files() if before is not None else set()

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from testnuc.errors import StoreError
 from testnuc.index import EXACT_BELOW, check_dim, empty_matches
 from testnuc.index.memory_pool import run_until_closed
-from testnuc.protocols import Matches
-from testnuc.stores.sqlite import pool_queries as sql
+from testnuc.protocols import Matches, PoolText
+from testnuc.stores.sqlite import queries as sql
 from testnuc.stores.sqlite.index_sync import IndexSync
-from testnuc.stores.sqlite.queries import select_vectors
+from testnuc.stores.sqlite.schema import POOL_SHIFT
 
 if TYPE_CHECKING:
     import sqlite3
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from testnuc.protocols import PoolText
     from testnuc.stores.sqlite.database import SqliteDatabase
 
 #: Texts per transaction and per read; bounds how long others wait.
@@ -75,7 +74,7 @@ class SqlitePool:
         """
         await self.open()
         if not len(texts):
-            now = await self._database.read(partial(sql.state, embedder=self._embedder))
+            now = await self._database.read(lambda c: sql.state(c, self._embedder))
             return 0 if now is None else now.size
         size = 0
         for start in range(0, len(texts), _CHUNK):
@@ -97,9 +96,7 @@ class SqlitePool:
     async def remove(self, hashes: Sequence[bytes]) -> int:
         """Remove texts from the pool; returns how many were in it."""
         await self.open()
-        count = await self._database.write(
-            partial(sql.remove_texts, embedder=self._embedder, hashes=hashes)
-        )
+        count = await self._database.write(lambda c: sql.remove_texts(c, self._embedder, hashes))
         await self._update(self.index.catch_up)
         return count
 
@@ -122,7 +119,9 @@ class SqlitePool:
             now = sql.state(c, self._embedder)
             if now is None or exclude is None:
                 return now, None
-            return now, sql.numbers(c, now.embedder, exclude)
+            found = dict(sql.select_texts(c, now.embedder, "hash, pool.id", exclude))
+            rows = [found.get(h, now.first - 1) - now.first for h in exclude]
+            return now, np.array(rows, dtype=np.int64)
 
         now, own = await self._database.read(read)
         if now is not None and self._behind(now, upto):
@@ -139,13 +138,16 @@ class SqlitePool:
 
     async def fetch(self, ids: NDArray[np.int64]) -> list[PoolText]:
         """Return the texts with these row numbers."""
-        texts: list[PoolText] = []
-        wanted = ids.tolist()
-        for start in range(0, len(wanted), _CHUNK):
-            texts += await self._database.read(
-                partial(self._texts, ids=wanted[start : start + _CHUNK])
-            )
-        return texts
+
+        def read(some: list[int], c: sqlite3.Connection) -> list[PoolText]:
+            now = sql.state(c, self._embedder)
+            found = {} if now is None else sql.texts_of(c, now, some)
+            try:
+                return [found[i] for i in some]
+            except KeyError as exc:
+                raise StoreError(f"the pool of {self._embedder!r} has no text {exc}") from exc
+
+        return await self._in_parts(read, ids.tolist())
 
     async def scan(self, start: int, count: int) -> tuple[list[PoolText], int | None]:
         """Return the texts of rows `start` to `start + count`, and the next start or None."""
@@ -155,39 +157,63 @@ class SqlitePool:
             now = sql.state(c, self._embedder)
             if now is None:
                 return [], None
-            texts = sql.texts_between(c, now.embedder, start, end)
+            rows = sql.texts_between(c, now, "removed, text, hash, label", start, end)
+            texts = [PoolText(*text) for removed, *text in rows if removed is None]
             return texts, end if end < now.size else None
 
         return await self._database.read(read)
 
     async def labels(self, hashes: Sequence[bytes]) -> list[str | None]:
         """Return the known label of each text; None if it has none or is not in the pool."""
-        return await self._database.read(
-            partial(sql.labels_of, embedder=self._embedder, hashes=hashes)
-        )
+        found = dict(await self._pooled("hash, label", hashes))
+        return [found.get(h) for h in hashes]
 
     async def rows(self, hashes: Sequence[bytes]) -> NDArray[np.int64]:
         """Return the row numbers of those texts that are in the pool, ascending."""
-        found = [np.empty(0, dtype=np.int64)]
-        # in parts: other reads, cancellation and `close` do not wait for a million of them
-        for start in range(0, len(hashes), _CHUNK):
-            part = hashes[start : start + _CHUNK]
-            found.append(
-                await self._database.read(
-                    partial(sql.numbers_of, embedder=self._embedder, hashes=part)
-                )
-            )
-        return np.unique(np.concatenate(found))
+        number = f"pool.id & {(1 << POOL_SHIFT) - 1}"
+        rows = await self._pooled(number, hashes)
+        return np.unique(np.array([row for (row,) in rows], dtype=np.int64))
 
     async def labeled(self) -> dict[bytes, str]:
         """Return the known label of each text that has one, by hash."""
-        return await self._database.read(partial(sql.labeled, embedder=self._embedder))
+
+        def read(c: sqlite3.Connection) -> dict[bytes, str]:
+            now = sql.state(c, self._embedder)
+            if now is None:
+                return {}
+            rows = c.execute(
+                "SELECT hash, label FROM pool JOIN vectors ON vectors.id = pool.vector "
+                "WHERE pool.id >= ? AND pool.id < ? AND label IS NOT NULL AND removed IS NULL",
+                (now.first, now.first + (1 << POOL_SHIFT)),
+            )
+            return dict(rows.fetchall())
+
+        return await self._database.read(read)
 
     async def stored_vectors(self, hashes: Sequence[bytes]) -> list[NDArray[np.float16] | None]:
         """Return the vector of each text, float16[dim]; None if it is not in the pool."""
         return await self._database.read(
-            lambda c: select_vectors(c, self._embedder, hashes, pooled=True)
+            lambda c: sql.select_vectors(c, self._embedder, hashes, pooled=True)
         )
+
+    async def _pooled(self, columns: str, hashes: Sequence[bytes]) -> list[Any]:
+        """Return columns of those texts that are in the pool."""
+
+        def read(some: Sequence[bytes], c: sqlite3.Connection) -> list[Any]:
+            now = sql.state(c, self._embedder)
+            return [] if now is None else [*sql.select_texts(c, now.embedder, columns, some)]
+
+        return await self._in_parts(read, hashes)
+
+    async def _in_parts(
+        self, read: Callable[[Any, sqlite3.Connection], list[Any]], values: Sequence[Any]
+    ) -> list[Any]:
+        """Read in parts: other reads, cancellation and `close` do not wait for a million."""
+        found: list[Any] = []
+        for start in range(0, len(values), _CHUNK):
+            some = values[start : start + _CHUNK]
+            found += await self._database.read(partial(read, some))
+        return found
 
     async def close(self) -> None:
         """Save the index if needed, and stop the threads."""
@@ -197,14 +223,6 @@ class SqlitePool:
         await self._update(self.index.close)
         self._updater.shutdown(wait=False)
         self._searcher.shutdown(wait=False, cancel_futures=True)
-
-    def _texts(self, connection: sqlite3.Connection, ids: Sequence[int]) -> list[PoolText]:
-        now = sql.state(connection, self._embedder)
-        found = {} if now is None else sql.texts_of(connection, now.embedder, ids)
-        try:
-            return [found[i] for i in ids]
-        except KeyError as exc:
-            raise StoreError(f"the pool of {self._embedder!r} has no text {exc}") from exc
 
     def _behind(self, now: sql.PoolState, upto: int | None) -> bool:
         """Return whether a search must first apply changes of other processes."""

@@ -1,33 +1,74 @@
-"""Queries on predictions and vectors, in statements that sqlite3 caches."""
+"""Queries on vectors and on the texts of pools, in statements that sqlite3 caches."""
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import orjson
 
-from testnuc.errors import StoreError
-from testnuc.stores.sql_store import DamagedRowError, check_vectors, to_prediction
-from testnuc.stores.sqlite.errors import require_store
+from testnuc.index import DamagedIndexError, SavedIndex
+from testnuc.protocols import PoolText
+from testnuc.stores.sql_store import DamagedRowError, check_vectors
 from testnuc.stores.sqlite.schema import POOL_SHIFT
 
 if TYPE_CHECKING:
-    import os
+    import sqlite3
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from testnuc.protocols import StoredPrediction
-    from testnuc.types import Prediction
-
 #: Parameters per statement; older versions of SQLite allow 999.
 _BOUND = 500
 #: Stored form of a vector: little-endian float16 on every machine.
-VECTOR = np.dtype("<f2")
-OF_EMBEDDER = "embedder = (SELECT id FROM embedders WHERE name = ?)"
+_VECTOR = np.dtype("<f2")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolState:
+    """The state of an embedder and its pool."""
+
+    #: The embedder's id.
+    embedder: int
+    dim: int
+    #: Numbers assigned so far.
+    size: int
+    #: Texts removed so far.
+    removals: int
+    #: JSON of the latest saved index.
+    saved: str | None
+
+    @property
+    def first(self) -> int:
+        """The ``pool.id`` of number 0."""
+        return self.embedder << POOL_SHIFT
+
+    def index(self) -> SavedIndex | None:
+        """Return the saved index; raises `DamagedIndexError` if it cannot be used."""
+        if self.saved is None:
+            return None
+        try:
+            facts = dict(orjson.loads(self.saved))
+        except (TypeError, ValueError) as exc:
+            raise DamagedIndexError("its record in the store is damaged") from exc
+        saved = SavedIndex.of(facts)
+        if saved.dim != self.dim or saved.rows > self.size:
+            raise DamagedIndexError("the index was saved from other content")
+        return saved
+
+
+def state(connection: sqlite3.Connection, embedder: str) -> PoolState | None:
+    """Return the state of an embedder; None if it has never had a vector."""
+    row = connection.execute(
+        "SELECT id, dim, size, removals, saved FROM embedders WHERE name = ?", (embedder,)
+    ).fetchone()
+    if row is None:
+        return None
+    for value in row[1:4]:
+        if type(value) is not int or not 0 <= value < 1 << POOL_SHIFT:
+            raise DamagedRowError(f"a number of an embedder is {value!r:.40}")
+    return PoolState(*row)
 
 
 def select_in(
@@ -43,49 +84,44 @@ def select_in(
         yield from connection.execute(f"{statement} ({marks})", (*first, *part)).fetchall()
 
 
-def insert_predictions(
-    connection: sqlite3.Connection, rows: Sequence[StoredPrediction]
-) -> list[Prediction]:
-    """Insert predictions; the first one under a key wins. Returns the stored ones."""
-    scopes: dict[bytes, int] = {}
-    stored = []
-    for row in rows:
-        scope = scopes.get(row.scope)
-        if scope is None:
-            scope = scopes[row.scope] = _scope(connection, row.scope)
-        new = row.prediction
-        done = connection.execute(
-            "INSERT INTO predictions (key, scope, text, sample, label, confidence, said) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
-            (row.key, scope, row.text_hash, row.sample, new.label, new.confidence, new.said),
-        )
-        if done.rowcount:
-            stored.append(new)
-        else:
-            found = connection.execute(
-                "SELECT label, confidence, said FROM predictions WHERE key = ?", (row.key,)
-            )
-            stored.append(to_prediction(*found.fetchone()))
-    return stored
-
-
-def _scope(connection: sqlite3.Connection, scope: bytes) -> int:
-    connection.execute(
-        "INSERT INTO scopes (scope, facts) VALUES (?, '{}') ON CONFLICT DO NOTHING", (scope,)
+def select_texts(
+    connection: sqlite3.Connection, embedder: int, columns: str, hashes: Sequence[bytes]
+) -> Iterator[Any]:
+    """Yield columns of those texts that are in the pool."""
+    statement = (
+        f"SELECT {columns} FROM vectors JOIN pool ON pool.vector = vectors.id AND removed IS NULL "
+        "WHERE embedder = ? AND hash IN"
     )
-    found = connection.execute("SELECT id FROM scopes WHERE scope = ?", (scope,))
-    return int(found.fetchone()[0])
+    return select_in(connection, statement, hashes, embedder)
 
 
-def select_predictions(
-    connection: sqlite3.Connection, keys: Sequence[bytes]
-) -> list[Prediction | None]:
-    """Return the stored prediction for each key; None if missing."""
-    rows = select_in(
-        connection, "SELECT key, label, confidence, said FROM predictions WHERE key IN", keys
-    )
-    found = {key: to_prediction(*said) for key, *said in rows}
-    return [found.get(key) for key in keys]
+def select_vectors(
+    connection: sqlite3.Connection, embedder: str, hashes: Sequence[bytes], *, pooled: bool = False
+) -> list[NDArray[np.float16] | None]:
+    """Return the stored vector of each text; with `pooled`, only of texts in the pool."""
+    now = state(connection, embedder)
+    if now is None:
+        return [None] * len(hashes)
+    if pooled:
+        rows = list(select_texts(connection, now.embedder, "hash, vectors.vector", hashes))
+    else:
+        statement = "SELECT hash, vector FROM vectors WHERE embedder = ? AND hash IN"
+        rows = list(select_in(connection, statement, hashes, now.embedder))
+    vectors = to_vectors([blob for _, blob in rows], now.dim)
+    found = dict(zip([text_hash for text_hash, _ in rows], vectors, strict=True))
+    return [found.get(h) for h in hashes]
+
+
+def to_vectors(blobs: Sequence[bytes], dim: int) -> NDArray[np.float16]:
+    """Decode stored vectors to float16[n, dim]; raises `DamagedRowError` if one is damaged."""
+    size = dim * _VECTOR.itemsize
+    for blob in blobs:
+        if type(blob) is not bytes or len(blob) != size:
+            raise DamagedRowError(f"a vector is {blob!r:.40} instead of {size} bytes")
+    vectors = np.frombuffer(b"".join(blobs), dtype=_VECTOR).reshape(len(blobs), dim)
+    if not np.isfinite(vectors).all():
+        raise DamagedRowError("a vector contains NaN or infinity")
+    return vectors.astype(np.float16, copy=False)
 
 
 def insert_vectors(
@@ -93,82 +129,95 @@ def insert_vectors(
     embedder: str,
     hashes: Sequence[bytes],
     vectors: NDArray[np.float16],
-) -> int:
-    """Insert vectors, and the embedder if it is new; existing ones are not changed.
-
-    Returns the embedder's id.
-    """
+) -> PoolState:
+    """Insert vectors, and the embedder if it is new; existing ones are not changed."""
     connection.execute(
         "INSERT INTO embedders (name, dim) VALUES (?, ?) ON CONFLICT DO NOTHING",
         (embedder, vectors.shape[1]),
     )
-    number, dim = connection.execute(
-        "SELECT id, dim FROM embedders WHERE name = ?", (embedder,)
-    ).fetchone()
-    check_vectors(embedder, dim, vectors)
-    plain = vectors.astype(VECTOR, copy=False)
+    now = state(connection, embedder)
+    assert now is not None
+    check_vectors(embedder, now.dim, vectors)
+    plain = vectors.astype(_VECTOR, copy=False)
     connection.executemany(
         "INSERT INTO vectors (embedder, hash, vector) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
-        ((number, h, v.tobytes()) for h, v in zip(hashes, plain, strict=True)),
+        ((now.embedder, h, v.tobytes()) for h, v in zip(hashes, plain, strict=True)),
     )
-    return int(number)
+    return now
 
 
-def select_vectors(
-    connection: sqlite3.Connection, embedder: str, hashes: Sequence[bytes], *, pooled: bool = False
-) -> list[NDArray[np.float16] | None]:
-    """Return the stored vector of each text; with `pooled`, only of texts in the pool."""
-    where = "JOIN pool ON pool.vector = vectors.id AND removed IS NULL" if pooled else ""
-    statement = f"SELECT hash, vectors.vector FROM vectors {where} WHERE {OF_EMBEDDER} AND hash IN"
-    rows = list(select_in(connection, statement, hashes, embedder))
-    vectors = to_vectors([blob for _, blob in rows], _dim(connection, embedder))
-    found = dict(zip([text_hash for text_hash, _ in rows], vectors, strict=True))
-    return [found.get(h) for h in hashes]
+def insert_texts(
+    connection: sqlite3.Connection,
+    embedder: str,
+    texts: Sequence[PoolText],
+    vectors: NDArray[np.float16],
+) -> int:
+    """Add the texts that are not in the pool; returns its size. Existing vectors stay."""
+    hashes = [entry.hash for entry in texts]
+    now = insert_vectors(connection, embedder, hashes, vectors)
+    rows = select_in(
+        connection,
+        "SELECT hash, vectors.id, pool.id FROM vectors "
+        "LEFT JOIN pool ON pool.vector = vectors.id AND removed IS NULL "
+        "WHERE embedder = ? AND hash IN",
+        hashes,
+        now.embedder,
+    )
+    known: dict[bytes, tuple[int, int | None]] = {h: (vector, row) for h, vector, row in rows}
+    new: list[tuple[int, int, str, str | None]] = []
+    labels: list[tuple[str, int]] = []
+    for entry in texts:
+        vector, row = known[entry.hash]
+        if row is None:
+            row = now.first + now.size + len(new)
+            known[entry.hash] = (vector, row)
+            new.append((row, vector, entry.text, entry.label))
+        elif entry.label is not None:
+            labels.append((entry.label, row))
+    size = now.size + len(new)
+    connection.executemany("INSERT INTO pool (id, vector, text, label) VALUES (?, ?, ?, ?)", new)
+    connection.executemany("UPDATE pool SET label = ? WHERE id = ?", labels)
+    if new:
+        connection.execute("UPDATE embedders SET size = ? WHERE id = ?", (size, now.embedder))
+    return size
 
 
-def to_vectors(blobs: Sequence[bytes], dim: int) -> NDArray[np.float16]:
-    """Decode stored vectors to float16[n, dim]; raises `DamagedRowError` if one is damaged."""
-    size = dim * VECTOR.itemsize
-    for blob in blobs:
-        if type(blob) is not bytes or len(blob) != size:
-            raise DamagedRowError(f"a vector is {blob!r:.40} instead of {size} bytes")
-    vectors = np.frombuffer(b"".join(blobs), dtype=VECTOR).reshape(len(blobs), dim)
-    if not np.isfinite(vectors).all():
-        raise DamagedRowError("a vector contains NaN or infinity")
-    return vectors.astype(np.float16, copy=False)
+def remove_texts(connection: sqlite3.Connection, embedder: str, hashes: Sequence[bytes]) -> int:
+    """Remove texts from the pool; returns how many were in it."""
+    now = state(connection, embedder)
+    if now is None:
+        return 0
+    rows = select_texts(connection, now.embedder, "pool.id", list(dict.fromkeys(hashes)))
+    gone = [(now.removals + i, row) for i, (row,) in enumerate(rows, 1)]
+    connection.executemany("UPDATE pool SET removed = ? WHERE id = ?", gone)
+    connection.execute(
+        "UPDATE embedders SET removals = removals + ? WHERE id = ?", (len(gone), now.embedder)
+    )
+    return len(gone)
 
 
-def _dim(connection: sqlite3.Connection, embedder: str) -> int:
-    row = connection.execute("SELECT dim FROM embedders WHERE name = ?", (embedder,)).fetchone()
-    return 0 if row is None else checked_count("dim", row[0])
+def texts_of(
+    connection: sqlite3.Connection, now: PoolState, ids: Sequence[int]
+) -> dict[int, PoolText]:
+    """Return the texts with these numbers, including removed ones."""
+    rows = select_in(
+        connection,
+        "SELECT pool.id, text, hash, label FROM pool JOIN vectors ON vectors.id = pool.vector "
+        "WHERE pool.id IN",
+        [now.first + i for i in ids],
+    )
+    return {row - now.first: PoolText(*text) for row, *text in rows}
 
 
-def checked_count(name: str, value: Any) -> int:
-    """Return a stored number; raises `DamagedRowError` if it is none."""
-    if type(value) is not int or not 0 <= value < 1 << POOL_SHIFT:
-        raise DamagedRowError(f"{name} of an embedder is {value!r:.40}")
-    return value
+def texts_between(
+    connection: sqlite3.Connection, now: PoolState, columns: str, start: int, end: int
+) -> list[Any]:
+    """Return columns of the texts with numbers from `start` to `end`, exclusive, in their order.
 
-
-def page_of_vectors(
-    connection: sqlite3.Connection, embedder: str, after: bytes, count: int
-) -> list[tuple[bytes, NDArray[np.float16]]]:
-    """Return the next vectors of an embedder, ordered by text hash."""
-    rows = connection.execute(
-        f"SELECT hash, vector FROM vectors WHERE {OF_EMBEDDER} AND hash > ? ORDER BY hash LIMIT ?",
-        (embedder, after, count),
+    Removed ones are included.
+    """
+    return connection.execute(
+        f"SELECT {columns} FROM pool JOIN vectors ON vectors.id = pool.vector "
+        "WHERE pool.id >= ? AND pool.id < ? ORDER BY pool.id",
+        (now.first + start, now.first + end),
     ).fetchall()
-    vectors = to_vectors([blob for _, blob in rows], _dim(connection, embedder))
-    return list(zip([text_hash for text_hash, _ in rows], vectors, strict=True))
-
-
-def answered_texts(path: str | os.PathLike[str]) -> set[bytes] | None:
-    """Return the hashes of the texts that have an answer in a file; None if it is no store."""
-    place = f"{Path(path).absolute().as_uri()}?mode=ro"
-    try:
-        with closing(sqlite3.connect(place, uri=True, isolation_level=None)) as c:
-            c.execute("PRAGMA trusted_schema = OFF")
-            require_store(c, str(path))
-            return {text for (text,) in c.execute("SELECT DISTINCT text FROM predictions")}
-    except (sqlite3.Error, StoreError):
-        return None

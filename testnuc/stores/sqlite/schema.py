@@ -1,4 +1,4 @@
-"""The schema and its migrations.
+"""The schema, its migrations, and checks that a file is a store.
 
 Predictions and vectors are write-once: a second writer reads the stored row. Pool rows are numbered
 from 0 in insertion order, equal for every process, and a number is never reused.
@@ -6,7 +6,9 @@ from 0 in insertion order, equal for every process, and a number is never reused
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from testnuc.errors import StoreError
@@ -21,6 +23,8 @@ APPLICATION_ID = 0x744E5543
 #: integer key needs no separate index, and the rows of one pool are contiguous.
 POOL_SHIFT = 40
 
+_MAGIC = b"SQLite format 3\0"
+_APPLICATION_AT = slice(68, 72)
 _COMMENT = re.compile(r"--[^\n]*")
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
@@ -96,19 +100,9 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 )
 
 
-def plain(statement: str) -> str:
+def _plain(statement: str) -> str:
     """Return a statement without comments and with single spaces."""
     return " ".join(_COMMENT.sub("", statement).split())
-
-
-def created(version: int) -> set[str]:
-    """Return what is in a store of a version, in the form of `plain`."""
-    return {plain(statement) for of in MIGRATIONS[:version] for statement in of}
-
-
-def first_id(embedder: int) -> int:
-    """Return the ``pool.id`` of number 0 in an embedder's pool."""
-    return embedder << POOL_SHIFT
 
 
 def migrate(connection: sqlite3.Connection, path: str) -> None:
@@ -137,3 +131,77 @@ def _version(connection: sqlite3.Connection, path: str) -> int:
             f"versions up to {len(MIGRATIONS)}; upgrade testnuc, or use another path"
         )
     return found
+
+
+def check_file(path: str) -> None:
+    """Raise an error if the path is no store and can be none; opening a file may modify it."""
+    file = Path(path)
+    if file.is_dir():
+        raise StoreError(f"the store {path} is a folder; use the path of a file")
+    folder = file.parent
+    if not folder.is_dir():
+        raise StoreError(
+            f"cannot create the store {path}: the folder {folder} does not exist; create it, or "
+            "correct the path"
+        )
+    try:
+        with file.open("rb") as content:
+            head = content.read(100)
+    except FileNotFoundError:
+        head = b""
+    except OSError as exc:
+        raise StoreError(f"the store {path} cannot be read: {exc.strerror}") from exc
+    if head and not head.startswith(_MAGIC):
+        raise StoreError(
+            f"{path} is not an SQLite file and was not changed; use another path for the store"
+        )
+    if head and int.from_bytes(head[_APPLICATION_AT], "big") not in {0, APPLICATION_ID}:
+        raise _not_a_store(path)
+    if head and not os.access(path, os.W_OK):
+        raise read_only(path)
+    if not os.access(folder, os.W_OK):
+        raise StoreError(
+            f"the store {path} is in a read-only folder, but SQLite creates files next to it; copy "
+            "the store to a writable folder"
+        )
+
+
+def require_store(connection: sqlite3.Connection, path: str) -> None:
+    """Raise an error if the file is the database of another program."""
+    # one snapshot: another process may be creating the tables
+    connection.execute("BEGIN")
+    try:
+        found = connection.execute("PRAGMA application_id").fetchone()[0]
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        made = connection.execute(
+            "SELECT type, name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
+        ).fetchall()
+    finally:
+        connection.execute("ROLLBACK")
+    # of a newer version it is not known what it has, and `migrate` refuses it
+    known = found == APPLICATION_ID and 0 <= version <= len(MIGRATIONS)
+    ours = {_plain(statement) for of in MIGRATIONS[:version] for statement in of}
+    for kind, name, sql in made if known else ():
+        # views, triggers and expressions would run whenever the store is read or written
+        if _plain(str(sql)) not in ours:
+            raise StoreError(
+                f"the store {path} holds the {kind} {name!r:.60}, which testnuc does not create; "
+                "it was not changed: use another store"
+            )
+    if found != APPLICATION_ID and (found != 0 or tables != 0):
+        raise _not_a_store(path)
+
+
+def _not_a_store(path: str) -> StoreError:
+    return StoreError(
+        f"{path} is the SQLite database of another program and was not changed; use another path "
+        "for the store"
+    )
+
+
+def read_only(path: str) -> StoreError:
+    """Return the error for a file that may not be written."""
+    return StoreError(
+        f"the store {path} is read-only; make it writable, or copy it to a writable folder"
+    )

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import sqlite3
+from contextlib import closing
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from testnuc._base.checks import checked_choice
-from testnuc.errors import InvalidInputError
-from testnuc.stores.sql_store import SqlStore
+from testnuc.errors import InvalidInputError, StoreError
+from testnuc.stores.sql_store import SqlStore, to_prediction
 from testnuc.stores.sqlite import queries as sql
 from testnuc.stores.sqlite.database import SqliteDatabase
 from testnuc.stores.sqlite.pool import SqlitePool
+from testnuc.stores.sqlite.schema import require_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,11 +116,17 @@ class SqliteStore(SqlStore):
 
     async def get_predictions(self, keys: Sequence[bytes]) -> list[Prediction | None]:
         """Return the stored prediction for each key; None if missing."""
-        return await self.database.read(lambda c: sql.select_predictions(c, keys))
+
+        def read(c: sqlite3.Connection) -> dict[bytes, Prediction]:
+            statement = "SELECT key, label, confidence, said FROM predictions WHERE key IN"
+            return {k: to_prediction(*said) for k, *said in sql.select_in(c, statement, keys)}
+
+        found = await self.database.read(read)
+        return [found.get(key) for key in keys]
 
     async def put_predictions(self, rows: Sequence[StoredPrediction]) -> list[Prediction]:
         """Store predictions; the first one under a key wins. Returns the stored ones."""
-        return await self.database.write(lambda c: sql.insert_predictions(c, rows))
+        return await self.database.write(lambda c: _insert_predictions(c, rows))
 
     async def get_vectors(
         self, embedder: str, hashes: Sequence[bytes]
@@ -134,7 +143,20 @@ class SqliteStore(SqlStore):
         self, embedder: str, after: bytes = b"", count: int = 1_000
     ) -> list[tuple[bytes, NDArray[np.float16]]]:
         """Return up to `count` vectors after a text hash, ordered by hash; empty at the end."""
-        return await self.database.read(lambda c: sql.page_of_vectors(c, embedder, after, count))
+
+        def read(c: sqlite3.Connection) -> list[tuple[bytes, NDArray[np.float16]]]:
+            now = sql.state(c, embedder)
+            if now is None:
+                return []
+            rows = c.execute(
+                "SELECT hash, vector FROM vectors WHERE embedder = ? AND hash > ? "
+                "ORDER BY hash LIMIT ?",
+                (now.embedder, after, count),
+            ).fetchall()
+            vectors = sql.to_vectors([blob for _, blob in rows], now.dim)
+            return list(zip([text_hash for text_hash, _ in rows], vectors, strict=True))
+
+        return await self.database.read(read)
 
 
 def _by_name(values: Sequence[Any]) -> dict[str, Any]:
@@ -143,3 +165,44 @@ def _by_name(values: Sequence[Any]) -> dict[str, Any]:
     Python 3.12.0 to 3.12.3 warn of ``?1`` with a sequence.
     """
     return {str(number): value for number, value in enumerate(values, 1)}
+
+
+def _insert_predictions(
+    connection: sqlite3.Connection, rows: Sequence[StoredPrediction]
+) -> list[Prediction]:
+    """Insert predictions; the first one under a key wins. Returns the stored ones."""
+    scopes: dict[bytes, int] = {}
+    stored = []
+    for row in rows:
+        if row.scope not in scopes:
+            connection.execute(
+                "INSERT INTO scopes (scope, facts) VALUES (?, '{}') ON CONFLICT DO NOTHING",
+                (row.scope,),
+            )
+            found = connection.execute("SELECT id FROM scopes WHERE scope = ?", (row.scope,))
+            (scopes[row.scope],) = found.fetchone()
+        scope, new = scopes[row.scope], row.prediction
+        done = connection.execute(
+            "INSERT INTO predictions (key, scope, text, sample, label, confidence, said) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+            (row.key, scope, row.text_hash, row.sample, new.label, new.confidence, new.said),
+        )
+        if not done.rowcount:
+            found = connection.execute(
+                "SELECT label, confidence, said FROM predictions WHERE key = ?", (row.key,)
+            )
+            new = to_prediction(*found.fetchone())
+        stored.append(new)
+    return stored
+
+
+def answered_texts(path: str | os.PathLike[str]) -> set[bytes] | None:
+    """Return the hashes of the texts that have an answer in a file; None if it is no store."""
+    place = f"{Path(path).absolute().as_uri()}?mode=ro"
+    try:
+        with closing(sqlite3.connect(place, uri=True, isolation_level=None)) as c:
+            c.execute("PRAGMA trusted_schema = OFF")
+            require_store(c, str(path))
+            return {text for (text,) in c.execute("SELECT DISTINCT text FROM predictions")}
+    except (sqlite3.Error, StoreError):
+        return None
