@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+from collections import deque
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
 from testnuc._base.checks import checked_whole
-from testnuc.errors import InvalidInputError
+from testnuc.errors import InvalidInputError, StoreError
 from testnuc.stores.postgres.address import Address
 from testnuc.stores.postgres.database import PostgresDatabase
-from testnuc.stores.postgres.group_commit import Writer
-from testnuc.stores.postgres.pool import PostgresPool
-from testnuc.stores.postgres.pool_queries import insert_vectors
-from testnuc.stores.sql_store import LONGEST_LEASE, SqlStore
+from testnuc.stores.postgres.pool import PostgresPool, insert_vectors
+from testnuc.stores.sql_store import LONGEST_LEASE, SqlStore, rows_of, to_prediction
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 EXACT_BELOW = 20_000
 #: Keys per statement.
 _CHUNK = 2_000
+#: Most predictions per statement that writes some.
+_MAX_GROUP = 1_000
+#: Attempts to insert or read a row that another process inserts and deletes meanwhile.
+_ATTEMPTS = 5
 #: Own leases on the keys $1, locked in their order.
 _MINE = "key IN (SELECT key FROM leases WHERE key = ANY($1) AND owner = $2 ORDER BY key FOR UPDATE)"
 
@@ -84,7 +88,14 @@ class PostgresStore(SqlStore):
         self.lease_seconds = lease_seconds
         self.address = Address(url)
         self.database = PostgresDatabase(self.address, connections=connections, patience=patience)
-        self._writer = Writer(self.database)
+        #: Group commit: predictions that arrive during a statement share the next one, so hundreds
+        #: of concurrent callers cost one connection and a few commits.
+        self._pending: deque[
+            tuple[Sequence[StoredPrediction], asyncio.Future[list[Prediction]]]
+        ] = deque()
+        self._writing: asyncio.Task[None] | None = None
+        #: Scopes that have a row.
+        self._scopes: set[bytes] = set()
         self._exact_below = exact_below
         # leases belong to this object, not to the process
         self._owner = secrets.token_bytes(16)
@@ -130,7 +141,8 @@ class PostgresStore(SqlStore):
 
     async def close(self) -> None:
         """Complete pending work and close all connections, unless another user opened them, too."""
-        await self._writer.drain()
+        if self._writing is not None and not self._writing.done():
+            await asyncio.wait([self._writing])
         await self.database.close()
 
     def pool(self, embedder: str) -> PostgresPool:
@@ -147,12 +159,21 @@ class PostgresStore(SqlStore):
         """Return the stored prediction for each key; None if missing."""
         found: dict[bytes, Prediction] = {}
         for start in range(0, len(keys), _CHUNK):
-            found |= await self._writer.get(keys[start : start + _CHUNK])
+            found |= await self._stored(keys[start : start + _CHUNK])
         return [found.get(key) for key in keys]
 
     async def put_predictions(self, rows: Sequence[StoredPrediction]) -> list[Prediction]:
-        """Store predictions; the first one under a key wins. Returns the stored ones."""
-        return await self._writer.put(rows)
+        """Store predictions; the first one under a key wins. Returns the stored ones.
+
+        Cancelling the caller does not undo its write.
+        """
+        if not rows:
+            return []
+        future: asyncio.Future[list[Prediction]] = asyncio.get_running_loop().create_future()
+        self._pending.append((rows, future))
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write(), name="testnuc-store")
+        return await future
 
     async def get_vectors(
         self, embedder: str, hashes: Sequence[bytes]
@@ -210,7 +231,7 @@ class PostgresStore(SqlStore):
         mine = {key for (key,) in rows}
         # A lease ends in the transaction that stores its prediction, so it may be free because the
         # prediction was stored after the caller's lookup. A new statement sees that commit.
-        stored = await self._writer.get(list(mine)) if mine else {}
+        stored = await self._stored(list(mine)) if mine else {}
         if stored:
             await self.release(list(stored))
         return [key in mine and key not in stored for key in keys]
@@ -230,3 +251,92 @@ class PostgresStore(SqlStore):
     async def release(self, keys: Sequence[bytes]) -> None:
         """Release leases without a prediction; `put_predictions` releases all others."""
         await self.database.execute(f"DELETE FROM leases WHERE {_MINE}", keys, self._owner)
+
+    async def _write(self) -> None:
+        while self._pending:
+            group = [self._pending.popleft()]
+            size = len(group[0][0])
+            while self._pending and size + len(self._pending[0][0]) <= _MAX_GROUP:
+                group.append(self._pending.popleft())
+                size += len(group[-1][0])
+            try:
+                stored = await self._write_group([row for rows, _ in group for row in rows])
+            except BaseException as exc:
+                for _, future in group:
+                    if not future.done():
+                        future.set_exception(exc)
+                        future.exception()  # a cancelled caller never retrieves it
+                if not isinstance(exc, Exception):
+                    raise
+                continue
+            for rows, future in group:
+                if not future.done():
+                    future.set_result([stored[row.key] for row in rows])
+
+    async def _write_group(self, rows: Sequence[StoredPrediction]) -> dict[bytes, Prediction]:
+        first: dict[bytes, StoredPrediction] = {}
+        for row in rows:
+            first.setdefault(row.key, row)
+        stored: dict[bytes, Prediction] = {}
+        for _ in range(_ATTEMPTS):
+            left = [row for key, row in first.items() if key not in stored]
+            if not left:
+                return stored
+            unknown = {row.scope for row in left} - self._scopes
+            if unknown:
+                await self.database.execute(
+                    "INSERT INTO scopes (scope, facts) SELECT u.scope, '{}' "
+                    "FROM unnest($1::bytea[]) u (scope) ORDER BY 1 ON CONFLICT DO NOTHING",
+                    sorted(unknown),
+                )
+                self._scopes |= unknown
+            new = await self._insert(left)
+            stored.update((key, first[key].prediction) for key in new)
+            others = [row.key for row in left if row.key not in new]
+            if others:
+                # a separate statement sees what was committed during the first one
+                stored.update(await self._stored(others))
+                # a row that is neither new nor stored lacks its scope, which was deleted
+                self._scopes.clear()
+        raise StoreError("rows disappeared after commit; is another process deleting them?")
+
+    async def _stored(self, keys: Sequence[bytes]) -> dict[bytes, Prediction]:
+        """Return the stored predictions by key."""
+        rows = await self.database.fetch(
+            "SELECT key, label, confidence, said FROM predictions WHERE key = ANY($1)", keys
+        )
+        with rows_of(self.place):
+            return {key: to_prediction(*said) for key, *said in rows}
+
+    async def _insert(self, rows: Sequence[StoredPrediction]) -> set[bytes]:
+        """Insert predictions of distinct keys and release their leases; returns the new keys.
+
+        All queries lock rows in the order of their keys, which prevents deadlocks. A lease that is
+        locked by another transaction is left to expire: its prediction is stored.
+        """
+        rows = sorted(rows, key=lambda row: row.key)
+        stored = await self.database.fetch(
+            """
+            WITH ended AS (
+                DELETE FROM leases WHERE key IN (
+                    SELECT key FROM leases WHERE key = ANY($1) ORDER BY key FOR UPDATE SKIP LOCKED
+                )
+            )
+            INSERT INTO predictions (key, scope, text, sample, label, confidence, said)
+            SELECT u.key, s.id, u.text, u.sample, u.label, u.confidence, u.said
+            FROM unnest($1::bytea[], $2::bytea[], $3::bytea[], $4::int[], $5::text[], $6::float8[],
+                        $7::text[]) u (key, scope, text, sample, label, confidence, said)
+            JOIN scopes s ON s.scope = u.scope
+            ORDER BY u.key
+            ON CONFLICT DO NOTHING
+            RETURNING key
+            """,
+            [row.key for row in rows],
+            [row.scope for row in rows],
+            [row.text_hash for row in rows],
+            [row.sample for row in rows],
+            [row.prediction.label for row in rows],
+            [row.prediction.confidence for row in rows],
+            [row.prediction.said for row in rows],
+        )
+        return {key for (key,) in stored}
