@@ -21,7 +21,6 @@ from testnuc._engine.retrieval import known_labels
 from testnuc._engine.rows import Rows, classification
 from testnuc._engine.streaming import stream_windows
 from testnuc.errors import InvalidInputError, with_note
-from testnuc.progress import Counter
 from testnuc.protocols import PoolText
 from testnuc.results import Results
 from testnuc.scoring import Evaluation, checked_gold, evaluated
@@ -430,7 +429,14 @@ class TestNUC:
         with operation(parts.telemetry, "classify_many", **facts) as span:
             with shown(parts, len(entries), progress=progress) as bar:
                 bar.stage("embedding")
-                counter = Counter(bar)
+                done = 0
+
+                def count(place: int = 0) -> None:
+                    nonlocal done
+                    if place < len(entries):
+                        done += 1
+                        bar.advance()
+
                 with operation(parts.telemetry, "prepare"):
                     run = await pipeline.prepare(
                         entries,
@@ -439,18 +445,16 @@ class TestNUC:
                         partial=True,
                         # optional, so that observers written for 0.1.0 still count texts once
                         on_embedded=getattr(bar, "embedded", int),
-                        on_answered=counter.add,
+                        on_answered=count,
                     )
                 bar.stage("asking" if lane == "live" else "waiting for batches")
                 known = sum(map(run.answers.has_outcome, range(len(entries))))
-                if known > counter.done:
-                    bar.advance(known - counter.done)
+                if known > done:
+                    bar.advance(known - done)
                 with operation(parts.telemetry, "predict"):
                     # a wave in the batch lane can take a day
                     waves = not pipeline.join_pool and lane == "live"
-                    stopped = await pipeline.complete(
-                        run, waves=waves, lane=lane, on_own=bar.advance
-                    )
+                    stopped = await pipeline.complete(run, waves=waves, lane=lane, on_place=count)
                 if stopped is None:
                     bar.advance(run.n_skipped)
                     await compare(parts, run, lane)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BarProgress",
-    "Counter",
     "LineProgress",
     "Observer",
     "Silent",
@@ -86,19 +85,6 @@ class Silent:
         """Do nothing."""
 
     stage = advance = close = start
-
-
-class Counter:
-    """Advances an observer by one text at a time, and counts them."""
-
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-        self.done = 0
-
-    def add(self) -> None:
-        """Count one text."""
-        self.done += 1
-        self._observer.advance()
 
 
 class LineProgress:

@@ -332,19 +332,18 @@ class Pipeline:
         *,
         waves: bool = False,
         lane: str = "live",
-        on_own: Callable[[], object] = int,
+        on_place: Callable[[int], object] = int,
     ) -> Exception | None:
         """Obtain the predictions that the votes need, as `predict` does.
 
         If an error ends the run after one of its texts was answered, now or before, the run is
-        completed with what is answered, and the error is returned; else it is raised. `on_own` is
-        called for each own text that gets an outcome.
+        completed with what is answered, and the error is returned; else it is raised. `on_place` is
+        called with each place that gets an outcome.
         """
         try:
             async with aclosing(self.predict(run, waves=waves, lane=lane)) as answered:
                 async for place in answered:
-                    if place < run.batch.n_own:
-                        on_own()
+                    on_place(place)
         except FATAL_ERRORS as error:
             if not await self.salvage(run, error):
                 raise

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from testnuc._base.checks import valid_text
@@ -17,14 +18,11 @@ from testnuc.errors import InvalidInputError
 from testnuc.types import Classification
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
+    from collections.abc import Callable
 
     from testnuc._engine.escalation import Escalation
     from testnuc._engine.pipeline import Pipeline
     from testnuc._engine.run import Run
-
-    #: A window and the position of a completed text in it; an error; None at the end.
-    _Ready: TypeAlias = "tuple[_StreamedWindow, int] | Exception | None"
 
 _log = logging.getLogger("testnuc.client")
 
@@ -51,63 +49,177 @@ async def stream_windows(
         texts = values(texts)
     if isinstance(texts, str | bytes) or not isinstance(texts, Iterable | AsyncIterable):
         raise InvalidInputError(f"texts is {texts!r:.60}; give an iterable of texts")
-    ready: asyncio.Queue[_Ready] = asyncio.Queue()
-    slots = asyncio.Semaphore(2)
-    producer = asyncio.create_task(
-        _produce(pipeline, texts, size, ready, slots, escalation), name="testnuc-stream"
-    )
+    stream = _Stream(pipeline, escalation)
+    producer = asyncio.create_task(stream.produce(texts, size), name="testnuc-stream")
     try:
-        while (item := await ready.get()) is not None:
+        while (item := await stream.ready.get()) is not None:
             if isinstance(item, Exception):
                 raise item
             window, position = item
-            yield window.result(position)
+            yield window.result(position, stream.stopped)
             window.untaken -= 1
             # creating results takes CPU time: yield to other tasks in between
             await asyncio.sleep(0)
             if not window.untaken:
-                slots.release()
+                stream.slots.release()
     finally:
         producer.cancel()
         await asyncio.gather(producer, return_exceptions=True)
 
 
-async def _produce(
-    pipeline: Pipeline,
-    texts: Iterable[str] | AsyncIterable[str],
-    size: int,
-    ready: asyncio.Queue[_Ready],
-    slots: asyncio.Semaphore,
-    escalation: Escalation,
-) -> None:
-    """Put the results of all windows on the queue, then None or the exception.
+@dataclass(eq=False)
+class _Window:
+    """Texts that are labeled together."""
 
-    If the source of texts fails, what it has given is labeled before.
-    """
-    failed: Exception | None = None
-    try:
-        async with asyncio.TaskGroup() as tasks, aclosing(_batches(texts, size)) as batches:
-            stream = _Stream(escalation)
-            while True:
-                try:
-                    start, batch = await anext(batches)
-                except StopAsyncIteration:
-                    break
-                except Exception as exc:  # noqa: BLE001 - raised in the consumer
-                    failed = exc
-                    break
-                await slots.acquire()
-                window = _StreamedWindow(pipeline, start, batch, ready, stream)
-                # the pool grows in the order of the windows
-                predict = await window.prepare()
-                if predict is not None:
-                    tasks.create_task(predict, name="testnuc-window")
-    except BaseExceptionGroup as group:
-        ready.put_nowait(_first(group))
-    except Exception as exc:  # noqa: BLE001 - raised in the consumer
-        ready.put_nowait(exc)
-    else:
-        ready.put_nowait(failed)
+    start: int
+    texts: list[str]
+
+    def __post_init__(self) -> None:
+        #: Results not yet consumed.
+        self.untaken = len(self.texts)
+        #: What is wrong with the text at each position; None: nothing.
+        self.problems = list(map(valid_text, self.texts))
+        #: The place in the run of the text at each position.
+        self.places: dict[int, int] = {}
+        #: None: an error ended the stream before.
+        self.run: Run | None = None
+
+    def result(self, position: int, stopped: Exception | None) -> Classification:
+        """Return the classification of a completed text; `stopped`: the error of the stream."""
+        text, index, problem = self.texts[position], self.start + position, self.problems[position]
+        if problem is None and self.run is not None:
+            return classification(self.run, self.places[position], index, text)
+        error = stopped if problem is None else InvalidInputError(f"text {index} {problem}")
+        return Classification(
+            index, text, None, 0.0, 0.0, 0, complete=True, prediction=None, error=error
+        )
+
+
+@dataclass(eq=False)
+class _Stream:
+    """A result is queued once all predictions that it needs are known."""
+
+    pipeline: Pipeline
+    escalation: Escalation
+    #: A window and the position of a completed text in it; an error; None at the end.
+    ready: asyncio.Queue[tuple[_Window, int] | Exception | None] = field(
+        default_factory=asyncio.Queue
+    )
+    slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
+    #: The error that ended the run.
+    stopped: Exception | None = None
+    #: Windows in progress.
+    _open: list[Run] = field(default_factory=list)
+    _any_answered: bool = False
+
+    @property
+    def _answered(self) -> bool:
+        """Whether any text was answered."""
+        return self._any_answered or any(run.answers.any_own for run in self._open)
+
+    async def produce(self, texts: Iterable[str] | AsyncIterable[str], size: int) -> None:
+        """Put the results of all windows on the queue, then None or the exception.
+
+        If the source of texts fails, what it has given is labeled before.
+        """
+        failed: Exception | None = None
+        try:
+            async with asyncio.TaskGroup() as tasks, aclosing(_batches(texts, size)) as batches:
+                start = 0
+                async for batch in batches:
+                    if isinstance(batch, Exception):
+                        failed = batch
+                        break
+                    await self.slots.acquire()
+                    # the pool grows in the order of the windows
+                    predict = await self._prepare(_Window(start, batch))
+                    if predict is not None:
+                        tasks.create_task(predict, name="testnuc-window")
+                    start += len(batch)
+        except BaseExceptionGroup as group:
+            failed = _first(group)
+        except Exception as exc:  # noqa: BLE001 - raised in the consumer
+            failed = exc
+        self.ready.put_nowait(failed)
+
+    def _hand_over(self, window: _Window, positions: Iterable[int]) -> None:
+        for position in positions:
+            self.ready.put_nowait((window, position))
+
+    async def _prepare(self, window: _Window) -> Coroutine[None, None, None] | None:
+        """Add the texts to the pool and retrieve neighbors; returns a coroutine that predicts."""
+        valid = [at for at, problem in enumerate(window.problems) if problem is None]
+        self._hand_over(window, [at for at in range(len(window.texts)) if window.problems[at]])
+        entries, places = await distinct([window.texts[at] for at in valid])
+        if not entries:
+            return None
+        window.places = dict(zip(valid, places.tolist(), strict=True))
+        try:
+            run = await self.pipeline.prepare(
+                entries, together=True, ask_first=self.stopped is None, partial=True
+            )
+        except FATAL_ERRORS as error:
+            if not self._answered:
+                raise
+            self.stopped = self.stopped or error
+            self._hand_over(window, valid)
+            return None
+        self._open.append(run)
+        window.run = run
+        return self._predict(window, run)
+
+    async def _predict(self, window: _Window, run: Run) -> None:
+        """Predict, and hand over each text when its vote can be counted."""
+        left: list[list[int]] = [[] for _ in range(run.batch.n_own)]
+        for position, place in window.places.items():
+            left[place].append(position)
+
+        def complete(place: int) -> None:
+            positions, left[place] = left[place], []
+            self._hand_over(window, positions)
+
+        run.failure = run.failure or self.stopped
+        one_by_one, waves = self._when_known(run)
+        on_place: Callable[[int], object] = int
+        if one_by_one and run.failure is None:
+            # with "stored", neighbors outside the window already have predictions
+            stored = self.pipeline.neighbors == "stored"
+            known = run.batch.n_own if stored else len(run.batch.entries)
+            on_place = partial(
+                _count_down, *await asyncio.to_thread(_waiting, run, known), complete
+            )
+            on_place(-1)
+        try:
+            stopped = await self.pipeline.complete(run, waves=waves, on_place=on_place)
+            if stopped is None and not one_by_one:
+                window.run, note = await self.escalation.settle(run)
+                if note is not None:
+                    last = window.start + len(window.texts) - 1
+                    _log.info("texts %d to %d: %s", window.start, last, note)
+        except FATAL_ERRORS as error:
+            if not self._answered:
+                raise
+            stopped = error
+        self._any_answered = self._answered
+        self._open.remove(run)
+        if stopped is not None:
+            self.stopped = self.stopped or stopped
+            await self.pipeline.settle(run, stopped=True)
+        for place in range(run.batch.n_own):
+            complete(place)
+
+    def _when_known(self, run: Run) -> tuple[bool, bool]:
+        """Return whether texts are completed one by one, and whether neighbors come in waves.
+
+        With waves, a winner is known at the end of a wave; the auto policy and the prior correction
+        need the predictions of the whole window.
+        """
+        settings = run.votes.settings
+        late = settings.policy is None or settings.prior is not None or self.pipeline.skips
+        late = late or settings.learned is not None or settings.needs_no_neighbors
+        if late or self.escalation.referee is not None:
+            return False, False
+        return self.pipeline.join_pool, not self.pipeline.join_pool
 
 
 def _first(error: BaseException) -> Exception:
@@ -116,165 +228,10 @@ def _first(error: BaseException) -> Exception:
     return error if isinstance(error, Exception) else RuntimeError(repr(error))
 
 
-@dataclass
-class _Stream:
-    """What the windows of a stream have in common."""
-
-    escalation: Escalation
-    #: The error that ended the run.
-    stopped: Exception | None = None
-    #: Windows in progress.
-    open: list[Run] = field(default_factory=list)
-    _answered: bool = False
-
-    def end(self, run: Run) -> None:
-        """Remove a completed window."""
-        self._answered = self.answered
-        self.open.remove(run)
-
-    @property
-    def answered(self) -> bool:
-        """Whether any text was answered."""
-        return self._answered or any(window.answers.any_own for window in self.open)
-
-
-@dataclass(eq=False)
-class _StreamedWindow:
-    """One window: a result is queued once all predictions that it needs are known."""
-
-    pipeline: Pipeline
-    start: int
-    batch: list[str]
-    ready: asyncio.Queue[_Ready]
-    stream: _Stream
-
-    def __post_init__(self) -> None:
-        #: Results not yet consumed.
-        self.untaken = len(self.batch)
-        self._problems: dict[int, str] = {}
-        self._places: dict[int, int] = {}
-        self._run: Run | None = None
-
-    async def prepare(self) -> Coroutine[None, None, None] | None:
-        """Add the texts to the pool and retrieve neighbors; returns a coroutine that predicts."""
-        valid: list[str] = []
-        positions: list[int] = []
-        for position, text in enumerate(self.batch):
-            problem = valid_text(text)
-            if problem is None:
-                valid.append(text)
-                positions.append(position)
-            else:
-                self._problems[position] = problem
-                self.ready.put_nowait((self, position))
-        entries, places = await distinct(valid)
-        if not entries:
-            return None
-        stream = self.stream
-        try:
-            run = await self.pipeline.prepare(
-                entries, together=True, ask_first=stream.stopped is None, partial=True
-            )
-        except FATAL_ERRORS as error:
-            if not stream.answered:
-                raise
-            stream.stopped = stream.stopped or error
-            for position in positions:
-                self.ready.put_nowait((self, position))
-            return None
-        stream.open.append(run)
-        self._run = run
-        self._places = dict(zip(positions, places.tolist(), strict=True))
-        positions_of: list[list[int]] = [[] for _ in entries]
-        for position, place in self._places.items():
-            positions_of[place].append(position)
-        return self._predict(run, positions_of)
-
-    def result(self, position: int) -> Classification:
-        """Return the classification of a completed text."""
-        text, index = self.batch[position], self.start + position
-        if position in self._problems:
-            error: Exception | None = InvalidInputError(f"text {index} {self._problems[position]}")
-        elif self._run is None:
-            error = self.stream.stopped
-        else:
-            return classification(self._run, self._places[position], index, text)
-        return Classification(
-            index, text, None, 0.0, 0.0, 0, complete=True, prediction=None, error=error
-        )
-
-    async def _predict(self, run: Run, positions_of: list[list[int]]) -> None:
-        stream = self.stream
-        left = set(range(run.batch.n_own))
-        try:
-            if stream.stopped is None:
-                async with aclosing(self._completed(run)) as places:
-                    async for place in places:
-                        left.discard(place)
-                        self._hand_over(positions_of[place])
-        except FATAL_ERRORS as error:
-            stream.stopped = stream.stopped or error
-            if not (await self.pipeline.salvage(run, error) or stream.answered):
-                raise
-        else:
-            if stream.stopped is not None and left:
-                await self.pipeline.salvage(run, stream.stopped)
-        stream.end(run)
-        if left:
-            await self.pipeline.settle(run, stopped=True)
-        for place in sorted(left):
-            self._hand_over(positions_of[place])
-
-    def _hand_over(self, positions: list[int]) -> None:
-        for position in positions:
-            self.ready.put_nowait((self, position))
-
-    def _completed(self, run: Run) -> AsyncGenerator[int, None]:
-        """Predict, and yield each own text when its vote can be counted."""
-        # with waves, a winner is known at the end of a wave; the auto policy and the prior
-        # correction need the predictions of the whole window
-        settings = run.votes.settings
-        learned = settings.learned is not None
-        refereed = self.stream.escalation.referee is not None
-        late = settings.policy is None or settings.prior is not None or learned or refereed
-        late = late or self.pipeline.skips or settings.needs_no_neighbors
-        waves = not late and not self.pipeline.join_pool
-        if late or waves:
-            return self._at_the_end(run, waves=waves)
-        return self._one_by_one(run)
-
-    async def _at_the_end(self, run: Run, *, waves: bool) -> AsyncGenerator[int, None]:
-        """Predict everything, then yield each own text."""
-        async with aclosing(self.pipeline.predict(run, waves=waves)) as answered:
-            async for _ in answered:
-                pass
-        self._run, note = await self.stream.escalation.settle(run)
-        if note is not None:
-            _log.info("texts %d to %d: %s", self.start, self.start + len(self.batch) - 1, note)
-        for place in range(run.batch.n_own):
-            yield place
-
-    async def _one_by_one(self, run: Run) -> AsyncGenerator[int, None]:
-        """Yield each own text as soon as it and its neighbors have outcomes."""
-        # with "stored", neighbors outside the window already have predictions
-        stored = self.pipeline.neighbors == "stored"
-        end = run.batch.n_own if stored else len(run.batch.entries)
-        waits, waits_for = await asyncio.to_thread(_waiting, run, end)
-        for place, missing in enumerate(waits):
-            if not missing:
-                yield place
-        async with aclosing(self.pipeline.predict(run, waves=False)) as answered:
-            async for other in answered:
-                for place in waits_for[other]:
-                    waits[place] -= 1
-                    if not waits[place]:
-                        yield place
-
-
 def _waiting(run: Run, end: int) -> tuple[list[int], list[list[int]]]:
     """Return the number of open predictions of each own text, and the texts that wait for each.
 
-    Counts only places below `end` without an outcome.
+    Counts only places below `end` without an outcome. The texts that wait for none are the last.
     """
     waits = [0] * run.batch.n_own
     waits_for: list[list[int]] = [[] for _ in run.batch.entries]
@@ -283,13 +240,27 @@ def _waiting(run: Run, end: int) -> tuple[list[int], list[list[int]]]:
             if 0 <= other < end and not run.answers.has_outcome(other):
                 waits[place] += 1
                 waits_for[other].append(place)
-    return waits, waits_for
+    none = [place for place, missing in enumerate(waits) if not missing]
+    for place in none:
+        waits[place] = 1
+    return waits, [*waits_for, none]
+
+
+def _count_down(
+    waits: list[int], waits_for: list[list[int]], complete: Callable[[int], None], other: int
+) -> None:
+    """Complete the texts that waited for nothing but the prediction at one place."""
+    for place in waits_for[other]:
+        waits[place] -= 1
+        if not waits[place]:
+            complete(place)
 
 
 async def _batches(
     texts: Iterable[str] | AsyncIterable[str], size: int
-) -> AsyncGenerator[tuple[int, list[str]], None]:
-    start, batch, failed = 0, list[str](), None
+) -> AsyncGenerator[list[str] | Exception, None]:
+    """Yield the texts in lists; if their source fails, its error at last."""
+    batch, failed = list[str](), None
     given = _items(texts)
     while failed is None:
         try:
@@ -299,12 +270,12 @@ async def _batches(
         except Exception as exc:  # noqa: BLE001 - raised after what was given before it
             failed = exc
         if len(batch) == size:
-            yield start, batch
-            start, batch = start + size, []
+            yield batch
+            batch = []
     if batch:
-        yield start, batch
+        yield batch
     if failed is not None:
-        raise failed
+        yield failed
 
 
 async def _items(texts: Iterable[str] | AsyncIterable[str]) -> AsyncGenerator[str, None]:
