@@ -68,19 +68,7 @@ class Unions:
         draws, person = Draws.at_random(n, m), np.ones(m, dtype=np.bool_)
         judged = Judged(rows, _labels(self.gold[rows]), draws, person)
         lesson = learn_thresholds(scores, judged, n_classes, 0.5, heads)
-        return Learned(
-            labels=tuple(str(c) for c in range(n_classes)),
-            name=lesson.name,
-            rule=lesson.rule,
-            gain=lesson.gain,
-            judged=(),
-            texts=n,
-            trust=lesson.trust,
-            rows=rows,
-            right=lesson.right,
-            person=person,
-            draws=draws,
-        )
+        return Learned.of(lesson, judged, tuple(str(c) for c in range(n_classes)))
 
 
 def _labels(table: NDArray[np.bool_]) -> Labels:

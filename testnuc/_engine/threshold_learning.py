@@ -100,19 +100,7 @@ class ThresholdLearning:
         labels, fit = self._parts.labels, fitted.fit
         judged = judged_of(judgments, fitted.rows, labels)
         lesson = learn_thresholds(fit.scores, judged, len(labels.names), fit.usual, fit.heads)
-        return Learned(
-            labels=labels.names,
-            name=lesson.name,
-            rule=lesson.rule,
-            gain=lesson.gain,
-            judged=judgments,
-            texts=len(fit.scores),
-            trust=lesson.trust,
-            rows=judged.rows,
-            right=lesson.right,
-            person=judged.person,
-            draws=judged.draws,
-        )
+        return Learned.of(lesson, judged, labels.names, judgments)
 
     def wanted(self) -> tuple[int, int]:
         """Return the most texts to fit on, and the neighbors of each."""

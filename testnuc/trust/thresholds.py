@@ -9,8 +9,8 @@ whether the LLM gave it; that all labels of a text are right, by the product of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -28,12 +28,14 @@ if TYPE_CHECKING:
     from testnuc.trust.judgment import Judged
     from testnuc.trust.label_scores import LabelScores
 
+Decides = Literal["settings", "llm", "vote", "thresholds", "head"]
+
 #: The errors of all bounds together: 90 % confidence.
 _ALPHA = 0.1
 #: Judgments from which thresholds are fitted.
 _LEAST_JUDGED = 20
 #: Candidate -> its part of the error, in plain words.
-_CANDIDATES = {
+_CANDIDATES: dict[Decides, tuple[float, str]] = {
     "settings": (0.0, "the vote settings"),
     "llm": (1.0, "the LLM's own labels"),
     "vote": (1.0, "the vote"),
@@ -56,8 +58,6 @@ _ARRAYS = (
     "given_right",
 )
 
-Decides = Literal["settings", "llm", "vote", "thresholds", "head"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Thresholds:
@@ -75,29 +75,72 @@ class Thresholds:
     #: float32[FOLDS, C], the threshold of each label for the texts of each fold.
     limits: Float32s
     #: One for each fold, if `decides` is "head".
-    heads: tuple[LinearHead, ...]
+    heads: tuple[LinearHead, ...] = ()
     #: float64[FOLDS, 3] and float64[FOLDS, 2]: what trust is made of.
-    of_label: Float64s
-    of_text: Float64s
+    of_label: Float64s = field(default_factory=lambda: np.tile([0.0, 1.0, 0.0], (FOLDS, 1)))
+    of_text: Float64s = field(default_factory=lambda: np.tile(_TEXT_PRIOR.mean, (FOLDS, 1)))
     #: int32[G], int32[G], float32[G], bool[G]: the text and the number of each given label, the
     #: chance that it applies, and whether a judgment says that it does.
-    given_rows: Int32s
-    given_labels: Int32s
-    given_chances: Float32s
-    given_right: Bools
+    given_rows: Int32s = field(default_factory=lambda: np.empty(0, np.int32))
+    given_labels: Int32s = field(default_factory=lambda: np.empty(0, np.int32))
+    given_chances: Float32s = field(default_factory=lambda: np.empty(0, np.float32))
+    given_right: Bools = field(default_factory=lambda: np.empty(0, np.bool_))
+
+    def given(self, scores: LabelScores) -> Bools:
+        """Return which labels texts get, bool[T]."""
+        if self.decides == "settings":
+            return scores.given
+        if self.decides == "llm":
+            return scores.by_llm()
+        return scores.above(self.limits, with_head=self.decides == "head")
 
     def decide(self, scores: LabelScores) -> Labels:
         """Label texts; the candidates are those of the scores, in their order."""
-        given = _given(scores, self.decides, self.limits)
-        chances = _chances(scores, self.decides, self.of_label)
+        given, chances = self.given(scores), self._chances(scores)
+        start, slope = self.of_text[scores.folds].T
+        odds = start + slope * _text_odds(scores, given, chances)
+        known = scores.vote.known | scores.answered
         return replace(
             scores.vote,
             share=scores.scores(with_head=self.decides == "head"),
-            known=scores.vote.known | scores.answered,
+            known=known,
             given=given,
             chance=chances,
-            trust=_trust(scores, given, chances, self.of_text),
+            trust=np.where(known, 1 / (1 + np.exp(-odds)), np.nan),
         )
+
+    def calibrated(self, scores: LabelScores, right: Labels, exact: Bools) -> Thresholds:
+        """Return the same with trust, fitted for each fold on the judged texts of the others.
+
+        `right` are the labels of these texts, and `exact`, bool[m], whether they get just these.
+        """
+        if not len(exact):
+            return self
+        z, used = self._features(scores)
+        folds, rows = scores.folds, scores.vote.rows[used]
+        applies = scores.vote.among(right)[used]
+        of_label = by_fold(z[used], applies, np.ones(len(rows)), folds[rows], LABEL_PRIOR)
+        made = replace(self, of_label=of_label)
+        odds = _text_odds(scores, made.given(scores), made._chances(scores))  # noqa: SLF001
+        x = np.column_stack([np.ones(len(odds)), odds])
+        return replace(made, of_text=by_fold(x, exact, np.ones(len(x)), folds, _TEXT_PRIOR))
+
+    def _features(self, scores: LabelScores) -> tuple[Float64s, Bools]:
+        """Return float64[T, 3]: one, log odds by the score, and whether the LLM gave the label.
+
+        And which pairs it knows of, bool[T]: without a head, not those of a head alone, so that
+        trust is the same whether a run has a head or not.
+        """
+        by_head = self.decides == "head"
+        p = np.clip(scores.scores(with_head=by_head).astype(np.float64), _NEAR, 1 - _NEAR)
+        z = np.stack([np.ones(len(p)), log_odds(p), scores.own - 0.5], axis=1)
+        return z, np.ones(len(p), np.bool_) if by_head else scores.without_head()
+
+    def _chances(self, scores: LabelScores) -> Float64s:
+        """Return the chance that each label applies, float64[T]."""
+        z, known = self._features(scores)
+        odds = (z * self.of_label[scores.folds[scores.vote.rows]]).sum(axis=1)
+        return np.where(known, 1 / (1 + np.exp(-odds)), 0.0)
 
     def apply(self, scores: LabelScores) -> Labels:
         """Label texts."""
@@ -131,11 +174,8 @@ class Thresholds:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Lesson:
+class Lesson(NamedTuple):
     """What judged texts teach where texts can have several labels."""
-
-    __repr__ = brief
 
     rule: Thresholds
     #: What gives the labels, in plain words.
@@ -175,97 +215,42 @@ def learn_thresholds(
     # what the labels are already is no candidate
     same = "llm" if (scores.given == scores.by_llm()).all() else "vote"
     tried = {kind: part for kind, (part, _) in _CANDIDATES.items() if kind != same}
-    kinds = [
-        kind
-        for kind in tried
-        if (kind != "head" or heads) and (enough or kind in {"settings", "llm", "vote"})
-    ]
-    limits = {
-        kind: fit_thresholds(taught, right, n_classes, usual, with_head=kind == "head")
-        if kind in {"thresholds", "head"}
-        else np.full((FOLDS, n_classes), usual, dtype=np.float32)
-        for kind in kinds
-    }
-    total = sum(tried.values())
-    before = jaccard(*counts(some, truth, some.given))
-    gains = {"settings": Gain(0.0, 0.0, 0.0)}
-    for kind in kinds[1:]:
-        after = jaccard(*counts(some, truth, _given(some, kind, limits[kind])))
+    rules = {}
+    for kind in tried:
+        if (kind == "head" and not heads) or (kind in {"thresholds", "head"} and not enough):
+            continue
+        limits = np.full((FOLDS, n_classes), usual, dtype=np.float32)
+        if kind in {"thresholds", "head"}:
+            limits = fit_thresholds(taught, right, n_classes, usual, with_head=kind == "head")
+        rules[kind] = Thresholds(kind, limits, tuple(heads) if kind == "head" else ())
+    before, gains = jaccard(*counts(some, truth, some.given)), {}
+    for kind, rule in rules.items():
+        after = jaccard(*counts(some, truth, rule.given(some)))
         values = np.where(known, after - before, 0.0)[drawn]
-        gains[kind] = gain_of(values, proving, _ALPHA * tried[kind] / total)
-    chosen = max(kinds, key=lambda kind: gains[kind].low)
-    kept = limits[chosen]
-    hits, count, sizes = counts(some, truth, _given(some, chosen, kept))
+        alpha = _ALPHA * tried[kind] / sum(tried.values())
+        gains[kind] = gain_of(values, proving, alpha) if alpha else Gain(0.0, 0.0, 0.0)
+    chosen = max(rules, key=lambda kind: gains[kind].low)
+    rule = rules[chosen]
+    hits, count, sizes = counts(some, truth, rule.given(some))
     exact = (hits == sizes) & (count == sizes) & known
-    of_label, of_text = _calibrated(taught, right, exact[used], chosen, kept)
-    labeled, chances = _given(scores, chosen, kept), _chances(scores, chosen, of_label)
-    given, applies = np.flatnonzero(labeled), np.zeros(len(labeled), dtype=np.bool_)
+    rule = rule.calibrated(taught, right, exact[used])
+    found, applies = rule.decide(scores), np.zeros(len(scores.own), dtype=np.bool_)
+    assert found.chance is not None
+    assert found.trust is not None
     applies[places_of(scores.vote.starts, rows)[0]] = some.vote.among(truth)
-    rule = Thresholds(
-        decides=chosen,  # type: ignore[arg-type]
-        limits=kept,
-        heads=tuple(heads) if chosen == "head" else (),
-        of_label=of_label,
-        of_text=of_text,
-        given_rows=scores.vote.rows[given].astype(np.int32),
-        given_labels=scores.vote.label[given],
-        given_chances=chances[given].astype(np.float32),
+    given = np.flatnonzero(found.is_given())
+    rule = replace(
+        rule,
+        given_rows=found.rows[given].astype(np.int32),
+        given_labels=found.label[given],
+        given_chances=found.chance[given].astype(np.float32),
         given_right=applies[given],
     )
-    trust = _trust(scores, labeled, chances, of_text).astype(np.float32)
+    trust = found.trust.astype(np.float32)
     return Lesson(rule, _CANDIDATES[chosen][1], gains[chosen], trust, exact)
-
-
-def _calibrated(
-    scores: LabelScores, right: Labels, exact: Bools, kind: str, limits: Float32s
-) -> tuple[Float64s, Float64s]:
-    """Fit trust of labels and of texts for each fold on the judged texts of the others."""
-    if not len(exact):
-        return np.tile([0.0, 1.0, 0.0], (FOLDS, 1)), np.tile(_TEXT_PRIOR.mean, (FOLDS, 1))
-    folds, used = scores.folds, _known_of(scores, kind)
-    z, applies = _features(scores, kind)[used], scores.vote.among(right)[used]
-    of_label = by_fold(z, applies, np.ones(len(z)), folds[scores.vote.rows][used], LABEL_PRIOR)
-    odds = _text_odds(scores, _given(scores, kind, limits), _chances(scores, kind, of_label))
-    x = np.column_stack([np.ones(len(odds)), odds])
-    return of_label, by_fold(x, exact, np.ones(len(x)), folds, _TEXT_PRIOR)
-
-
-def _given(scores: LabelScores, kind: str, limits: Float32s) -> Bools:
-    """Return which labels a candidate gives, bool[T]."""
-    if kind == "settings":
-        return scores.given
-    return scores.by_llm() if kind == "llm" else scores.above(limits, with_head=kind == "head")
-
-
-def _known_of(scores: LabelScores, kind: str) -> Bools:
-    """Return which pairs a candidate knows of, bool[T]: without a head, not those of a head alone.
-
-    So trust is the same whether a run has a head or not.
-    """
-    return np.ones(len(scores.own), np.bool_) if kind == "head" else scores.without_head()
-
-
-def _features(scores: LabelScores, kind: str) -> Float64s:
-    """Return float64[T, 3]: one, log odds by the score, and whether the LLM gave the label."""
-    p = scores.scores(with_head=kind == "head")
-    p = np.clip(p.astype(np.float64), _NEAR, 1 - _NEAR)
-    return np.stack([np.ones(len(p)), log_odds(p), scores.own - 0.5], axis=1)
-
-
-def _chances(scores: LabelScores, kind: str, of_label: Float64s) -> Float64s:
-    """Return the chance that each label applies, float64[T]."""
-    odds = (_features(scores, kind) * of_label[scores.folds[scores.vote.rows]]).sum(axis=1)
-    return np.where(_known_of(scores, kind), 1 / (1 + np.exp(-odds)), 0.0)
 
 
 def _text_odds(scores: LabelScores, given: Bools, chances: Float64s) -> Float64s:
     """Return the log odds that all labels are right, were they independent, float64[n]."""
     logs = np.log(np.where(given, chances, 1 - chances))
     return log_odds(np.exp(np.bincount(scores.vote.rows, weights=logs, minlength=len(scores))))
-
-
-def _trust(scores: LabelScores, given: Bools, chances: Float64s, of_text: Float64s) -> Float64s:
-    """Return the chance that all labels of each text are right, float64[n]."""
-    start, slope = of_text[scores.folds].T
-    odds = start + slope * _text_odds(scores, given, chances)
-    return np.where(scores.vote.known | scores.answered, 1 / (1 + np.exp(-odds)), np.nan)

@@ -66,19 +66,7 @@ def learned_of(scores, gold, heads, m, seed=0):
 
 def taught_by(scores, judged, heads):
     lesson = learn_thresholds(scores, judged, CLASSES, 0.5, heads)
-    return Learned(
-        labels=tuple(f"label {c}" for c in range(CLASSES)),
-        name=lesson.name,
-        rule=lesson.rule,
-        gain=lesson.gain,
-        judged=(),
-        texts=len(scores),
-        trust=lesson.trust,
-        rows=judged.rows,
-        right=lesson.right,
-        person=judged.person,
-        draws=judged.draws,
-    )
+    return Learned.of(lesson, judged, tuple(f"label {c}" for c in range(CLASSES)))
 
 
 @pytest.mark.slow
