@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from testnuc._base.checks import hash_text, valid_text
+from testnuc.cli import xlsx
 from testnuc.cli.answer_store import AnswerStore
 from testnuc.cli.client_factory import client_of
 from testnuc.cli.files import check_output
@@ -126,6 +127,13 @@ async def labeled(nuc: TestNUC, table: Table, source: str) -> LabeledTable:
 def _answered(nuc: TestNUC, table: Table, source: str) -> list[Classification]:
     """Return the results of a file that hold the LLM's answer."""
     usable(table, source)
+    cut = [at for at, text in enumerate(table.texts) if isinstance(text, str) and xlsx.is_cut(text)]
+    if cut and source.lower().endswith(".xlsx"):
+        raise InvalidInputError(
+            f"{source}, row {cut[0] + 1}: the text is cut at {xlsx.CELL:,} characters, the most in "
+            "a cell; run the same `testnuc classify` with -o to a .csv, and take that (the answers "
+            "are stored)"
+        )
     results = read_results(table.rows, source, table.text_column)
     answered = [r for r in results if valid_text(r.text) is None]
     if nuc.labels.multilabel:

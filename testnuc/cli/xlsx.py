@@ -22,14 +22,26 @@ CELL, _ROWS = 32_767, 1_048_576
 #: Bytes that are unpacked of a workbook: a constant, and so many for each byte of the file. A sheet
 #: shrinks to a tenth, one of a single number to a thirtieth. Each part that is opened counts, too.
 _UNPACKED, _RATIO, _OPENED = 8 * 1024 * 1024, 50, 4_096
-#: Characters that XML cannot hold.
-_ILLEGAL = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+#: Characters that XML cannot hold; it reads a carriage return as a line feed. Excel writes each of
+#: them as ``_x000D_``, and so what looks like that.
+_ESCAPED = re.compile("[\0-\x08\x0b-\x1f\ufffe\uffff]|_(?=x[0-9A-Fa-f]{4}_)")
+_ESCAPE = re.compile("_x(00[01][0-9A-Fa-f]|005[Ff]|[Ff]{3}[EeFf])_")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _DOCTYPES = (b"<!DOCTYPE", "<!DOCTYPE".encode("utf-16-le")[:-1])
 
 
 def too_long(rows: Sequence[Mapping[str, Any]]) -> int:
     """Return how many strings do not fit into a cell."""
-    return sum(isinstance(v, str) and len(v) > CELL for row in rows for v in row.values())
+    return sum(isinstance(v, str) and len(_escaped(v)) > CELL for row in rows for v in row.values())
+
+
+def is_cut(text: str) -> bool:
+    """Whether a text of a workbook is probably the beginning of a longer one."""
+    return len(_escaped(text)) >= CELL
+
+
+def _escaped(text: str) -> str:
+    return _ESCAPED.sub(lambda found: f"_x{ord(found[0]):04X}_", text)
 
 
 def read_rows(path: Path, text_column: str) -> tuple[list[str], list[dict[str, Any]]]:
@@ -122,14 +134,20 @@ def _lines(path: Path, sheet: Any) -> Iterator[tuple[Any, ...]]:
 
 def _rows_of(path: Path, sheet: Any, text_column: str) -> tuple[list[str], list[dict[str, Any]]]:
     lines = _lines(path, sheet)
-    header = ["" if name is None else str(name) for name in next(lines, ())]
-    plain = [[v.isoformat() if isinstance(v, date | time) else v for v in line] for line in lines]
+    header = ["" if name is None else str(_value(name)) for name in next(lines, ())]
+    plain = [list(map(_value, line)) for line in lines]
     columns, rows = rows_by_name(str(path), header, plain, None)
     for row in rows:
         text = row.get(text_column)
         if isinstance(text, int | float):
             row[text_column] = str(text)
     return columns, rows
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, str):
+        return _ESCAPE.sub(lambda found: chr(int(found[1], 16)), value)
+    return value.isoformat() if isinstance(value, date | time) else value
 
 
 def write_rows(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
@@ -149,7 +167,7 @@ def write_rows(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, A
             return value
         # Excel has no cell for a time with a zone, for bytes and what else Parquet holds
         value = str(value)
-        made = WriteOnlyCell(sheet, _ILLEGAL.sub("\ufffd", value)[:CELL])
+        made = WriteOnlyCell(sheet, _SURROGATE.sub("\ufffd", _escaped(value))[:CELL])
         # a text that begins with "=" is no formula
         made.data_type = "s"
         return made

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from testnuc._base.checks import valid_text
 from testnuc._base.display import brief
 
 #: More texts than a run can have.
@@ -56,7 +57,8 @@ class ReviewContext:
             "descriptions": dict(self.descriptions),
             "instructions": self.instructions,
             "none_label": self.none_label,
-            "run": self.run,
+            # JSON has no name of a file that is not UTF-8
+            "run": [] if valid_text(" ".join(self.run) or "-") else self.run,
         }
 
     @classmethod

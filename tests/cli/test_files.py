@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from testnuc.cli import xlsx
 from testnuc.cli.decoding import decoded, delimiter_of
 from testnuc.cli.files import write_results
 from testnuc.cli.label_files import read_labels
@@ -215,6 +216,60 @@ def test_a_text_that_excel_would_cut_is_noted_before_the_run(tmp_path):
         code, _, err = classify(llm, file, "-o", tmp_path / "out.xlsx", "--dry-run")
     assert (code, llm.requests) == (0, 0)
     assert "cuts texts at 32,767 characters, the most in a cell of Excel (1 of them)" in err
+
+
+def test_a_workbook_keeps_each_character_of_a_text(tmp_path):
+    pytest.importorskip("openpyxl")
+    texts = [
+        "two\r\nlines",
+        "old\rline",
+        "feed\x0c",
+        "nul\0",
+        "_x000D_ written",
+        "_x00_",
+        "tab\tlf\n.",
+    ]
+    rows = [{"text": text, "_x000D_": 1} for text in texts]
+    xlsx.write_rows(tmp_path / "out.xlsx", list(rows[0]), rows)
+    columns, again = xlsx.read_rows(tmp_path / "out.xlsx", "text")
+    assert (columns, again) == (list(rows[0]), rows)
+
+
+def test_judged_texts_of_a_workbook_keep_their_labels(tmp_path):
+    pytest.importorskip("openpyxl")
+    file, out, review = tmp_path / "in.csv", tmp_path / "out.xlsx", tmp_path / "review.json"
+    texts = [f"line {i}\r\n{text}" for i, text in enumerate(messages(12))]
+    with file.open("w", newline="") as stream:
+        csv.writer(stream).writerows([["text"], *([text] for text in texts)])
+    with LoopbackLLM(lambda _: (LABELS[0], 0.9)) as llm:
+        assert classify(llm, file, "-o", out)[0] == 0
+        asked = llm.requests
+        code, _, err = run_here("review", out, "-n", "4", "-o", review)
+        assert code == 0, err
+        judged = json.loads(review.read_text())
+        assert {item["text"] for item in judged["items"]} <= set(texts)
+        for item in judged["items"]:
+            item["answer"] = LABELS[1]
+        review.write_text(json.dumps(judged))
+        code, _, err = run_here("learn", out, review, "-o", tmp_path / "better.csv")
+        assert code == 0, err
+        assert llm.requests == asked
+    labels = {
+        r["text"]: r["nuc_label"] for r in read_table(str(tmp_path / "better.csv"), "text").rows
+    }
+    assert set(labels) == set(texts)
+    assert all(labels[item["text"]] == LABELS[1] for item in judged["items"])
+
+
+def test_a_text_that_a_workbook_cut_is_not_judged(tmp_path):
+    pytest.importorskip("openpyxl")
+    file, out = tmp_path / "in.csv", tmp_path / "out.xlsx"
+    file.write_text(f"text\nrefund\n{'long ' * 8_000}\n")
+    with LoopbackLLM(lambda _: (LABELS[0], 0.9)) as llm:
+        assert classify(llm, file, "-o", out)[0] == 0
+        code, _, err = run_here("review", out)
+    assert code == 2
+    assert "row 2: the text is cut at 32,767 characters" in err
 
 
 def test_a_workbook_as_people_make_them(tmp_path):

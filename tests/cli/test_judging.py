@@ -505,3 +505,19 @@ def test_the_referee_and_its_part_reach_the_client(tickets, monkeypatch):
         assert taken[-1]["escalate"] == pytest.approx(part)
     run_here("classify", tickets, "--labels", "a,b")
     assert "referee" not in taken[-1]
+
+
+def test_results_whose_file_name_is_not_utf8(tickets, tmp_path):
+    out = tmp_path / "aus_\udce4.csv"
+    try:
+        out.touch()
+    except OSError:
+        pytest.skip("file names are UTF-8 here")
+    out.unlink()
+    with LoopbackLLM(wrong_at_random) as llm:
+        assert run_here("classify", tickets, *options(llm), "-o", out)[0] == 0
+        code, _, err = run_here("review", out, "-n", "4", "--no-open", "-o", "review.json")
+        assert code == 0, err
+        judged("review.json")
+        code, _, err = run_here("learn", out, "review.json", "-o", "better.csv")
+    assert code == 0, err
