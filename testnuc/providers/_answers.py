@@ -17,6 +17,12 @@ MAX_ENUM = 500
 MAX_ENUM_CHARACTERS = 15_000
 #: Labels of one text that an answer has room for.
 MAX_LABELS = 32
+#: Why answers end that are whole, by the names of different servers; others broke off, as by
+#: ``"error"``, ``"abort"``, DeepSeek's ``"insufficient_system_resource"``.
+_WHOLE = frozenset(
+    {"stop", "end_turn", "stop_sequence", "eos", "eos_token", "end_of_turn", "tool_calls"}
+    | {"tool_use", "function_call", "complete", "completed", "finished", "done", "success"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +51,13 @@ class Message:
     truncated: bool = False
     #: Log-probabilities of the content's tokens, as received.
     logprobs: Any = None
-    #: Whether a stream broke off, so that the answer may be incomplete.
+    #: Whether it broke off for another reason than the output limit.
     broken: bool = False
+
+
+def breaks_off(reason: Any) -> bool:
+    """Whether an answer broke off, by the reason why it ended; without one it did not."""
+    return isinstance(reason, str) and reason != "" and reason.lower() not in _WHOLE
 
 
 def answer_schema(task: Task, n: int, structure: Structure) -> dict[str, Any]:

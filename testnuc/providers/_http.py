@@ -360,7 +360,7 @@ class HTTPProvider(ABC):
         if message.broken:
             facts["content"] = None  # which would be a reason to ask for another format
             raise UnreadableReplyError(
-                f"{self._where}: the stream broke off before its end", **facts
+                f"{self._where}: the answer broke off before its end", **facts
             )
         if message.truncated:
             raise TruncatedReplyError(

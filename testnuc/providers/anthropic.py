@@ -19,7 +19,7 @@ from testnuc._base.foreign import count
 from testnuc.errors import ConfigurationError, EmptyReplyError, InvalidInputError
 from testnuc.protocols import APIKey, Task, TokenUsage
 from testnuc.providers import _reasoning
-from testnuc.providers._answers import Body, Message, answer_schema, output_limit
+from testnuc.providers._answers import Body, Message, answer_schema, breaks_off, output_limit
 from testnuc.providers._dialect import Dialect, Structure
 from testnuc.providers._http import HTTPProvider
 from testnuc.providers._streams import text_of
@@ -253,12 +253,16 @@ class Anthropic(HTTPProvider):
                 status_code=200,
             )
         texts = [b for b in blocks if isinstance(b, dict) and b.get("type") == "text"]
+        limited = reason in ("max_tokens", "model_context_window_exceeded")
+        refused = reason == "refusal"
+        broken = not (limited or refused) and breaks_off(reason)
         return Message(
             text_of(texts),
             usage,
             request_id,
-            "" if reason == "refusal" else None,
-            truncated=reason in ("max_tokens", "model_context_window_exceeded"),
+            "" if refused else None,
+            truncated=limited or broken,
+            broken=broken,
         )
 
     def usage(self, answer: dict[str, Any]) -> TokenUsage | None:

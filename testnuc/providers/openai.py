@@ -23,7 +23,7 @@ from testnuc.errors import (
 from testnuc.prompts import VERBALIZED
 from testnuc.protocols import APIKey, Reply, Request, Task, TokenUsage
 from testnuc.providers import _reasoning, _responses
-from testnuc.providers._answers import Body, Message, answer_schema, output_limit
+from testnuc.providers._answers import Body, Message, answer_schema, breaks_off, output_limit
 from testnuc.providers._dialect import Dialect, Structure
 from testnuc.providers._http import HTTPProvider
 from testnuc.providers._logprobs import TOP, with_logprobs, with_scores
@@ -295,8 +295,11 @@ class OpenAI(HTTPProvider):
         if not isinstance(refusal, str) or not refusal:
             refusal = "" if finish == "content_filter" else None
         content = text_of(message.get("content"))
-        truncated = isinstance(finish, str) and finish.lower() in _TRUNCATED
-        return Message(content, usage, request_id, refusal, truncated, choice.get("logprobs"))
+        limited = isinstance(finish, str) and finish.lower() in _TRUNCATED
+        # OpenRouter has the error of a server that died beside what it said
+        broken = not limited and (breaks_off(finish) or bool(choice.get("error")))
+        logprobs = choice.get("logprobs")
+        return Message(content, usage, request_id, refusal, limited or broken, logprobs, broken)
 
     def usage(self, answer: dict[str, Any]) -> TokenUsage | None:
         """Return the tokens that a response reports; None: unknown.
@@ -318,8 +321,11 @@ class OpenAI(HTTPProvider):
         reason = details.get("reason") if isinstance(details, dict) else None
         if reason == "content_filter":
             refusal = refusal or ""
-        truncated = reason == "max_output_tokens" or answer.get("status") == "incomplete"
-        return Message(content, usage, request_id, refusal, truncated, {"content": tokens})
+        status = answer.get("status")
+        limited = reason == "max_output_tokens" or status == "incomplete"
+        broken = not limited and breaks_off(status)
+        logprobs = {"content": tokens}
+        return Message(content, usage, request_id, refusal, limited or broken, logprobs, broken)
 
 
 def _finish(choice: dict[str, Any]) -> Any:

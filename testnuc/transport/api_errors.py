@@ -82,13 +82,13 @@ _FILTERED = re.compile(
 )
 _FILTERED_CODES = {"content_filter", "invalid_prompt", "responsibleaipolicyviolation"}
 _TOO_LONG = re.compile(
-    r"context.{0,10}(length|window|size)|prompt is too long|input is too long|too many tokens"
-    r"|request too large|maximum (prompt|input) length|exceed.{0,30}context"
-    r"|token count.{0,40}exceed|max_new_tokens`? must be|messages is too long",
+    r"context.{0,10}(length|window|size)|prompt is too long|input is too long|request too large"
+    r"|maximum (prompt|input) length|exceed.{0,30}context|token count.{0,40}exceed"
+    r"|max_new_tokens`? must be|messages is too long",
     re.IGNORECASE,
 )
-#: Bedrock's rate limit says "Too many tokens, please wait before trying again."
-_WAIT = re.compile(r"please wait|trying again", re.IGNORECASE)
+#: The words of a text that is too long, and of the rate limits of Bedrock and Cerebras.
+_TOO_MANY = re.compile(r"too many tokens", re.IGNORECASE)
 _TOO_LONG_CODES = {"context_length_exceeded", "too_many_prompt_tokens", "string_above_max_length"}
 #: llama.cpp's words about an answer that it could not parse.
 _MALFORMED = re.compile(r"output that does not match the expected \S* ?format", re.IGNORECASE)
@@ -261,7 +261,8 @@ def _kind(  # noqa: C901, PLR0911 - one return for each kind
     if (
         status == 413
         or lowered & _TOO_LONG_CODES
-        or (status in {400, 422, 429} and _TOO_LONG.search(text) and not _WAIT.search(text))
+        or (status in {400, 422, 429} and _TOO_LONG.search(text))
+        or (status in {400, 422} and _TOO_MANY.search(text))
     ):
         remedy = "The text is too long for the model: shorten it, or lower texts_per_call."
         return BadRequestError, remedy, True

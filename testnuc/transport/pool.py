@@ -31,6 +31,8 @@ _NUMBERS = count()
 _SEVERAL = -1
 #: The first id in a response, which is its own; within what a model says, quotes are escaped.
 _ID = re.compile(rb'"id"\s*:\s*("[^"]+"|\d+)')
+#: One that says little: Ollama draws a number below 999, other servers count, or take the time.
+_FEW_DIGITS = re.compile(rb"(\D*[^0-9A-Za-z])?\d{0,13}")
 #: Responses that are remembered, to recognize one that is repeated.
 _MOST_REMEMBERED = 1024
 
@@ -83,7 +85,7 @@ class Repetitions:
     """Recognizes a response that its connection has carried before.
 
     It has the same id: a proxy may change the rest. An id that comes on several connections is one
-    that the server gives more than once.
+    that the server gives more than once; so may be one of few digits.
     """
 
     __slots__ = ("_connections",)
@@ -98,8 +100,8 @@ class Repetitions:
         if not isinstance(connection, _Connection):
             return False
         own = _ID.search(data)
-        name = request_id(response.headers) if own is None else own[1]
-        if name is None:
+        name = (request_id(response.headers) or "").encode() if own is None else own[1].strip(b'"')
+        if _FEW_DIGITS.fullmatch(name):
             return False
         mark = hash(name)
         before = known.get(mark)

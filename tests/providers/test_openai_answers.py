@@ -31,6 +31,19 @@ def test_an_answer():
     assert reply.request_id.startswith("chatcmpl-")
 
 
+@pytest.mark.parametrize("finish", ["stop", "eos", "STOP", "tool_calls", "", None, "error"])
+def test_a_whole_answer_counts_for_whatever_reason_it_ended(finish):
+    reply = OpenAI("m", base_url=LOCAL).decode(request(), completion(finish=finish))
+    assert reply.answers == (Answer("refund", 0.9),)
+
+
+def test_an_answer_beside_an_error_is_not_whole():
+    broken = {"message": {"content": "refund"}, "finish_reason": "stop", "error": {"code": 502}}
+    with pytest.raises(UnreadableReplyError, match="broke off") as caught:
+        OpenAI("m", base_url=LOCAL).decode(request(), completion(choices=[broken]))
+    assert caught.value.content is None
+
+
 def test_content_in_parts():
     parts = [
         {"type": "text", "text": '{"label": "a",'},
@@ -62,6 +75,10 @@ def test_missing_usage_is_unknown(usage):
         (completion("", finish="content_filter"), RefusalError),
         (completion('{"label": "ref', finish="length"), TruncatedReplyError),
         (completion(None, finish="length"), TruncatedReplyError),
+        # a draft, and the beginning of a longer label, of an answer that broke off
+        (completion('Perhaps {"label": "refund"}, but', finish="error"), UnreadableReplyError),
+        (completion("refund", finish="insufficient_system_resource"), UnreadableReplyError),
+        (completion("refund", finish="abort"), UnreadableReplyError),
         (completion(""), EmptyReplyError),
         (completion(None), EmptyReplyError),
         (completion(choices=[]), EmptyReplyError),
