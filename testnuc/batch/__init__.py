@@ -2,14 +2,13 @@
 
 ::
 
-    lane          BatchLane: predictions in rounds of batches
-    packing       requests, batches within the provider's limits, and its queue of tokens
+    lane          BatchLane: predictions in rounds of batches; the batch API of a provider
+    packing       asks of one request, requests of one batch, the provider's queue of tokens
     lifecycle     one batch: intent, creation, polling, results; adoption after a crash
     decoding      result lines to predictions, by custom_id
     manifest      the stored record of a batch
     retry_rounds  which requests go into another batch
     base          the interface of both batch APIs
-    registry      the batch API of a provider
     openai        files and batches
     anthropic     message batches
     manager       ``testnuc batch``: batches without a client
@@ -17,8 +16,7 @@
 
 from __future__ import annotations
 
-from testnuc.batch.lane import BatchLane
+from testnuc.batch.lane import BatchLane, has_batches
 from testnuc.batch.manifest import BatchStore
-from testnuc.batch.registry import has_batches
 
 __all__ = ["BatchLane", "BatchStore", "has_batches"]

@@ -94,7 +94,7 @@ class BatchProvider(WireProvider, Protocol):
 
     @property
     def batch_format(self) -> str:
-        """A key of `testnuc.batch.registry`: ``openai`` or ``anthropic``."""
+        """``openai`` or ``anthropic``."""
 
     def at(self, path: str, query: str = "") -> str:
         """Return the absolute URL of another path of the API, such as ``/batches``."""

@@ -6,28 +6,30 @@ import asyncio
 import logging
 import time
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from testnuc._dispatch.scheduler import Scheduler
+from testnuc.batch.anthropic import AnthropicBatches
 from testnuc.batch.base import QueueFullError
-from testnuc.batch.decoding import ResponseReader
+from testnuc.batch.decoding import ResponseReader, custom_id
 from testnuc.batch.lifecycle import BatchLifecycle, Outcomes, UnknownOutcomeError
 from testnuc.batch.manifest import facts_of, pack, require_batches, unpack
-from testnuc.batch.packing import BatchPacker, TokenQueue, packs
-from testnuc.batch.registry import batch_api
+from testnuc.batch.openai import OpenAIBatches
+from testnuc.batch.packing import PendingBatch, TokenQueue, packs
 from testnuc.batch.retry_rounds import RetryRounds
-from testnuc.errors import BudgetExceededError, ProviderError, StoreError
+from testnuc.errors import BudgetExceededError, InvalidInputError, ProviderError, StoreError
 from testnuc.protocols import StoredBatch, WireProvider, implements
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 
     from testnuc._dispatch.inflight import Ask, Outcome
     from testnuc._dispatch.predictor import Predictor
-    from testnuc.batch.packing import PendingBatch
+    from testnuc.batch.base import BatchAPI
+    from testnuc.batch.packing import Pack
     from testnuc.limits import BatchPolicy, Price, Reservation
     from testnuc.protocols import Store, TokenUsage
-    from testnuc.transport import Transport
+    from testnuc.transport import AuxiliaryRequests, Transport
 
 _log = logging.getLogger("testnuc.batch")
 
@@ -37,6 +39,34 @@ _GROWTH = 1.5
 _LEASE_FACTOR = 10.0
 #: Most asks collected for a batch: in-flight asks are held in memory.
 _MOST_ASKS = 100_000
+#: Part of the provider's limit of bytes that is used: sizes are measured before the final encoding,
+#: and requests are wrapped.
+_FULL = 0.98
+#: Requests encoded between two turns of the event loop.
+_TURN = 500
+#: Batch APIs, by the format that a provider names in ``batch_format``.
+_FORMATS: dict[object, Callable[[Any, AuxiliaryRequests], BatchAPI]] = {
+    "anthropic": AnthropicBatches,
+    "openai": OpenAIBatches,
+}
+
+
+def batch_api(provider: object, exchanges: AuxiliaryRequests) -> BatchAPI:
+    """Return the batch API of a provider; raises `InvalidInputError` if it has none."""
+    if not has_batches(provider):
+        name = repr(getattr(provider, "name", type(provider).__name__))
+        url = getattr(provider, "url", "")
+        raise InvalidInputError(
+            f"lane='batch' needs a provider with a batch API, and {name}{url and f' at {url}'} "
+            "names no supported batch_format ('openai', 'anthropic'); use an openai/.. or "
+            "anthropic/.. model of their own APIs, or lane='live'"
+        )
+    return _FORMATS[provider.batch_format](provider, exchanges)  # type: ignore[attr-defined]
+
+
+def has_batches(provider: object) -> bool:
+    """Whether a provider has a supported batch API."""
+    return getattr(provider, "batch_format", None) in _FORMATS
 
 
 class BatchLane:
@@ -71,7 +101,6 @@ class BatchLane:
         reader = ResponseReader(provider, predictor.task, predictor.labels)
         self._lifecycle = BatchLifecycle(self._api, reader, self._store, policy=policy, price=price)
         self._queue = TokenQueue(policy.max_enqueued_tokens)
-        self._packer = BatchPacker(predictor, provider, self._api, price, policy.max_requests)
         self._writing = asyncio.Lock()
         self._slots = asyncio.Semaphore(policy.in_flight)
         self._live = live
@@ -83,7 +112,7 @@ class BatchLane:
         self._pending_keys: dict[bytes, asyncio.Task[Outcomes]] = {}
         self._tasks: set[asyncio.Task[Outcomes]] = set()
         self._creating: set[asyncio.Task[StoredBatch]] = set()
-        most = min(policy.max_requests or self._api.max_requests, self._api.max_requests)
+        self._most = min(policy.max_requests or self._api.max_requests, self._api.max_requests)
         #: Calls `answer` with as many asks as fill a batch.
         self.scheduler = Scheduler(
             self.answer,
@@ -91,7 +120,7 @@ class BatchLane:
             predictor.scope,
             meter=transport.meter,
             workers=policy.in_flight,
-            per_call=min(most * per_call, _MOST_ASKS),
+            per_call=min(self._most * per_call, _MOST_ASKS),
             # batches outlive the client: do not wait for them
             drain=0.0,
             # many asks wait: renew their leases rarely
@@ -169,7 +198,7 @@ class BatchLane:
         tasks = {self._pending_keys[a.key]: None for a in asks if a.key in self._pending_keys}
         others = [ask for ask in asks if ask.key not in self._pending_keys]
         requests = packs(others, self._per_call, frozenset(alone))
-        async for load in self._packer.loads(requests, self._queue.limit):
+        async for load in self._loads(requests, self._queue.limit):
             await self._slots.acquire()
             keys = [ask.key for pack in load.packs for ask in pack]
             alone.update(pack[0].key for pack in load.packs if len(pack) == 1)
@@ -206,6 +235,54 @@ class BatchLane:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.warning("a batch stays open for the next run: %s", error)
+
+    async def _loads(
+        self, requests: Iterable[Pack], most_tokens: int | None
+    ) -> AsyncIterator[PendingBatch]:
+        """Yield batches as full as the limits allow; a larger request gets its own batch.
+
+        Each request is encoded twice, for its size and for the upload: all pending requests
+        together may not fit into memory.
+        """
+        most_bytes = int(_FULL * self._api.max_bytes)
+        load = PendingBatch()
+        for done, asks in enumerate(requests, 1):
+            part = self._predictor.part(asks)
+            sent, received = self._provider.reserve(self._predictor.request(asks, part))
+            size = len(self._line(load, len(load.packs), asks))
+            full = (
+                len(load.packs) >= self._most
+                or load.size + size > most_bytes
+                or (most_tokens is not None and load.input_tokens + sent > most_tokens)
+            )
+            if full and load.packs:
+                yield load
+                load = PendingBatch()
+            load.packs.append(asks)
+            load.partial.append(part is not None)
+            load.size += size
+            load.input_tokens += sent
+            load.output_tokens += received
+            load.largest = max(load.largest[0], sent), max(load.largest[1], received)
+            if self._price is not None:
+                load.pico_usd += self._price.worst(sent, received)
+            if done % _TURN == 0:
+                await asyncio.sleep(0)
+        if load.packs:
+            yield load
+
+    async def _lines(self, load: PendingBatch) -> list[bytes]:
+        """Return the encoded requests of a batch."""
+        lines: list[bytes] = []
+        for number, asks in enumerate(load.packs):
+            lines.append(self._line(load, number, asks))
+            if number % _TURN == 0:
+                await asyncio.sleep(0)
+        return lines
+
+    def _line(self, load: PendingBatch, number: int, asks: Pack) -> bytes:
+        body = self._provider.encode(self._predictor.request(asks, self._predictor.part(asks)))
+        return self._api.line(custom_id(load.id.hex(), number), body)
 
     # -- a batch ---------------------------------------------------------------------------------
 
@@ -248,7 +325,7 @@ class BatchLane:
         outcomes: Outcomes = {}
         half = len(load.packs) // 2
         for part in (load.packs[:half], load.packs[half:]):
-            async for smaller in self._packer.loads(part, self._queue.limit):
+            async for smaller in self._loads(part, self._queue.limit):
                 outcomes.update(await self._run_batch(smaller))
         return outcomes
 
@@ -302,7 +379,7 @@ class BatchLane:
             await self._lifecycle.intend(batch)
             # other batch lanes see the intent; live lanes must not wait for hours
             self.scheduler.release([ask.key for pack in load.packs for ask in pack])
-            lines = await self._packer.lines(load)
+            lines = await self._lines(load)
             creating = asyncio.create_task(
                 self._lifecycle.create(batch, lines, lambda: self._queue.used > load.input_tokens)
             )

@@ -19,8 +19,9 @@ import secrets
 from dataclasses import replace
 from itertools import islice
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from testnuc._base.foreign import count
 from testnuc.batch.base import RemoteBatch
 from testnuc.batch.decoding import BatchOutcomes
 from testnuc.batch.manifest import unpack
@@ -271,7 +272,12 @@ class BatchLifecycle:
             before = len(joined.usages)
             clock = asyncio.get_running_loop().time
             began = clock()
-            unread = await self._read(remote, joined)
+            unread = None
+            try:
+                if remote.results:
+                    await self.api.read(remote, joined.take)
+            except ProviderError as error:
+                unread = error
             waited += clock() - began
             refusals = refusals + 1 if unread is not None and _is_refusal(unread) else 0
             lost = joined.missing
@@ -298,15 +304,6 @@ class BatchLifecycle:
             waited += pause
             pause = min(pause * _GROWTH, self._policy.longest_poll)
 
-    async def _read(self, remote: RemoteBatch, joined: BatchOutcomes) -> ProviderError | None:
-        """Read the results that are there; return why some are not."""
-        try:
-            if remote.results:
-                await self.api.read(remote, joined.take)
-        except ProviderError as error:
-            return error
-        return None
-
     async def _keep(self, rows: Iterator[StoredPrediction]) -> Outcomes:
         kept: Outcomes = {}
         while part := list(islice(rows, _CHUNK)):
@@ -317,7 +314,7 @@ class BatchLifecycle:
     async def _ended(self, batch: StoredBatch) -> RemoteBatch:
         assert batch.remote_id is not None
         pause, polled, failing, refusals = self._policy.first_poll, 0.0, 0.0, 0
-        progress = _Progress(batch)
+        logged = "", 0, False
         clock = asyncio.get_running_loop().time
         while True:
             wait, began = pause, clock()
@@ -340,7 +337,7 @@ class BatchLifecycle:
             else:
                 # without a wait there would be no pause at all
                 wait = remote.poll_after or pause
-                progress.log(remote, wait)
+                logged = _log_state(logged, remote, batch.requests, wait)
                 if remote.ended:
                     return remote
                 failing, refusals = 0.0, 0
@@ -351,26 +348,18 @@ class BatchLifecycle:
             pause = min(pause * _GROWTH, self._policy.longest_poll)
 
 
-class _Progress:
-    """Logs the states of a batch, each once."""
-
-    def __init__(self, batch: StoredBatch) -> None:
-        self._requests = batch.requests
-        self._logged: object = None
-        self._warned = False
-
-    def log(self, remote: RemoteBatch, wait: float) -> None:
-        if self._logged != (remote.status, remote.done):
-            self._logged = remote.status, remote.done
-            _log.info(
-                "batch %s: %s, %d of %d", remote.id, remote.status, remote.done, self._requests
-            )
-        if wait > LONG and not (self._warned or remote.ended):
-            self._warned = True
-            _log.warning(
-                "the provider asks to wait for %.0f s until batch %s is polled again",
-                wait, remote.id,
-            )  # fmt: skip
+def _log_state(
+    before: tuple[str, int, bool], remote: RemoteBatch, requests: int, wait: float
+) -> tuple[str, int, bool]:
+    """Log the state of a batch, and that it is polled rarely, if that is new; return both."""
+    rarely = before[2] or (wait > LONG and not remote.ended)
+    if before[:2] != (remote.status, remote.done):
+        _log.info("batch %s: %s, %d of %d", remote.id, remote.status, remote.done, requests)
+    if rarely and not before[2]:
+        _log.warning(
+            "the provider asks to wait for %.0f s until batch %s is polled again", wait, remote.id
+        )
+    return remote.status, remote.done, rarely
 
 
 def _is_refusal(error: ProviderError) -> bool:
@@ -394,18 +383,16 @@ def _unending(batch: StoredBatch) -> NotAnsweredError:
     return error
 
 
-def _believed(
-    usages: Sequence[TokenUsage | None], expected: Sequence[float] | None
-) -> list[TokenUsage | None]:
+def _believed(usages: Sequence[TokenUsage | None], stated: object) -> list[TokenUsage | None]:
     """Return the token counts of a batch's responses; None for those that cannot be.
 
-    `expected` are the most input and output tokens of a request; None: in a batch of an older
-    version. Then they are the median of what the responses say.
+    `stated` are the most input and output tokens of a request. A batch of an older version has
+    none, and a store from elsewhere anything: then they are the median of what the responses say.
     """
     known = [usage for usage in usages if usage is not None]
     if not known:
         return list(usages)
-    if expected is None:
-        expected = median(u.input_tokens for u in known), median(u.output_tokens for u in known)
-    size = expected[0], expected[1]
+    size: Any = [count(most) for most in stated] if isinstance(stated, list | tuple) else []
+    if len(size) != 2 or None in size:
+        size = median(u.input_tokens for u in known), median(u.output_tokens for u in known)
     return [u if u is not None and is_possible(u, size) else None for u in usages]

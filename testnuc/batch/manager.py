@@ -13,9 +13,9 @@ from testnuc import providers
 from testnuc._base.checks import is_loopback
 from testnuc.batch.base import RemoteBatch
 from testnuc.batch.decoding import ResponseReader
+from testnuc.batch.lane import batch_api
 from testnuc.batch.lifecycle import BatchLifecycle
 from testnuc.batch.manifest import require_batches
-from testnuc.batch.registry import batch_api
 from testnuc.errors import ConfigurationError, InvalidInputError, StoreError, TestNUCError
 from testnuc.labels import LabelSet
 from testnuc.limits import BatchPolicy, Price

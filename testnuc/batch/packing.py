@@ -1,6 +1,6 @@
-"""Pack asks into requests, and requests into batches within all limits.
+"""Asks of one request, requests of one batch, and the provider's limit of enqueued tokens.
 
-The limit of tokens enqueued at the provider is learned from its refusals.
+That limit is learned from its refusals.
 """
 
 from __future__ import annotations
@@ -10,25 +10,15 @@ import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from testnuc.batch.decoding import custom_id
 from testnuc.batch.manifest import Item, RequestedPrediction
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from testnuc._dispatch.inflight import Ask
-    from testnuc._dispatch.predictor import Predictor
-    from testnuc.batch.base import BatchAPI
-    from testnuc.limits import Price
-    from testnuc.protocols import WireProvider
 
 #: The asks of one request, about distinct texts.
 Pack = tuple["Ask", ...]
-#: Part of the provider's limit of bytes that is used: sizes are measured before the final encoding,
-#: and requests are wrapped.
-_FULL = 0.98
-#: Requests encoded between two turns of the event loop.
-_TURN = 500
 
 
 @dataclass(slots=True, eq=False)
@@ -77,67 +67,6 @@ def packs(asks: Iterable[Ask], per_call: int, alone: Collection[bytes] = ()) -> 
         together.append(ask)
     if together:
         yield tuple(together)
-
-
-@dataclass(frozen=True, slots=True)
-class BatchPacker:
-    """Packs requests into batches, and encodes them.
-
-    Each request is encoded twice, for its size and for the upload: all pending requests together
-    may not fit into memory.
-    """
-
-    predictor: Predictor
-    provider: WireProvider
-    api: BatchAPI
-    price: Price | None
-    most_requests: int | None
-
-    async def loads(
-        self, requests: Iterable[Pack], most_tokens: int | None
-    ) -> AsyncIterator[PendingBatch]:
-        """Yield batches as full as the limits allow; a larger request gets its own batch."""
-        api = self.api
-        most = min(api.max_requests, self.most_requests or api.max_requests)
-        most_bytes = int(_FULL * api.max_bytes)
-        load = PendingBatch()
-        for done, pack in enumerate(requests, 1):
-            part = self.predictor.part(pack)
-            sent, received = self.provider.reserve(self.predictor.request(pack, part))
-            size = len(self._line(load, len(load.packs), pack))
-            full = (
-                len(load.packs) >= most
-                or load.size + size > most_bytes
-                or (most_tokens is not None and load.input_tokens + sent > most_tokens)
-            )
-            if full and load.packs:
-                yield load
-                load = PendingBatch()
-            load.packs.append(pack)
-            load.partial.append(part is not None)
-            load.size += size
-            load.input_tokens += sent
-            load.output_tokens += received
-            load.largest = max(load.largest[0], sent), max(load.largest[1], received)
-            if self.price is not None:
-                load.pico_usd += self.price.worst(sent, received)
-            if done % _TURN == 0:
-                await asyncio.sleep(0)
-        if load.packs:
-            yield load
-
-    async def lines(self, load: PendingBatch) -> list[bytes]:
-        """Return the encoded requests of a batch."""
-        lines: list[bytes] = []
-        for number, pack in enumerate(load.packs):
-            lines.append(self._line(load, number, pack))
-            if number % _TURN == 0:
-                await asyncio.sleep(0)
-        return lines
-
-    def _line(self, load: PendingBatch, number: int, pack: Pack) -> bytes:
-        body = self.provider.encode(self.predictor.request(pack, self.predictor.part(pack)))
-        return self.api.line(custom_id(load.id.hex(), number), body)
 
 
 class TokenQueue:

@@ -128,6 +128,23 @@ class Slow:
         return HTTPAnswer(200, {}, orjson.dumps(page))
 
 
+@pytest.mark.parametrize(
+    "tokens", ["x", 7, [], [1], [None, 1], ["1", "2"], {"0": 1}, [True, [2]], [-1, 5], [1, 2, 3]]
+)
+def test_sizes_of_requests_that_a_store_from_elsewhere_states_wrongly(tokens):
+    async def main(loop):
+        batch = replace(BATCH, remote_id="remote", facts={"tokens": tokens})
+        store = MemoryStore()
+        one = lifecycle_of(Script(loop, lambda now: ENDED), store)
+        await one.intend(batch)
+        _, outcomes, usages = await one.follow(batch)
+        assert outcomes == {b"k" * 16: Prediction("refund")}
+        # as in a batch of a version that did not state them
+        assert usages[0].input_tokens == 1_000_000
+
+    virtual.run(main)
+
+
 @pytest.mark.parametrize("kind", [OpenAI, Anthropic])
 def test_the_search_for_a_batch_has_an_end(kind):
     async def main(loop):
