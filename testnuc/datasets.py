@@ -22,7 +22,7 @@ from testnuc._base.jsonl import json_object, long_fields
 from testnuc.errors import InvalidInputError, MissingDependencyError
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from testnuc._base.arrays import Int32s
 
 __all__ = ["PAPER_DATASETS", "Dataset", "load"]
 
@@ -85,7 +85,7 @@ class Dataset:
         return f"<Dataset {self.name}: {len(self)} texts, {len(self.names)} labels>"
 
     @property
-    def gold(self) -> NDArray[np.int32]:
+    def gold(self) -> Int32s:
         """The index of each label in `names`, int32[N]."""
         at = {name: i for i, name in enumerate(self.names)}
         return np.array([at[label] for label in self.labels], dtype=np.int32)

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Sequence
 
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Array, Float16s, Float32s, Floats, Int32s
     from testnuc.protocols import Embedder, Request
 
 __all__ = ["Head", "TrainedOn", "TrustDrift"]
@@ -111,7 +110,7 @@ class Head:
     def __init__(
         self,
         labels: Sequence[str],
-        weights: NDArray[np.float32],
+        weights: Float32s,
         curve: tuple[float, float],
         *,
         embedder: str | Embedder,
@@ -245,7 +244,7 @@ class Head:
         return made
 
     @classmethod
-    def _of(cls, header: dict[str, Any], stored: NDArray[Any], embedder: Embedder | None) -> Self:
+    def _of(cls, header: dict[str, Any], stored: Array, embedder: Embedder | None) -> Self:
         """Return the head in a file; raises one of `DAMAGED`."""
         labels, name = header["labels"], header["embedder"]
         given, sets = header["certificate"], header.get("sets")
@@ -296,7 +295,7 @@ class Head:
             )
         return embedder
 
-    def for_labels(self, labels: Sequence[str]) -> NDArray[np.int32]:
+    def for_labels(self, labels: Sequence[str]) -> Int32s:
         """Return the position of each of the head's labels in another order of the same labels.
 
         Raises
@@ -313,9 +312,7 @@ class Head:
             )
         return np.array([labels.index(name) for name in self.labels], dtype=np.int32)
 
-    def predict_vectors(
-        self, vectors: NDArray[np.floating]
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    def predict_vectors(self, vectors: Floats) -> tuple[Int32s, Float32s]:
         """Label embeddings.
 
         Parameters
@@ -348,7 +345,7 @@ class Head:
             found[rows], trust[rows] = label, 1 / (1 + np.exp(-odds))
         return found, trust
 
-    def labels_of(self, vectors: NDArray[np.floating]) -> Labels:
+    def labels_of(self, vectors: Floats) -> Labels:
         """Label embeddings, with one label or several each.
 
         Parameters
@@ -378,13 +375,13 @@ class Head:
             trust=trust.astype(np.float64),
         )
 
-    def _check(self, vectors: NDArray[np.floating]) -> None:
+    def _check(self, vectors: Floats) -> None:
         if vectors.ndim != 2 or vectors.shape[1] != self.dim:
             raise InvalidInputError(
                 f"the vectors have shape {vectors.shape}; the head takes [n, {self.dim}]"
             )
 
-    def probabilities(self, texts: Sequence[str]) -> NDArray[np.float32]:
+    def probabilities(self, texts: Sequence[str]) -> Float32s:
         """Return float32[n, C], uncalibrated; rows sum to 1, but for several labels."""
         vectors, errors = self._embedded(list(texts))
         for at, error in errors.items():
@@ -436,7 +433,7 @@ class Head:
             notes=() if drift is None else (drift,),
         )
 
-    def _records(self, texts: Sequence[str], vectors: NDArray[np.float16]) -> list[Classification]:
+    def _records(self, texts: Sequence[str], vectors: Float16s) -> list[Classification]:
         if self.sets is None:
             label, trust = self.predict_vectors(vectors)
             return [
@@ -496,7 +493,7 @@ class Head:
             self._embedder, self._own_embedder = embedders.resolve(self.embedder), True
         return self._embedder
 
-    def _embedded(self, texts: list[str]) -> tuple[NDArray[np.float16], dict[int, Exception]]:
+    def _embedded(self, texts: list[str]) -> tuple[Float16s, dict[int, Exception]]:
         """Return the vector of each text, and the errors of those that the embedder rejects."""
         embedder = self._loaded()
         cache = EmbeddingCache(embedder, MemoryStore(), Pool())
@@ -536,11 +533,11 @@ def _by_head(index: int, text: str) -> dict[str, Any]:
     }
 
 
-def unit(vectors: NDArray[np.floating]) -> NDArray[np.float16]:
+def unit(vectors: Floats) -> Float16s:
     """Return vectors of unit norm, rounded as those of a client are."""
     made = np.asarray(vectors, dtype=np.float32)
     norm = np.linalg.norm(made, axis=1, keepdims=True)
-    result: NDArray[np.float16] = (made / np.maximum(norm, 1e-12)).astype(np.float16)
+    result: Float16s = (made / np.maximum(norm, 1e-12)).astype(np.float16)
     return result
 
 

@@ -12,7 +12,7 @@ from testnuc.errors import InvalidInputError
 from testnuc.types import LEVELS
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from testnuc._base.arrays import Int32s
 
 __all__ = ["LabelTree", "flattened", "is_nested"]
 
@@ -58,7 +58,7 @@ class LabelTree(Mapping[str, str]):
         for path in self.paths:
             if path in self._children:
                 self._children[path] = {path: None, **self._children[path]}
-        self._nodes: dict[int, NDArray[np.int32]] = {}
+        self._nodes: dict[int, Int32s] = {}
 
     @classmethod
     def of(cls, names: Sequence[str]) -> LabelTree | None:
@@ -93,7 +93,7 @@ class LabelTree(Mapping[str, str]):
         """
         return list(self._children.get(node, ()))
 
-    def nodes(self, level: int) -> NDArray[np.int32]:
+    def nodes(self, level: int) -> Int32s:
         """Return a number for the node of each label at a level, int32[C].
 
         A label whose path is shorter is its own node.

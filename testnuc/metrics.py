@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from testnuc.errors import InvalidInputError
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from numpy.typing import NDArray
+    from testnuc._base.arrays import Array, Bools
 
 __all__ = [
     "ClassScore",
@@ -114,7 +114,7 @@ def _per_class(
     )
 
 
-def calibration_error(confidences: NDArray[Any], hit: NDArray[np.bool_], bins: int) -> float:
+def calibration_error(confidences: Array, hit: Bools, bins: int) -> float:
     """Return the expected calibration error: mean |confidence - accuracy| over bins of equal width.
 
     Confidences are float[N], 0..1; `hit` is bool[N], whether the prediction is correct.

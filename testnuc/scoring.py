@@ -14,8 +14,7 @@ from testnuc._base.display import brief
 from testnuc.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Float64s, Int64s
     from testnuc.results import Results
     from testnuc.types import Classification
 
@@ -243,9 +242,7 @@ def _macro_f1(gold: Sequence[str], given: Sequence[str | None]) -> Measured:
     return Measured(value, min(float(low), value), max(float(high), value))
 
 
-def _f1_of(
-    counts: NDArray[np.int64], cells: NDArray[np.int64], classes: int
-) -> NDArray[np.float64]:
+def _f1_of(counts: Int64s, cells: Int64s, classes: int) -> Float64s:
     """Return the macro F1 of each row of counts of (gold, given) cells."""
     f1 = np.zeros((len(counts), classes))
     occurs = np.zeros((len(counts), classes), bool)
@@ -255,7 +252,7 @@ def _f1_of(
         hit = counts[:, (cells[:, 0] == c) & (cells[:, 1] == c)].sum(axis=1)
         occurs[:, c] = expected + said > 0
         f1[:, c] = 2 * hit / np.maximum(expected + said, 1)
-    mean: NDArray[np.float64] = f1.sum(axis=1) / np.maximum(occurs.sum(axis=1), 1)
+    mean: Float64s = f1.sum(axis=1) / np.maximum(occurs.sum(axis=1), 1)
     return mean
 
 

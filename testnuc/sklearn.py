@@ -44,8 +44,7 @@ except ImportError as exc:
 if TYPE_CHECKING:
     import os
 
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Array, Float64s
     from testnuc.limits import Limits
     from testnuc.protocols import Embedder, Method, Provider, StoredPrediction, WireProvider
     from testnuc.results import Results
@@ -194,7 +193,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 warnings.warn(warning, stacklevel=2)
         return self
 
-    def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
+    def predict(self, X: Any) -> Array:  # noqa: N803
         """Return the label of each text; with `multilabel`, 1 for each of its labels, else 0.
 
         Raises
@@ -211,10 +210,10 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.multilabel:
             return _indicator(results, self.classes_)
         found = [self._place(row) for row in results]
-        predicted: NDArray[Any] = self.classes_[found]
+        predicted: Array = self.classes_[found]
         return predicted
 
-    def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
+    def predict_proba(self, X: Any) -> Float64s:  # noqa: N803
         """Return each label's share of the vote, float64[n, n_classes].
 
         Not a calibrated probability; in a tie, `predict` returns the label of the most similar
@@ -303,7 +302,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         given = {n: v for n, v in self.get_params(deep=False).items() if n not in _OWN}
         return client_arguments({**given, "labels": labels})
 
-    def _classes(self, gold: list[Any] | None) -> tuple[NDArray[Any], Any]:
+    def _classes(self, gold: list[Any] | None) -> tuple[Array, Any]:
         """Return the sorted classes, and the labels that the LLM chooses from."""
         if self.labels is not None:
             names = list(flattened(self.labels) if is_nested(self.labels) else self.labels)
@@ -373,19 +372,19 @@ class HeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.classes_ = np.array(sorted(self._head.labels))
         return self
 
-    def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
+    def predict(self, X: Any) -> Array:  # noqa: N803
         """Return the label of each text; of a head for several labels, 1 for each, else 0."""
         check_is_fitted(self)
         if self._head.sets is not None:
             return _indicator(self._head.predict(_column(X)), self.classes_)
-        predicted: NDArray[Any] = self.classes_[self.predict_proba(X).argmax(axis=1)]
+        predicted: Array = self.classes_[self.predict_proba(X).argmax(axis=1)]
         return predicted
 
-    def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
+    def predict_proba(self, X: Any) -> Float64s:  # noqa: N803
         """Return float64[n, n_classes], the probability of each label in `classes_`."""
         check_is_fitted(self)
         order = np.argsort(np.array(self._head.labels))
-        found: NDArray[np.float64] = self._head.probabilities(_column(X))[:, order].astype(float)
+        found: Float64s = self._head.probabilities(_column(X))[:, order].astype(float)
         return found
 
     def __getstate__(self) -> dict[str, Any]:
@@ -514,7 +513,7 @@ def _listed(column: Any, name: str) -> list[Any]:
     return list(given) if isinstance(given, Iterable) else list(np.asarray(given))
 
 
-def _indicator(results: Results, classes: NDArray[Any]) -> NDArray[Any]:
+def _indicator(results: Results, classes: Array) -> Array:
     """Return 1 for each label of a text, int[n, n_classes]."""
     places = {str(label): i for i, label in enumerate(classes.tolist())}
     found = np.zeros((len(results), len(places)), np.int64)

@@ -22,8 +22,7 @@ from testnuc.voting import Labels
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Float16s, Int32s, Int64s
     from testnuc._engine.run import Run
     from testnuc.embedders.cache import EmbeddingCache
     from testnuc.labels import LabelSet
@@ -103,7 +102,7 @@ def judged_classes(
     }
 
 
-def _single(run: Run, learned: Learned, vectors: NDArray[np.float16] | None) -> Labels:
+def _single(run: Run, learned: Learned, vectors: Float16s | None) -> Labels:
     batch, n_own = run.batch, run.batch.n_own
     kept = run.labels().first()
     judged = judged_classes(run, range(n_own if vectors is None else len(vectors)), learned)
@@ -129,12 +128,7 @@ def _single(run: Run, learned: Learned, vectors: NDArray[np.float16] | None) -> 
     return rule.apply(texts, kept, batch.labels.tree)
 
 
-def texts_among(
-    run: Run,
-    rows: NDArray[np.int64],
-    vectors: NDArray[np.float16],
-    own: NDArray[np.int32],
-) -> Texts:
+def texts_among(run: Run, rows: Int64s, vectors: Float16s, own: Int32s) -> Texts:
     """Return some own texts, with neighbors among them alone.
 
     `rows`: int64[n], their places; `vectors`: float16[n, dim]; `own`: int32[n], the LLM's labels,
@@ -156,7 +150,7 @@ def texts_among(
     )
 
 
-def _several(run: Run, learned: Learned, vectors: NDArray[np.float16] | None) -> Labels:
+def _several(run: Run, learned: Learned, vectors: Float16s | None) -> Labels:
     n, rule = run.batch.n_own, learned.rule
     assert isinstance(rule, Thresholds)
     run.judge(judged_classes(run, range(n), learned))

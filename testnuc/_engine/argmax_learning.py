@@ -26,8 +26,7 @@ from testnuc.trust.review_context import EarlierJudgment, ReviewContext
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Bools, Float16s, Float64s, Int32s
     from testnuc._engine.components import Components
     from testnuc._engine.run import Run
     from testnuc.trust.candidates import Verdict
@@ -56,9 +55,9 @@ class Offer:
     """What a review draws from, and shows."""
 
     #: float64[n], of the labels that are kept now.
-    trust: NDArray[np.float64]
+    trust: Float64s
     #: bool[n], the texts on which candidates differ.
-    support: NDArray[np.bool_]
+    support: Bools
     #: Row -> the candidates for a text: labels, and what gives each.
     candidates: Callable[[int], Iterable[tuple[str | None, Sequence[str]]]]
     context: ReviewContext
@@ -84,9 +83,7 @@ class ArgmaxLearning:
             return "certify"
         return goal
 
-    def offer(
-        self, fitted: PoolFit[_Candidates], before: Learned | None, open_: NDArray[np.bool_]
-    ) -> Offer:
+    def offer(self, fitted: PoolFit[_Candidates], before: Learned | None, open_: Bools) -> Offer:
         """Return what a review draws from; `open_`: bool[n], texts that are not judged."""
         parts, candidates = self._parts, fitted.fit.candidates
         names = (*parts.labels.names, None)
@@ -153,7 +150,7 @@ class ArgmaxLearning:
 
     def _kept(
         self, fitted: PoolFit[_Candidates], learned: Learned | None
-    ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    ) -> tuple[Int32s, Float64s]:
         """Return the labels that are kept now, as far as learned models give them, and trust."""
         texts = fitted.fit.texts
         own = texts.own
@@ -173,7 +170,7 @@ class ArgmaxLearning:
         trust = found[np.arange(len(texts)), np.maximum(own, 0)].astype(np.float64)
         return own, np.where(own >= 0, trust, 0.0)
 
-    def _kept_by_settings(self, fitted: PoolFit[_Candidates]) -> NDArray[np.int32]:
+    def _kept_by_settings(self, fitted: PoolFit[_Candidates]) -> Int32s:
         """Return the labels that the settings of the client give without judgments."""
         votes = fitted.run.votes
         votes.settings = self._parts.settings
@@ -185,7 +182,7 @@ class ArgmaxLearning:
         """Return the most texts to fit on, and the neighbors of each."""
         return most_texts(len(self._parts.labels.names), MOST_TEXTS), NEIGHBORS
 
-    def fit(self, found: Run, vectors: NDArray[np.float16], hashes: Sequence[bytes]) -> _Candidates:
+    def fit(self, found: Run, vectors: Float16s, hashes: Sequence[bytes]) -> _Candidates:
         """Fit the candidates on the texts of the pool that have a prediction."""
         n = len(hashes)
         texts = texts_among(found, np.arange(n), vectors, found.answers.label[:n].copy())
@@ -210,7 +207,7 @@ def _context(
     candidates: Sequence[LabelCandidate],
     judgments: Sequence[Judgment],
     rows: Mapping[bytes, int],
-    open_: NDArray[np.bool_],
+    open_: Bools,
     parts: Components,
 ) -> ReviewContext:
     """Return what the page of a review shows, with the judgments before this review.

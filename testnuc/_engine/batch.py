@@ -14,8 +14,7 @@ from testnuc.voting import Labels
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Float16s, Float32s, Int32s, Int64s
     from testnuc.labels import LabelSet
     from testnuc.protocols import PoolText
 
@@ -30,7 +29,7 @@ class Snapshot:
     #: Version of the pool, as returned by `Index.add`.
     upto: int
     #: Vectors of the own texts if they do not join the pool, by hash.
-    vectors: dict[bytes, NDArray[np.float16]] = field(default_factory=dict)
+    vectors: dict[bytes, Float16s] = field(default_factory=dict)
     #: Hashes of the texts that may be predicted to label an example; None: all.
     askable: frozenset[bytes] | None = None
     #: Labels shown with examples, by hash; None: shown without a label.
@@ -49,15 +48,15 @@ class TextBatch:
     entries: Sequence[PoolText]
     n_own: int
     #: int64[n_own, K], places of the neighbors of each, most similar first; padded with -1.
-    neighbors: NDArray[np.int64]
+    neighbors: Int64s
     #: float32[n_own, K].
-    similarities: NDArray[np.float32]
+    similarities: Float32s
     #: Of a method with few-shot examples.
     snapshot: Snapshot | None = None
     #: Errors of own texts that the embedder rejected: they have no neighbors.
     rejected: Mapping[int, Exception] = field(default_factory=dict)
     #: The labels that the prompt of each own text shows, int32[n_own, length]; None: all.
-    shortlists: NDArray[np.int32] | None = None
+    shortlists: Int32s | None = None
 
     @property
     def own(self) -> Sequence[PoolText]:

@@ -24,8 +24,7 @@ from testnuc.trust.model import NEIGHBORS, most_texts, one_hot, table_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Bools, Float16s, Float32s, Float64s, Int64s
     from testnuc._engine.components import Components
     from testnuc._engine.run import Run
     from testnuc.trust.calibration import SetRule
@@ -57,17 +56,17 @@ async def distill(parts: Components) -> Head:
 
 
 class _Trained(NamedTuple):
-    weights: NDArray[np.float32]
+    weights: Float32s
     curve: tuple[float, float]
     #: Of all texts, out of fold.
-    trust: NDArray[np.float64]
+    trust: Float64s
     #: Whether the label or labels of each judged text are right.
-    right: NDArray[np.bool_]
+    right: Bools
     agreement: float
     rule: SetRule | None = None
 
 
-def _trained(parts: Components, found: Run, vectors: NDArray[np.float16]) -> Head:
+def _trained(parts: Components, found: Run, vectors: Float16s) -> Head:
     """Return the head, with a certificate by what a person judged."""
     labels, learned = found.labels(), found.votes.settings.learned
     several = parts.labels.multilabel
@@ -115,10 +114,10 @@ def _trained(parts: Components, found: Run, vectors: NDArray[np.float16]) -> Hea
 def _one(
     found: Run,
     labels: Labels,
-    vectors: NDArray[np.float16],
+    vectors: Float16s,
     hashes: Sequence[bytes],
     judged: Judged,
-    used: NDArray[np.int64] | None,
+    used: Int64s | None,
 ) -> _Trained:
     """Fit a head that gives one label; trust by the judged texts `used`, None: by agreement."""
     n_classes = len(found.batch.labels.names)
@@ -143,10 +142,10 @@ def _one(
 def _several(
     found: Run,
     labels: Labels,
-    vectors: NDArray[np.float16],
+    vectors: Float16s,
     hashes: Sequence[bytes],
     judged: Judged,
-    used: NDArray[np.int64] | None,
+    used: Int64s | None,
 ) -> _Trained:
     """Fit a head that gives several labels; `used` as for `_one`."""
     n_classes, folds = len(found.batch.labels.names), folds_of(hashes)
@@ -166,12 +165,12 @@ def _several(
     )
 
 
-def _weights(judged: Judged, used: NDArray[np.int64]) -> NDArray[np.float64]:
-    weights: NDArray[np.float64] = 1 / judged.draws.probability[used]
+def _weights(judged: Judged, used: Int64s) -> Float64s:
+    weights: Float64s = 1 / judged.draws.probability[used]
     return weights
 
 
-def _table(labels: Labels, n_classes: int) -> NDArray[np.bool_]:
+def _table(labels: Labels, n_classes: int) -> Bools:
     """Return which labels each text has, bool[n, C]."""
     table = np.zeros((len(labels), n_classes), dtype=np.bool_)
     given = labels.is_given()

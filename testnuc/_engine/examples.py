@@ -17,8 +17,7 @@ from testnuc.protocols import StoredPrediction
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Float16s
     from testnuc._dispatch.predictor import Predictor
     from testnuc._dispatch.scheduler import Scheduler
     from testnuc._engine.batch import Snapshot
@@ -88,9 +87,7 @@ class ExampleFinder:
             for row, own in zip(matches.ids.tolist(), hashes, strict=True)
         ]
 
-    async def _vectors(
-        self, entries: Sequence[PoolText], snapshot: Snapshot
-    ) -> NDArray[np.float16]:
+    async def _vectors(self, entries: Sequence[PoolText], snapshot: Snapshot) -> Float16s:
         kept = snapshot.vectors
         others = [e for e in entries if e.hash not in kept]
         found = await self.embedding.vectors([e.text for e in others], [e.hash for e in others])

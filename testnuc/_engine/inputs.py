@@ -15,8 +15,7 @@ from testnuc.errors import InvalidInputError
 from testnuc.protocols import PoolText
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Int64s
     from testnuc.labels import LabelSet
 
 #: Texts processed between two turns of the event loop.
@@ -101,7 +100,7 @@ def without_foreign_labels(entries: Sequence[PoolText], allowed: LabelSet) -> li
     ]
 
 
-async def distinct(texts: Sequence[str]) -> tuple[list[PoolText], NDArray[np.int64]]:
+async def distinct(texts: Sequence[str]) -> tuple[list[PoolText], Int64s]:
     """Return the distinct texts, and the place of each text among them, int64[len(texts)]."""
     entries: list[PoolText] = []
     place_of: dict[bytes, int] = {}
@@ -118,10 +117,7 @@ async def distinct(texts: Sequence[str]) -> tuple[list[PoolText], NDArray[np.int
 
 
 def labeled(
-    entries: Sequence[PoolText],
-    places: NDArray[np.int64],
-    labels: Sequence[Any],
-    allowed: LabelSet,
+    entries: Sequence[PoolText], places: Int64s, labels: Sequence[Any], allowed: LabelSet
 ) -> list[PoolText]:
     """Return the entries with the given labels of their texts.
 

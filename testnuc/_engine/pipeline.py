@@ -36,8 +36,7 @@ from testnuc.trust import MIN_PREDICTIONS
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Int64s
     from testnuc._dispatch.inflight import Ask
     from testnuc._dispatch.predictor import Predictor
     from testnuc._dispatch.scheduler import Scheduler
@@ -534,7 +533,7 @@ class Pipeline:
         return decision
 
 
-def _in_order(run: Run, rows: NDArray[np.int64], known: int) -> Iterator[int]:
+def _in_order(run: Run, rows: Int64s, known: int) -> Iterator[int]:
     """Yield each place once: every own text, followed by its first `known` neighbors."""
     seen = bytearray(len(run.batch.entries))
     neighbors = run.batch.neighbors

@@ -15,9 +15,7 @@ from testnuc.trust import MIN_PREDICTIONS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Float16s
     from testnuc._engine.retrieval import Retriever
     from testnuc._engine.run import Run
     from testnuc.embedders.cache import EmbeddingCache
@@ -131,9 +129,7 @@ class PoolPredictions:
             self.last = _PoolDiagnosis(size, predicted, outcomes, diagnosis)
         return diagnosis
 
-    async def labeled(
-        self, settings: VoteSettings, most: int, k: int
-    ) -> tuple[Run, NDArray[np.float16]]:
+    async def labeled(self, settings: VoteSettings, most: int, k: int) -> tuple[Run, Float16s]:
         """Return the texts of the pool that have a prediction, k neighbors of each, and vectors.
 
         Of a pool with more than `most` texts, they are spread over it evenly.
@@ -150,7 +146,7 @@ class PoolPredictions:
 
     async def _with_neighbors(
         self, texts: Sequence[PoolText], settings: VoteSettings, k: int
-    ) -> tuple[Run, NDArray[np.float16]]:
+    ) -> tuple[Run, Float16s]:
         vectors = await self.embedding.vectors([e.text for e in texts], [e.hash for e in texts])
         matches = await self.retriever.search(texts, vectors, k)
         run = await self.retriever.start(await self.retriever.build(texts, matches), settings)

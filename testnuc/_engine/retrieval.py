@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from testnuc._base.arrays import Bools, Float16s, Int64s
     from testnuc._dispatch.predictor import Predictor
     from testnuc._engine.batch import Snapshot
     from testnuc._engine.examples import ExampleFinder
@@ -61,7 +62,7 @@ class Retriever:
     async def search(
         self,
         texts: Sequence[PoolText],
-        vectors: NDArray[np.float16],
+        vectors: Float16s,
         k: int,
         *,
         upto: int | None = None,
@@ -94,7 +95,7 @@ class Retriever:
 
     async def _search_stored(
         self,
-        vectors: NDArray[np.float16],
+        vectors: Float16s,
         hashes: Sequence[bytes],
         k: int,
         upto: int | None,
@@ -104,9 +105,7 @@ class Retriever:
         kept = empty_matches(len(vectors), k)
         ids, similarities = kept.ids, kept.similarities
 
-        async def keep(
-            rows: NDArray[np.int64], found: Matches
-        ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        async def keep(rows: Int64s, found: Matches) -> tuple[Bools, Bools]:
             """Keep the first k voters of each row; returns where k vote, and where all do."""
             votes = await voters.votes(found.ids)
             rank = votes.cumsum(axis=1) - 1
@@ -115,7 +114,7 @@ class Retriever:
             similarities[rows[at], rank[at, column]] = found.similarities[at, column]
             return votes.sum(axis=1) >= k, (votes == (found.ids >= 0)).all(axis=1)
 
-        def excluded(rows: NDArray[np.int64]) -> list[bytes]:
+        def excluded(rows: Int64s) -> list[bytes]:
             return [hashes[i] for i in rows.tolist()]
 
         rows, want = np.arange(len(vectors)), k
@@ -210,7 +209,7 @@ class Retriever:
                 run.answers.put(place, prediction)
 
 
-def distinct_ids(matches: Matches) -> NDArray[np.int64]:
+def distinct_ids(matches: Matches) -> Int64s:
     """Return the distinct pool ids of all neighbors, ascending."""
     ids = matches.ids
     highest = int(ids.max(initial=-1))
@@ -227,7 +226,7 @@ def distinct_ids(matches: Matches) -> NDArray[np.int64]:
 def build_batch(
     labels: LabelSet,
     texts: Sequence[PoolText],
-    ids: NDArray[np.int64],
+    ids: Int64s,
     others: Sequence[PoolText],
     matches: Matches,
     snapshot: Snapshot | None = None,
@@ -275,7 +274,7 @@ async def in_thread_if_large(size: int, function: Callable[..., Any], *arguments
 class FilteredIndex(Index, Protocol):
     """An index that can search some of its texts; the pools of testnuc's stores can."""
 
-    async def rows(self, hashes: Sequence[bytes]) -> NDArray[np.int64]:
+    async def rows(self, hashes: Sequence[bytes]) -> Int64s:
         """Return the row numbers of those texts that are in the pool, ascending."""
 
     async def labeled(self) -> dict[bytes, str]:
@@ -283,12 +282,12 @@ class FilteredIndex(Index, Protocol):
 
     async def search(
         self,
-        vectors: NDArray[np.float16],
+        vectors: Float16s,
         k: int,
         *,
         exclude: Sequence[bytes] | None = None,
         upto: int | None = None,
-        among: NDArray[np.int64] | None = None,
+        among: Int64s | None = None,
     ) -> Matches:
         """Return the k nearest texts, among the rows of `among` if given; see `Index.search`."""
 
@@ -313,9 +312,9 @@ class StoredVoters:
     batch: AbstractSet[bytes]
     #: What is known of each row.
     _state: NDArray[np.int8] = field(default_factory=lambda: np.zeros(0, dtype=np.int8))
-    _rows: NDArray[np.int64] | None = None
+    _rows: Int64s | None = None
 
-    async def votes(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+    async def votes(self, ids: Int64s) -> Bools:
         """Return which rows vote; -1 does not."""
         highest = int(ids.max(initial=-1))
         if highest >= len(self._state):
@@ -326,11 +325,11 @@ class StoredVoters:
         new = new[self._state[new] == _UNKNOWN]
         for start in range(0, len(new), SEARCH):
             await self._check(new[start : start + SEARCH])
-        voting: NDArray[np.bool_] = ids >= 0
+        voting: Bools = ids >= 0
         voting[voting] = self._state[ids[voting]] == _VOTES
         return voting
 
-    async def _check(self, rows: NDArray[np.int64]) -> None:
+    async def _check(self, rows: Int64s) -> None:
         found = await self.retriever.pool.fetch(rows)
         entries = without_foreign_labels(found, self.retriever.predictor.labels)
         asked = [i for i, e in enumerate(entries) if e.label is None and e.hash not in self.batch]
@@ -339,7 +338,7 @@ class StoredVoters:
         state[[i for i, p in zip(asked, stored, strict=True) if p is None]] = _SILENT
         self._state[rows] = state
 
-    async def rows(self) -> NDArray[np.int64]:
+    async def rows(self) -> Int64s:
         """Return all rows that can vote, ascending; some of them may turn out not to."""
         if self._rows is None:
             pool, predictor = self.retriever.pool, self.retriever.predictor

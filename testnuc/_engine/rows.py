@@ -19,8 +19,7 @@ from testnuc.types import (
 )
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Float64s, Int32s, Int64s
     from testnuc._engine.run import Run
     from testnuc.voting import Labels
 
@@ -34,7 +33,7 @@ class Rows(Sequence[Classification]):
     `texts` is the input, including duplicates; `places`, int64[len(texts)], the place of each.
     """
 
-    def __init__(self, run: Run, texts: Sequence[str], places: NDArray[np.int64]) -> None:
+    def __init__(self, run: Run, texts: Sequence[str], places: Int64s) -> None:
         self._run, self._texts, self._places = run, texts, places
         self._labels = run.labels()
 
@@ -216,7 +215,7 @@ def min_side(labels: Labels, voters: int) -> float:
     return float(sides.min(initial=1.0 if voters else 0.0))
 
 
-def _or_none(values: NDArray[np.float64] | None, at: int) -> float | None:
+def _or_none(values: Float64s | None, at: int) -> float | None:
     return None if values is None or np.isnan(values[at]) else float(values[at])
 
 
@@ -224,9 +223,9 @@ def _levels_of(
     run: Run,
     place: int,
     winner: int,
-    weights: NDArray[np.float64],
+    weights: Float64s,
     trust: float | None,
-    basis: tuple[NDArray[np.float64], int],
+    basis: tuple[Float64s, int],
     labels: Labels,
 ) -> dict[str, Any]:
     """Return the fields of a `TreeClassification` besides those of its label.
@@ -257,6 +256,6 @@ def _levels_of(
     return {"path": path, "path_shares": tuple(shares), "path_trusts": tuple(trusts)}
 
 
-def _share_of_node(weights: NDArray[np.float64], nodes: NDArray[np.int32], winner: int) -> float:
+def _share_of_node(weights: Float64s, nodes: Int32s, winner: int) -> float:
     total = float(weights.sum())
     return float(weights[nodes == nodes[winner]].sum()) / total if total else 0.0

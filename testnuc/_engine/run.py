@@ -21,8 +21,7 @@ from testnuc.voting import Labels, VoteResult
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Bools, Float64s, Int64s
     from testnuc._engine.batch import TextBatch
     from testnuc.trust import VoteSettings
     from testnuc.trust.model import HeadModel
@@ -39,7 +38,7 @@ class Layer:
     #: Of all own texts.
     labels: Labels
     #: bool[n_own], the texts that it labels.
-    here: NDArray[np.bool_]
+    here: Bools
 
 
 class Run:
@@ -112,7 +111,7 @@ class Run:
         ]
         return [(name, layer) for name, layer in layers if layer is not None]
 
-    def labels(self, rows: slice | NDArray[np.int64] = slice(None)) -> Labels:
+    def labels(self, rows: slice | Int64s = slice(None)) -> Labels:
         """Return the labels of some own texts, by the strongest labeler of each."""
         numbers = np.arange(self.batch.n_own)[rows]
         labels = self.votes.label(numbers)
@@ -125,7 +124,7 @@ class Run:
         names = [name for name, layer in self._layers() if layer.here[place]]
         return names[-1] if names else "vote"
 
-    def tally(self, rows: NDArray[np.int64]) -> VoteResult:
+    def tally(self, rows: Int64s) -> VoteResult:
         """Return the labels of some own texts, one each, with what speaks for every label."""
         result = self.votes.result(rows, votes=True)
         assert result.votes is not None
@@ -165,7 +164,7 @@ class Run:
     # -- what a result says --
 
     def trust(
-        self, place: int, labels: Labels, share: float, basis: tuple[NDArray[np.float64], int]
+        self, place: int, labels: Labels, share: float, basis: tuple[Float64s, int]
     ) -> float | None:
         """Return how far the one label of a text can be trusted.
 
@@ -184,7 +183,7 @@ class Run:
         return share if voters >= LEAST_VOTERS else None
 
     def alternative(
-        self, place: int, labels: Labels, basis: tuple[NDArray[np.float64], int]
+        self, place: int, labels: Labels, basis: tuple[Float64s, int]
     ) -> tuple[int, float] | None:
         """Return the other label that is trusted most, and its trust; None: unknown, or none."""
         labeler = self.labeler(place)

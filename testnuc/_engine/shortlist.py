@@ -17,8 +17,7 @@ from testnuc.trust.head import folds_of, predict_folds
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Float16s, Float32s, Int32s, Int64s
     from testnuc._dispatch.predictor import Predictor
     from testnuc._engine.batch import TextBatch
     from testnuc._engine.run import Run
@@ -132,11 +131,8 @@ def described(labels: LabelSet) -> list[str]:
 
 
 def nearest_labels(
-    labels: NDArray[np.float32],
-    vectors: NDArray[np.float16],
-    size: int,
-    first: Sequence[Sequence[int]] | None = None,
-) -> NDArray[np.int32]:
+    labels: Float32s, vectors: Float16s, size: int, first: Sequence[Sequence[int]] | None = None
+) -> Int32s:
     """Return the labels in the list of each text, int32[len(vectors), size], in label order.
 
     `labels`: float32[n_labels, dim], unit vectors; a row of zeros is never in a list that the
@@ -164,9 +160,7 @@ def nearest_labels(
     return found
 
 
-def neighbors_labels(
-    known: Sequence[int], neighbors: NDArray[np.int64], size: int
-) -> list[list[int]]:
+def neighbors_labels(known: Sequence[int], neighbors: Int64s, size: int) -> list[list[int]]:
     """Return the labels that most neighbors of each text have, up to half of a list of `size`.
 
     `known`: the label at each place, -1 = unknown; `neighbors`: int64[n, K], places, most similar
@@ -184,7 +178,7 @@ def neighbors_labels(
 def with_head(
     first: list[list[int]],
     model: HeadModel,
-    vectors: NDArray[np.float16],
+    vectors: Float16s,
     hashes: Sequence[bytes],
     size: int,
     none: int | None,
@@ -205,7 +199,7 @@ def with_head(
 
 
 def coverage_of(
-    lists: NDArray[np.int32], names: Sequence[str], none: str | None
+    lists: Int32s, names: Sequence[str], none: str | None
 ) -> tuple[dict[str, int], str]:
     """Return the number of lists that hold each label, and a note on those that none holds.
 
@@ -223,7 +217,7 @@ def coverage_of(
     )
 
 
-def similar_together(lists: NDArray[np.int32]) -> NDArray[np.int64]:
+def similar_together(lists: Int32s) -> Int64s:
     """Return an order of texts, with int32[n, size] labels each, in which like follows like."""
     # by the commonest labels first, as in an FP-tree
     rank = np.argsort(np.argsort(-np.bincount(lists.ravel()), kind="stable"))
@@ -243,15 +237,15 @@ class Shortlist:
     #: Labels in a list, besides the one that means "none of these".
     size: int
     embedding: EmbeddingCache
-    _vectors: NDArray[np.float32] | None = None
+    _vectors: Float32s | None = None
 
     async def of_batch(
         self,
         batch: TextBatch,
-        vectors: NDArray[np.float16],
+        vectors: Float16s,
         learned: Argmax | None,
         look_up: Callable[[Sequence[PoolText]], Awaitable[list[Prediction | None]]],
-    ) -> NDArray[np.int32]:
+    ) -> Int32s:
         """Return the lists of the own texts, from their vectors and what is known of neighbors.
 
         Predictions that arrive during the run are not used, so that lists do not depend on the
@@ -273,7 +267,7 @@ class Shortlist:
             )
         return await self._nearest(vectors, first)
 
-    async def lists(self, run: Run, places: Sequence[int]) -> NDArray[np.int32]:
+    async def lists(self, run: Run, places: Sequence[int]) -> Int32s:
         """Return the labels to show for the texts at some places, in label order."""
         own = run.batch.shortlists
         found = np.empty((len(places), self.size), dtype=np.int32)
@@ -300,8 +294,8 @@ class Shortlist:
         return -1 if place is None else place
 
     async def _nearest(
-        self, vectors: NDArray[np.float16], first: Sequence[Sequence[int]] | None = None
-    ) -> NDArray[np.int32]:
+        self, vectors: Float16s, first: Sequence[Sequence[int]] | None = None
+    ) -> Int32s:
         labels = await self._label_vectors()
         found = np.empty((len(vectors), self.size), dtype=np.int32)
         for start in range(0, len(vectors), _BLOCK):
@@ -315,7 +309,7 @@ class Shortlist:
             )
         return found
 
-    async def _label_vectors(self) -> NDArray[np.float32]:
+    async def _label_vectors(self) -> Float32s:
         if self._vectors is None:
             texts = described(self.labels)
             found = await self.embedding.vectors(texts, [hash_text(text) for text in texts])

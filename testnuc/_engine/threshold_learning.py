@@ -18,8 +18,7 @@ from testnuc.trust.thresholds import Thresholds, learn_thresholds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Bools, Float16s
     from testnuc._engine.components import Components
     from testnuc._engine.run import Run
     from testnuc.trust.judgment import Judgment
@@ -54,9 +53,7 @@ class ThresholdLearning:
         """Return the goal of a review, in place of None where there is a better one."""
         return goal or "certify"
 
-    def offer(
-        self, fitted: PoolFit[_Scored], before: Learned | None, open_: NDArray[np.bool_]
-    ) -> Offer:
+    def offer(self, fitted: PoolFit[_Scored], before: Learned | None, open_: Bools) -> Offer:
         """Return what a review draws from; `open_`: bool[n], texts that are not judged."""
         parts, scores = self._parts, fitted.fit.scores
         vote = scores.vote
@@ -106,7 +103,7 @@ class ThresholdLearning:
         """Return the most texts to fit on, and the neighbors of each."""
         return MOST_TEXTS, self._parts.settings.k
 
-    def fit(self, found: Run, vectors: NDArray[np.float16], hashes: Sequence[bytes]) -> _Scored:
+    def fit(self, found: Run, vectors: Float16s, hashes: Sequence[bytes]) -> _Scored:
         """Fit a head on the LLM's own labels."""
         n, n_classes = found.batch.n_own, len(found.batch.labels.names)
         pool = found.answers.labels()

@@ -19,8 +19,7 @@ from testnuc.voting import Labels
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
 
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Float16s, Int32s, Int64s
     from testnuc._engine.run import Run
     from testnuc.head import Head
     from testnuc.protocols import PoolText
@@ -43,11 +42,9 @@ class HeadRule:
     head: Head
     least: float
     #: int32[C], the position of each of the head's labels among the client's.
-    order: NDArray[np.int32]
+    order: Int32s
 
-    def label(
-        self, run: Run, vectors: NDArray[np.float16], rows: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
+    def label(self, run: Run, vectors: Float16s, rows: Int64s) -> Int64s:
         """Label the sure ones of some own texts; returns the others."""
         parts = [self.head.labels_of(vectors[block]) for block in _blocks(rows)]
         labels = Labels.stacked(parts) if parts else Labels.of([])
@@ -68,11 +65,11 @@ class HeadRule:
         return rows[~sure]
 
 
-def _blocks(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+def _blocks(rows: Int64s) -> Iterator[Int64s]:
     return (rows[start : start + _BLOCK] for start in range(0, len(rows), _BLOCK))
 
 
-def _layer(n: int, rows: NDArray[np.int64], labels: Labels) -> Layer:
+def _layer(n: int, rows: Int64s, labels: Labels) -> Layer:
     """Return labels of some of n texts as those of one labeler."""
     here = np.zeros(n, dtype=np.bool_)
     here[rows] = True
@@ -98,10 +95,7 @@ def asked_first(
 
 
 async def ask_unsure(
-    run: Run,
-    vectors: NDArray[np.float16],
-    rows: NDArray[np.int64],
-    rule: UncertaintySampling,
+    run: Run, vectors: Float16s, rows: Int64s, rule: UncertaintySampling
 ) -> AsyncGenerator[list[int], None]:
     """Yield the own texts to ask about, in rounds; the others are skipped at the end."""
     settings = run.votes.settings
@@ -169,7 +163,7 @@ async def ask_unsure(
     )
 
 
-def _judged(run: Run, rows: NDArray[np.int64], learned: Learned) -> NDArray[np.int32]:
+def _judged(run: Run, rows: Int64s, learned: Learned) -> Int32s:
     """Return the class of each judged text, -1 for the others."""
     judged = judged_classes(run, rows.tolist(), learned)
     classes = [judged[row][0] if row in judged else None for row in rows.tolist()]

@@ -25,8 +25,7 @@ from testnuc.voting import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Bools, Float64s, Int64s
     from testnuc.labels import LabelSet
 
 #: Neighbors in the first wave, and the fewest in each further wave.
@@ -53,7 +52,7 @@ class Votes:
         #: int64[n_own], neighbors of each text that may vote; fewer after an early exit.
         self._limit = np.full(batch.n_own, batch.neighbors.shape[1], dtype=np.int64)
         #: float64[C], the prior correction.
-        self._scale: NDArray[np.float64] | None = None
+        self._scale: Float64s | None = None
 
     @property
     def _n_classes(self) -> int:
@@ -74,7 +73,7 @@ class Votes:
         """Rows whose votes for all labels are in memory at a time."""
         return max(1, min(_BLOCK, _CELLS // self._n_classes))
 
-    def neighbors(self, rows: slice | NDArray[np.int64]) -> NDArray[np.int64]:
+    def neighbors(self, rows: slice | Int64s) -> Int64s:
         """Return the neighbors that count, int64[B, K]; -1 = none, or not after an early exit."""
         neighbors = self._batch.neighbors[rows]
         if self.complete[rows].all():
@@ -139,7 +138,7 @@ class Votes:
             ends.append(ends[-1] + max(_FIRST_WAVE, ends[-1] // 4))
         return [*ends[:-1], width]
 
-    def exit_early(self, rows: NDArray[np.int64], known: int) -> NDArray[np.bool_]:
+    def exit_early(self, rows: Int64s, known: int) -> Bools:
         """Exit early where the winner is certain after `known` neighbors; returns bool[len(rows)].
 
         In these rows only the first `known` neighbors count, even if more have predictions, so that
@@ -165,13 +164,13 @@ class Votes:
 
     # -- votes --
 
-    def label(self, rows: slice | NDArray[np.int64]) -> Labels:
+    def label(self, rows: slice | Int64s) -> Labels:
         """Label some of the own texts by their votes."""
         if self._batch.labels.multilabel:
             return self.of_each_label(rows)
         return Labels.single((result := self.result(rows)).label, result.share)
 
-    def result(self, rows: slice | NDArray[np.int64], *, votes: bool = False) -> VoteResult:
+    def result(self, rows: slice | Int64s, *, votes: bool = False) -> VoteResult:
         """Vote for one label of each of some own texts, with the prior correction."""
         numbers = np.arange(self._batch.n_own)[rows]
         if self._scale is None:
@@ -180,13 +179,13 @@ class Votes:
         parts = [numbers[i : i + step] for i in range(0, len(numbers), step)]
         return _joined([self._corrected(part) for part in parts or [numbers]], votes=votes)
 
-    def _corrected(self, rows: NDArray[np.int64]) -> VoteResult:
+    def _corrected(self, rows: Int64s) -> VoteResult:
         assert self._scale is not None
         result = self._vote(rows, votes=True)
         assert result.votes is not None
         return replace(correct(result, result.votes, self._scale), votes=result.votes * self._scale)
 
-    def _vote(self, rows: NDArray[np.int64], *, votes: bool = False) -> VoteResult:
+    def _vote(self, rows: Int64s, *, votes: bool = False) -> VoteResult:
         k, answers = self.settings.k, self._answers
         neighbors, own = self.neighbors(rows)[:, :k], answers.label[rows]
         if self.decision is not None and self.decision.kept:
@@ -204,7 +203,7 @@ class Votes:
             votes=votes or None,
         )
 
-    def by_similarity(self, rows: NDArray[np.int64]) -> VoteResult:
+    def by_similarity(self, rows: Int64s) -> VoteResult:
         """Vote by similarity, with all neighbors and the weight of each label."""
         labels = self._answers.label
         return vote_pool(
@@ -218,7 +217,7 @@ class Votes:
             votes=True,
         )
 
-    def of_each_label(self, rows: slice | NDArray[np.int64]) -> Labels:
+    def of_each_label(self, rows: slice | Int64s) -> Labels:
         """Vote for each label alone on some of the own texts."""
         k, own, pool = self.settings.k, np.arange(self._batch.n_own)[rows], self._answers.labels()
         voted = vote_multilabel(
