@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -24,8 +25,6 @@ from testnuc.trust.review import GOALS
 from testnuc.trust.review_context import EarlierJudgment, ReviewContext
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from testnuc._base.arrays import Bools, Float16s, Float64s, Int32s
     from testnuc._engine.components import Components
     from testnuc._engine.run import Run
@@ -36,22 +35,8 @@ if TYPE_CHECKING:
 #: Texts that candidates are fitted on at most.
 MOST_TEXTS = 200_000
 
-F = TypeVar("F")
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PoolFit(Generic[F]):
-    """The texts of the pool, and what was fitted on them."""
-
-    digest: bytes
-    run: Run
-    #: Position of each text, by hash.
-    rows: dict[bytes, int]
-    fit: F
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Offer:
+class Offer(NamedTuple):
     """What a review draws from, and shows."""
 
     #: float64[n], of the labels that are kept now.
@@ -63,31 +48,43 @@ class Offer:
     context: ReviewContext
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Candidates:
-    texts: Texts
-    candidates: list[LabelCandidate]
+class ArgmaxFit:
+    """Candidates for one label of each text, fitted on the texts of the pool with a prediction.
 
-
-class ArgmaxLearning:
-    """Learns how texts with one label are labeled."""
+    `run` has these texts, `vectors`, float16[n, dim], theirs.
+    """
 
     goals = GOALS
 
-    def __init__(self, parts: Components) -> None:
-        self._parts = parts
+    def __init__(self, parts: Components, run: Run, vectors: Float16s) -> None:
+        self._parts, self.run = parts, run
+        #: Position of each text, by hash.
+        self.rows = {entry.hash: row for row, entry in enumerate(run.batch.own)}
+        n = run.batch.n_own
+        self._texts = texts_among(run, np.arange(n), vectors, run.answers.label[:n].copy())
+        self._candidates = [
+            replace(candidate, model=candidate.model.rounded())
+            if isinstance(candidate.model, HeadModel)
+            else candidate
+            for candidate in candidates_of(self._texts)
+        ]
 
-    def goal(self, goal: str | None, before: Learned | None) -> str | None:
-        """Return the goal of a review, in place of None where there is a better one."""
-        if goal is None and before is not None and not before.wants_decisions(before.certify()):
-            return "certify"
-        return goal
+    @staticmethod
+    def wanted(parts: Components) -> tuple[int, int]:
+        """Return the most texts to fit on, and the neighbors of each."""
+        return most_texts(len(parts.labels.names), MOST_TEXTS), NEIGHBORS
 
-    def offer(self, fitted: PoolFit[_Candidates], before: Learned | None, open_: Bools) -> Offer:
+    @staticmethod
+    def goal(before: Learned | None) -> str | None:
+        """Return the goal of a review if none is given; None: of most texts "decide"."""
+        proved = before is not None and not before.wants_decisions(before.certify())
+        return "certify" if proved else None
+
+    def offer(self, before: Learned | None, open_: Bools) -> Offer:
         """Return what a review draws from; `open_`: bool[n], texts that are not judged."""
-        parts, candidates = self._parts, fitted.fit.candidates
-        names = (*parts.labels.names, None)
-        kept, trust = self._kept(fitted, before)
+        candidates = self._candidates
+        names = (*self._parts.labels.names, None)
+        kept, trust = self._kept(before)
 
         def shown(row: int) -> Iterable[tuple[str | None, Sequence[str]]]:
             given: dict[str | None, list[str]] = {}
@@ -97,14 +94,13 @@ class ArgmaxLearning:
                 given.setdefault(names[int(kept[row])], []).append("what was learned so far")
             return given.items()
 
-        judged = () if before is None else before.judged
-        context = _context(candidates, judged, fitted.rows, open_, parts)
+        context = self._context(() if before is None else before.judged, open_)
         return Offer(trust, differing(candidates), shown, context)
 
-    def learned(self, fitted: PoolFit[_Candidates], judgments: tuple[Judgment, ...]) -> Learned:
+    def learned(self, judgments: tuple[Judgment, ...]) -> Learned:
         """Learn from all judgments."""
-        texts, candidates, tree = fitted.fit.texts, fitted.fit.candidates, self._parts.labels.tree
-        judged = judged_of(judgments, fitted.rows, self._parts.labels)
+        texts, candidates, tree = self._texts, self._candidates, self._parts.labels.tree
+        judged = judged_of(judgments, self.rows, self._parts.labels)
         where, gold, draws = judged.rows, judged.right.first(), judged.draws
         proving = draws.only(draws.drawn)
         rows, labels = where[draws.drawn], gold[draws.drawn]
@@ -124,7 +120,7 @@ class ArgmaxLearning:
             coefficients=np.empty(0),
             dissent=_dissent(judged, candidates),
         )
-        kept = verdict.chosen.labels if decides == "vote" else self._kept_by_settings(fitted)
+        kept = verdict.chosen.labels if decides == "vote" else self._kept_by_settings()
         found = model.probabilities(taught)
         label = rule.label(taught, kept, found)
         right = (label[where] == gold) & (gold >= 0)
@@ -148,14 +144,11 @@ class ArgmaxLearning:
             draws=draws,
         )
 
-    def _kept(
-        self, fitted: PoolFit[_Candidates], learned: Learned | None
-    ) -> tuple[Int32s, Float64s]:
+    def _kept(self, learned: Learned | None) -> tuple[Int32s, Float64s]:
         """Return the labels that are kept now, as far as learned models give them, and trust."""
-        texts = fitted.fit.texts
-        own = texts.own
+        texts, own = self._texts, self._texts.own
         if learned is not None:
-            known = judged_classes(fitted.run, range(len(texts)), learned)
+            known = judged_classes(self.run, range(len(texts)), learned)
             pairs = [(row, classes[0]) for row, (classes, _) in known.items() if classes]
             judged = np.array(pairs, dtype=np.int64).reshape(-1, 2)
             texts = texts.with_judged(judged[:, 0], judged[:, 1].astype(np.int32))
@@ -165,32 +158,42 @@ class ArgmaxLearning:
             labels = rule.apply(texts, kept, self._parts.labels.tree)
             assert labels.trust is not None
             return labels.first(), np.nan_to_num(labels.trust)
-        model = default_model(fitted.fit.candidates)
-        found = model.probabilities(texts)
+        found = default_model(self._candidates).probabilities(texts)
         trust = found[np.arange(len(texts)), np.maximum(own, 0)].astype(np.float64)
         return own, np.where(own >= 0, trust, 0.0)
 
-    def _kept_by_settings(self, fitted: PoolFit[_Candidates]) -> Int32s:
+    def _kept_by_settings(self) -> Int32s:
         """Return the labels that the settings of the client give without judgments."""
-        votes = fitted.run.votes
+        votes = self.run.votes
         votes.settings = self._parts.settings
         votes.decide_by_settings()
         votes.fit_prior()
-        return votes.result(slice(0, fitted.run.batch.n_own)).label
+        return votes.result(slice(0, self.run.batch.n_own)).label
 
-    def wanted(self) -> tuple[int, int]:
-        """Return the most texts to fit on, and the neighbors of each."""
-        return most_texts(len(self._parts.labels.names), MOST_TEXTS), NEIGHBORS
-
-    def fit(self, found: Run, vectors: Float16s, hashes: Sequence[bytes]) -> _Candidates:
-        """Fit the candidates on the texts of the pool that have a prediction."""
-        n = len(hashes)
-        texts = texts_among(found, np.arange(n), vectors, found.answers.label[:n].copy())
-        candidates = candidates_of(texts)
-        for i, candidate in enumerate(candidates):
-            if isinstance(candidate.model, HeadModel):
-                candidates[i] = replace(candidate, model=candidate.model.rounded())
-        return _Candidates(texts, candidates)
+    def _context(self, judgments: Sequence[Judgment], open_: Bools) -> ReviewContext:
+        """Return what the page of a review shows, with the judgments before this review."""
+        drawn = [j for j in judgments if j.probability is not None]
+        candidates, labels = self._candidates, self._parts.labels
+        judged = judged_of(drawn, self.rows, labels)
+        gold = judged.right.first().tolist()
+        earlier = tuple(
+            EarlierJudgment(
+                float(judged.draws.probability[at]),
+                float(judged.draws.floor[at]),
+                label >= 0,
+                tuple(label >= 0 and int(c.labels[row]) == label for c in candidates),
+            )
+            for at, (row, label) in enumerate(zip(judged.rows.tolist(), gold, strict=True))
+        )
+        return ReviewContext(
+            candidates=tuple((c.name, c.share, c.teachable) for c in candidates),
+            earlier=earlier,
+            differing=int((differing(candidates) & open_).sum()),
+            unlabeled=int(((candidates[0].labels < 0) & open_).sum()),
+            descriptions=labels.descriptions,
+            instructions=self._parts.instructions,
+            none_label=labels.none_label,
+        )
 
 
 def _dissent(judged: Judged, candidates: Sequence[LabelCandidate]) -> tuple[int, int]:
@@ -201,40 +204,6 @@ def _dissent(judged: Judged, candidates: Sequence[LabelCandidate]) -> tuple[int,
     for candidate in candidates[1:]:
         backed |= candidate.labels[rows] == gold
     return int((against & backed).sum()), int((against & ~backed).sum())
-
-
-def _context(
-    candidates: Sequence[LabelCandidate],
-    judgments: Sequence[Judgment],
-    rows: Mapping[bytes, int],
-    open_: Bools,
-    parts: Components,
-) -> ReviewContext:
-    """Return what the page of a review shows, with the judgments before this review.
-
-    `rows` is the position of each text of the pool, by hash; `open_`: bool[n], not judged.
-    """
-    drawn = [j for j in judgments if j.probability is not None]
-    judged, labels = judged_of(drawn, rows, parts.labels), parts.labels
-    gold = judged.right.first().tolist()
-    earlier = tuple(
-        EarlierJudgment(
-            float(judged.draws.probability[at]),
-            float(judged.draws.floor[at]),
-            label >= 0,
-            tuple(label >= 0 and int(c.labels[row]) == label for c in candidates),
-        )
-        for at, (row, label) in enumerate(zip(judged.rows.tolist(), gold, strict=True))
-    )
-    return ReviewContext(
-        candidates=tuple((c.name, c.share, c.teachable) for c in candidates),
-        earlier=earlier,
-        differing=int((differing(candidates) & open_).sum()),
-        unlabeled=int(((candidates[0].labels < 0) & open_).sum()),
-        descriptions=labels.descriptions,
-        instructions=parts.instructions,
-        none_label=labels.none_label,
-    )
 
 
 def _parts_of(

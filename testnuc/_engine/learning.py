@@ -11,15 +11,15 @@ import logging
 from dataclasses import replace
 from hashlib import blake2b
 from math import isnan
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from testnuc._base.checks import checked_whole
-from testnuc._engine.argmax_learning import ArgmaxLearning, PoolFit
+from testnuc._engine.argmax_learning import ArgmaxFit
 from testnuc._engine.inputs import checked_texts, distinct, known_label, values
 from testnuc._engine.rows import nearest
-from testnuc._engine.threshold_learning import ThresholdLearning
+from testnuc._engine.threshold_learning import ThresholdFit
 from testnuc.embedders.cache import embedder_name
 from testnuc.errors import InvalidInputError, StoreError
 from testnuc.trust.judgment import Judgment
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from testnuc._engine.components import Components
+
+Fit: TypeAlias = ArgmaxFit | ThresholdFit
 
 _log = logging.getLogger("testnuc.client")
 
@@ -44,13 +46,13 @@ class Learning:
 
     def __init__(self, parts: Components) -> None:
         self._parts = parts
-        several = parts.labels.multilabel
         #: How a rule is fitted.
-        self._way = ThresholdLearning(parts) if several else ArgmaxLearning(parts)
+        self._way = ThresholdFit if parts.labels.multilabel else ArgmaxFit
         self._lock = asyncio.Lock()
         #: What the store was last known to hold.
         self._data: bytes | None = None
-        self._last: PoolFit[Any] | None = None
+        #: What was fitted last, and the digest of the predictions that it was fitted on.
+        self._last: tuple[bytes, Fit] | None = None
 
     @property
     def learned(self) -> Learned | None:
@@ -71,17 +73,18 @@ class Learning:
         return await asyncio.to_thread(self._drawn, fitted, n, goal, seed, self.learned)
 
     def _drawn(
-        self, fitted: PoolFit[Any], n: int, goal: str | None, seed: int, before: Learned | None
+        self, fit: Fit, n: int, goal: str | None, seed: int, before: Learned | None
     ) -> Review:
-        parts, found = self._parts, fitted.run
+        parts, run = self._parts, fit.run
         seen = set() if before is None else {j.hash for j in before.judged}
-        open_ = np.array([key not in seen for key in fitted.rows], dtype=np.bool_)
-        offer = self._way.offer(fitted, before, open_)
+        open_ = np.array([key not in seen for key in fit.rows], dtype=np.bool_)
+        offer = fit.offer(before, open_)
         rng = np.random.default_rng([seed, len(seen)])
         items: list[ReviewItem] = []
-        for drawn in draw(n, self._way.goal(goal, before), offer.support, open_, offer.trust, rng):
+        goal = goal or fit.goal(before)
+        for drawn in draw(n, goal, offer.support, open_, offer.trust, rng):
             row, trust = drawn.row, float(offer.trust[drawn.row])
-            entry, own = found.batch.entries[row], found.answers.predictions[row]
+            entry, own = run.batch.entries[row], run.answers.predictions[row]
             items.append(
                 ReviewItem(
                     index=len(items),
@@ -90,7 +93,7 @@ class Learning:
                     own_label=None if own is None else own.label,
                     candidates=tuple((label, tuple(by)) for label, by in offer.candidates(row)),
                     trust=None if isnan(trust) else trust,
-                    neighbors=nearest(found, row, _SHOWN),
+                    neighbors=nearest(run, row, _SHOWN),
                     goal=drawn.goal,
                     probability=drawn.probability,
                     floor=drawn.floor,
@@ -100,33 +103,30 @@ class Learning:
         return Review(
             items,
             labels.names,
-            len(fitted.rows),
+            len(fit.rows),
             parts.model,
             offer.context,
             multilabel=labels.multilabel,
         )
 
-    async def _fitted(self) -> PoolFit[Any]:
+    async def _fitted(self) -> Fit:
         """Return what is fitted on the pool as it is."""
         parts = self._parts
-        most, k = self._way.wanted()
-        found, vectors = await parts.pipeline.pool_predictions.labeled(
-            parts.pipeline.settings, most, k
+        run, vectors = await parts.pipeline.pool_predictions.labeled(
+            parts.pipeline.settings, *self._way.wanted(parts)
         )
-        n = found.batch.n_own
+        n = run.batch.n_own
         if n < LEAST_TEXTS:
             raise InvalidInputError(
                 f"the pool has {n} texts with a prediction; label at least {LEAST_TEXTS} first, by "
                 "`classify_many` or `predict_pool`"
             )
-        hashes = [entry.hash for entry in found.batch.entries[:n]]
-        said = ["" if p is None else f"{p.label}" for p in found.answers.predictions[:n]]
-        digest = blake2b(b"".join(hashes) + "\n".join(said).encode()).digest()
-        if self._last is None or self._last.digest != digest:
-            made = await asyncio.to_thread(self._way.fit, found, vectors, hashes)
-            rows = {key: row for row, key in enumerate(hashes)}
-            self._last = PoolFit(digest, found, rows, made)
-        return self._last
+        said = ["" if p is None else f"{p.label}" for p in run.answers.predictions[:n]]
+        hashes = b"".join(entry.hash for entry in run.batch.own)
+        digest = blake2b(hashes + "\n".join(said).encode()).digest()
+        if self._last is None or self._last[0] != digest:
+            self._last = digest, await asyncio.to_thread(self._way, parts, run, vectors)
+        return self._last[1]
 
     async def learn_from(self, review: Review) -> Learned:
         """Learn from the answers of a review, and from all earlier ones."""
@@ -246,7 +246,7 @@ class Learning:
                 before = self.learned
                 judged = _merged(() if before is None else before.judged, new)
                 fitted = await self._fitted()
-                learned = await asyncio.to_thread(self._way.learned, fitted, judged)
+                learned = await asyncio.to_thread(fitted.learned, judged)
                 if swap is None or not parts.internals.shared:
                     break
                 data = await asyncio.to_thread(learned.to_bytes)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from testnuc._engine.applying import judged_of
-from testnuc._engine.argmax_learning import MOST_TEXTS, Offer, PoolFit
-from testnuc.trust.head import LinearHead, fit_folds, folds_of
-from testnuc.trust.label_scores import LabelScores, scores_of
+from testnuc._engine.argmax_learning import MOST_TEXTS, Offer
+from testnuc.trust.head import fit_folds, folds_of
+from testnuc.trust.label_scores import scores_of
 from testnuc.trust.learned import Learned
 from testnuc.trust.review_context import ReviewContext
 from testnuc.trust.thresholds import Thresholds, learn_thresholds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from testnuc._base.arrays import Bools, Float16s
     from testnuc._engine.components import Components
     from testnuc._engine.run import Run
@@ -31,31 +28,48 @@ _KEPT = ("the vote", "what was learned so far")
 _SHOWN = 0.1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Scored:
-    """What speaks for the labels of the texts of the pool."""
+class ThresholdFit:
+    """What speaks for each label of the texts of the pool that have a prediction.
 
-    scores: LabelScores
-    heads: tuple[LinearHead, ...]
-    #: The threshold of the vote settings.
-    usual: float
-
-
-class ThresholdLearning:
-    """Learns how texts that can have several labels are labeled."""
+    `run` has these texts, `vectors`, float16[n, dim], theirs.
+    """
 
     goals = ("certify", "correct")
 
-    def __init__(self, parts: Components) -> None:
-        self._parts = parts
+    def __init__(self, parts: Components, run: Run, vectors: Float16s) -> None:
+        self._parts, self.run = parts, run
+        #: Position of each text, by hash.
+        self.rows = {entry.hash: row for row, entry in enumerate(run.batch.own)}
+        n, n_classes = run.batch.n_own, len(run.batch.labels.names)
+        pool, folds = run.answers.labels(), folds_of(list(self.rows))
+        used = np.flatnonzero(pool.known[:n])
+        most = min(_FITTED, max(1, _CELLS // n_classes))
+        if len(used) > most:
+            used = used[np.linspace(0, len(used) - 1, most).astype(np.int64)]
+        place = np.full(len(pool), -1, dtype=np.int64)
+        place[used] = np.arange(len(used))
+        row = place[pool.rows]
+        targets = np.zeros((len(used), n_classes), dtype=np.float32)
+        targets[row[row >= 0], pool.label[row >= 0]] = 1
+        # a head of the LLM's own labels
+        fitted = fit_folds(vectors[used], targets, folds[used], several=True)
+        self._heads = tuple(head.rounded() for head in fitted)
+        voted = run.votes.of_each_label(slice(0, n))
+        self._scores = scores_of(voted, pool, folds, n_classes, self._heads, vectors)
 
-    def goal(self, goal: str | None, before: Learned | None) -> str:  # noqa: ARG002
-        """Return the goal of a review, in place of None where there is a better one."""
-        return goal or "certify"
+    @staticmethod
+    def wanted(parts: Components) -> tuple[int, int]:
+        """Return the most texts to fit on, and the neighbors of each."""
+        return MOST_TEXTS, parts.settings.k
 
-    def offer(self, fitted: PoolFit[_Scored], before: Learned | None, open_: Bools) -> Offer:
+    @staticmethod
+    def goal(_: Learned | None) -> str:
+        """Return the goal of a review if none is given."""
+        return "certify"
+
+    def offer(self, before: Learned | None, open_: Bools) -> Offer:
         """Return what a review draws from; `open_`: bool[n], texts that are not judged."""
-        parts, scores = self._parts, fitted.fit.scores
+        parts, scores = self._parts, self._scores
         vote = scores.vote
         if before is None:
             # nothing is calibrated: the weight on the side of the closest decision
@@ -82,7 +96,7 @@ class ThresholdLearning:
 
         changed = np.zeros(len(scores), dtype=np.bool_)
         # where labels are the LLM's own, those that a vote would change
-        other = vote.share > fitted.fit.usual if kept_own else given
+        other = vote.share > self.run.votes.threshold if kept_own else given
         changed[vote.rows[scores.by_llm() != other]] = True
         context = ReviewContext(
             differing=int((changed & open_).sum()),
@@ -92,33 +106,9 @@ class ThresholdLearning:
         )
         return Offer(trust, np.ones(len(scores), dtype=np.bool_), shown, context)
 
-    def learned(self, fitted: PoolFit[_Scored], judgments: tuple[Judgment, ...]) -> Learned:
+    def learned(self, judgments: tuple[Judgment, ...]) -> Learned:
         """Learn from all judgments."""
-        labels, fit = self._parts.labels, fitted.fit
-        judged = judged_of(judgments, fitted.rows, labels)
-        lesson = learn_thresholds(fit.scores, judged, len(labels.names), fit.usual, fit.heads)
+        labels, usual = self._parts.labels, self.run.votes.threshold
+        judged = judged_of(judgments, self.rows, labels)
+        lesson = learn_thresholds(self._scores, judged, len(labels.names), usual, self._heads)
         return Learned.of(lesson, judged, labels.names, judgments)
-
-    def wanted(self) -> tuple[int, int]:
-        """Return the most texts to fit on, and the neighbors of each."""
-        return MOST_TEXTS, self._parts.settings.k
-
-    def fit(self, found: Run, vectors: Float16s, hashes: Sequence[bytes]) -> _Scored:
-        """Fit a head on the LLM's own labels."""
-        n, n_classes = found.batch.n_own, len(found.batch.labels.names)
-        pool = found.answers.labels()
-        folds = folds_of(hashes)
-        used = np.flatnonzero(pool.known[:n])
-        most = min(_FITTED, max(1, _CELLS // n_classes))
-        if len(used) > most:
-            used = used[np.linspace(0, len(used) - 1, most).astype(np.int64)]
-        place = np.full(len(pool), -1, dtype=np.int64)
-        place[used] = np.arange(len(used))
-        row = place[pool.rows]
-        targets = np.zeros((len(used), n_classes), dtype=np.float32)
-        targets[row[row >= 0], pool.label[row >= 0]] = 1
-        fitted = fit_folds(vectors[used], targets, folds[used], several=True)
-        heads = tuple(head.rounded() for head in fitted)
-        voted = found.votes.of_each_label(slice(0, n))
-        scores = scores_of(voted, pool, folds, n_classes, heads, vectors)
-        return _Scored(scores, heads, found.votes.threshold)
