@@ -1,27 +1,31 @@
-"""The files of a saved index, and their checksums."""
+"""Append-only arrays of fixed-size rows, in memory or in the files of a saved index.
+
+Written rows never change, so concurrent writers of a row write the same bytes. Files are never
+truncated: that would crash every process that has them mapped.
+"""
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from zlib import crc32
 
 import numpy as np
-
-from testnuc.index.rows import FileRows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from testnuc._base.arrays import Array
-    from testnuc.index.rows import RowArray
 
 _FORMAT = 1
 #: Fields of a record that are numbers.
 _NUMBERS = ("dim", "rows", "vectors_crc", "ranks_crc", "graph_rows", "graph_crc")
+_MIN_ROWS, _MIN_BYTES = 1_024, 1 << 16
 #: Rows per copy to a file.
 _COPY_CHUNK = 8_192
 _BLOCK = 1 << 24
@@ -31,6 +35,89 @@ _NAME = re.compile(r"(vectors|ranks|graph)\.[0-9a-f]+")
 
 class DamagedIndexError(Exception):
     """The files of an index are missing or damaged; the index must be rebuilt."""
+
+
+class MemoryRows:
+    """Rows in memory, each of this shape."""
+
+    def __init__(self, dtype: Any, shape: tuple[int, ...]) -> None:
+        self.array: Array = np.empty((0, *shape), dtype=dtype)
+
+    def write(self, start: int, rows: Array) -> None:
+        """Write rows at `start`; references to a replaced array stay valid."""
+        end = start + len(rows)
+        if end > len(self.array):
+            capacity = max(end, len(self.array) * 2, _MIN_ROWS)
+            grown = np.empty((capacity, *self.array.shape[1:]), dtype=self.array.dtype)
+            grown[:start] = self.array[:start]
+            self.array = grown
+        self.array[start:end] = rows
+
+    def close(self) -> None:
+        """Do nothing: memory needs no closing."""
+
+
+class FileRows:
+    """Rows of this shape in a file, read through a memory map; `create` needs a new file."""
+
+    def __init__(
+        self, path: Path, dtype: Any, shape: tuple[int, ...], *, create: bool = False
+    ) -> None:
+        self.path = path
+        self._dtype = np.dtype(dtype).newbyteorder("<")
+        self._shape = shape
+        self._width = self._dtype.itemsize * int(np.prod(shape))
+        self._file = path.open("x+b" if create else "r+b", buffering=0)
+        self.array: Array = np.empty((0, *shape), dtype=self._dtype)
+        try:
+            self._map()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def write(self, start: int, rows: Array) -> None:
+        """Write rows at `start`; raises `OSError` if the disk is full."""
+        size = (start + len(rows)) * self._width
+        have = os.fstat(self._file.fileno()).st_size
+        if size > have:
+            self._reserve(have, max(size, have + have // 8, _MIN_BYTES))
+        # not through the map, where a full disk raises SIGBUS instead of an error
+        self._file.seek(start * self._width)
+        left = np.ascontiguousarray(rows, dtype=self._dtype).data.cast("B")
+        while left:
+            left = left[self._file.write(left) or 0 :]
+        if start + len(rows) > len(self.array):
+            self._map()
+
+    def sync(self) -> None:
+        """Flush written rows to disk (fsync)."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file; references to its arrays stay valid."""
+        self._file.close()
+
+    def _reserve(self, have: int, size: int) -> None:
+        reserve = getattr(os, "posix_fallocate", None)
+        if reserve is not None:
+            reserve(self._file.fileno(), have, size - have)
+            return
+        self._file.seek(have)
+        while have < size:
+            have += self._file.write(bytes(min(size - have, 1 << 20))) or 0
+
+    def _map(self) -> None:
+        capacity = os.fstat(self._file.fileno()).st_size // self._width
+        if capacity:
+            # the array keeps the map alive, also after the file is closed
+            mapped = mmap.mmap(self._file.fileno(), capacity * self._width, access=mmap.ACCESS_READ)
+            self.array = np.frombuffer(
+                mapped, dtype=self._dtype, count=capacity * int(np.prod(self._shape))
+            ).reshape(capacity, *self._shape)
+
+
+#: [capacity, ..] in `array`: the rows and spare capacity; replaced by a larger one when full.
+RowArray: TypeAlias = MemoryRows | FileRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +162,6 @@ class SavedIndex:
         return {self.vectors, self.ranks} | ({self.graph} if self.graph else set())
 
 
-def new_token() -> str:
-    """Return a random token for a unique file name."""
-    return os.urandom(6).hex()
-
-
 def checksum_of_rows(rows: Array, start: int = 0) -> int:
     """Return the CRC-32 of rows, continued from the checksum `start` of the rows before."""
     content = rows.data.cast("B") if len(rows) else memoryview(b"")
@@ -97,55 +179,36 @@ def checksum_of_file(path: Path) -> int:
     return found
 
 
-def verify_file(path: Path, crc: int) -> None:
-    """Raise `DamagedIndexError` if the checksum of a file does not match."""
-    if checksum_of_file(path) != crc:
-        raise DamagedIndexError(f"checksum mismatch in {path}")
-
-
 def map_rows(folder: Path, saved: SavedIndex) -> tuple[FileRows, FileRows]:
     """Memory-map the saved vectors and ranks; raises `DamagedIndexError` or `OSError`."""
-    vectors = _map_verified(
-        folder / saved.vectors, np.float16, (saved.dim,), saved, saved.vectors_crc
-    )
-    try:
-        ranks = _map_verified(folder / saved.ranks, np.uint64, (), saved, saved.ranks_crc)
-    except BaseException:
-        vectors.close()
-        raise
+    with ExitStack() as opened:
+        vectors = FileRows(folder / saved.vectors, np.float16, (saved.dim,))
+        opened.callback(vectors.close)
+        ranks = FileRows(folder / saved.ranks, np.uint64, ())
+        opened.callback(ranks.close)
+        for rows, crc in ((vectors, saved.vectors_crc), (ranks, saved.ranks_crc)):
+            whole = len(rows.array) >= saved.rows
+            if not whole or checksum_of_rows(rows.array[: saved.rows]) != crc:
+                raise DamagedIndexError(f"checksum mismatch in {rows.path}")
+        opened.pop_all()
     return vectors, ranks
-
-
-def _map_verified(
-    path: Path, dtype: Any, shape: tuple[int, ...], saved: SavedIndex, crc: int
-) -> FileRows:
-    rows = FileRows(path, dtype, shape)
-    if len(rows.array) < saved.rows or checksum_of_rows(rows.array[: saved.rows]) != crc:
-        rows.close()
-        raise DamagedIndexError(f"checksum mismatch in {path}")
-    return rows
 
 
 def copy_rows(
     folder: Path, before: SavedIndex | None, vectors: RowArray, ranks: RowArray, size: int
 ) -> tuple[FileRows, FileRows]:
     """Return files with the first `size` rows: the files of `before` extended, or new ones."""
-    start = before.rows if before is not None else 0
-    token = new_token()
-    names = (
-        (before.vectors, before.ranks)
-        if before is not None
-        else (f"vectors.{token}", f"ranks.{token}")
-    )
+    start, token = 0, os.urandom(6).hex()
+    names = [f"vectors.{token}", f"ranks.{token}"]
+    if before is not None:
+        start, names = before.rows, [before.vectors, before.ranks]
     copies: list[FileRows] = []
-    try:
+    with ExitStack() as opened:
         for rows, name in zip((vectors, ranks), names, strict=True):
             dtype, shape = rows.array.dtype, rows.array.shape[1:]
             copies.append(FileRows(folder / name, dtype, shape, create=before is None))
+            opened.callback(copies[-1].close)
             for at in range(start, size, _COPY_CHUNK):
                 copies[-1].write(at, rows.array[at : min(at + _COPY_CHUNK, size)])
-    except BaseException:
-        for copy in copies:
-            copy.close()
-        raise
+        opened.pop_all()
     return copies[0], copies[1]

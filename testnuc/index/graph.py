@@ -42,8 +42,11 @@ class Graph:
         return len(self._index)
 
     @classmethod
-    def map(cls, path: Path, dim: int, rows: int) -> Graph:
-        """Memory-map a saved graph; OSError, RuntimeError, ValueError: no graph of this shape."""
+    def map(cls, path: Path, dim: int, rows: int, crc: int) -> Graph:
+        """Memory-map a saved graph; OSError, RuntimeError, ValueError: no such graph."""
+        # usearch can crash the process on a damaged graph
+        if checksum_of_file(path) != crc:
+            raise ValueError(f"checksum mismatch in {path}")
         graph = cls(dim)
         graph._index.view(os.fspath(path), progress=_yielding)
         if graph._index.ndim != dim or len(graph) > rows:

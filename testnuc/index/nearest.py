@@ -11,17 +11,16 @@ import numpy as np
 from testnuc.errors import EmbeddingError, InvalidInputError
 from testnuc.index.files import (
     DamagedIndexError,
+    FileRows,
+    MemoryRows,
     SavedIndex,
     checksum_of_file,
     checksum_of_rows,
     copy_rows,
     map_rows,
-    new_token,
-    verify_file,
 )
 from testnuc.index.graph import Graph
 from testnuc.index.matching import exact_candidates
-from testnuc.index.rows import FileRows, MemoryRows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from testnuc._base.arrays import Float16s, Float32s, Int64s
-    from testnuc.index.rows import RowArray
+    from testnuc.index.files import RowArray
 
 #: Below this many vectors a matrix product is as fast as the graph, and exact.
 EXACT_BELOW = 5_000
@@ -204,16 +203,14 @@ class NearestVectors:
             index._vectors, index._ranks = map_rows(folder, saved)
         except OSError as exc:
             raise DamagedIndexError(str(exc)) from exc
-        try:
-            if saved.graph is not None:
-                # usearch can crash the process on a damaged graph
-                verify_file(folder / saved.graph, saved.graph_crc)
-                path = folder / saved.graph
-                index.graph = Graph.map(path, saved.dim, saved.graph_rows)
-                index._by_graph = True
-        except (DamagedIndexError, OSError, RuntimeError, ValueError) as exc:
-            index.close()
-            raise DamagedIndexError(str(exc)) from exc
+        if saved.graph is not None:
+            path = folder / saved.graph
+            try:
+                index.graph = Graph.map(path, saved.dim, saved.graph_rows, saved.graph_crc)
+            except (OSError, RuntimeError, ValueError) as exc:
+                index.close()
+                raise DamagedIndexError(str(exc)) from exc
+            index._by_graph = True
         index._alive.write(0, np.ones(saved.rows, dtype=np.bool_))
         index._size = saved.rows
         return index
@@ -229,15 +226,15 @@ class NearestVectors:
             return before
         if before is not None and not all((folder / name).is_file() for name in before.files()):
             before = None
-        known = before.rows if before is not None else 0
         vectors, ranks = self._move_to_files(folder, before)
         vectors.sync()
         ranks.sync()
-        graph, rows, crc = None, 0, 0
+        known, vectors_crc, ranks_crc, graph, rows, crc = 0, 0, 0, None, 0, 0
         if before is not None:
+            known, vectors_crc, ranks_crc = before.rows, before.vectors_crc, before.ranks_crc
             graph, rows, crc = before.graph, before.graph_rows, before.graph_crc
         if self.graph is not None and self.graph.mapped is None and self.graph.rows > rows:
-            path = folder / f"graph.{new_token()}"
+            path = folder / f"graph.{os.urandom(6).hex()}"
             self.graph.save(path)
             graph, rows, crc = path.name, self.graph.rows, checksum_of_file(path)
         return SavedIndex(
@@ -245,12 +242,8 @@ class NearestVectors:
             rows=self._size,
             vectors=vectors.path.name,
             ranks=ranks.path.name,
-            vectors_crc=checksum_of_rows(
-                vectors.array[known : self._size], before.vectors_crc if before else 0
-            ),
-            ranks_crc=checksum_of_rows(
-                ranks.array[known : self._size], before.ranks_crc if before else 0
-            ),
+            vectors_crc=checksum_of_rows(vectors.array[known : self._size], vectors_crc),
+            ranks_crc=checksum_of_rows(ranks.array[known : self._size], ranks_crc),
             graph=graph,
             graph_rows=rows,
             graph_crc=crc,
@@ -280,9 +273,8 @@ class NearestVectors:
 
     def close(self) -> None:
         """Close the files; running searches are not affected."""
-        for rows in (self._vectors, self._ranks):
-            if isinstance(rows, FileRows):
-                rows.close()
+        self._vectors.close()
+        self._ranks.close()
 
     def _append(self, vectors: Float16s, ranks: NDArray[np.uint64]) -> None:
         start, size = self._size, self._size + len(vectors)

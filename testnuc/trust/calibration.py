@@ -184,13 +184,9 @@ def fit_set_rule(
     The threshold and the chance of a label are fitted on the labels that the head was taught, so
     that judged texts, of which a certificate is made, do not choose which texts come first.
 
-    Parameters
-    ----------
-    probabilities : float32[n, C]
-        Each predicted by a head that was fitted without the text.
-    taught : bool[n, C]
-    judged : (int64[m], bool[m, C], float[m]), optional
-        Judged texts, their right labels and weights: trust is calibrated on them.
+    `probabilities`, float32[n, C], are those of heads that were fitted without the text. `judged`,
+    if given, are judged texts, int64[m], their right labels, bool[m, C], and weights, float[m]:
+    trust is calibrated on them.
     """
     sizes = taught.sum(axis=1)
 

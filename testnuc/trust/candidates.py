@@ -103,24 +103,11 @@ def choose(
 ) -> Verdict:
     """Take the candidate whose gain over all texts has the highest lower bound above 0.
 
-    The bounds hold together with 90 % confidence, at any number of judgments.
-
-    Parameters
-    ----------
-    texts : Texts
-        Without judgments.
-    candidates : sequence of LabelCandidate
-    rows : int64[m]
-        Judged texts, in the order they were drawn.
-    labels : int32[m]
-        Their right labels; -1 = none of the labels.
-    draws : Draws
-    support : bool[n]
-        Texts that could be drawn with at least the probability `draws.floor`.
-    taught : bool
-        Whether a model that learns from the judged texts is a candidate, too.
-    grounds : sequence, optional
-        Of the candidates' models, if the choice is repeated.
+    The bounds hold together with 90 % confidence, at any number of judgments. `texts` have none.
+    `rows`, int64[m], are the judged texts in the order they were drawn, `labels`, int32[m], the
+    right labels, -1 = none of them, and `support`, bool[n], the texts that could be drawn with at
+    least the probability `draws.floor`. `taught`: whether a model that learns from the judged texts
+    is a candidate, too. `grounds` are those of the candidates' models, if the choice is repeated.
     """
     known = labels >= 0
     teachable = [place for place, candidate in enumerate(candidates) if candidate.teachable]

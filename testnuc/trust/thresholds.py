@@ -196,16 +196,7 @@ def learn_thresholds(
 ) -> Lesson:
     """Learn from judged texts; those that were not drawn at random are known, but teach nothing.
 
-    Parameters
-    ----------
-    scores : LabelScores
-        Of all texts.
-    judged : Judged
-    n_classes : int
-    usual : float
-        The threshold of the vote settings.
-    heads : sequence of LinearHead
-        Behind `LabelScores.heads`; empty: there is no head.
+    `usual` is the threshold of the vote settings, and `heads` are those behind the scores, if any.
     """
     rows, truth, known = judged.rows, judged.right, judged.right.known
     drawn, proving = judged.draws.drawn, judged.draws.only(judged.draws.drawn)

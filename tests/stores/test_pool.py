@@ -317,7 +317,7 @@ async def test_a_full_disk_while_rows_are_added(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     async with opened(path) as pool:
-        monkeypatch.setattr("testnuc.index.rows.FileRows.write", full)
+        monkeypatch.setattr("testnuc.index.files.FileRows.write", full)
         await pool.add(entries(300, 500), VECTORS[500:800])
         assert await recall(pool, 800) > 0.98
     monkeypatch.undo()
