@@ -10,16 +10,22 @@ if TYPE_CHECKING:
     from testnuc.labels import LabelSet
     from testnuc.server.settings import ServerSettings
 
-_CODES = [
-    "llm_kept",
-    "neighbors_disagree",
-    "not_embedded",
-    "none_of_the_labels",
-    "low_trust",
-    "other",
-]
-_SHARE = {"type": "number", "minimum": 0, "maximum": 1}
-_MAYBE_SHARE = {"type": ["number", "null"], "minimum": 0, "maximum": 1}
+_SHARE = {"minimum": 0, "maximum": 1}
+#: Kinds of values by short name; ``?``: or null.
+_KINDS: dict[str, dict[str, Any]] = {
+    "boolean": {"type": "boolean"},
+    "count": {"type": "integer", "minimum": 0},
+    "flag": {"type": "boolean", "default": False},
+    "id": {"type": ["string", "integer"]},
+    "integer": {"type": "integer"},
+    "number": {"type": "number"},
+    "share": {"type": "number", **_SHARE},
+    "share?": {"type": ["number", "null"], **_SHARE},
+    "string": {"type": "string"},
+    "string?": {"type": ["string", "null"]},
+}
+_CODES = "llm_kept neighbors_disagree not_embedded none_of_the_labels low_trust other"
+_STATES = ["starting", "ready", "paused", "draining"]
 _ERRORS = {
     "400": "The body is not JSON.",
     "401": "The token is missing or wrong.",
@@ -34,13 +40,45 @@ _ERRORS = {
     "503": "Not ready, shutting down, out of budget, or rate-limited by the provider.",
     "504": "Timeout.",
 }
-_STRING = {"type": "string"}
-_MAYBE_STRING = {"type": ["string", "null"]}
+_CLASSIFY = (
+    "With `stream`, or `Accept: application/x-ndjson`, the results of `texts` are JSON lines in "
+    "order of completion, each a `Result` with its `index`. If the remaining texts fail as a "
+    "whole, the last line is an `Error`. An invalid text in `texts` fails alone: its result has an "
+    "`error`. Each response has the header `X-Request-ID`, that of the request if it has one."
+)
 
 
 def document(labels: LabelSet, settings: ServerSettings) -> dict[str, Any]:
     """Return the OpenAPI document of a service with these labels and limits."""
-    made: dict[str, Any] = {
+    classify = _operation(
+        "classify",
+        "Label one text, or many texts that vote on each other.",
+        **{"200": "A `Result` for `text`, `Results` for `texts`."},
+        **_ERRORS,
+    )
+    classify["description"] = _CLASSIFY
+    classify["requestBody"] = {"required": True} | _content(_either("OneText", "ManyTexts"))
+    classify["responses"]["200"] |= _content(
+        _either("Result", "Results"), **{"application/x-ndjson": _KINDS["string"]}
+    )
+    metrics = _operation("metrics", "Metrics for Prometheus.")
+    metrics["responses"]["200"] = {
+        "description": "Prometheus text format.",
+        "content": {"text/plain": {"schema": _KINDS["string"]}},
+    }
+    refused = {status: _ERRORS[status] for status in ("401", "421")}
+    described, known = "The labels and their descriptions.", "Model, pool, limits and version."
+    guarded = {
+        "/v1/classify": {"post": classify},
+        "/v1/labels": {"get": _operation("labels", described, "Labels", **refused)},
+        "/v1/info": {"get": _operation("info", known, "Info", **refused)},
+        "/metrics": {"get": metrics},
+    }
+    if settings.token is not None:
+        for operations in guarded.values():
+            for operation in operations.values():
+                operation["security"] = [{"token": []}]
+    return {
         "openapi": "3.1.0",
         "info": {
             "title": "testnuc",
@@ -49,29 +87,16 @@ def document(labels: LabelSet, settings: ServerSettings) -> dict[str, Any]:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": {
-            "/v1/classify": {"post": _classify()},
-            "/v1/labels": {
-                "get": _lookup("labels", "The labels and their descriptions.", "Labels")
-            },
-            "/v1/info": {"get": _lookup("info", "Model, pool, limits and version.", "Info")},
-            "/healthz": {"get": _probe("Liveness.", {"200": "The process is alive."})},
+            **guarded,
+            "/healthz": {"get": _probe("Liveness.", **{"200": "The process is alive."})},
             "/readyz": {
                 "get": _probe(
                     "Readiness.",
-                    {
+                    **{
                         "200": "Requests are accepted.",
                         "503": "Starting, paused by the provider, or shutting down.",
                     },
                 )
-            },
-            "/metrics": {
-                "get": {
-                    "operationId": "metrics",
-                    "summary": "Metrics for Prometheus.",
-                    "responses": {
-                        "200": _content("Prometheus text format.", {"text/plain": _STRING})
-                    },
-                }
             },
         },
         "components": {
@@ -86,196 +111,139 @@ def document(labels: LabelSet, settings: ServerSettings) -> dict[str, Any]:
             },
         },
     }
-    if settings.token is not None:
-        for path in ("/v1/classify", "/v1/labels", "/v1/info", "/metrics"):
-            for operation in made["paths"][path].values():
-                operation["security"] = [{"token": []}]
-    return made
 
 
-def _classify() -> dict[str, Any]:
-    return {
-        "operationId": "classify",
-        "summary": "Label one text, or many texts that vote on each other.",
-        "description": "With `stream`, or `Accept: application/x-ndjson`, the results of `texts` "
-        "are JSON lines in order of completion, each a `Result` with its `index`. If the remaining "
-        "texts fail as a whole, the last line is an `Error`. An invalid text in `texts` fails "
-        "alone: its result has an `error`. Each response has the header `X-Request-ID`, that of "
-        "the request if it has one.",
-        "requestBody": {
-            "required": True,
-            "content": {
-                "application/json": {"schema": {"oneOf": [_ref("OneText"), _ref("ManyTexts")]}}
-            },
-        },
-        "responses": {
-            "200": _content(
-                "A `Result` for `text`, `Results` for `texts`.",
-                {
-                    "application/json": {"oneOf": [_ref("Result"), _ref("Results")]},
-                    "application/x-ndjson": _STRING,
-                },
-            ),
-            **{status: _json(why, "Error") for status, why in _ERRORS.items()},
-        },
-    }
+def _operation(name: str, summary: str, schema: str = "", **failures: str) -> dict[str, Any]:
+    responses = {"200": {"description": summary} | _content(_ref(schema))} if schema else {}
+    responses |= {s: {"description": w} | _content(_ref("Error")) for s, w in failures.items()}
+    return {"operationId": name, "summary": summary, "responses": responses}
 
 
-def _lookup(name: str, summary: str, schema: str) -> dict[str, Any]:
-    return {
-        "operationId": name,
-        "summary": summary,
-        "responses": {
-            "200": _json(summary, schema),
-            "401": _json(_ERRORS["401"], "Error"),
-            "421": _json(_ERRORS["421"], "Error"),
-        },
-    }
+def _probe(summary: str, **answers: str) -> dict[str, Any]:
+    responses = {s: {"description": w} | _content(_ref("Status")) for s, w in answers.items()}
+    return {"summary": summary, "responses": responses}
 
 
-def _probe(summary: str, answers: dict[str, str]) -> dict[str, Any]:
-    return {
-        "summary": summary,
-        "responses": {status: _json(what, "Status") for status, what in answers.items()},
-    }
-
-
-def _json(description: str, schema: str) -> dict[str, Any]:
-    return _content(description, {"application/json": _ref(schema)})
-
-
-def _content(description: str, schemas: dict[str, Any]) -> dict[str, Any]:
-    """Return a response: its description, and content type -> schema."""
-    content = {kind: {"schema": schema} for kind, schema in schemas.items()}
-    return {"description": description, "content": content}
+def _content(json: dict[str, Any], **others: dict[str, Any]) -> dict[str, Any]:
+    """Return the bodies of a request or response: a schema for each content type."""
+    schemas = {"application/json": json, **others}
+    return {"content": {kind: {"schema": schema} for kind, schema in schemas.items()}}
 
 
 def _ref(name: str) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
+def _either(*names: str) -> dict[str, Any]:
+    return {"oneOf": list(map(_ref, names))}
+
+
 def _schemas(labels: LabelSet, settings: ServerSettings) -> dict[str, Any]:
     label: dict[str, Any] = {"enum": [*labels.names, None]}
+    own_labels: dict[str, Any] = {}
+    # not required of a result: an invalid text has none
     several: dict[str, Any] = {}
     if labels.multilabel:
         label = {"type": ["string", "null"], "description": "All labels, joined by '; '."}
+        names = {"enum": list(labels.names)}
+        own_labels = {"labels": _list(names)}
         several = {
-            "labels": _list(
-                {"enum": list(labels.names)}, description="The labels, largest share first."
-            ),
-            "shares": {"type": "object", "additionalProperties": _SHARE},
-            "trusts": {"type": "object", "additionalProperties": _MAYBE_SHARE},
+            "labels": _list(names, description="The labels, largest share first."),
+            "shares": _mapping("share"),
+            "trusts": _mapping("share?"),
         }
     if labels.tree is not None:
+        on_the_way = "The names on the way to the label, from the top level on."
         several = {
-            "path": _list(
-                _STRING, description="The names on the way to the label, from the top level on."
-            ),
-            "path_shares": _list(_SHARE),
-            "path_trusts": _list(_MAYBE_SHARE),
+            "path": _list("string", description=on_the_way),
+            "path_shares": _list("share"),
+            "path_trusts": _list("share?"),
         }
-    text = {"type": "string", "minLength": 1, "maxLength": settings.max_text_chars}
-    id_ = {"type": ["string", "integer"]}
-    explain = {
-        "type": "boolean",
-        "default": False,
-        "description": "Include votes and neighbors, which are texts of other requests.",
-    }
-    error = _object(type=_STRING, message=_STRING)
-    own = _object(
-        label=label,
-        confidence=_MAYBE_SHARE,
-        said={**_MAYBE_STRING, "description": "The answer verbatim, if it differs from `label`."},
-        **({"labels": _list({"enum": list(labels.names)})} if labels.multilabel else {}),
-    )
-    reason = _object(code={"enum": _CODES}, message=_STRING)
-    neighbor = _object(
-        text=_STRING, similarity={"type": "number"}, label=label, confidence=_MAYBE_SHARE
-    )
+    error = _object(type="string", message="string")
+    said = "The answer verbatim, if it differs from `label`."
+    own = _object(label=label, confidence="share?", said=("string?", said), **own_labels)
+    reason = _object(code={"enum": _CODES.split()}, message="string")
     result = _object(
         label={**label, "description": "null: no label, or withheld."},
-        trust={
-            **_MAYBE_SHARE,
-            "description": "Estimated chance that the label is right; null: unknown.",
-        },
-        share={**_SHARE, "description": "Winner's part of the vote's weight."},
-        margin={**_SHARE, "description": "Winner minus runner-up, as share."},
-        voters={"type": "integer", "minimum": 0},
-        complete={
-            "type": "boolean",
-            "description": "False if the vote was decided before all neighbors were asked.",
-        },
+        trust=("share?", "Estimated chance that the label is right; null: unknown."),
+        share=("share", "Winner's part of the vote's weight."),
+        margin=("share", "Winner minus runner-up, as share."),
+        voters="count",
+        complete=("boolean", "False if the vote was decided before all neighbors were asked."),
         own=_maybe("The LLM's own prediction of this text.", own),
         reason=_maybe("Why neighbors did not decide, or the label is withheld.", reason),
-        source={
-            **_MAYBE_STRING,
-            "description": "What gave the label: llm, vote, head, referee or person.",
-        },
+        source=("string?", "What gave the label: llm, vote, head, referee or person."),
         error=_maybe("Error of the text's own call.", error),
     )
-    # not required: an invalid text has none
-    result["properties"] |= several
-    result["properties"] |= {
-        "index": {"type": "integer", "minimum": 0, "description": "Index in `texts`."},
-        "id": {**id_, "description": "The id given with the text."},
-        "text": {"type": ["string", "null"], "description": "The text, as given."},
-        "votes": {"type": "object", "additionalProperties": {"type": "number"}},
-        "neighbors": _list(neighbor),
-    }
+    near = _object(text="string", similarity="number", label=label, confidence="share?")
+    result["properties"] |= several | _properties(
+        index=("count", "Index in `texts`."),
+        id=("id", "The id given with the text."),
+        text=("string?", "The text, as given."),
+        votes=_mapping("number"),
+        neighbors=_list(near),
+    )
+    text = {**_KINDS["string"], "minLength": 1, "maxLength": settings.max_text_chars}
     # an invalid text fails alone
-    many = _list(_STRING, minItems=1, maxItems=settings.max_texts)
+    many = _list("string", minItems=1, maxItems=settings.max_texts)
+    explain = ("flag", "Include votes and neighbors, which are texts of other requests.")
+    one_text, many_texts = _object(text=text), _object(texts=many)
+    one_text["properties"] |= _properties(
+        id=("id", "Returned with the result."), explain=explain, stream={"const": False}
+    )
+    many_texts["properties"] |= _properties(
+        ids=_list("id", description="Of each text; returned with the results."),
+        explain=explain,
+        stream="flag",
+    )
     return {
-        "OneText": {
-            **_object(text=text),
-            "properties": {
-                "text": text,
-                "id": {**id_, "description": "Returned with the result."},
-                "explain": explain,
-                "stream": {"const": False},
-            },
-        },
-        "ManyTexts": {
-            **_object(texts=many),
-            "properties": {
-                "texts": many,
-                "ids": _list(id_, description="Of each text; returned with the results."),
-                "explain": explain,
-                "stream": {"type": "boolean", "default": False},
-            },
-        },
+        "OneText": one_text,
+        "ManyTexts": many_texts,
         "Result": result,
         "Results": _object(results=_list(_ref("Result"))),
-        "Error": _object(error=_object(status={"type": "integer"}, type=_STRING, message=_STRING)),
-        "Labels": _object(labels=_list(_object(label=_STRING, description=_MAYBE_STRING))),
+        "Error": _object(error=_object(status="integer", type="string", message="string")),
+        "Labels": _object(labels=_list(_object(label="string", description="string?"))),
         "Info": _object(
-            version=_STRING,
-            status={"enum": ["starting", "ready", "paused", "draining"]},
-            model=_STRING,
-            labels={"type": "integer"},
-            pool={"type": "integer", "description": "Texts that neighbors come from."},
-            decision={
-                **_MAYBE_STRING,
-                "description": "Why the LLM's own labels were kept when they were last.",
-            },
-            limits={"type": "object", "additionalProperties": {"type": "integer"}},
+            version="string",
+            status={"enum": _STATES},
+            model="string",
+            labels="integer",
+            pool=("integer", "Texts that neighbors come from."),
+            decision=("string?", "Why the LLM's own labels were kept when they were last."),
+            limits=_mapping("integer"),
         ),
-        "Status": _object(status={"enum": ["alive", "starting", "ready", "paused", "draining"]}),
+        "Status": _object(status={"enum": ["alive", *_STATES]}),
     }
 
 
-def _list(items: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"type": "array", "items": items, **more}
+def _list(items: str | dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "array", "items": _KINDS[items] if isinstance(items, str) else items, **more}
+
+
+def _mapping(kind: str) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": _KINDS[kind]}
 
 
 def _maybe(description: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {"description": description, "oneOf": [schema, {"type": "null"}]}
 
 
+def _properties(**given: str | tuple[str, str] | dict[str, Any]) -> dict[str, Any]:
+    """Return schemas, each given as a kind, as a kind and what it means, or itself."""
+    made = {}
+    for name, one in given.items():
+        schema, *meaning = one if isinstance(one, tuple) else (one,)
+        made[name] = dict(_KINDS[schema]) if isinstance(schema, str) else schema
+        if meaning:
+            made[name]["description"] = meaning[0]
+    return made
+
+
 def _object(**properties: Any) -> dict[str, Any]:
     """Return the schema of an object that has all of some properties, and no others."""
     return {
         "type": "object",
-        "properties": properties,
+        "properties": _properties(**properties),
         "required": list(properties),
         "additionalProperties": False,
     }
