@@ -6,6 +6,8 @@ import codecs
 import csv
 import io
 import re
+from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from testnuc.errors import InvalidInputError
@@ -42,11 +44,12 @@ def decoded(raw: bytes, name: str, encoding: str | None = None) -> tuple[str, st
 
     By default it is recognized by a mark, zeros, or what UTF-8 allows; cp1252 otherwise.
     """
+    marked = next((found for mark, found in _MARKS if raw.startswith(mark)), None)
     if encoding is None:
-        encoding = _recognized(raw, name)
+        encoding = marked or _recognized(raw, name)
     else:
         encoding = _checked(encoding)
-        marked = next((found for mark, found in _MARKS if raw.startswith(mark)), encoding)
+        marked = marked or encoding
         if not encoding.startswith(marked.removesuffix("-sig")):
             raise InvalidInputError(
                 f"{name} begins with the mark of {marked}, and --encoding is {encoding}; leave out "
@@ -89,9 +92,6 @@ def _checked(encoding: str) -> str:
 
 
 def _recognized(raw: bytes, name: str) -> str:
-    for mark, encoding in _MARKS:
-        if raw.startswith(mark):
-            return encoding
     start = raw[:_PROBE]
     if b"\0" in start:
         # Latin letters in UTF-16 have a zero in each second byte
@@ -102,7 +102,9 @@ def _recognized(raw: bytes, name: str) -> str:
     try:
         raw.decode("utf-8")
     except UnicodeDecodeError as exc:
-        if _mostly_utf8(raw):
+        content = raw.decode("utf-8", "replace")
+        # are more characters outside ASCII valid UTF-8 than not?
+        if sum(not letter.isascii() for letter in content) > 2 * content.count("\ufffd"):
             line = raw.count(b"\n", 0, exc.start) + 1
             raise InvalidInputError(
                 f"{name} is UTF-8 except for the byte 0x{raw[exc.start]:02x} in line {line}; mend "
@@ -110,13 +112,6 @@ def _recognized(raw: bytes, name: str) -> str:
             ) from exc
         return _OFFICE
     return "utf-8"
-
-
-def _mostly_utf8(raw: bytes) -> bool:
-    """Return whether more characters outside ASCII are valid UTF-8 than not."""
-    content = raw.decode("utf-8", "replace")
-    broken = content.count("\ufffd")
-    return sum(not letter.isascii() for letter in content) > 2 * broken
 
 
 def checked_delimiter(delimiter: str | None) -> str | None:
@@ -136,33 +131,23 @@ def delimiter_of(content: str, wanted: Sequence[str]) -> str:
 
     One that finds the `wanted` columns wins.
     """
-    best, score = DELIMITERS[0], (-1, -1.0, -1)
-    for delimiter in DELIMITERS:
-        rows = _rows(content, delimiter)
-        width = len(rows[0]) if rows else 0
-        even = sum(len(row) == width for row in rows) / max(len(rows), 1)
-        found = sum(name in rows[0] for name in wanted) if rows else 0
-        # a header of one column is the same under each
-        made = (found, even, width)
-        if made > score:
-            best, score = delimiter, made
-    return best
-
-
-def _rows(content: str, delimiter: str) -> list[list[str]]:
     sample = content[:_SAMPLE]
     if len(content) > _SAMPLE:
         sample = sample[: sample.rfind("\n") + 1] or sample
-    found = []
-    try:
-        for row in csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter):
-            if row:
-                found.append(row)
-            if len(found) == _ROWS:
-                break
-    except csv.Error:
-        pass
-    return found
+
+    def fit(delimiter: str) -> tuple[int, float, int]:
+        rows: list[list[str]] = []
+        with suppress(csv.Error):
+            reader = csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter)
+            rows.extend(islice(filter(None, reader), _ROWS))
+        if not rows:
+            return 0, 0.0, 0
+        width = len(rows[0])
+        even = sum(len(row) == width for row in rows) / len(rows)
+        # a header of one column is the same under each
+        return sum(name in rows[0] for name in wanted), even, width
+
+    return max(DELIMITERS, key=fit)
 
 
 def named(delimiter: str) -> str:

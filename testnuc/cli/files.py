@@ -11,19 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from testnuc._base.jsonl import write_whole
 from testnuc.cli.decoding import require_filled
-from testnuc.cli.reading import (
-    STANDARD,
-    Table,
-    kind_of,
-    read_table,
-    to_stderr,
-)
+from testnuc.cli.reading import STANDARD, Table, kind_of, read_table, to_stderr
 from testnuc.errors import InvalidInputError
 from testnuc.records import PREFIX, cell_of, file_row, guarded, line_of
-from testnuc.types import MultilabelClassification, Reason, TreeClassification
+from testnuc.types import Reason, TreeClassification
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping
 
     from testnuc.types import Classification
 
@@ -94,9 +88,8 @@ def held_by(output: str | None, table: Table) -> tuple[bool, bool, set[str]]:
     except InvalidInputError:
         return False, False, set()
     added = {name for name in held.columns if not name.startswith(PREFIX)} - set(table.columns)
-    texts = list(map(str, table.texts[: len(held.rows)]))
-    same = list(map(str, held.texts)) == texts
-    return same, set(map(str, held.texts)).isdisjoint(map(str, table.texts)), added
+    there, texts = list(map(str, held.texts)), list(map(str, table.texts))
+    return there == texts[: len(there)], set(there).isdisjoint(texts), added
 
 
 def check_output(
@@ -157,9 +150,7 @@ def write_results(
     if kind != ".jsonl" and any(isinstance(r, TreeClassification) for r in results.values()):
         # a cell holds no list
         types = {**_TYPES, **dict.fromkeys(_LEVELS, "string")}
-        rows = [
-            {**row, **{name: cell_of(row[name]) for name in _LEVELS if name in row}} for row in rows
-        ]
+        rows = [{n: cell_of(v) if n in _LEVELS else v for n, v in row.items()} for row in rows]
     columns = [*own, *types]
     if kind == ".parquet":
         from testnuc.cli import parquet
@@ -175,7 +166,12 @@ def write_results(
     if kind == ".txt":
         text = "".join(f"{row['nuc_label'] or ''}\n" for row in rows)
     elif kind in {".csv", ".tsv"}:
-        text = _as_csv(columns, rows, "\t" if kind == ".tsv" else table.delimiter)
+        out = io.StringIO(newline="")
+        between = "\t" if kind == ".tsv" else table.delimiter
+        writer = csv.DictWriter(out, columns, extrasaction="ignore", delimiter=between)
+        writer.writeheader()
+        writer.writerows({name: _csv_cell(name, row[name]) for name in row} for row in rows)
+        text = out.getvalue()
         # a spreadsheet reads UTF-8 as another encoding unless a mark says so
         encoding = "utf-8" if table.encoding == "utf-8" else "utf-8-sig"
     elif kind == ".json":
@@ -209,17 +205,8 @@ def _cells(result: Classification | None, problem: str | None, *, full: bool) ->
         # the same sentence in each row; the last lines of a run have it
         fields["nuc_reason"] = None
     # a table ignores what is not among its columns
-    more: tuple[str, ...] = _SEVERAL if isinstance(result, MultilabelClassification) else ()
-    more = _LEVELS if isinstance(result, TreeClassification) else more
-    return fields if full else {name: fields[name] for name in (*_TYPES, *more)}
-
-
-def _as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], delimiter: str) -> str:
-    out = io.StringIO(newline="")
-    writer = csv.DictWriter(out, columns, extrasaction="ignore", delimiter=delimiter)
-    writer.writeheader()
-    writer.writerows({name: _csv_cell(name, value) for name, value in row.items()} for row in rows)
-    return out.getvalue()
+    names = (*_TYPES, *_SEVERAL, *_LEVELS)
+    return fields if full else {name: fields[name] for name in names if name in fields}
 
 
 def _csv_cell(name: str, value: Any) -> Any:

@@ -40,17 +40,12 @@ def writing(path: Path) -> Iterator[Callable[[list[Record]], None]]:
     """Yield a function that writes records of a store, one row group for each batch."""
     arrow, parquet = _pyarrow()
     names = dict.fromkeys(name for columns in _OF.values() for name in columns)
-    schema = arrow.schema(
-        [(name, getattr(arrow, _NUMBERS.get(name, "string"))()) for name in names]
-    )
+    schema = arrow.schema([(n, getattr(arrow, _NUMBERS.get(n, "string"))()) for n in names])
     with parquet.ParquetWriter(str(path), schema, compression="zstd") as file:
 
         def write(records: list[Record]) -> None:
             plain = [
-                {
-                    name: orjson.dumps(value).decode() if name in _JSON else value
-                    for name, value in record.items()
-                }
+                {n: orjson.dumps(v).decode() if n in _JSON else v for n, v in record.items()}
                 for record in records
             ]
             file.write_table(arrow.Table.from_pylist(plain, schema=schema))
@@ -64,13 +59,11 @@ def read(path: Path) -> Iterator[Record]:
     try:
         for batch in _batches(path, parquet.read_metadata(path), whole=False):
             for row in batch.to_pylist():
-                yield {
-                    name: orjson.loads(row[name]) if name in _JSON else row[name]
-                    for name in _OF.get(row["kind"], ("kind",))
-                }
+                names = _OF.get(row["kind"], ("kind",))
+                yield {n: orjson.loads(row[n]) if n in _JSON else row[n] for n in names}
+    except InvalidInputError:
+        raise
     except (arrow.ArrowException, OSError, KeyError, TypeError, ValueError) as exc:
-        if isinstance(exc, InvalidInputError):
-            raise
         raise InvalidInputError(f"{path} is not a Parquet file of a store: {exc}") from exc
 
 
@@ -91,23 +84,14 @@ def _batches(path: Path, facts: Any, *, whole: bool) -> Iterator[Any]:
     """Yield the batches of a file; bounds what they unpack to, as a `whole` or each alone."""
     _, parquet = _pyarrow()
     most = _MOST_BYTES + _RATIO * path.stat().st_size
-    groups = [
-        [facts.row_group(group).column(column) for column in range(facts.num_columns)]
-        for group in range(facts.num_row_groups)
-    ]
-    sizes = [
-        sum(_OF_VALUE * leaf.num_values + leaf.total_uncompressed_size for leaf in leaves)
-        for leaves in groups
-    ]
+    sizes, strings = [], set()
+    for group in map(facts.row_group, range(facts.num_row_groups)):
+        leaves = [group.column(column) for column in range(facts.num_columns)]
+        sizes.append(sum(_OF_VALUE * of.num_values + of.total_uncompressed_size for of in leaves))
+        # a value that is stored once may occur a million times: strings stay numbers until counted
+        strings |= {of.path_in_schema for of in leaves if of.physical_type == "BYTE_ARRAY"}
     size = sum(sizes) if whole else max(sizes, default=0)
     _require_size(path, max(size, _OF_VALUE * facts.num_rows * whole), most)
-    # a value that is stored once may occur a million times: strings stay numbers until counted
-    strings = {
-        leaf.path_in_schema
-        for leaves in groups
-        for leaf in leaves
-        if leaf.physical_type == "BYTE_ARRAY"
-    }
     with parquet.ParquetFile(path, metadata=facts, read_dictionary=sorted(strings)) as file:
         for batch in file.iter_batches(batch_size=_BATCH):
             unpacked = sum(map(_size, batch.columns))
@@ -149,9 +133,7 @@ def schema_of(rows: Sequence[Mapping[str, Any]], schema: Any, added: Mapping[str
     if schema is None:
         names = dict.fromkeys(name for row in rows for name in row if name not in added)
         try:
-            schema = arrow.schema(
-                [(name, arrow.array([row.get(name) for row in rows]).type) for name in names]
-            )
+            schema = [arrow.field(n, arrow.array([r.get(n) for r in rows]).type) for n in names]
         except (arrow.ArrowException, OverflowError) as exc:
             raise InvalidInputError(f"the rows cannot be written as Parquet: {exc}") from exc
     kept = [field for field in schema if field.name not in added]
@@ -163,10 +145,9 @@ def write_rows(
 ) -> None:
     """Write a table atomically."""
     arrow, parquet = _pyarrow()
-    made = schema_of(rows, schema, added)
-    table = arrow.Table.from_pylist(list(rows), schema=made)
     buffer = arrow.BufferOutputStream()
-    parquet.write_table(table, buffer)
+    made = schema_of(rows, schema, added)
+    parquet.write_table(arrow.Table.from_pylist(list(rows), schema=made), buffer)
     write_whole(path, [buffer.getvalue()])
 
 

@@ -96,8 +96,7 @@ def read_table(
         raise InvalidInputError(f"--limit is {limit}; give a number of at least 1")
     given = checked_delimiter(delimiter)
     kind = None if file == STANDARD else kind_of(file)
-    schema = None
-    found = "utf-8"
+    schema, own, found = None, ",", "utf-8"
     rows: list[dict[str, Any]]
     if kind == ".parquet":
         from testnuc.cli import parquet
@@ -119,15 +118,12 @@ def read_table(
             rows = [{"text": line.strip()} for line in lines]
             columns, text_column = ["text"], "text"
         elif kind in {".csv", ".tsv"}:
-            guessed = "\t" if kind == ".tsv" else None
-            delimiter = given or guessed or delimiter_of(content, (text_column,))
-            columns, rows = _csv_rows(file, content, delimiter)
-            if len(columns) == 1 and given is None:
-                delimiter = ","
-            if not quiet and given is None and delimiter != "," and kind == ".csv":
-                to_stderr(
-                    f"note: {file} is read with {named(delimiter)} between columns (--delimiter)"
-                )
+            guessed = "\t" if kind == ".tsv" else delimiter_of(content, (text_column,))
+            columns, rows = _csv_rows(file, content, given or guessed)
+            if kind == ".csv":
+                own = given or (guessed if len(columns) > 1 else ",")
+            if not quiet and given is None and own != ",":
+                to_stderr(f"note: {file} is read with {named(own)} between columns (--delimiter)")
         else:
             # the record of a run, written by `classify --full`, is not a text
             rows = [row for row in _json_rows(file, content) if "nuc_run" not in row]
@@ -136,10 +132,8 @@ def read_table(
             to_stderr(_about_encoding(file, content, found))
     if not rows:
         raise InvalidInputError(f"{file} has no texts; give a file with at least two")
-    _require_distinct(file, columns)
     text_column = column_of_results(file, text_column, columns, rows, guess=guess)
-    _require_text(file, columns, text_column, rows, given, option)
-    own = delimiter if delimiter is not None and kind == ".csv" else ","
+    _require_columns(file, columns, text_column, rows, given, option)
     return Table(rows[:limit], columns, text_column, schema, own, found)
 
 
@@ -169,9 +163,8 @@ def column_of_results(
     """
     if "nuc_label" not in columns:
         return name
-    known = RunNote.of(file).text_column
-    if known not in columns:
-        known = None
+    noted = RunNote.of(file).text_column
+    known = noted if noted in columns else None
     if guess and known is not None and name not in (known, _LIKELY[0]):
         raise InvalidInputError(
             f"the run that wrote {file} read its texts from the column {known!r}; leave "
@@ -179,13 +172,9 @@ def column_of_results(
         )
     if name in columns or name != _LIKELY[0]:
         return name
-    if known is not None:
-        return known
-    likely = _longest(rows, columns) if guess else None
-    if likely is None:
-        return name
-    to_stderr(f"note: the texts of {file} are read from the column {likely!r} (--text-column)")
-    return likely
+    if known is None and guess and (known := _longest(rows, columns)) is not None:
+        to_stderr(f"note: the texts of {file} are read from the column {known!r} (--text-column)")
+    return known or name
 
 
 def _about_encoding(file: str, content: str, encoding: str) -> str:
@@ -288,16 +277,7 @@ def require_labels(file: str, columns: Sequence[str], name: str) -> None:
     require_column(file, columns, name, remedy, option="--label-column")
 
 
-def _require_distinct(file: str, columns: Sequence[str]) -> None:
-    """Check that no column would be lost: a row has one value for each name."""
-    for name, times in Counter(filter(None, columns)).most_common(1):
-        if times > 1:
-            raise InvalidInputError(
-                f"{file} has {times} columns named {name!r}; rename all but one"
-            )
-
-
-def _require_text(
+def _require_columns(
     file: str,
     columns: Sequence[str],
     name: str,
@@ -305,7 +285,13 @@ def _require_text(
     delimiter: str | None,
     option: str | None,
 ) -> None:
-    """Check that a file has the column of texts; suggest the most likely one."""
+    """Check that no two columns have one name, and one is that of texts; suggest the likely one."""
+    for twice, times in Counter(filter(None, columns)).most_common(1):
+        # a row has one value for each name
+        if times > 1:
+            raise InvalidInputError(
+                f"{file} has {times} columns named {twice!r}; rename all but one"
+            )
     if name in columns:
         return
     if len(columns) == 1 and delimiter is not None:
@@ -315,11 +301,10 @@ def _require_text(
                 f"{file} has one column with --delimiter {named(delimiter)}; it looks as if "
                 f"{named(better)} stands between columns: leave out --delimiter"
             )
-    remedy = f"the column of labels is named {name!r}"
-    if option is not None:
-        remedy = f"name the text column with {option}"
-    likely = _longest(rows, columns)
-    require_column(file, columns, name, remedy, option=option, likely=likely)
+    remedy = f"name the text column with {option}"
+    if option is None:
+        remedy = f"the column of labels is named {name!r}"
+    require_column(file, columns, name, remedy, option=option, likely=_longest(rows, columns))
 
 
 def _longest(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str | None:
@@ -409,29 +394,20 @@ def _json_rows(file: str, content: str) -> Iterable[dict[str, Any]]:
             )
         # not splitlines, which also splits at characters that JSON may hold, such as U+2028
         lines = enumerate(content.split("\n"), 1)
-        return [
-            _writable(json_object(line, file, number), file, number)
-            for number, line in lines
-            if line.strip()
-        ]
-    items = json_of(content, file)
-    rows = [{"text": item} if isinstance(item, str) else item for item in items]
-    for number, row in enumerate(rows, 1):
+        rows = [(number, json_object(line, file, number)) for number, line in lines if line.strip()]
+    else:
+        items = enumerate(json_of(content, file), 1)
+        rows = [(at, {"text": item} if isinstance(item, str) else item) for at, item in items]
+    for number, row in rows:
         if not isinstance(row, dict):
             raise InvalidInputError(f"{file}, item {number} is neither an object nor a string")
-        _writable(row, file, number)
-    return rows
-
-
-def _writable(row: dict[str, Any], file: str, number: int) -> dict[str, Any]:
-    """Return a row that can be written again beside its label, once that is paid for."""
-    for name, value in row.items():
-        if isinstance(value, dict | list):
+        for name, value in row.items():
             try:
-                orjson.dumps(value)
+                # each row is written again beside its label, once that is paid for
+                orjson.dumps(value if isinstance(value, dict | list) else None)
             except orjson.JSONEncodeError as exc:
                 raise InvalidInputError(
                     f"{file}, row {number}: {name!r} is nested too deep to be written again; leave "
                     "it out"
                 ) from exc
-    return row
+        yield row
