@@ -9,9 +9,8 @@ import sys
 import threading
 import webbrowser
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import orjson
 from aiohttp import web
@@ -35,6 +34,7 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
+_HTML = "text/html; charset=utf-8"
 #: Seconds for a response that is being sent when the page is closed.
 _CLOSING = 2.0
 
@@ -87,49 +87,42 @@ class _Page:
         self._path = path
         # what a judgment replaces, and what is there again without it
         self._before = list(review)
-        self._base = f"/{secrets.token_urlsafe(16)}/"
         self._origin = ""
         self._seen = False
-        self._ended: asyncio.Future[bool] | None = None
+        self._ended: asyncio.Future[bool]
 
     async def until_done(self) -> bool:
         """Serve the page and open it; returns whether a browser opened."""
         loop = asyncio.get_running_loop()
-        ended: asyncio.Future[bool] = loop.create_future()
-        self._ended = ended
+        self._ended = loop.create_future()
+        base = f"/{secrets.token_urlsafe(16)}/"
         app = web.Application(middlewares=[self._guard])
-        app.add_routes(
-            [
-                web.get(self._base, self._page),
-                web.post(f"{self._base}judgments", self._judged),
-                web.post(f"{self._base}done", self._done),
-            ]
-        )
+        app.router.add_get(base, self._page)
+        app.router.add_post(f"{base}judgments", self._judged)
+        app.router.add_post(f"{base}done", self._done)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=_CLOSING)
         await runner.setup()
         try:
             await web.TCPSite(runner, _HOST, 0).start()
             self._origin = f"http://{_HOST}:{runner.addresses[0][1]}"
-            url = self._origin + self._base
+            url = self._origin + base
             to_stderr(f"opening {url} in the browser; press Done there at the end, or Ctrl-C here")
             # some browsers end this call only when they are closed
             threading.Thread(target=self._open, args=(loop, url), daemon=True).start()
-            return await ended
+            return await self._ended
         finally:
             await runner.cleanup()
 
     def _open(self, loop: asyncio.AbstractEventLoop, url: str) -> None:
-        try:
+        shown = False
+        with suppress(webbrowser.Error):
             shown = webbrowser.open(url)
-        except webbrowser.Error:
-            shown = False
         if not shown:
             # the loop may be closed by now
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(partial(self._end, shown=False))
+                loop.call_soon_threadsafe(self._end, False)
 
-    def _end(self, *, shown: bool) -> None:
-        assert self._ended is not None
+    def _end(self, shown: bool) -> None:
         # a page that was seen is open, whatever the browser's command returned
         if not self._ended.done() and (shown or not self._seen):
             self._ended.set_result(shown)
@@ -145,34 +138,26 @@ class _Page:
         self._seen = True
         name = Path(self._path).name
         page = render(None, review=self._review, file=name, title=f"testnuc: {name}", live=True)
-        return web.Response(
-            body=page.encode("utf-8", "replace"),
-            content_type="text/html",
-            charset="utf-8",
-            headers=_HEADERS,
-        )
+        content = page.encode("utf-8", "replace")
+        return web.Response(body=content, headers=_HEADERS | {"Content-Type": _HTML})
 
     async def _judged(self, request: web.Request) -> web.Response:
         """Take a list of [position, whether it is judged, the answer]."""
+        review = self._review
         try:
             for place, is_judged, said in orjson.loads(await request.read()):
-                self._take(place, is_judged, said)
+                before = self._before[place]
+                if is_judged:
+                    review.answer(place, said)
+                elif before.source != "referee":
+                    review.withdraw(place)
+                else:
+                    several = review.multilabel
+                    answer = split_labels(before.answer) if several else before.answer
+                    review.answer(place, answer, "referee")
         except (InvalidInputError, TypeError, ValueError, IndexError) as exc:
             return web.Response(status=400, text=str(exc))
         return self._saved()
-
-    def _take(self, place: int, is_judged: bool, said: Any) -> None:
-        if is_judged:
-            self._review.answer(place, said)
-            return
-        before = self._before[place]
-        if before.source != "referee":
-            self._review.withdraw(place)
-            return
-        several = self._review.multilabel
-        self._review.answer(
-            place, split_labels(before.answer) if several else before.answer, "referee"
-        )
 
     def _saved(self) -> web.Response:
         try:

@@ -42,13 +42,9 @@ def read_marks(
         It cannot be read, is not a file of marks, or holds no text with a correct label, or a text
         with two of them.
     """
-    kind = Path(path).suffix.lower()
-    if kind not in {".json", ".csv"}:
-        raise InvalidInputError(f"{path} is neither .json nor .csv; give a file of marks")
-    marks = _from_json(path) if kind == ".json" else _from_csv(path)
     right: dict[str, str] = {}
     several = False
-    for number, mark in enumerate(marks, 1):
+    for number, mark in enumerate(_marks_in(path), 1):
         if not isinstance(mark, dict) or not {"text", "right_label"} <= mark.keys():
             raise InvalidInputError(
                 f"{path}, mark {number} has no text and right_label; give a review (.json) or "
@@ -86,8 +82,22 @@ def _several(label: Any) -> list[str] | None:
     return label
 
 
-def _from_json(path: str | os.PathLike[str]) -> list[Any]:
-    marks = json_of(_content(path), path)
+def _marks_in(path: str | os.PathLike[str]) -> list[Any]:
+    kind = Path(path).suffix.lower()
+    if kind not in {".json", ".csv"}:
+        raise InvalidInputError(f"{path} is neither .json nor .csv; give a file of marks")
+    try:
+        content = bytes_of(path).decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        raise InvalidInputError(f"{path} is not UTF-8: {exc}; save it as UTF-8") from exc
+    if kind == ".csv":
+        try:
+            with long_fields():
+                rows = list(csv.DictReader(io.StringIO(content, newline="")))
+        except csv.Error as exc:
+            raise InvalidInputError(f"{path} is not CSV: {exc}") from exc
+        return [{name: _unguarded(value) for name, value in row.items()} for row in rows]
+    marks = json_of(content, path)
     if isinstance(marks, dict) and isinstance(marks.get("items"), list):
         # an item that is no object is refused where it is read
         return [
@@ -99,21 +109,5 @@ def _from_json(path: str | os.PathLike[str]) -> list[Any]:
     return marks
 
 
-def _from_csv(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    try:
-        with long_fields():
-            rows = list(csv.DictReader(io.StringIO(_content(path), newline="")))
-    except csv.Error as exc:
-        raise InvalidInputError(f"{path} is not CSV: {exc}") from exc
-    return [{name: _unguarded(value) for name, value in row.items()} for row in rows]
-
-
 def _unguarded(value: Any) -> Any:
     return value[1:] if isinstance(value, str) and value.startswith(_GUARDED) else value
-
-
-def _content(path: str | os.PathLike[str]) -> str:
-    try:
-        return bytes_of(path).decode("utf-8-sig")
-    except UnicodeDecodeError as exc:
-        raise InvalidInputError(f"{path} is not UTF-8: {exc}; save it as UTF-8") from exc

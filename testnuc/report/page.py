@@ -20,9 +20,9 @@ from testnuc.types import UNKNOWN, Classification, MultilabelClassification, Pre
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from testnuc.trust.review import Review
+    from testnuc.trust.review import Review, ReviewItem
     from testnuc.types import Usage
 
 #: Default for the most results that a page lists.
@@ -31,20 +31,11 @@ MOST_LISTED = 20_000
 #: UTF-8 cannot encode.
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
-_SCRIPTS = (
-    "evidence.js",
-    "marks.js",
-    "live.js",
-    "elements.js",
-    "learned.js",
-    "chooser.js",
-    "explanation.js",
-    "overview.js",
-    "page.js",
-)
+#: In order: a script uses what those before it define.
+_SCRIPTS = "evidence marks live elements learned chooser explanation overview page"
 
 
-def _results_of(review: Review) -> list[Classification]:
+def _results_of(review: Iterable[ReviewItem]) -> list[Classification]:
     """Return the texts of a review as results that have the LLM's own labels."""
     return [
         Classification(
@@ -118,11 +109,7 @@ def render(
         `most` is not an integer of at least 1.
     """
     checked_whole("most", most, least=1)
-    listed: Sequence[Classification] = ()
-    if results is not None:
-        listed = results
-    elif review is not None:
-        listed = _results_of(review)
+    listed = _results_of(review or ()) if results is None else results
     run: Any = listed if hasattr(listed, "usage") else None
     if run is not None:
         usage = (None if run.usage == UNKNOWN else run.usage) if usage is None else usage
@@ -149,19 +136,20 @@ def render(
         "then": then,
         "file": file,
     }
-    style, script = _asset("page.css"), "".join(map(_asset, _SCRIPTS))
+    style, script = _asset("page.css"), "".join(_asset(f"{name}.js") for name in _SCRIPTS.split())
     policy = (
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
     if live:
         policy += "; connect-src 'self'"
+    data = json.dumps(shown, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     parts = {
         "title": escape(title or f"testnuc: {len(shown['rows']):,} texts"),
         "policy": escape(policy),
         "style": style,
         "script": script,
-        "data": _json(shown),
+        "data": _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", data),
     }
     # one pass: inserted contents are not substituted again
     return _PLACE.sub(lambda place: parts[place[1]], _asset("page.html"))
@@ -178,11 +166,6 @@ def write(
         It cannot be written.
     """
     write_whole(path, [render(results, **options).encode("utf-8", "replace")])
-
-
-def _json(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _digest(content: str) -> str:
