@@ -37,7 +37,8 @@ _LONGEST_WAIT = 120
 class RequestError(Exception):
     """A request that gets an error response.
 
-    `kind` is machine-readable; `close` closes the connection, whose remaining bytes are undefined.
+    `kind` is machine-readable, `retry_after` whole seconds; `close` closes the connection, whose
+    remaining bytes are undefined.
     """
 
     def __init__(
@@ -47,12 +48,15 @@ class RequestError(Exception):
         message: str,
         *,
         headers: Mapping[str, str] | None = None,
+        retry_after: int | None = None,
         close: bool = False,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.kind = kind
         self.headers = dict(headers or {})
+        if retry_after is not None:
+            self.headers["Retry-After"] = str(retry_after)
         self.close = close
 
     def body(self) -> dict[str, Any]:
@@ -67,10 +71,8 @@ def request_error(error: Exception) -> RequestError:
         # the message may contain texts or paths; it is in the log
         return RequestError(500, kind, "internal error; see the log of the service")
     after = usable_wait(getattr(error, "retry_after", None))
-    headers = {}
-    if after is not None:
-        headers["Retry-After"] = str(max(1, math.ceil(min(after, _LONGEST_WAIT))))
-    return RequestError(status, kind, str(error), headers=headers)
+    seconds = None if after is None else max(1, math.ceil(min(after, _LONGEST_WAIT)))
+    return RequestError(status, kind, str(error), retry_after=seconds)
 
 
 def error_fields(error: Exception) -> dict[str, str]:
@@ -81,7 +83,5 @@ def error_fields(error: Exception) -> dict[str, str]:
 
 
 def _status(error: Exception) -> tuple[int, str]:
-    for kind in type(error).__mro__:
-        if kind in _RESPONSES:
-            return _RESPONSES[kind]
-    return 500, "unexpected"
+    known = (_RESPONSES[kind] for kind in type(error).__mro__ if kind in _RESPONSES)
+    return next(known, (500, "unexpected"))

@@ -98,8 +98,13 @@ async def serve(
 async def _until_signal(
     service: Service, signals: asyncio.Semaphore, prepare: Callable[[], Awaitable[object]] | None
 ) -> None:
-    stop = asyncio.create_task(signals.acquire())
-    starting = asyncio.ensure_future(_start(service, prepare))
+    async def start() -> None:
+        if prepare is not None:
+            await prepare()
+        service.state = "ready"
+        _log.info("ready")
+
+    stop, starting = asyncio.create_task(signals.acquire()), asyncio.create_task(start())
     try:
         await asyncio.wait([stop, starting], return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
@@ -110,13 +115,6 @@ async def _until_signal(
         for task in (stop, starting):
             task.cancel()
         await asyncio.gather(stop, starting, return_exceptions=True)
-
-
-async def _start(service: Service, prepare: Callable[[], Awaitable[object]] | None) -> None:
-    if prepare is not None:
-        await prepare()
-    service.state = "ready"
-    _log.info("ready")
 
 
 async def _drain(service: Service, signals: asyncio.Semaphore) -> bool:

@@ -50,9 +50,11 @@ class Metrics:
         )
         self._registry.register(_UsageCollector(usage))
 
-    def gauge(self, name: str, description: str, value: Callable[[], float]) -> None:
-        """Add a gauge, and the function that returns its value."""
-        self._library.Gauge(name, description, registry=self._registry).set_function(value)
+    def gauges(self, **values: tuple[str, Callable[[], float]]) -> None:
+        """Add gauges: name -> what it is, and the function that returns its value."""
+        for name, (description, value) in values.items():
+            gauge = self._library.Gauge(f"testnuc_{name}", description, registry=self._registry)
+            gauge.set_function(value)
 
     def request(self, route: str, status: int, seconds: float) -> None:
         """Count a request."""

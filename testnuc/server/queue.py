@@ -47,7 +47,7 @@ class Queue:
                 429,
                 "queue_full",
                 f"{self.pending} texts are pending, of at most {self.limit}; retry in {after} s",
-                headers={"Retry-After": str(after)},
+                retry_after=after,
             )
         place = Place(self, texts)
         self.pending += texts
@@ -139,7 +139,7 @@ class Bodies:
                             "busy",
                             "too many large requests arrive at the same time; retry in 5 s, or "
                             "send fewer texts per request",
-                            headers={"Retry-After": "5"},
+                            retry_after=5,
                             close=True,
                         )
             del self.receiving[request.protocol]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -11,7 +12,7 @@ import orjson
 from testnuc._base.checks import valid_text
 from testnuc._base.foreign import count_values
 from testnuc.server.errors import RequestError, error_fields
-from testnuc.types import MultilabelClassification, Reason, TreeClassification, row
+from testnuc.types import Reason, row
 
 if TYPE_CHECKING:
     from testnuc.server.settings import ServerSettings
@@ -25,6 +26,11 @@ _LONGEST_ID = 200
 _VALUES = 50_000
 #: Fields of a result that are answered as they are.
 _PLAIN = ("label", "trust", "share", "margin", "voters", "complete")
+#: Fields of several labels, of labels in a tree, and of a request with `explain`.
+_IN_SOME = (
+    *("labels", "shares", "trusts", "path", "path_shares", "path_trusts"),
+    *("votes", "neighbors"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +50,9 @@ class ClassifyRequest:
     #: The errors of the other texts, by position.
     refused: dict[int, str]
     #: What the caller calls each text, by position; None: nothing.
-    ids: list[str | int] | None = None
+    ids: list[str | int] | None
     #: Texts of the request, as given.
-    given: list[Any] = field(default_factory=list)
+    given: list[Any]
 
     def echo(self, place: int) -> dict[str, Any]:
         """Return the fields of a result that say what it answers."""
@@ -75,24 +81,23 @@ def read(body: bytes, settings: ServerSettings) -> ClassifyRequest:
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise _invalid(f"{name} is {_kind(value)}; give true or false")
-    if "texts" in given:
-        texts = _checked_texts(given, settings)
-        problems = {at: _problem(f"texts[{at}]", text, settings) for at, text in enumerate(texts)}
-        refused = {at: problem for at, problem in problems.items() if problem is not None}
-        places = [at for at in range(len(texts)) if at not in refused]
-        valid = [texts[at] for at in places]
-        ids = _checked_ids(given["ids"], len(texts)) if "ids" in given else None
-        return ClassifyRequest(
-            valid, many=True, places=places, refused=refused, ids=ids, given=texts, **flags
-        )
-    if flags["stream"]:
+    many = "texts" in given
+    if flags["stream"] and not many:
         raise _invalid('"stream" requires "texts"')
-    problem = _problem("text", given["text"], settings)
-    if problem is not None:
-        raise _invalid(problem)
-    texts = [given["text"]]
-    ids = _checked_ids([given["id"]], 1) if "id" in given else None
-    return ClassifyRequest(texts, many=False, places=[0], refused={}, ids=ids, given=texts, **flags)
+    texts = _checked_texts(given, settings) if many else [given["text"]]
+    names = (f"texts[{at}]" if many else "text" for at in range(len(texts)))
+    problems = map(_problem, names, texts, repeat(settings))
+    refused = {at: problem for at, problem in enumerate(problems) if problem is not None}
+    if refused and not many:
+        raise _invalid(refused[0])
+    ids = None
+    if "id" in given or "ids" in given:
+        ids = _checked_ids(given["ids"] if many else [given["id"]], len(texts))
+    places = [at for at in range(len(texts)) if at not in refused]
+    valid = [texts[at] for at in places]
+    return ClassifyRequest(
+        valid, many, **flags, places=places, refused=refused, ids=ids, given=texts
+    )
 
 
 def record(result: Classification, asked: ClassifyRequest) -> dict[str, Any]:
@@ -104,29 +109,17 @@ def record(result: Classification, asked: ClassifyRequest) -> dict[str, Any]:
     own = result.prediction
     made = asked.echo(asked.places[result.index])
     made |= {name: fields[name] for name in _PLAIN}
-    made["own"] = None
+    made["own"] = made["reason"] = None
     if own is not None:
         made["own"] = {"label": own.label, "confidence": own.confidence, "said": own.said}
-    if isinstance(result, MultilabelClassification):
-        made |= {name: fields[name] for name in ("labels", "shares", "trusts")}
-        if own is not None:
+        if "own_labels" in fields:
             made["own"]["labels"] = fields["own_labels"]
-    if isinstance(result, TreeClassification):
-        made |= {name: fields[name] for name in ("path", "path_shares", "path_trusts")}
-    made["reason"] = _reason(result.reason)
+    if result.reason is not None:
+        code = result.reason.code if isinstance(result.reason, Reason) else "other"
+        made["reason"] = {"code": code, "message": _BRIEF.get(code, str(result.reason))}
     made["source"] = result.source
     made["error"] = None if result.error is None else error_fields(result.error)
-    if asked.explain:
-        made |= {name: fields[name] for name in ("votes", "neighbors")}
-    return made
-
-
-def _reason(reason: str | None) -> dict[str, str] | None:
-    """Return a code to branch on, and a sentence."""
-    if reason is None:
-        return None
-    code = reason.code if isinstance(reason, Reason) else "other"
-    return {"code": code, "message": _BRIEF.get(code, str(reason))}
+    return made | {name: fields[name] for name in _IN_SOME if name in fields}
 
 
 def _object(body: bytes, most: int) -> dict[str, Any]:

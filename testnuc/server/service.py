@@ -114,16 +114,14 @@ class Service:
         self.used: dict[asyncio.BaseProtocol, float | None] = {}
         self._in_flight: set[asyncio.Task[Any]] = set()
         self._metrics = Metrics(lambda: nuc.usage)
-        gauge = self._metrics.gauge
-        gauge(
-            "testnuc_pending_texts", "Texts being labeled or waiting.", lambda: self.queue.pending
-        )
-        gauge("testnuc_pending_texts_limit", "Limit of pending texts.", lambda: self.queue.limit)
-        gauge("testnuc_pool_texts", "Texts in the pool.", lambda: len(nuc))
-        gauge(
-            "testnuc_ready",
-            "1 while requests are accepted and can be answered.",
-            lambda: self.status == "ready",
+        self._metrics.gauges(
+            pending_texts=("Texts being labeled or waiting.", lambda: self.queue.pending),
+            pending_texts_limit=("Limit of pending texts.", lambda: self.queue.limit),
+            pool_texts=("Texts in the pool.", lambda: len(nuc)),
+            ready=(
+                "1 while requests are accepted and can be answered.",
+                lambda: self.status == "ready",
+            ),
         )
         self._page = page
         self._document = orjson.dumps(document(nuc.labels, self.settings))
@@ -162,16 +160,17 @@ class Service:
     async def _classify(self, request: web.Request) -> web.StreamResponse:
         self._refuse_if_closing()
         if self.state == "starting":
-            raise RequestError(
-                503, "starting", "the service is starting; retry in 1 s",
-                headers={"Retry-After": "1"},
-            )  # fmt: skip
+            message = "the service is starting; retry in 1 s"
+            raise RequestError(503, "starting", message, retry_after=1)
         async with self.bodies.read(request) as body:
             asked = read(body, self.settings)
         # shutdown may have begun while the body arrived; it waits for admitted requests only
         self._refuse_if_closing()
         if not asked.texts:
-            return self._only_failed(request, asked)
+            failed = asked.failed()
+            if not _wants_lines(request, asked):
+                return _json({"results": failed})
+            return web.Response(body=b"".join(map(_line, failed)), content_type=_NDJSON)
         with self.queue.admit(len(asked.texts)) as place:
             if _wants_lines(request, asked):
                 return await self._stream(request, asked, place)
@@ -186,10 +185,8 @@ class Service:
 
     def _refuse_if_closing(self) -> None:
         if self.closing:
-            raise RequestError(
-                503, "closing", "the service is shutting down; retry in 5 s",
-                headers={"Retry-After": "5"}, close=True,
-            )  # fmt: skip
+            message = "the service is shutting down; retry in 5 s"
+            raise RequestError(503, "closing", message, retry_after=5, close=True)
 
     async def _whole(self, asked: ClassifyRequest) -> web.Response:
         if not asked.many:
@@ -205,13 +202,6 @@ class Service:
                 await asyncio.sleep(0)
         results.sort(key=lambda found: found["index"])
         return _json({"results": results})
-
-    def _only_failed(self, request: web.Request, asked: ClassifyRequest) -> web.Response:
-        """Return the results of a request without a valid text."""
-        failed = asked.failed()
-        if not _wants_lines(request, asked):
-            return _json({"results": failed})
-        return web.Response(body=b"".join(map(_line, failed)), content_type=_NDJSON)
 
     async def _stream(
         self, request: web.Request, asked: ClassifyRequest, place: Place
@@ -407,11 +397,11 @@ class Service:
         return response
 
     def _late(self) -> RequestError:
-        return RequestError(
-            504, "timeout",
+        message = (
             f"no result within {self.settings.request_timeout:g} s; retry: LLM responses that "
-            "arrive meanwhile are stored", headers={"Retry-After": "5"},
-        )  # fmt: skip
+            "arrive meanwhile are stored"
+        )
+        return RequestError(504, "timeout", message, retry_after=5)
 
     def _note(self, result: Classification) -> None:
         self._metrics.text(result)
