@@ -9,7 +9,6 @@ import sys
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from testnuc._base.checks import hash_text
 from testnuc.cli.run_note import RunNote, folder_of
@@ -19,8 +18,7 @@ from testnuc.stores.sqlite import answered_texts
 if sys.platform != "win32":
     import fcntl
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 #: The store of the first texts, and those of others.
 _STORE = "answers.db"

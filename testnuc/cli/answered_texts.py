@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from testnuc._base.checks import hash_text, valid_text
 from testnuc.cli import xlsx
 from testnuc.cli.answer_store import AnswerStore
 from testnuc.cli.client_factory import client_of
 from testnuc.cli.files import check_output
+from testnuc.cli.options import Options
 from testnuc.cli.options_of_run import held_scopes, with_options_of_run
 from testnuc.cli.reading import Table, holds_rows, read_table, to_stderr, usable
-from testnuc.client import parts_of
+from testnuc.client import TestNUC, parts_of
 from testnuc.errors import InvalidInputError, SmallPoolWarning
 from testnuc.index import scanned
 from testnuc.labels import as_stored
 from testnuc.protocols import StoredPrediction
-from testnuc.results import read_results
-from testnuc.types import MultilabelClassification, Prediction
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
-
-    from testnuc.cli.options import Options
-    from testnuc.client import TestNUC
-    from testnuc.results import Results
-    from testnuc.types import Classification
+from testnuc.results import Results, read_results
+from testnuc.types import Classification, MultilabelClassification, Prediction
 
 #: Texts that are read from a pool at a time.
 _CHUNK = 2_000

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from testnuc.cli.reading import to_stderr
 from testnuc.errors import InvalidInputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from testnuc.trust.review import Review, ReviewItem
+from testnuc.trust.review import Review, ReviewItem
 
 _NUMBER = re.compile(r"\d+")
 _HELP = (

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
 
 import typer
 
@@ -14,10 +15,6 @@ from testnuc.cli.files import require_store
 from testnuc.cli.options_of_run import opened_store
 from testnuc.cli.reading import to_stderr
 from testnuc.errors import InvalidInputError, TestNUCError
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
-    from types import SimpleNamespace
 
 #: Digits of an id that are shown; enough to be unique.
 _SHOWN = 12

@@ -5,32 +5,26 @@ from __future__ import annotations
 import sys
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn
+from types import SimpleNamespace
+from typing import Literal, NoReturn
 
 from testnuc.cli.answer_store import AnswerStore
 from testnuc.cli.client_factory import client_of, completed
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import check_output, held_by, write_results
 from testnuc.cli.next_steps import can_be_judged, next_step
+from testnuc.cli.options import Options
 from testnuc.cli.reading import STANDARD, read_input, to_stderr, usable
 from testnuc.cli.run_note import RunNote
 from testnuc.client import TestNUC, parts_of
 from testnuc.embedders.openai import OpenAIEmbedder
 from testnuc.errors import InvalidInputError, SmallPoolWarning, StoreError
 from testnuc.limits import BatchPolicy, context_window
-from testnuc.progress import display_of
-from testnuc.results import run_record
-from testnuc.types import error_text
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import SimpleNamespace
-
-    from testnuc.cli.options import Options
-    from testnuc.progress import LineProgress
-    from testnuc.results import Results
-    from testnuc.types import Estimate, Usage
+from testnuc.progress import LineProgress, display_of
+from testnuc.results import Results, run_record
+from testnuc.types import Estimate, Usage, error_text
 
 #: As in the providers: low, so that estimates are rather too high.
 _BYTES_PER_TOKEN = 3.2

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from testnuc._engine.parameters import client_arguments
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.label_files import read_labels
+from testnuc.cli.options import Options
 from testnuc.cli.options_of_run import EMBEDDER, with_embedder
 from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError
 from testnuc.head import Head
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from testnuc.cli.options import Options
 
 
 def client_of(options: Mapping[str, Any], **instead: Any) -> TestNUC:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 
-from testnuc.cli.reading import read_table, require_labels, to_stderr
+from testnuc.cli.reading import Table, read_table, require_labels, to_stderr
 from testnuc.errors import InvalidInputError
 from testnuc.scoring import gain_of, matched, points
-
-if TYPE_CHECKING:
-    from types import SimpleNamespace
-
-    from testnuc.cli.reading import Table
 
 #: Pairs of labels that are listed.
 _PAIRS = 15

@@ -6,14 +6,12 @@ import codecs
 import csv
 import io
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from testnuc.errors import InvalidInputError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 #: Delimiters of CSV files, most common first.
 DELIMITERS = (",", ";", "\t", "|")

@@ -6,11 +6,12 @@ import shutil
 import sys
 import textwrap
 import warnings
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
 
 import orjson
 
@@ -19,14 +20,9 @@ from testnuc.cli.event_loop import run_to_end
 from testnuc.client import TestNUC
 from testnuc.embedders.sentence_transformers import WHEEL_MODEL
 from testnuc.errors import SmallPoolWarning
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from types import SimpleNamespace
-
-    from testnuc.results import Results
-    from testnuc.trust import Learned, Review
-    from testnuc.types import Classification
+from testnuc.results import Results
+from testnuc.trust import Learned, Review
+from testnuc.types import Classification
 
 #: Messages that are shown, most and least trusted; those that a person judges; those that decide.
 _SHOWN, _JUDGED, _ENOUGH = 3, 10, 50

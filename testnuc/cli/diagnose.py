@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
 
 from testnuc.cli.answered_texts import opened
 from testnuc.cli.files import require_kind
 from testnuc.cli.next_steps import next_command
+from testnuc.cli.options import Options
 from testnuc.cli.reading import holds_rows, read_table
 from testnuc.cli.run_note import RunNote
 from testnuc.errors import InvalidInputError
 from testnuc.results import read_results
 from testnuc.types import MultilabelClassification
-
-if TYPE_CHECKING:
-    from types import SimpleNamespace
-
-    from testnuc.cli.options import Options
 
 
 async def run(given: SimpleNamespace) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 
 from testnuc._base.display import columns
 from testnuc._base.jsonl import write_whole
@@ -14,20 +16,13 @@ from testnuc.cli.classify import end, label_all, notes, show_estimate
 from testnuc.cli.client_factory import completed
 from testnuc.cli.files import require_kind, require_new
 from testnuc.cli.label_files import read_labels
+from testnuc.cli.options import Options
 from testnuc.cli.reading import read_input, require_labels, to_stderr, usable
 from testnuc.errors import InvalidInputError
 from testnuc.metrics import MultilabelScores, Scores, score, score_multilabel
 from testnuc.records import text_of
-from testnuc.results import read_results
-from testnuc.types import SEPARATOR, split_labels
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from types import SimpleNamespace
-
-    from testnuc.cli.options import Options
-    from testnuc.results import Results
-    from testnuc.types import Classification
+from testnuc.results import Results, read_results
+from testnuc.types import SEPARATOR, Classification, split_labels
 
 #: Most rows of the table.
 _CLASSES = 40

@@ -6,11 +6,9 @@ import asyncio
 import gc
 import signal
 import threading
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+from typing import TypeVar
 
 T = TypeVar("T")
 

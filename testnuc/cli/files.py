@@ -6,20 +6,16 @@ import csv
 import io
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from testnuc._base.jsonl import write_whole
 from testnuc.cli.decoding import require_filled
 from testnuc.cli.reading import STANDARD, Table, kind_of, read_table, to_stderr
 from testnuc.errors import InvalidInputError
 from testnuc.records import PREFIX, cell_of, file_row, guarded, line_of
-from testnuc.types import Reason, TreeClassification
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from testnuc.types import Classification
+from testnuc.types import Classification, Reason, TreeClassification
 
 #: Fields of a text with several labels, in JSON; a table has them as one string, `nuc_label`.
 _SEVERAL = ("nuc_labels", "nuc_shares", "nuc_trusts", "nuc_own_labels")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 
 import typer
 
@@ -17,21 +19,15 @@ from testnuc.cli.files import free_name, require_kind, require_new, write_result
 from testnuc.cli.judging_page import judge_on_page, write_page
 from testnuc.cli.next_steps import next_command
 from testnuc.cli.reading import Table, existing, holds_rows, to_stderr
+from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError
 from testnuc.report.marks import read_marks
-from testnuc.results import read_results, run_record
+from testnuc.results import Results, read_results, run_record
+from testnuc.trust.certificates import Certificate
 from testnuc.trust.joining import join_reviews
+from testnuc.trust.learned import Learned
 from testnuc.trust.review import Review, ReviewItem
 from testnuc.types import split_labels
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-    from types import SimpleNamespace
-
-    from testnuc.client import TestNUC
-    from testnuc.results import Results
-    from testnuc.trust.certificates import Certificate
-    from testnuc.trust.learned import Learned
 
 #: The accuracy, and the confidence, of `testnuc certify` without options.
 _USUAL = 0.9

@@ -10,22 +10,18 @@ import threading
 import webbrowser
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import orjson
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.reading import to_stderr
 from testnuc.errors import InvalidInputError
 from testnuc.report import render, write
+from testnuc.results import Results
+from testnuc.trust.review import Review
 from testnuc.types import split_labels
-
-if TYPE_CHECKING:
-    from aiohttp.typedefs import Handler
-
-    from testnuc.results import Results
-    from testnuc.trust.review import Review
 
 _HOST = "127.0.0.1"
 _HEADERS = {

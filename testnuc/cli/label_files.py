@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from testnuc._base.jsonl import json_of
 from testnuc.cli.reading import content_of, read_table, require_column, to_stderr
 from testnuc.errors import InvalidInputError, MissingDependencyError
 from testnuc.label_tree import flattened, is_nested
 from testnuc.records import text_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 _TABLES = {".csv", ".tsv", ".jsonl", ".parquet", ".xlsx"}
 _YAML = {".yaml", ".yml"}

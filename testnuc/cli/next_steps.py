@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
 
 from testnuc._engine.learning import LEAST_TEXTS
 from testnuc.cli.options import Options
 from testnuc.cli.options_of_run import OF_ANSWERS
 from testnuc.cli.reading import holds_rows
 from testnuc.cli.settings import has_password
+from testnuc.results import Results
 from testnuc.trust.diagnosis import FIRST_REVIEW
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import SimpleNamespace
-
-    from testnuc.results import Results
 
 #: Options that tell the runs in a store apart.
 _OF_STORE = ("labels", "model", *OF_ANSWERS)

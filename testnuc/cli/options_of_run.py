@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from testnuc import embedders, stores
 from testnuc._engine.shortlist import AUTOMATIC_ABOVE
@@ -16,9 +17,6 @@ from testnuc.cli.reading import existing, holds_rows
 from testnuc.cli.run_note import RunNote
 from testnuc.errors import InvalidInputError
 from testnuc.stores.sql_store import TEXT_FACTS
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Mapping
 
 #: The embedder of a store that has none yet.
 EMBEDDER = "sentence-transformers/all-MiniLM-L6-v2"

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import orjson
 
 from testnuc._base.jsonl import write_whole
 from testnuc.errors import InvalidInputError, MissingDependencyError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from testnuc.stores.export import Record
+from testnuc.stores.export import Record
 
 #: Columns of each kind of record; the others are null, which costs almost no space.
 _OF = {

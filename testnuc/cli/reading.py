@@ -7,11 +7,13 @@ import io
 import re
 import sys
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 
 import orjson
 
@@ -28,10 +30,6 @@ from testnuc.cli.decoding import (
 from testnuc.cli.run_note import RunNote
 from testnuc.errors import InvalidInputError
 from testnuc.records import PREFIX, unguarded
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from types import SimpleNamespace
 
 KINDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".xlsx", ".txt")
 #: The file name that means stdin or stdout.

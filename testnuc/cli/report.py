@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
 
 from testnuc._base.jsonl import table
 from testnuc.cli.answered_texts import stored_results
@@ -23,9 +23,6 @@ from testnuc.cli.run_note import RunNote
 from testnuc.errors import InvalidInputError
 from testnuc.report import write
 from testnuc.results import read_results
-
-if TYPE_CHECKING:
-    from types import SimpleNamespace
 
 
 def run(given: SimpleNamespace) -> None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
 from testnuc._base.jsonl import write_whole
 from testnuc.cli.options import options_in
 from testnuc.errors import InvalidInputError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _NAME = "output.json"
 #: Bytes of a note: somebody else may have put a device there, or a file without end.

@@ -7,7 +7,7 @@ import os
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
 
 from testnuc._base.checks import valid_text
 from testnuc.cli.client_factory import client_of, completed
@@ -17,9 +17,6 @@ from testnuc.client import parts_of
 from testnuc.embedders.openai import OpenAIEmbedder
 from testnuc.errors import ConfigurationError, InvalidInputError
 from testnuc.server import ServerSettings, Service, page_of, serve
-
-if TYPE_CHECKING:
-    from types import SimpleNamespace
 
 _log = logging.getLogger("testnuc.server")
 

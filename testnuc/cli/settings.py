@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import sys
 import tomllib
+from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+import typer
 
 from testnuc._base.checks import is_loopback
 from testnuc.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
-    import typer
 
 FILE = "testnuc.toml"
 PREFIX = "TESTNUC_"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 
 import orjson
 
@@ -16,12 +18,7 @@ from testnuc.cli.options_of_run import opened_store
 from testnuc.cli.reading import existing, to_stderr
 from testnuc.errors import InvalidInputError
 from testnuc.stores import export as moving
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from types import SimpleNamespace
-
-    from testnuc.stores.export import Record
+from testnuc.stores.export import Record
 
 #: Names of counted records, in order of output.
 _COUNTED = {"prediction": "predictions", "text": "texts", "vector": "other vectors"}

@@ -5,17 +5,15 @@ from __future__ import annotations
 import io
 import re
 import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, time
-from typing import IO, TYPE_CHECKING, Any
+from pathlib import Path
+from typing import IO, Any
 
 from testnuc._base.jsonl import write_whole
 from testnuc.cli.decoding import EMPTY_CELLS, named, rows_by_name
 from testnuc.errors import InvalidInputError, MissingDependencyError
 from testnuc.records import cell_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
 #: The most characters that Excel has in a cell, and the most rows in a sheet.
 CELL, _ROWS = 32_767, 1_048_576

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from testnuc.trust import review_queue
-from testnuc.types import SEPARATOR, row, split_labels
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from testnuc.trust.review import Review
-    from testnuc.types import Classification
+from testnuc.trust.review import Review
+from testnuc.types import SEPARATOR, Classification, row, split_labels
 
 _BINS = 10
 #: Most pairs (own label, label after the vote) that are listed.

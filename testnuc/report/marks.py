@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
 from testnuc._base.jsonl import bytes_of, json_of, long_fields
 from testnuc.errors import InvalidInputError
 from testnuc.types import SEPARATOR, split_labels
-
-if TYPE_CHECKING:
-    import os
 
 #: The page puts a ' before texts that a spreadsheet would interpret, or that start with one.
 _GUARDED = ("'=", "'+", "'-", "'@", "'\t", "'\r", "''")

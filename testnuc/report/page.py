@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from testnuc._base.checks import checked_whole
 from testnuc._base.jsonl import write_whole
 from testnuc.report.contents import contents
-from testnuc.types import UNKNOWN, Classification, MultilabelClassification, Prediction
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from testnuc.trust.review import Review, ReviewItem
-    from testnuc.types import Usage
+from testnuc.trust.review import Review, ReviewItem
+from testnuc.types import UNKNOWN, Classification, MultilabelClassification, Prediction, Usage
 
 #: Default for the most results that a page lists.
 MOST_LISTED = 20_000

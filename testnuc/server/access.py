@@ -6,18 +6,15 @@ import hmac
 import logging
 import re
 import secrets
+from collections.abc import Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohttp import BasicAuth, web
 
 from testnuc._base.checks import is_loopback
 from testnuc.server.errors import RequestError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from testnuc.server.settings import ServerSettings
+from testnuc.server.settings import ServerSettings
 
 _log = logging.getLogger("testnuc.access")
 

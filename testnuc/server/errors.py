@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from testnuc import errors
 from testnuc.limits import usable_wait
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 #: HTTP status and type, by the most specific class of an error. 4xx means that the caller can fix
 #: the request, so a wrong provider key of the service is not 4xx.

@@ -7,16 +7,12 @@ import contextlib
 import logging
 import signal
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Iterator
 
 from aiohttp import web
 
 from testnuc.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-
-    from testnuc.server.service import Service
+from testnuc.server.service import Service
 
 _log = logging.getLogger("testnuc.server")
 

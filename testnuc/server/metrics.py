@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from testnuc.errors import MissingDependencyError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from testnuc.types import Classification, Usage
+from testnuc.types import Classification, Usage
 
 #: Upper bounds in seconds, from a stored prediction to a call that is retried.
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from testnuc._version import __version__
-
-if TYPE_CHECKING:
-    from testnuc.labels import LabelSet
-    from testnuc.server.settings import ServerSettings
+from testnuc.labels import LabelSet
+from testnuc.server.settings import ServerSettings
 
 _SHARE = {"minimum": 0, "maximum": 1}
 #: Kinds of values by short name; ``?``: or null.

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from testnuc.client import TestNUC
 from testnuc.report import render
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from testnuc.client import TestNUC
-    from testnuc.types import Classification
+from testnuc.types import Classification
 
 
 def page_of(nuc: TestNUC) -> Callable[[Sequence[Classification]], Awaitable[str]]:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING
+
+from aiohttp import web
 
 from testnuc.server.errors import RequestError
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-
-    from aiohttp import web
 
 #: Seconds over which throughput is averaged.
 _MEMORY = 10.0

@@ -5,18 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
 from testnuc._base.checks import valid_text
 from testnuc._base.foreign import count_values
 from testnuc.server.errors import RequestError, error_fields
-from testnuc.types import Reason, row
-
-if TYPE_CHECKING:
-    from testnuc.server.settings import ServerSettings
-    from testnuc.types import Classification
+from testnuc.server.settings import ServerSettings
+from testnuc.types import Classification, Reason, row
 
 _FIELDS = ("text", "texts", "id", "ids", "stream", "explain")
 #: Said once, in ``/v1/info``; the reason of a batch would be a paragraph in each result.

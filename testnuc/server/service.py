@@ -8,16 +8,17 @@ import logging
 import time
 from base64 import b64encode
 from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from hashlib import sha256
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import orjson
 from aiohttp import web
 
 from testnuc._version import __version__
-from testnuc.client import parts_of
+from testnuc.client import TestNUC, parts_of
 from testnuc.errors import TestNUCError
 from testnuc.server.access import (
     REQUEST_ID,
@@ -33,17 +34,10 @@ from testnuc.server.openapi import document
 from testnuc.server.queue import Bodies, Place, Queue
 from testnuc.server.schemas import ClassifyRequest, read, record
 from testnuc.server.settings import ServerSettings
-from testnuc.types import Reason
+from testnuc.types import Classification, Reason
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-    from typing import TypeAlias
-
-    from testnuc.client import TestNUC
-    from testnuc.types import Classification
-
-    #: Renders the HTML at ``/results`` from the latest results.
-    Page: TypeAlias = "Callable[[Sequence[Classification]], str | Awaitable[str]]"
+#: Renders the HTML at ``/results`` from the latest results.
+Page: TypeAlias = "Callable[[Sequence[Classification]], str | Awaitable[str]]"
 
 _log = logging.getLogger("testnuc.server")
 
