@@ -5,9 +5,9 @@
     rows ─ distinct texts ─ embed ─ predict ─ index ─┐
       └───────────────────────────────────────────── vote ─ rows with labels
 
-Each stage is a ``map_batches`` of Ray Data. `limits_actor` has the limits that all workers share,
-and `limits_client` calls it; `shards` has the pool, in actors that are searched together; `workers`
-predict and vote; `stages` are run by Ray; `job` puts them together.
+Each stage is a ``map_batches`` of Ray Data. `limits` are shared by all workers; `shards` hold the
+pool, and are searched together; `workers` has the settings of a job and what votes; `stages` are
+run by Ray; `job` puts them together.
 """
 
 from __future__ import annotations

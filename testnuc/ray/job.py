@@ -13,14 +13,10 @@ from testnuc import methods
 from testnuc._base.checks import checked_whole
 from testnuc._engine.small_pool import few_neighbors, few_predictions
 from testnuc.client import TestNUC
-from testnuc.errors import (
-    ConfigurationError,
-    InvalidInputError,
-    MissingDependencyError,
-)
+from testnuc.errors import ConfigurationError, InvalidInputError, MissingDependencyError
 from testnuc.limits import Limits
 from testnuc.methods import Sampling
-from testnuc.ray.limits_actor import SharedLimits
+from testnuc.ray.limits import SharedLimits
 from testnuc.ray.shards import Shard, Shards
 from testnuc.ray.stages import BuildIndex, Embed, Predict, Vote, columns_of, hash_texts
 from testnuc.ray.workers import Settings, Voting, stored_learned
@@ -154,16 +150,10 @@ def classify_dataset(
         "limits": limits or Limits(),
         **settings,
     }
-    stages = {
-        "embed": embed_actors,
-        "predict": predict_actors,
-        "vote": vote_actors,
-        "index": 1,
-    }
-    for name, number in (*stages.items(), ("shards", shards), ("batch_size", batch_size)):
-        checked_whole(
-            name if name in {"shards", "batch_size"} else f"{name}_actors", number, least=1
-        )
+    stages = {"embed": embed_actors, "predict": predict_actors, "vote": vote_actors, "index": 1}
+    given = {f"{name}_actors": number for name, number in stages.items()}
+    for name, number in {**given, "shards": shards, "batch_size": batch_size}.items():
+        checked_whole(name, number, least=1)
     auto = _check(dataset, client, column, prefix)
     name = f"testnuc-limits-{uuid4().hex}"
     # all prompts of a job show all labels

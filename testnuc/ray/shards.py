@@ -25,11 +25,11 @@ Outcome = Prediction | str | None
 _Found = tuple["NDArray[np.int64]", "NDArray[np.float32]", "NDArray[np.uint64]"]
 
 
-class Shard:
+class Shard(Pool):
     """A part of the pool, in one actor."""
 
     def __init__(self) -> None:
-        self._pool = Pool()
+        super().__init__()
         self._ranks: list[int] = []
         self._outcomes: dict[bytes, Outcome] = {}
         #: Why the embedder rejected a text, which has no vector.
@@ -50,29 +50,17 @@ class Shard:
                 self._rejected[text_hash] = why
         rows = [at for at, why in enumerate(rejected) if why is None]
         # no await before the pool has numbered them
-        new = [hashes[at] for at in rows if hashes[at] not in self._pool]
+        new = [hashes[at] for at in rows if hashes[at] not in self]
         self._ranks += [int.from_bytes(h[:8], "big") for h in new]
-        await self._pool.add([PoolText(texts[at], hashes[at]) for at in rows], vectors[rows])
+        await self.add([PoolText(texts[at], hashes[at]) for at in rows], vectors[rows])
 
-    async def size(self) -> int:
-        """Return the number of texts."""
-        return len(self._pool)
-
-    async def vectors(self, hashes: Sequence[bytes]) -> list[NDArray[np.float16] | None]:
-        """Return the vector of each text."""
-        return await self._pool.stored_vectors(hashes)
-
-    async def search(
+    async def ranked(
         self, vectors: NDArray[np.float16], k: int, exclude: Sequence[bytes] | None
     ) -> _Found:
         """Return numbers, similarities and ranks of the k nearest texts of each vector."""
-        found = await self._pool.search(vectors, k, exclude=exclude)
+        found = await self.search(vectors, k, exclude=exclude)
         ranks = np.array(self._ranks or [0], dtype=np.uint64)[np.maximum(found.ids, 0)]
         return found.ids, found.similarities, ranks
-
-    async def fetch(self, ids: NDArray[np.int64]) -> list[PoolText]:
-        """Return the texts with these numbers."""
-        return await self._pool.fetch(ids)
 
     async def outcomes(self, hashes: Sequence[bytes]) -> list[Outcome]:
         """Return the outcome of each text."""
@@ -84,7 +72,7 @@ class Shard:
 
     async def sample(self, most: int) -> list[PoolText]:
         """Return at most so many texts, in the order of their hashes, evenly spread."""
-        texts, _ = await self._pool.scan(0, len(self._pool))
+        texts, _ = await self.scan(0, len(self))
         texts.sort(key=lambda entry: entry.hash)
         if len(texts) > most:
             texts = [texts[i] for i in np.linspace(0, len(texts) - 1, most).astype(int).tolist()]
@@ -144,7 +132,7 @@ class Shards(Vectors):
 
     async def stored_vectors(self, hashes: Sequence[bytes]) -> list[NDArray[np.float16] | None]:
         """Return the vector of each text."""
-        return await self._each("vectors", hashes)
+        return await self._each("stored_vectors", hashes)
 
     async def outcomes(self, hashes: Sequence[bytes]) -> list[Outcome]:
         """Return the outcome of each text."""
@@ -166,7 +154,7 @@ class Shards(Vectors):
         """Find the k nearest texts of each vector in all shards."""
         del upto, among  # the pool is complete, and all of it is searched
         parts: list[_Found] = await _all(
-            shard.search.remote(vectors, k, exclude) for shard in self._shards
+            shard.ranked.remote(vectors, k, exclude) for shard in self._shards
         )
         n = len(self._shards)
         ids = np.concatenate(

@@ -20,8 +20,9 @@ from testnuc.errors import InvalidInputError
 from testnuc.head import Head
 from testnuc.labels import as_stored
 from testnuc.protocols import PoolText
+from testnuc.ray.limits import LimitsClient
 from testnuc.ray.shards import Shards, Vectors
-from testnuc.ray.workers import Asking, Voting
+from testnuc.ray.workers import Voting, without_votes
 from testnuc.types import Prediction, error_text, row
 
 if TYPE_CHECKING:
@@ -51,9 +52,6 @@ _COLUMNS = {
     "alternative": "string",
     "trust_of_alternative": "float64",
 }
-#: Columns with a list in each row: of several labels, and of labels in a tree.
-_SEVERAL = {"labels": "string", "trusts": "float64"}
-_TREE = {"path": "string", "path_trusts": "float64"}
 
 
 def columns_of(labels: LabelSet) -> tuple[str, ...]:
@@ -62,9 +60,10 @@ def columns_of(labels: LabelSet) -> tuple[str, ...]:
 
 
 def _lists(labels: LabelSet) -> dict[str, str]:
+    """Return the columns with a list in each row."""
     if labels.multilabel:
-        return _SEVERAL
-    return {} if labels.tree is None else _TREE
+        return {"labels": "string", "trusts": "float64"}
+    return {} if labels.tree is None else {"path": "string", "path_trusts": "float64"}
 
 
 def hash_texts(table: pa.Table, column: str, settings: Settings) -> pa.Table:
@@ -116,52 +115,79 @@ class Embed:
 
 
 class Predict:
-    """Adds the prediction of each text, or its error."""
+    """Adds the prediction of each text, or its error, within the limits that all workers share."""
 
     def __init__(self, settings: Settings) -> None:
         import ray
 
         self._settings = settings
         self._loop = Background()
+        #: Of the current texts, for a provider that uses them.
         self._vectors = Vectors()
-        limits, actor = settings.limits, ray.get_runtime_context().get_actor_id()
+        actor = ray.get_runtime_context().get_actor_id()
 
-        async def client() -> Asking:
-            return Asking(settings, limits, self._vectors, actor or "")
+        async def start() -> None:
+            self._parts = without_votes(settings, self._vectors)
+            own = self._parts.limits
+            self._limits = LimitsClient(
+                settings.limits, self._parts.meter.mark, budget=own.budget, actor=actor or ""
+            )
+            self._limits.open()
+            self._parts.transport.share(
+                self._limits,
+                None if own.budget is None else self._limits,
+                by_tokens=own.tokens_per_minute is not None,
+            )
 
         with settings.reporting_errors():
-            self._client = self._loop.run(client())
+            self._loop.run(start())
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """Predict a batch; raises if no call can succeed."""
-        import pyarrow as pa
-
         texts, hashes = _texts(table)
+        rejected = table["rejected"].to_pylist()
         self._vectors.of = {
             text_hash: vector
-            for text_hash, vector, why in zip(
-                hashes, _vectors(table), table["rejected"].to_pylist(), strict=True
-            )
+            for text_hash, vector, why in zip(hashes, _vectors(table), rejected, strict=True)
             if why is None
         }
         entries = [PoolText(text, h) for text, h in zip(texts, hashes, strict=True)]
         with self._settings.reporting_errors():
-            outcomes = self._loop.run(self._client.predict(entries))
+            outcomes = self._loop.run(self._predict(entries))
         said = [as_stored(o) if isinstance(o, Prediction) else Prediction(None) for o in outcomes]
         errors = [error_text(o) if isinstance(o, Exception) else None for o in outcomes]
-        for name, values, kind in (
-            ("label", [p.label for p in said], pa.string()),
-            ("confidence", [p.confidence for p in said], pa.float64()),
-            ("said", [p.said for p in said], pa.string()),
-            ("error", errors, pa.string()),
-        ):
-            table = table.append_column(name, pa.array(values, kind))
-        return table
+        return _with_columns(
+            table,
+            label=([p.label for p in said], "string"),
+            confidence=([p.confidence for p in said], "float64"),
+            said=([p.said for p in said], "string"),
+            error=(errors, "string"),
+        )
+
+    async def _predict(self, entries: Sequence[PoolText]) -> list[Prediction | Exception]:
+        await self._parts.ready()
+        pipeline = self._parts.pipeline
+        run = pipeline.retriever.alone(entries, pipeline.settings)
+        try:
+            await pipeline.predict_own(run)
+        finally:
+            await self._limits.flush()
+        if self._limits.broken is not None:
+            raise self._limits.broken
+        known = run.answers
+        return [known.predictions[i] or known.errors[i] for i in range(len(entries))]
+
+    async def _close(self) -> None:
+        """Disconnect from the shared limits once calls in flight are answered."""
+        try:
+            await self._parts.aclose()
+        finally:
+            await self._limits.close()
 
     def __del__(self) -> None:
         # Ray deletes the object when the actor exits: close connections, cancel tasks
         with contextlib.suppress(Exception):
-            self._loop.leave(self._client.aclose)
+            self._loop.leave(self._close)
 
 
 class BuildIndex:
@@ -213,19 +239,13 @@ class Vote:
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """Vote on a batch."""
-        import pyarrow as pa
-
         results = self._loop.run(self._client.vote(table[self._column].to_pylist()))
         rows = [row(result) for result in results]
-        for name, kind in _COLUMNS.items():
-            values = pa.array([fields[name] for fields in rows], kind)
-            table = table.append_column(self._prefix + name, values)
+        columns: dict[str, tuple[list[Any], Any]]
+        columns = {name: ([r[name] for r in rows], kind) for name, kind in _COLUMNS.items()}
         for name, kind in _lists(self._client.labels).items():
-            # of a mapping, its values: they are in the order of the labels
-            lists = [_listed(fields.get(name)) for fields in rows]
-            values = pa.array(lists, pa.list_(pa.type_for_alias(kind)))
-            table = table.append_column(self._prefix + name, values)
-        return table
+            columns[name] = [_listed(r.get(name)) for r in rows], [kind]
+        return _with_columns(table, self._prefix, **columns)
 
 
 class LabelByHead:
@@ -259,23 +279,31 @@ class LabelByHead:
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """Label a batch."""
-        import pyarrow as pa
-
         results = self._head.predict(table[self._column].to_pylist())
-        errors = [error_text(result.error) for result in results]
-        for name, values, kind in (
-            ("label", results.labels, pa.string()),
-            ("trust", [result.trust for result in results], pa.float64()),
-            ("error", errors, pa.string()),
-        ):
-            table = table.append_column(self._prefix + name, pa.array(values, kind))
+        columns: dict[str, tuple[list[Any], Any]] = {
+            "label": (results.labels, "string"),
+            "trust": ([result.trust for result in results], "float64"),
+            "error": ([error_text(result.error) for result in results], "string"),
+        }
         if self._head.sets is not None:
-            lists = pa.array(results.label_lists, pa.list_(pa.string()))
-            table = table.append_column(self._prefix + "labels", lists)
-        return table
+            columns["labels"] = results.label_lists, ["string"]
+        return _with_columns(table, self._prefix, **columns)
+
+
+def _with_columns(
+    table: pa.Table, prefix: str = "", /, **columns: tuple[Sequence[Any], str | list[str]]
+) -> pa.Table:
+    """Return a table with more columns, each its values and Arrow type; ``[type]``: lists of it."""
+    import pyarrow as pa
+
+    for name, (values, kind) in columns.items():
+        given = pa.list_(pa.type_for_alias(*kind)) if isinstance(kind, list) else kind
+        table = table.append_column(prefix + name, pa.array(values, given))
+    return table
 
 
 def _listed(values: Mapping[str, Any] | Sequence[Any] | None) -> list[Any] | None:
+    """Return the values of a mapping in its order, which is that of the labels."""
     if values is None:
         return None
     return list(values.values() if isinstance(values, Mapping) else values)

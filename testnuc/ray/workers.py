@@ -17,7 +17,6 @@ from testnuc._engine.learning import Learning
 from testnuc._engine.rows import Rows
 from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.protocols import PoolText
-from testnuc.ray.limits_client import LimitsClient
 from testnuc.ray.shards import Vectors
 from testnuc.trust import Learned
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from testnuc.protocols import Reply, Request
     from testnuc.ray.shards import Shards
     from testnuc.trust import Decision, Diagnosis
-    from testnuc.types import Prediction
 
 #: Texts sampled for a decision of the auto policy.
 _SAMPLE = 10_000
@@ -88,62 +86,14 @@ class Settings:
         return {name: value for name, value in vars(self).items() if name != "client"}
 
 
-class Asking:
-    """Predicts the texts that it is given, within the limits that all workers share.
-
-    `vectors`: of the current texts, for a provider that uses them; `actor`: that it lives in.
-    """
-
-    def __init__(self, settings: Settings, limits: Any, vectors: Vectors, actor: str = "") -> None:
-        self._parts = _without_votes(settings, vectors)
-        own = self._parts.limits
-        self._shared_limits = LimitsClient(
-            limits, self._parts.meter.mark, budget=own.budget, actor=actor
-        )
-        self._opened = False
-        self._parts.transport.share(
-            self._shared_limits,
-            None if own.budget is None else self._shared_limits,
-            by_tokens=own.tokens_per_minute is not None,
-        )
-
-    async def aclose(self) -> None:
-        """Disconnect from the shared limits once calls in flight are answered."""
-        try:
-            await self._parts.aclose()
-        finally:
-            await self._shared_limits.close()
-
-    async def predict(self, entries: Sequence[PoolText]) -> list[Prediction | Exception]:
-        """Return the prediction of each of some distinct texts, or its error."""
-        if not self._opened:
-            self._opened = True
-            self._shared_limits.open()
-        await self._parts.ready()
-        pipeline = self._parts.pipeline
-        run = pipeline.retriever.alone(entries, pipeline.settings)
-        try:
-            await pipeline.predict_own(run)
-        finally:
-            await self._shared_limits.flush()
-        if self._shared_limits.broken is not None:
-            raise self._shared_limits.broken
-        outcomes: list[Prediction | Exception] = []
-        for place in range(len(entries)):
-            outcome = run.answers.predictions[place] or run.answers.errors.get(place)
-            assert outcome is not None
-            outcomes.append(outcome)
-        return outcomes
-
-
-def _without_votes(settings: Settings, vectors: Vectors) -> Components:
+def without_votes(settings: Settings, vectors: Vectors) -> Components:
     """Return the parts of a client; votes are counted elsewhere, so that it needs no kernels."""
     return Components(Internals(pool=vectors, kernels=False), **settings.client)
 
 
 async def stored_learned(settings: Settings) -> bytes | None:
     """Return what was learned from judged texts, from the store of a job; None: nothing."""
-    parts = _without_votes(settings, Vectors())
+    parts = without_votes(settings, Vectors())
     learning = Learning(parts)
     try:
         await parts.ready(opened=learning.load)

@@ -9,8 +9,7 @@ import pytest
 from testnuc.errors import BudgetExceededError, InvalidInputError, TestNUCError
 from testnuc.limits import Budget, Limits, RateLimit
 from testnuc.limits.meter import Meter
-from testnuc.ray.limits_actor import SILENCE, SharedLimits
-from testnuc.ray.limits_client import LimitsClient
+from testnuc.ray.limits import SILENCE, LimitsClient, SharedLimits
 from testnuc.testing.rate_limit import RateLimitWindow
 from tests import virtual
 
