@@ -46,6 +46,8 @@ _CUT = 0.75
 _BYTES_PER_TOKEN = 3.2
 #: Most numbers of a vector before its length is known, and most lists and fields for each text.
 _MOST_NUMBERS, _MOST_FIELDS = 16_384, 50
+#: Bytes of an error that are searched for its meaning.
+_MOST_QUOTED = 2_000
 #: Rejected texts after which a request counts as malformed, if none was ever accepted.
 _MOST_REJECTED = 3
 #: Requests in a row that may fail with a 401, 403 or 404 before any was accepted, and after: one
@@ -295,20 +297,26 @@ class _Embeddings:
             crowded = fields > _MOST_FIELDS * (1 + len(request.texts))
             value = read_json(body, most=0 if crowded else most)
             usage = _usage(value)
-            found = {item["index"]: item["embedding"] for item in value["data"]}
+            failed = isinstance(value, dict) and "data" not in value and value.get("error")
+            data = [] if failed else value["data"]
+            found = {item["index"]: item["embedding"] for item in data}
             with np.errstate(over="ignore"):  # infinity is an error of the vectors, found later
-                rows = tuple(
+                rows = [
                     b64decode(given, validate=True)
                     if isinstance(given, str)
+                    else b""
+                    if given is None
                     else np.asarray(given, dtype="<f4").tobytes()
-                    for given in (found[at] for at in range(len(value["data"])))
-                )
+                    for given in (found[at] for at in range(len(data)))
+                ]
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as exc:
             raise UnreadableReplyError(
                 f"{self.host} answered with no embeddings: {self.shown(repr(body[:200]))}",
                 usage=usage,
             ) from exc
-        lengths = {len(row) / 4 for row in rows}
+        if failed:
+            raise self.error(200, {}, body)
+        lengths = {len(row) / 4 for row in rows if row}
         dim = self.dim or int(min(lengths, default=0))
         if len(rows) != len(request.texts) or lengths != {dim} or not dim:
             raise UnreadableReplyError(
@@ -317,7 +325,9 @@ class _Embeddings:
                 usage=usage,
             )
         self.dim = dim
-        return _Vectors((), usage, None, rows)
+        # a text without a vector fails alone, as one with a vector that has no direction
+        none = np.full(dim, np.nan, dtype="<f4").tobytes()
+        return _Vectors((), usage, None, tuple(row or none for row in rows))
 
     def shown(self, text: str) -> str:
         """Return words of the server without the key."""
@@ -325,9 +335,14 @@ class _Embeddings:
 
     def error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
         where = f"{self.model} at {self.host}"
-        return as_error(
+        error = as_error(
             status, headers, body, where=where, key=self._key, hint="Check OPENAI_API_KEY."
         )
+        if status >= 500 and b"NaN" in body[:_MOST_QUOTED]:
+            # Ollama's model has no vector for one of the texts
+            error = BadRequestError(str(error), status_code=status)
+            error.fatal = False
+        return error
 
     def adapt(self, error: Exception) -> bool:
         """Omit the encoding if the server rejects it."""

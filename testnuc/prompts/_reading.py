@@ -36,6 +36,10 @@ _BEGUN = re.compile(r"[-+.\w\\]{0,8}")
 #: The beginning of a list of answers, with or without the object around it.
 _LIST = re.compile(r'(?:\{\s*"\w{1,40}"\s*:\s*)?\[')
 _CLOSING = re.compile(r"[\]}\s`]*")
+#: A line that begins another sample or turn, as prompts do.
+_TURN = re.compile(
+    r"^\W*(text|sample|user|human|assistant|input)\b ?\d*\W*:", re.IGNORECASE | re.MULTILINE
+)
 _BETWEEN = re.compile(r"[\s,]*")
 _ID = re.compile(r"(?:text|sample|id)? ?#? ?([0-9]{1,9})(?:\.0*)?", re.IGNORECASE)
 _DECODER = json.JSONDecoder()
@@ -47,11 +51,12 @@ def parse_reply(  # noqa: C901 - one branch for each form of an answer
     """Parse the answers for `n` texts from a reply.
 
     The JSON may be in a code fence, after reasoning or before other prose. Of different answers
-    the last one counts, after a draft; where the reply begins with an answer, the others may be to
-    texts that the model invented, and it fails. Answers for several texts are matched by
-    id, never by order. A missing id, or a duplicate id with different answers, fails for that text
-    only; an unknown id is ignored. An id 0 or n + 1 fails for all texts: the model may have counted
-    differently, and every answer may belong to the text before or after.
+    the last one counts, after a draft; where the reply begins with an answer, or goes on as the
+    prompt does, the others may be to texts that the model invented, and it fails. Answers for
+    several texts are matched by id, never by order. A missing id, or a duplicate id with different
+    answers, fails for that text only; an unknown id is ignored. An id 0 or n + 1 fails for all
+    texts: the model may have counted differently, and every answer may belong to the text before
+    or after.
     Of a `truncated` reply only what is complete counts: all of it, or some of several texts.
     Errors are returned, never raised.
     """
@@ -74,7 +79,7 @@ def parse_reply(  # noqa: C901 - one branch for each form of an answer
             continue
         if n > 1 and isinstance(value, dict) and "id" in read[0] and len(read) == 1:
             items += read  # one answer per line, or the complete part of a truncated reply
-        elif items and _labels_of(read) != _labels_of(items) and _begins(content):
+        elif items and _labels_of(read) != _labels_of(items) and _goes_on(content):
             return _all_errors(
                 MismatchedReplyError, "the reply has several answers to one text", content, n
             )
@@ -263,9 +268,11 @@ def _after_cut(content: str, n: int) -> list[Any]:
         found.append(value)
 
 
-def _begins(content: str) -> bool:
-    """Whether a reply begins with JSON, so that its first answer is no draft."""
+def _goes_on(content: str) -> bool:
+    """Whether a reply begins with JSON, or has turns of a dialog: its first answer is no draft."""
     text = without_thinking(content)
+    if _TURN.search(text):
+        return True
     if text.startswith("```"):
         text = text[_LANGUAGE.match(text, 3).end() :].lstrip()  # type: ignore[union-attr]
     return text.startswith(("{", "["))

@@ -45,7 +45,7 @@ from testnuc.providers._dialect import (
 from testnuc.providers._reasoning import LEAST
 from testnuc.providers._streams import joined
 from testnuc.transport.api_errors import as_error
-from testnuc.transport.endpoint import checked_headers
+from testnuc.transport.endpoint import checked_headers, secrets_in
 from testnuc.transport.keys import KeySource
 from testnuc.transport.redaction import without_key
 
@@ -136,7 +136,8 @@ class HTTPProvider(ABC):
         self.trust_env = trust_env
         self.dialect = dialect
         self._where = f"{model} at {endpoint.netloc}"
-        self._key = key if isinstance(key, str) else None
+        #: A fixed key, and those of gateways in the user's own headers.
+        self._secrets = (*((key,) if isinstance(key, str) else ()), *secrets_in(own))
         self._hint = hint
         self._prepared: dict[tuple[Task, int, int], _Prepared] = {}
         #: The labels of the last task, to recognize a reply that is one of them.
@@ -376,7 +377,11 @@ class HTTPProvider(ABC):
 
     def shown(self, text: str) -> str:
         """Return words of the server without the key."""
-        return without_key(text, self._key if self.keys is None else self.keys.latest)
+        return without_key(text, self._hidden)
+
+    @property
+    def _hidden(self) -> tuple[str, ...]:
+        return self._secrets if self.keys is None else self.keys.latest + self._secrets
 
     def _without_key(self, answer: Answer | ReplyError, task: Task) -> Answer | ReplyError:
         """Return an answer that quotes no key, which would be stored; a label is no secret."""
@@ -414,8 +419,8 @@ class HTTPProvider(ABC):
 
     def error(self, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
         """Return the error of a non-200 response."""
-        key = self._key if self.keys is None else self.keys.latest
-        return as_error(status, headers, body, where=self._where, key=key, hint=self._hint)
+        hint = self._hint
+        return as_error(status, headers, body, where=self._where, key=self._hidden, hint=hint)
 
 
 def _without_crowd(

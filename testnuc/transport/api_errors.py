@@ -41,6 +41,11 @@ _CODE, _MOST_CODES = 80, 8
 _ANSWER = 50_000
 
 _TAG = re.compile(r"<[^<>]*>")
+#: What pydantic quotes of a request, in errors that are written as text.
+_INPUT = re.compile(
+    r"""(?s)(['"]input['"]: |input_value=)"""
+    r""".*?(?=\{['"]type['"]: ['"]\w+['"], ['"]loc|, input_type=|$)"""
+)
 
 _REQUEST_IDS = ("x-request-id", "request-id", "apim-request-id", "x-amzn-requestid")
 
@@ -153,15 +158,24 @@ def parse_error(body: bytes, *, nested: bool = True) -> tuple[str, frozenset[str
         message, codes = quoted or message, codes | more
     if behind:
         message = f"{message}: {behind}" if message else behind
-    return " ".join(message[:_READ].split()), frozenset(codes - {"error"})
+    message = _INPUT.sub("", message[:_READ])
+    return " ".join(message.split()), frozenset(codes - {"error"})
 
 
 def _first(message: Any) -> Any:
-    """Return the first error of a list; that of a validator stays whole: it names the fields."""
+    """Return the first error of a list; that of a validator stays whole: it names the fields.
+
+    But for the values that it quotes: labels and texts of the request say nothing about the error.
+    """
     if not isinstance(message, list) or not message:
         return message
-    first = message[0]
-    return message if isinstance(first, dict) and "loc" in first else first
+    if not isinstance(message[0], dict) or "loc" not in message[0]:
+        return message[0]
+    return [
+        {name: error[name] for name in ("type", "loc", "msg") if name in error}
+        for error in message
+        if isinstance(error, dict)
+    ]
 
 
 def _quoted(response: Any) -> tuple[str, frozenset[str]]:

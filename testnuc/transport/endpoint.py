@@ -104,6 +104,12 @@ def checked_headers(headers: Any) -> dict[str, str]:
     return dict(headers)
 
 
+def secrets_in(headers: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the values of headers that are probably keys, by their names."""
+    secret = (value for name, value in headers.items() if _SECRET_NAME.search(name))
+    return tuple(value.rpartition(" ")[2] for value in secret)
+
+
 def missing_key(host: str, variable: str) -> ConfigurationError:
     """Return the error for a host without a key, which the environment variable can hold."""
     error = ConfigurationError(f"no key for {host}: set {variable} in the environment.")

@@ -57,11 +57,18 @@ class Server:
             return web.json_response(
                 {"error": {"message": "unknown parameter encoding_format"}}, status=400
             )
+        if self.behavior == "busy, status 200" and len(self.bodies) == 1:
+            return web.json_response({"error": {"message": "wait", "code": 429}})
+        if self.behavior == "NaN" and "poison" in body["input"]:
+            failure = "failed to encode response: json: unsupported value: NaN"
+            return web.json_response({"error": {"message": failure}}, status=500)
         vectors = await HashEmbedder(32).embed(body["input"])
         rows = [
             row.tolist() if self.behavior == "lists" else base64.b64encode(row.tobytes()).decode()
             for row in vectors
         ]
+        if self.behavior == "null":
+            rows = [None if t == "poison" else r for t, r in zip(body["input"], rows, strict=True)]
         data = [{"index": i, "embedding": row} for i, row in enumerate(rows)][::-1]
         if self.behavior == "short":
             data = data[1:]
@@ -89,7 +96,7 @@ class Server:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("behavior", ["", "lists", "busy", "short once", *ONCE])
+@pytest.mark.parametrize("behavior", ["", "lists", "busy", "busy, status 200", "short once", *ONCE])
 async def test_vectors_come_in_the_order_of_the_texts(behavior):
     texts = [f"text {i}" for i in range(600)]
     async with Server(behavior) as server:
@@ -415,6 +422,20 @@ async def test_a_text_that_the_server_rejects_fails_alone(bad):
         assert (np.stack(found) == await HashEmbedder(32).embed(good)).all()
         with pytest.raises(testnuc.errors.BadRequestError):
             await embedder.embed([*good, bad])
+        await embedder.close()
+
+
+@pytest.mark.parametrize("behavior", ["null", "NaN"])
+async def test_a_text_that_the_server_has_no_vector_for_fails_alone(behavior):
+    async with Server(behavior) as server:
+        embedder = OpenAIEmbedder("small", base_url=server.base_url, api_key="sk-secret123")
+        cache = EmbeddingCache(embedder, MemoryStore(), Pool())
+        found = await asyncio.gather(
+            *(cache.embed([text]) for text in ("one", "poison", "two")), return_exceptions=True
+        )
+        assert isinstance(found[1], testnuc.errors.TestNUCError)
+        assert found[0].shape == found[2].shape == (1, 32)
+        await cache.close()
         await embedder.close()
 
 

@@ -4,11 +4,12 @@ import contextlib
 import json
 
 import orjson
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from testnuc._base.checks import valid_text
-from testnuc.errors import InvalidInputError, ReplyError
+from testnuc.errors import InvalidInputError, MismatchedReplyError, ReplyError
 from testnuc.labels import LabelSet
 from testnuc.prompts import (
     Demonstration,
@@ -104,6 +105,28 @@ def test_what_is_valid_can_be_sent(text):
             pass
         else:
             assert not text.strip()
+
+
+FIRST, SECOND = '{"label": "a", "confidence": 0.9}', '{"label": "b", "confidence": 0.8}'
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        f'Answer: {FIRST}\n\nText 2: "Where is my card?"\nAnswer: {SECOND}',
+        f'Text 1: "x"\n{FIRST}\nText 2: "y"\n{SECOND}',
+        f"== Testing Samples ==\nText 1: {FIRST}\nText 2: {SECOND}",
+        f'assistant: {FIRST}\nuser: Text 1: "y"\nassistant: {SECOND}',
+        f"{FIRST}\n{SECOND}",
+    ],
+)
+def test_an_answer_to_a_text_that_the_model_invented_is_not_taken(reply):
+    assert isinstance(parse_reply(reply, 1)[0], MismatchedReplyError)
+    assert parse_reply(reply.replace(SECOND, FIRST), 1) == (Answer("a", 0.9),)
+
+
+def test_the_last_answer_counts_after_a_draft():
+    assert parse_reply(f"Perhaps {FIRST}, but rather {SECOND}", 1) == (Answer("b", 0.8),)
 
 
 @given(replies, st.integers(1, 4))

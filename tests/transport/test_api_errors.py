@@ -45,6 +45,29 @@ def test_a_text_that_is_too_long_concerns_this_text_alone(status, message):
 
 
 @pytest.mark.parametrize(
+    "label",
+    ["moderation", "flagged", "context window", "max_tokens", "credit balance is too low"],
+)
+def test_what_a_validator_quotes_of_a_request_says_nothing(label):
+    quoted = {"name": "answer", "schema": {"type": "string", "enum": [label, "fine"]}}
+    wrong = {"type": "extra_forbidden", "loc": ["body", "response_format", "json_schema"]}
+    wrong |= {"msg": "Extra inputs are not permitted", "input": quoted, "ctx": {"x": label}}
+    text = f"1 validation error [type=extra_forbidden, input_value={quoted}, input_type=dict]"
+    for body in (
+        {"detail": [wrong]},
+        {"error": {"message": repr([wrong, wrong])}},
+        {"error": {"message": f"response_format: {text}"}},
+    ):
+        message, _ = parse_error(orjson.dumps(body))
+        assert "response_format" in message
+        assert "extra_forbidden" in message
+        assert label not in message.replace("'ctx': {'x': '" + label, "")
+        found = as_error(422, {}, orjson.dumps(body), where="m at host")
+        assert type(found) is BadRequestError
+        assert found.fatal
+
+
+@pytest.mark.parametrize(
     ("body", "kind"),
     [
         (b"<html><title>Attention Required! | Cloudflare</title></html>", BadRequestError),

@@ -145,3 +145,17 @@ def test_the_id_in_an_empty_response_is_one_line(provider):
     with pytest.raises(EmptyReplyError) as caught:
         wire.decode(request(), body)
     assert caught.value.request_id.isprintable()
+
+
+def test_a_key_in_the_users_own_headers_is_not_shown():
+    secret = "hPxFZGd8AN269n4bznDf2/Onbi8I"
+    headers = {
+        "x-portkey-api-key": secret,
+        "Proxy-Authorization": f"Basic {secret}",
+        "X-Team": "us",
+    }
+    provider = OpenAI("m", base_url="http://localhost:1/v1", headers=headers)
+    body = json.dumps({"error": {"message": f"invalid header x-portkey-api-key: {secret} of us"}})
+    error = provider.error(401, {"x-request-id": secret}, body.encode())
+    assert secret not in f"{error} {error.request_id}"
+    assert "[key] of us" in str(error)
