@@ -69,9 +69,10 @@ class EmbeddingCache:
         self._embedder = embedder
         self._store = store
         self._pool = pool
-        # a result is a vector, or the error of this text alone; an exception is that of all texts
-        self._waiting: dict[bytes, tuple[str, asyncio.Future[Vector | Exception]]] = {}
-        self._running: dict[bytes, asyncio.Future[Vector | Exception]] = {}
+        #: Texts that wait for the embedder, by hash; and the futures of these and of those that it
+        #: has. A result is a vector, or the error of this text alone; an exception is that of all.
+        self._waiting: dict[bytes, str] = {}
+        self._futures: dict[bytes, asyncio.Future[Vector | Exception]] = {}
         self._pump: asyncio.Task[None] | None = None
         #: Length of the vectors seen so far.
         self._dim: int | None = None
@@ -225,34 +226,29 @@ class EmbeddingCache:
             await self._store.put_vectors(self.name, [*new], np.stack([*new.values()]))
 
     def _ask(self, text: str, text_hash: bytes) -> asyncio.Future[Vector | Exception]:
-        running = self._running.get(text_hash)
-        if running is not None:
-            return running
-        if text_hash in self._waiting:
-            return self._waiting[text_hash][1]
-        future = asyncio.get_running_loop().create_future()
-        self._waiting[text_hash] = (text, future)
-        if self._pump is None:
-            self._pump = asyncio.create_task(self._embed_waiting(), name="testnuc-embed")
+        future = self._futures.get(text_hash)
+        if future is None:
+            future = self._futures[text_hash] = asyncio.get_running_loop().create_future()
+            self._waiting[text_hash] = text
+            if self._pump is None:
+                self._pump = asyncio.create_task(self._embed_waiting(), name="testnuc-embed")
         return future
 
     async def _embed_waiting(self) -> None:
         try:
             while self._waiting:
-                batch = dict(list(self._waiting.items())[:_BATCH])
-                for text_hash, (_, future) in batch.items():
-                    del self._waiting[text_hash]
-                    self._running[text_hash] = future
+                hashes = list(self._waiting)[:_BATCH]
+                futures = [self._futures[text_hash] for text_hash in hashes]
                 try:
-                    rows = await self._embed([text for text, _ in batch.values()])
+                    rows = await self._embed([self._waiting.pop(one) for one in hashes])
                 except Exception as exc:  # noqa: BLE001 - passed to the waiters
-                    for _, future in batch.values():
+                    for future in futures:
                         if not future.done():
                             future.set_exception(exc)
                 else:
-                    await _hand_out([future for _, future in batch.values()], rows)
-                for text_hash in batch:
-                    del self._running[text_hash]
+                    await _hand_out(futures, rows)
+                for text_hash in hashes:
+                    del self._futures[text_hash]
         finally:
             self._pump = None
 
@@ -294,10 +290,11 @@ class EmbeddingCache:
         return [*first, *second], errors | {half + i: error for i, error in others.items()}
 
     async def _call(self, embed: Callable[[list[str]], Awaitable[Any]], texts: list[str]) -> Any:
+        span: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+        if self.telemetry is not None:
+            span = self.telemetry.embeddings(self.name, len(texts))
         try:
-            if self.telemetry is None:
-                return await embed(texts)
-            with self.telemetry.embeddings(self.name, len(texts)):
+            with span:
                 return await embed(texts)
         except TestNUCError:
             raise
@@ -320,13 +317,12 @@ class EmbeddingCache:
         if self._pump is not None:
             self._pump.cancel()
             await asyncio.gather(self._pump, return_exceptions=True)
-        waiting = [future for _, future in self._waiting.values()]
-        for future in (*waiting, *self._running.values()):
+        for future in self._futures.values():
             if not future.done():
                 future.set_exception(TestNUCError("the client was closed"))
                 _retrieve(future)
         self._waiting.clear()
-        self._running.clear()
+        self._futures.clear()
 
 
 def _unit(texts: Sequence[str], vectors: Float32s) -> list[Vector | Exception]:
