@@ -1,7 +1,7 @@
 """The vote, row by row. Start here to see how votes are weighed and counted.
 
 The other kernels build on this file: `fast` gives the same results for many rows in a pool,
-`curve` the winners for several k and policies, `early` the shortest prefix that settles a winner.
+`prefixes` the winners for several k and policies, and the shortest prefix that settles a winner.
 
 A weight is a fixed-point int64, a multiple of 2^-32. Integer sums are exact, so the result does
 not depend on the order of summation, on blocks of rows, or on the number of threads.

@@ -29,7 +29,7 @@ _LONGEST = 1_000_000
 _MOST_VALUES, _MOST_OF_TEXT = 10_000, 200
 
 _TAG = re.compile(r"<(/?)(think|thinking|reasoning)>", re.IGNORECASE)
-_LANGUAGE = re.compile(r"[\w-]*")
+_FENCE = re.compile(r"\A```[\w-]*")
 _OPENING = re.compile(r"[{\[]")
 #: The beginning of a number, a constant or an escape, which the end of a reply cut off.
 _BEGUN = re.compile(r"[-+.\w\\]{0,8}")
@@ -45,7 +45,7 @@ _ID = re.compile(r"(?:text|sample|id)? ?#? ?([0-9]{1,9})(?:\.0*)?", re.IGNORECAS
 _DECODER = json.JSONDecoder()
 
 
-def parse_reply(  # noqa: C901 - one branch for each form of an answer
+def parse_reply(
     content: str, n: int, *, multilabel: bool = False, truncated: bool = False
 ) -> tuple[Answer | ReplyError, ...]:
     """Parse the answers for `n` texts from a reply.
@@ -67,8 +67,6 @@ def parse_reply(  # noqa: C901 - one branch for each form of an answer
     except ValueError:
         found, alone = _within(content, n, multilabel=multilabel, truncated=truncated)
     else:
-        if n == 1 and not multilabel and (answer := _plain_answer(whole)):
-            return (answer,)
         found = [whole] if _is_readable(content, n) else []
         alone = multilabel and n == 1
     answer_of = _several if multilabel else _answer
@@ -145,16 +143,6 @@ def _cut_block(content: str, text: str) -> str | None:
         return tag[2].lower() if tag[1] else None
     tag = _TAG.match(content[:_ATTEMPT].lstrip())
     return tag[2].lower() if tag is not None and not tag[1] else None
-
-
-def _plain_answer(value: Any) -> Answer | None:
-    """Return the most common answer, an object with a label and a confidence (fast path)."""
-    if type(value) is not dict or len(value) != 2:
-        return None
-    label, confidence = value.get("label"), value.get("confidence")
-    if type(label) is str and label.strip() and type(confidence) is float and 0 <= confidence <= 1:
-        return Answer(label, confidence)
-    return None
 
 
 def _match_by_id(
@@ -241,9 +229,7 @@ def _after_cut(content: str, n: int) -> list[Any]:
     That is a reply which is JSON but for a code fence, or the first answers to several texts, in
     the only JSON of the reply.
     """
-    text = without_thinking(content)
-    if text.startswith("```"):
-        text = text[_LANGUAGE.match(text, 3).end() :].removesuffix("```")  # type: ignore[union-attr]
+    text = _without_fence(content)
     try:
         return [orjson.loads(text)]
     except ValueError:
@@ -270,12 +256,14 @@ def _after_cut(content: str, n: int) -> list[Any]:
 
 def _goes_on(content: str) -> bool:
     """Whether a reply begins with JSON, or has turns of a dialog: its first answer is no draft."""
-    text = without_thinking(content)
-    if _TURN.search(text):
+    if _TURN.search(without_thinking(content)):
         return True
-    if text.startswith("```"):
-        text = text[_LANGUAGE.match(text, 3).end() :].lstrip()  # type: ignore[union-attr]
-    return text.startswith(("{", "["))
+    return _without_fence(content).lstrip().startswith(("{", "["))
+
+
+def _without_fence(content: str) -> str:
+    text = without_thinking(content)
+    return _FENCE.sub("", text).removesuffix("```") if text.startswith("```") else text
 
 
 def _labels_of(items: list[dict[str, Any]]) -> list[Any]:

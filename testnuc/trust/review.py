@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
@@ -232,20 +232,12 @@ class Review(Sequence[ReviewItem]):
         }
 
     def _record(self, item: ReviewItem) -> dict[str, Any]:
-        record: dict[str, Any] = {
-            "text": item.text,
-            "hash": item.hash.hex(),
-            "own_label": item.own_label,
-            "candidates": [[label, list(names)] for label, names in item.candidates],
-            "trust": item.trust,
-            "neighbors": [[n.text, n.similarity, n.label, n.confidence] for n in item.neighbors],
-            "goal": item.goal,
-            "probability": item.probability,
-            "floor": item.floor,
-            "answer": item.answer,
-            "source": item.source,
-            "said": item.said,
-        }
+        # all but the index
+        record = {field.name: getattr(item, field.name) for field in fields(item)[1:]}
+        record["hash"] = item.hash.hex()
+        record["neighbors"] = [
+            [n.text, n.similarity, n.label, n.confidence] for n in item.neighbors
+        ]
         if self.multilabel:
             for name in ("own_label", "answer"):
                 record[name] = None if record[name] is None else split_labels(record[name])

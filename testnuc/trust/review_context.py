@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, fields
 from typing import Any
 
-from testnuc._base.checks import valid_text
 from testnuc._base.display import brief
 
 #: More texts than a run can have.
@@ -49,16 +48,9 @@ class ReviewContext:
 
     def record(self) -> dict[str, Any]:
         """Return the context for a review file."""
-        return {
-            "candidates": self.candidates,
-            "earlier": [[e.probability, e.floor, e.known, e.right] for e in self.earlier],
-            "differing": self.differing,
-            "unlabeled": self.unlabeled,
+        return {field.name: getattr(self, field.name) for field in fields(self)} | {
+            "earlier": [astuple(judgment) for judgment in self.earlier],
             "descriptions": dict(self.descriptions),
-            "instructions": self.instructions,
-            "none_label": self.none_label,
-            # JSON has no name of a file that is not UTF-8
-            "run": [] if valid_text(" ".join(self.run) or "-") else self.run,
         }
 
     @classmethod

@@ -27,11 +27,16 @@ confidences are float32, and thresholds are compared as float32.
 
 from __future__ import annotations
 
-from testnuc.voting.curves import vote_curve, vote_curves, vote_curves_pool
-from testnuc.voting.early import decided, deciding_prefix
 from testnuc.voting.labels import Labels, places_of
 from testnuc.voting.multilabel import THRESHOLD, keep_own, vote_multilabel
 from testnuc.voting.policy import VotePolicy
+from testnuc.voting.prefixes import (
+    decided,
+    deciding_prefix,
+    vote_curve,
+    vote_curves,
+    vote_curves_pool,
+)
 from testnuc.voting.votes import VoteResult, vote, vote_pool
 
 __all__ = [
