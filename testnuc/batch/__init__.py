@@ -2,16 +2,14 @@
 
 ::
 
-    lane          BatchLane: predictions in rounds of batches; the batch API of a provider
-    packing       asks of one request, requests of one batch, the provider's queue of tokens
-    lifecycle     one batch: intent, creation, polling, results; adoption after a crash
-    decoding      result lines to predictions, by custom_id
-    manifest      the stored record of a batch
-    retry_rounds  which requests go into another batch
-    base          the interface of both batch APIs
-    openai        files and batches
-    anthropic     message batches
-    manager       ``testnuc batch``: batches without a client
+    lane       BatchLane: predictions in rounds of batches; the batch API of a provider
+    rounds     requests, batches, the provider's queue of tokens; which asks are sent again
+    lifecycle  one batch: intent, creation, polling, results; adoption after a crash
+    manifest   the stored record of a batch; result lines to predictions, by custom_id
+    base       the interface of both batch APIs
+    openai     files and batches
+    anthropic  message batches
+    manager    ``testnuc batch``: batches without a client
 """
 
 from __future__ import annotations

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 from testnuc._dispatch.scheduler import Scheduler
 from testnuc.batch.anthropic import AnthropicBatches
 from testnuc.batch.base import QueueFullError
-from testnuc.batch.decoding import ResponseReader, custom_id
 from testnuc.batch.lifecycle import BatchLifecycle, Outcomes, UnknownOutcomeError
-from testnuc.batch.manifest import facts_of, pack, require_batches, unpack
+from testnuc.batch.manifest import ResponseReader, custom_id, pack, require_batches, unpack
 from testnuc.batch.openai import OpenAIBatches
-from testnuc.batch.packing import PendingBatch, TokenQueue, packs
-from testnuc.batch.retry_rounds import RetryRounds
+from testnuc.batch.rounds import PendingBatch, RetryRounds, TokenQueue, packs
 from testnuc.errors import BudgetExceededError, InvalidInputError, ProviderError, StoreError
 from testnuc.protocols import StoredBatch, WireProvider, implements
 
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     from testnuc._dispatch.inflight import Ask, Outcome
     from testnuc._dispatch.predictor import Predictor
     from testnuc.batch.base import BatchAPI
-    from testnuc.batch.packing import Pack
+    from testnuc.batch.rounds import Pack
     from testnuc.limits import BatchPolicy, Price, Reservation
     from testnuc.protocols import Store, TokenUsage
     from testnuc.transport import AuxiliaryRequests, Transport
@@ -97,8 +95,18 @@ class BatchLane:
         self._policy = policy
         self._price = price
         self._per_call = per_call
-        self._facts = facts_of(provider, predictor.labels, predictor.task)
-        reader = ResponseReader(provider, predictor.task, predictor.labels)
+        labels = predictor.labels
+        #: All that is needed to decode the results of a batch without its client.
+        self._facts = {
+            "provider": provider.name,
+            "model": provider.model,
+            "base_url": provider.identity,
+            "labels": list(labels.names),
+            "none_label": labels.none_label,
+            "confidence": predictor.task.confidence,
+            **({"multilabel": True} if labels.multilabel else {}),
+        }
+        reader = ResponseReader(provider, predictor.task, labels)
         self._lifecycle = BatchLifecycle(self._api, reader, self._store, policy=policy, price=price)
         self._queue = TokenQueue(policy.max_enqueued_tokens)
         self._writing = asyncio.Lock()

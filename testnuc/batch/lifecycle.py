@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from testnuc._base.foreign import count
 from testnuc.batch.base import RemoteBatch
-from testnuc.batch.decoding import BatchOutcomes
-from testnuc.batch.manifest import unpack
+from testnuc.batch.manifest import BatchOutcomes, unpack
 from testnuc.errors import NotAnsweredError, ProviderError, RateLimitedError, StoreError
 from testnuc.limits import LONG, LONGEST_WAIT, Meter
 from testnuc.transport.accounting import is_possible
@@ -35,8 +34,7 @@ if TYPE_CHECKING:
 
     from testnuc._dispatch.inflight import Outcome
     from testnuc.batch.base import BatchAPI
-    from testnuc.batch.decoding import ResponseReader
-    from testnuc.batch.manifest import BatchStore
+    from testnuc.batch.manifest import BatchStore, ResponseReader
     from testnuc.limits import BatchPolicy, Price
     from testnuc.protocols import StoredBatch, StoredPrediction, TokenUsage
 

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Self
 from testnuc import providers
 from testnuc._base.checks import is_loopback
 from testnuc.batch.base import RemoteBatch
-from testnuc.batch.decoding import ResponseReader
 from testnuc.batch.lane import batch_api
 from testnuc.batch.lifecycle import BatchLifecycle
-from testnuc.batch.manifest import require_batches
+from testnuc.batch.manifest import ResponseReader, require_batches
 from testnuc.errors import ConfigurationError, InvalidInputError, StoreError, TestNUCError
 from testnuc.labels import LabelSet
 from testnuc.limits import BatchPolicy, Price

@@ -9,8 +9,14 @@ from hypothesis import strategies as st
 
 from testnuc.batch.anthropic import AnthropicBatches
 from testnuc.batch.base import BatchResultLine, NoneChosenError
-from testnuc.batch.decoding import BatchOutcomes, ResponseReader, custom_id
-from testnuc.batch.manifest import RequestedPrediction, pack, unpack
+from testnuc.batch.manifest import (
+    BatchOutcomes,
+    RequestedPrediction,
+    ResponseReader,
+    custom_id,
+    pack,
+    unpack,
+)
 from testnuc.batch.openai import OpenAIBatches
 from testnuc.errors import ContentRefusedError, NotAnsweredError, ServerError, StoreError
 from testnuc.labels import LabelSet

@@ -10,11 +10,10 @@ import pytest
 
 from testnuc.batch.anthropic import AnthropicBatches
 from testnuc.batch.base import BatchResultLine, QueueFullError, RemoteBatch, poll_after
-from testnuc.batch.decoding import ResponseReader, custom_id
 from testnuc.batch.lifecycle import BatchLifecycle, UnknownOutcomeError
-from testnuc.batch.manifest import RequestedPrediction, pack
+from testnuc.batch.manifest import RequestedPrediction, ResponseReader, custom_id, pack
 from testnuc.batch.openai import OpenAIBatches
-from testnuc.batch.packing import TokenQueue
+from testnuc.batch.rounds import TokenQueue
 from testnuc.errors import (
     AuthenticationError,
     BadRequestError,

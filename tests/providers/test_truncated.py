@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from testnuc import Limits, RetryPolicy, Sampling, TestNUC
-from testnuc.batch.decoding import ResponseReader
+from testnuc.batch.manifest import ResponseReader
 from testnuc.errors import ReplyError, TruncatedReplyError
 from testnuc.labels import LabelSet
 from testnuc.protocols import Answer, Request, Task

@@ -1,0 +1,221 @@
+"""The rounds of a batch lane: how asks are packed, and which of them are sent again.
+
+The provider's limit of enqueued tokens is learned from its refusals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from testnuc._dispatch.inflight import Ask
+from testnuc.batch.base import NoneChosenError, QueueFullError
+from testnuc.batch.manifest import Item, RequestedPrediction
+from testnuc.errors import (
+    BadRequestError,
+    ProviderError,
+    ReplyError,
+    TruncatedReplyError,
+    UnreadableReplyError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from testnuc._dispatch.inflight import Outcome
+    from testnuc.limits import BatchPolicy
+    from testnuc.protocols import WireProvider
+
+#: The asks of one request, about distinct texts.
+Pack = tuple[Ask, ...]
+#: Most changes of the request format after refusals.
+_ADAPTATIONS = 4
+#: Most rounds in which requests wait for room in the provider's queue.
+_QUEUED = 50
+
+
+@dataclass(slots=True, eq=False)
+class PendingBatch:
+    """The requests of one batch."""
+
+    id: bytes = field(default_factory=lambda: secrets.token_bytes(16))
+    packs: list[Pack] = field(default_factory=list)
+    #: Whether the prompt of each request shows some of the labels.
+    partial: list[bool] = field(default_factory=list)
+    #: Bytes of the requests.
+    size: int = 0
+    #: Estimated input tokens, most output tokens, and their highest cost in 1e-12 US dollars.
+    input_tokens: int = 0
+    output_tokens: int = 0
+    pico_usd: int = 0
+    #: The most input and output tokens of a request.
+    largest: tuple[int, int] = (0, 0)
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """The predictions of each request."""
+        return tuple(
+            tuple(RequestedPrediction(ask.key, ask.text_hash, ask.sample, partial) for ask in pack)
+            for pack, partial in zip(self.packs, self.partial, strict=True)
+        )
+
+
+def packs(asks: Iterable[Ask], per_call: int, alone: Collection[bytes] = ()) -> Iterator[Pack]:
+    """Yield the asks of each request, at most `per_call`.
+
+    Asks with few-shot examples have their own request, and so have those whose key is in `alone`.
+    """
+    together: list[Ask] = []
+    if per_call > 1:
+        # samples of one text cannot share a request, and one text that needs all labels shows them
+        # to those that it is packed with
+        asks = sorted(asks, key=lambda ask: (ask.sample, not ask.shown))
+    for ask in asks:
+        if per_call == 1 or ask.demonstrations or ask.key in alone:
+            yield (ask,)
+            continue
+        if len(together) == per_call or any(a.text_hash == ask.text_hash for a in together):
+            yield tuple(together)
+            together = []
+        together.append(ask)
+    if together:
+        yield tuple(together)
+
+
+class TokenQueue:
+    """Admits batches while their tokens stay within a limit; always admits one.
+
+    Parameters
+    ----------
+    limit : int, optional
+        None if unknown.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit = self._most = limit
+        self.used = 0
+        self._refusals = 0
+        self._released = asyncio.Event()
+
+    async def acquire(self, tokens: int) -> None:
+        """Wait until there is room."""
+        while self.used and self.limit is not None and self.used + tokens > self.limit:
+            self._released.clear()
+            await self._released.wait()
+        self.used += tokens
+
+    def release(self, tokens: int) -> None:
+        """Release tokens."""
+        self.used -= tokens
+        self._released.set()
+
+    def refused(self, limit: int | None) -> None:
+        """Lower the limit after a refusal.
+
+        Parameters
+        ----------
+        limit : int, optional
+            The provider's limit, if stated. Fewer tokens than that were refused if other programs
+            use the queue, too.
+        """
+        self._refusals += 1
+        if not limit or self.used <= limit:
+            limit = max(1, self.used // 2)
+        self.limit = limit if self.limit is None else min(self.limit, limit)
+
+    def accepted(self) -> None:
+        """Raise the limit after a batch, if one refusal has set it: that may be a mishap.
+
+        So may several, if what is enqueued is more than they allow.
+        """
+        if self.limit is None:
+            return
+        if self.used > self.limit:
+            self._refusals = 1
+        if self._refusals == 1:
+            raised = 2 * max(1, self.limit, self.used)
+            self.limit = raised if self._most is None else min(raised, self._most)
+
+
+class RetryRounds:
+    """Selects the asks that go into another batch."""
+
+    def __init__(self, policy: BatchPolicy, provider: WireProvider) -> None:
+        self._most = policy.attempts if policy.rest == "batch" else 1
+        self._live = policy.rest == "live"
+        self._provider = provider
+        self._tries: Counter[bytes] = Counter()
+        self._adaptations = 0
+        self._dialect: object = None
+        #: Consecutive rounds in which the provider's queue was full.
+        self.queue_full_rounds = 0
+        #: Keys with their own request: asks of a failed packed request are sent separately.
+        self.alone: set[bytes] = set()
+        #: Asks to be called live after the last round.
+        self.rest: list[Ask] = []
+
+    def begin(self) -> None:
+        """Note the request format of this round."""
+        self._dialect = getattr(self._provider, "dialect", None)
+
+    def again(self, asks: Sequence[Ask], outcomes: Mapping[bytes, Outcome]) -> list[Ask]:
+        """Return the asks of a round to send again."""
+        failed = [ask for ask in asks if isinstance(outcomes.get(ask.key), Exception)]
+        errors = [outcomes[ask.key] for ask in failed]
+        self.queue_full_rounds = (
+            self.queue_full_rounds + 1
+            if any(isinstance(error, QueueFullError) for error in errors)
+            else 0
+        )
+        adapted = self._adapted(errors)
+        # no outcome: their batch was never created
+        again = [ask for ask in asks if ask.key not in outcomes]
+        for ask in failed:
+            error = outcomes[ask.key]
+            if isinstance(error, NoneChosenError):
+                # the second call after a shortlist, with all labels, is no retry
+                all_labels = replace(ask, shown=(), answer=None)
+                (self.rest if self._live else again).append(all_labels)
+                continue
+            if isinstance(error, QueueFullError):
+                if self.queue_full_rounds < _QUEUED:
+                    again.append(ask)
+                continue
+            if adapted and _about_form(error):
+                again.append(ask)
+                continue
+            self._tries[ask.key] += 1
+            if self._may_help(ask, error):
+                left = again if self._tries[ask.key] < self._most else self.rest
+                left.append(ask)
+            self.alone.add(ask.key)
+        return again
+
+    def _may_help(self, ask: Ask, error: object) -> bool:
+        """Whether a retry can succeed: one text may have failed a packed request."""
+        if not isinstance(error, ProviderError):
+            return False
+        packed = ask.key not in self.alone
+        return error.retryable or (packed and isinstance(error, (BadRequestError, ReplyError)))
+
+    def _adapted(self, errors: Iterable[object]) -> bool:
+        """Whether the request format has changed, so that refused requests can be retried."""
+        kinds = {type(error): error for error in errors if _about_form(error)}
+        if not kinds or self._adaptations >= _ADAPTATIONS:
+            return False
+        changed = getattr(self._provider, "dialect", None) is not self._dialect
+        for error in kinds.values():
+            if not changed:
+                assert isinstance(error, Exception)
+                changed = self._provider.adapt(error)
+        self._adaptations += changed
+        return changed
+
+
+def _about_form(error: object) -> bool:
+    if isinstance(error, BadRequestError):
+        return error.fatal
+    return isinstance(error, (TruncatedReplyError, UnreadableReplyError))
