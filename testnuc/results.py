@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib import import_module
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
+from typing import TYPE_CHECKING, Any, overload
 
 from testnuc._base.checks import checked_whole
 from testnuc._base.html import facts, grid
@@ -15,6 +15,7 @@ from testnuc.errors import InvalidInputError, MissingDependencyError, TestNUCErr
 from testnuc.records import file_row, line_of, result_of, rounded, text_of, usage_of
 from testnuc.types import (
     CELLS,
+    SEPARATOR,
     UNKNOWN,
     Classification,
     MultilabelClassification,
@@ -23,6 +24,7 @@ from testnuc.types import (
     Usage,
     error_text,
     is_unmatched,
+    own_labels,
     row,
 )
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from testnuc.trust import Certificate, Diagnosis, Review
+    from testnuc.types import Prediction
 
 __all__ = ["Results", "read_results", "run_record"]
 
@@ -212,27 +215,10 @@ def _library(name: str) -> Any:
         ) from exc
 
 
-@runtime_checkable
-class _Columns(Protocol):
-    """Rows that return labels and failures without creating every `Classification`."""
-
-    def labels(self) -> list[str | None]: ...
-
-    def label_lists(self) -> list[list[str] | None]: ...
-
-    def failed(self) -> list[int]: ...
-
-    def unmatched(self) -> list[int]: ...
-
-    def changed(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> Classification: ...
-
-
-def _labels_of(row: Classification) -> list[str] | None:
-    if row.label is None:
-        return None
-    return list(row.labels) if isinstance(row, MultilabelClassification) else [row.label]
+def _outcome(row: Classification) -> tuple[list[str] | None, Prediction | None, bool]:
+    """Return the labels of a text, its own prediction, and whether it has an error."""
+    labels = list(row.labels) if isinstance(row, MultilabelClassification) else [row.label or ""]
+    return None if row.label is None else labels, row.prediction, row.error is not None
 
 
 class Results(Sequence[Classification]):
@@ -289,12 +275,15 @@ class Results(Sequence[Classification]):
         #: Label -> the number of distinct texts whose shortlist held it; empty without shortlists.
         self.coverage = dict(coverage or {})
 
+    def _outcomes(self) -> Iterable[tuple[list[str] | None, Prediction | None, bool]]:
+        # rows of a run need not create every `Classification`
+        outcomes = getattr(self._rows, "outcomes", None)
+        return map(_outcome, self._rows) if outcomes is None else outcomes()
+
     @property
     def labels(self) -> list[str | None]:
         """The label of each text."""
-        if isinstance(self._rows, _Columns):
-            return self._rows.labels()
-        return [row.label for row in self._rows]
+        return [None if some is None else SEPARATOR.join(some) for some, *_ in self._outcomes()]
 
     @property
     def multilabel(self) -> bool:
@@ -304,16 +293,12 @@ class Results(Sequence[Classification]):
     @property
     def label_lists(self) -> list[list[str] | None]:
         """The labels of each text of a run with ``multilabel=True``; None: they are unknown."""
-        if isinstance(self._rows, _Columns):
-            return self._rows.label_lists()
-        return [_labels_of(row) for row in self._rows]
+        return [labels for labels, *_ in self._outcomes()]
 
     @property
     def errors(self) -> list[Classification]:
         """The results with an error."""
-        if isinstance(self._rows, _Columns):
-            return [self._rows[at] for at in self._rows.failed()]
-        return [row for row in self._rows if row.error is not None]
+        return [self._rows[at] for at, (*_, failed) in enumerate(self._outcomes()) if failed]
 
     @property
     def unmatched(self) -> list[Classification]:
@@ -321,16 +306,17 @@ class Results(Sequence[Classification]):
 
         With ``multilabel=True``, those whose answer holds a label outside the set.
         """
-        if isinstance(self._rows, _Columns):
-            return [self._rows[at] for at in self._rows.unmatched()]
-        return [row for row in self._rows if (own := row.prediction) and is_unmatched(own)]
+        outcomes = enumerate(self._outcomes())
+        return [self._rows[at] for at, (_, own, _) in outcomes if own and is_unmatched(own)]
 
     @property
     def changed(self) -> int:
         """Number of texts whose label differs from their own prediction."""
-        if isinstance(self._rows, _Columns):
-            return self._rows.changed()
-        return sum(row.changed for row in self)
+        return sum(
+            set(labels) != set(own_labels(own) or [own.label] * (own.label != ""))
+            for labels, own, _ in self._outcomes()
+            if labels is not None and own is not None and own.label is not None
+        )
 
     def certified(self, certificate: Certificate) -> list[Classification]:
         """Return the results whose trust reaches that of a certificate.

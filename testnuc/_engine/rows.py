@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -13,9 +13,9 @@ from testnuc.types import (
     Classification,
     MultilabelClassification,
     Neighbor,
+    Prediction,
     Reason,
     TreeClassification,
-    is_unmatched,
 )
 
 if TYPE_CHECKING:
@@ -40,43 +40,18 @@ class Rows(Sequence[Classification]):
     def __len__(self) -> int:
         return len(self._texts)
 
-    @property
-    def _withholds(self) -> bool:
-        # whether a label is withheld depends on the whole record
-        return self._run.votes.settings.min_trust is not None
+    def outcomes(self) -> Iterator[tuple[list[str] | None, Prediction | None, bool]]:
+        """Yield the labels of each text, its own prediction, and whether it has an error.
 
-    def label_lists(self) -> list[list[str] | None]:
-        """Return the labels of each text, without creating the records."""
-        if self._withholds:
-            return [None if row.label is None else [row.label] for row in self]
-        distinct = self._distinct()
-        return [distinct[place] for place in self._places.tolist()]
-
-    def labels(self) -> list[str | None]:
-        """Return the label of each text, or its labels in one string."""
-        return [None if some is None else SEPARATOR.join(some) for some in self.label_lists()]
-
-    def failed(self) -> list[int]:
-        """Return the positions of the texts with an error."""
-        errors = self._run.answers.errors.keys() | self._run.batch.rejected.keys()
-        return [at for at, place in enumerate(self._places.tolist()) if place in errors]
-
-    def unmatched(self) -> list[int]:
-        """Return the positions of the texts whose answer is, or has, a label outside the set."""
-        own = self._run.answers.predictions[: self._run.batch.n_own]
-        outside = {at for at, p in enumerate(own) if p is not None and is_unmatched(p)}
-        return [at for at, place in enumerate(self._places.tolist()) if place in outside]
-
-    def changed(self) -> int:
-        """Return the number of texts whose labels differ from their own prediction."""
-        if self._withholds:
-            return sum(row.changed for row in self)
-        own = self._run.answers.predictions
-        changed = [
-            bool(labels is not None and own[place] is not None and _differ(labels, own[place]))
-            for place, labels in enumerate(self._distinct())
-        ]
-        return sum(changed[place] for place in self._places.tolist())
+        Makes no record, unless labels can be withheld, which depends on the whole record.
+        """
+        run, distinct = self._run, self._distinct()
+        errors = run.answers.errors.keys() | run.batch.rejected.keys()
+        for at, place in enumerate(self._places.tolist()):
+            labels = distinct[place]
+            if labels and run.votes.settings.min_trust is not None and self[at].label is None:
+                labels = None
+            yield labels, run.answers.predictions[place], place in errors
 
     def _distinct(self) -> list[list[str] | None]:
         """Return the labels of each own text."""
@@ -99,12 +74,6 @@ class Rows(Sequence[Classification]):
             return [self[i] for i in range(*index.indices(len(self)))]
         at = range(len(self))[index]
         return classification(self._run, int(self._places[at]), at, self._texts[at])
-
-
-def _differ(labels: list[str], own: Any) -> bool:
-    if own.label is None:
-        return False
-    return set(labels) != (set(own.labels) if hasattr(own, "labels") else {own.label})
 
 
 def classification(run: Run, place: int, index: int, text: str) -> Classification:

@@ -14,8 +14,9 @@ from testnuc._engine.run import Run
 from testnuc.errors import ServerError
 from testnuc.labels import LabelSet
 from testnuc.protocols import Matches, PoolText
+from testnuc.results import Results
 from testnuc.trust import Decision, VoteSettings
-from testnuc.types import Prediction
+from testnuc.types import Prediction, Usage
 from testnuc.voting import VotePolicy
 
 NAMES = ["a", "b", "c"]
@@ -151,8 +152,8 @@ def test_the_rows_are_the_votes_counted_by_hand(data):
         else:
             assert votes[row.label] == max(votes.values())
             assert row.share == pytest.approx(votes[row.label] / sum(votes.values()))
-    assert rows.labels() == [row.label for row in rows]
-    assert rows.changed() == sum(row.changed for row in rows)
+    assert Results(rows, Usage(), 0.0).labels == [row.label for row in rows]
+    assert Results(rows, Usage(), 0.0).changed == sum(row.changed for row in rows)
 
 
 def test_a_label_below_the_least_trust_is_withheld():
@@ -162,7 +163,7 @@ def test_a_label_below_the_least_trust_is_withheld():
     row = classification(made, 0, 0, "text 0")
     assert (row.label, row.trust) == (None, 0.75)
     assert "'a'" in row.reason
-    assert Rows(made, ["text 0"], np.array([0])).labels() == [None]
+    assert Results(Rows(made, ["text 0"], np.array([0])), Usage(), 0.0).labels == [None]
 
 
 def test_the_prior_moves_votes_from_labels_that_are_used_too_often():
@@ -176,7 +177,8 @@ def test_the_prior_moves_votes_from_labels_that_are_used_too_often():
     made.votes.fit_prior()
     corrected = Rows(made, ["t"] * 4, np.arange(4))
     uncorrected = Rows(plain, ["t"] * 4, np.arange(4))
-    assert uncorrected.labels()[:2] == corrected.labels()[:2] == ["a", "a"]
+    for rows in (uncorrected, corrected):
+        assert Results(rows, Usage(), 0.0).labels[:2] == ["a", "a"]
     assert [row.label for row in corrected][3] == "b"
     assert corrected[3].share > uncorrected[3].votes["b"] / 2
 

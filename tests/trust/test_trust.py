@@ -12,10 +12,11 @@ from testnuc.errors import InvalidInputError
 from testnuc.index import NearestVectors
 from testnuc.labels import LabelSet
 from testnuc.protocols import PoolText
+from testnuc.results import Results
 from testnuc.trust import correct, diagnose, factors, review_queue
 from testnuc.trust.auto_policy import at_similarity_one
 from testnuc.trust.vote_settings import VoteSettings, target_shares
-from testnuc.types import Classification, Neighbor, Prediction
+from testnuc.types import Classification, Neighbor, Prediction, Usage
 from testnuc.voting import vote_pool
 
 CLASSES = 8
@@ -283,4 +284,4 @@ def test_a_kept_label_is_not_overruled_by_its_neighbors():
     assert "label 7" in rows[twin].reason
     other = next(i for i, row in enumerate(rows) if row.label != names[labels[i]])
     assert rows[other].reason is None
-    assert [row.label for row in rows][twin::97] == rows.labels()[twin::97]
+    assert [row.label for row in rows][twin::97] == Results(rows, Usage(), 0.0).labels[twin::97]
