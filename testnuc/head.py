@@ -8,9 +8,10 @@ import weakref
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 import orjson
@@ -34,7 +35,7 @@ from testnuc.voting import Labels
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from testnuc._base.arrays import Array, Float16s, Float32s, Floats, Int32s
     from testnuc.protocols import Embedder, Request
@@ -43,6 +44,8 @@ __all__ = ["Head", "TrainedOn", "TrustDrift"]
 
 _log = logging.getLogger("testnuc.head")
 
+#: A label, whether the text has it, its share, and the chance that it applies.
+_Candidate: TypeAlias = tuple[str, bool, float, float]
 _VERSION = 1
 #: Texts whose probabilities are in memory at a time.
 _BLOCK = 4_096
@@ -416,11 +419,12 @@ class Head:
             if problem is not None:
                 raise InvalidInputError(f"text {at} {problem}")
         vectors, errors = self._embedded(given)
-        rows = self._records(given, vectors)
-        for at, error in errors.items():
-            kind = Classification if self.sets is None else MultilabelClassification
-            said = {**_by_head(at, given[at]), "source": None}
-            rows[at] = kind(label=None, trust=None, error=error, **said)
+        rows = [
+            self._record(at, text, trust, candidates, errors.get(at))
+            for at, (text, (trust, candidates)) in enumerate(
+                zip(given, self._said(vectors), strict=True)
+            )
+        ]
         drift = self.drift.add(np.array([row.trust for row in rows if row.error is None]))
         if drift is not None:
             _log.warning("%s", drift)
@@ -433,53 +437,62 @@ class Head:
             notes=() if drift is None else (drift,),
         )
 
-    def _records(self, texts: Sequence[str], vectors: Float16s) -> list[Classification]:
-        if self.sets is None:
-            label, trust = self.predict_vectors(vectors)
-            return [
-                Classification(label=self.labels[one], trust=chance, **_by_head(at, text))
-                for at, (text, one, chance) in enumerate(
-                    zip(texts, label.tolist(), trust.tolist(), strict=True)
-                )
-            ]
-        rows: list[Classification] = []
-        for start in range(0, len(texts), _BLOCK):
+    def _said(self, vectors: Float16s) -> Iterator[tuple[float, list[_Candidate]]]:
+        """Yield the trust of each text, and the labels that anything speaks for."""
+        for start in range(0, len(vectors), _BLOCK):
             found = self.labels_of(vectors[start : start + _BLOCK])
-            for at, text in enumerate(texts[start : start + _BLOCK]):
-                rows.append(self._record(start + at, text, found.at(np.array([at]))))
-        return rows
+            # a text with one label has one candidate
+            chance = found.trust if found.chance is None else found.chance
+            assert found.trust is not None
+            assert chance is not None
+            names = [self.labels[one] for one in found.label.tolist()]
+            given, share = found.is_given().tolist(), found.share.tolist()
+            candidates = list(zip(names, given, share, chance.tolist(), strict=True))
+            for trust, (first, end) in zip(
+                found.trust.tolist(), pairwise(found.starts.tolist()), strict=True
+            ):
+                yield trust, candidates[first:end]
 
-    def _record(self, index: int, text: str, of: Labels) -> Classification:
-        """Return the classification of one text that can have several labels."""
-        assert of.trust is not None
-        assert of.chance is not None
-        names = [self.labels[one] for one in of.label.tolist()]
-        given = [at for at, passed in enumerate(of.is_given().tolist()) if passed]
-        chosen = tuple(names[at] for at in given)
+    def _record(
+        self,
+        index: int,
+        text: str,
+        trust: float,
+        candidates: Sequence[_Candidate],
+        error: Exception | None,
+    ) -> Classification:
+        fields: dict[str, Any] = {
+            "index": index,
+            "text": text,
+            "share": 0.0,
+            "margin": 0.0,
+            "voters": 0,
+            "complete": True,
+            "prediction": None,
+            "error": error,
+        }
+        if error is not None:
+            kind = Classification if self.sets is None else MultilabelClassification
+            return kind(label=None, **fields)
+        fields |= {"trust": trust, "source": "head"}
+        chosen = tuple(name for name, given, *_ in candidates if given)
+        if self.sets is None:
+            return Classification(label=chosen[0], **fields)
         return MultilabelClassification(
             label=SEPARATOR.join(chosen),
             labels=chosen,
-            shares=dict(zip(names, of.share.tolist(), strict=True)),
-            trusts=dict(zip(chosen, of.chance[given].tolist(), strict=True)),
-            trust=float(of.trust[0]),
-            **_by_head(index, text),
+            shares={name: share for name, _, share, _ in candidates},
+            trusts={name: chance for name, given, _, chance in candidates if given},
+            **fields,
         )
 
     async def answer(self, request: Request) -> Reply:
         """Label texts as a provider, with trust as the confidence."""
         vectors = unit(await self._loaded().embed(list(request.texts)))
-        found = self.labels_of(vectors)
         answers = []
-        for row in range(len(vectors)):
-            of = found.at(np.array([row]))
-            chance = of.trust if self.sets is None else of.chance
-            assert chance is not None
-            said = [
-                (self.labels[label], float(sure))
-                for label, sure, passed in zip(of.label, chance, of.is_given(), strict=True)
-                if passed
-            ]
-            answers.append(Answer(*said[0]) if self.sets is None else Answer("", None, tuple(said)))
+        for _, candidates in self._said(vectors):
+            said = tuple((name, chance) for name, given, _, chance in candidates if given)
+            answers.append(Answer(*said[0]) if self.sets is None else Answer("", None, said))
         return Reply(tuple(answers))
 
     def _loaded(self) -> Embedder:
@@ -517,20 +530,6 @@ class Head:
                 f"takes {self.dim}"
             )
         return vectors, errors
-
-
-def _by_head(index: int, text: str) -> dict[str, Any]:
-    """Return what all classifications by a head have in common."""
-    return {
-        "index": index,
-        "text": text,
-        "share": 0.0,
-        "margin": 0.0,
-        "voters": 0,
-        "complete": True,
-        "prediction": None,
-        "source": "head",
-    }
 
 
 def unit(vectors: Floats) -> Float16s:
