@@ -22,7 +22,7 @@ from testnuc._engine.components import Internals
 from testnuc._engine.inputs import values
 from testnuc._engine.learning import LEAST_TEXTS
 from testnuc._engine.parameters import client_arguments
-from testnuc._engine.small_pool import few_predictions
+from testnuc._engine.reporting import few_predictions
 from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError, MissingDependencyError, TestNUCError, with_count
 from testnuc.head import Head

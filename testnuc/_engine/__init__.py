@@ -4,7 +4,7 @@
 
     components        the parts of a client: created, opened and closed
     reporting         what a run reports: progress, notes, warnings
-    parameters        flat option names, and the arguments they belong to
+    parameters        flat option names, and the arguments they belong to; what several labels allow
     inputs            input texts and labels, checked and deduplicated
     pipeline          one run: `prepare` embeds, and makes the first calls meanwhile; `predict`
     retrieval         neighbors from the pool, predictions from the store
@@ -16,11 +16,9 @@
     streaming         a stream of texts, window by window
     estimate          calls and cost before a run
     pool_predictions  the predictions of the whole pool, diagnosed for the auto policy
-    small_pool        warnings about a pool that is too small
 
     learning          review and learn; `argmax_learning` or `threshold_learning` fits a rule
     applying          labels by what was learned
     escalation        a referee, a better model: it judges, and labels the least trusted texts
     uncertain         texts that a head labels instead of the LLM; `distilling` writes a head
-    multilabel_options  what several labels allow
 """

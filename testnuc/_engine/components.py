@@ -14,7 +14,7 @@ from testnuc._base.checks import checked_choice
 from testnuc._dispatch.predictor import Predictor
 from testnuc._dispatch.scheduler import Scheduler
 from testnuc._engine.estimate import Estimator
-from testnuc._engine.multilabel_options import check_options
+from testnuc._engine.parameters import check_options
 from testnuc._engine.pipeline import Pipeline
 from testnuc._engine.shortlist import Shortlist, checked_shortlist
 from testnuc._engine.uncertain import HeadRule
@@ -106,19 +106,9 @@ class Components:
         multilabel, shortlist = self.labels.multilabel, self.sampling.shortlist
         #: A better model that judges.
         self.referee = Referee.of(referee)
-        check_options(
-            self.labels,
-            policy,
-            model,
-            method,
-            self.sampling.confidence,
-            shortlist=(None if shortlist == "auto" else shortlist, None),
-            score_labels=(self.sampling.score_labels, False),
-            escalate=(0.0 if self.referee is None else self.referee.escalate, 0.0),
-            labeler=("llm" if isinstance(labeler, Head) else labeler, "llm"),
-        )
         #: As the user gave them; `pipeline.settings` may add what was learned.
         self.policy = given_policy(policy)
+        check_options(self.labels, self.policy, model, method, self.sampling, self.referee, labeler)
         self.settings = settings = VoteSettings.of(
             self.policy, k, self.labels.names, multilabel=multilabel
         )

@@ -11,16 +11,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import wraps
 from inspect import signature
-from typing import Any, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from testnuc._base.checks import checked_choice
 from testnuc.errors import InvalidInputError
 from testnuc.head import Head
 from testnuc.labels import LabelSet
 from testnuc.limits import Budget, Limits
-from testnuc.methods import Sampling
+from testnuc.methods import Sampling, StandardPrompting
 from testnuc.trust import Referee, UncertaintySampling
 from testnuc.voting import VotePolicy
+
+if TYPE_CHECKING:
+    from testnuc.protocols import Method
 
 P = ParamSpec("P")
 
@@ -59,6 +62,14 @@ _WRITTEN = {
     "head": "labeler=testnuc.Head.load('..')",
     "head_trust": "labeler=testnuc.Head.load('..', {}=..)",
     "referee": "referee=testnuc.Referee('..', {}=..)",
+}
+
+
+#: What several labels have instead.
+_WHY = {
+    "method": ": only StandardPrompting()",
+    "confidence": ": the LLM states its confidence in each label",
+    "min_trust": ", but a threshold of the policy",
 }
 
 
@@ -168,3 +179,42 @@ _MAKERS: dict[str, Callable[[Mapping[str, Any], Any], Any]] = {
     "labeler": _labeler,
     "referee": _referee,
 }
+
+
+def check_options(
+    labels: LabelSet,
+    policy: VotePolicy,
+    model: object,
+    method: Method | None,
+    sampling: Sampling,
+    referee: Referee | None,
+    labeler: object,
+) -> None:
+    """Raise an `InvalidInputError` if an option is not supported with or without several labels."""
+    if not labels.multilabel:
+        if policy.threshold is not None:
+            raise InvalidInputError(
+                f"threshold is {policy.threshold!r}, but a text has one label, which needs none; "
+                "leave threshold out, or set multilabel=True"
+            )
+        return
+    if model == "local/zero-shot":
+        raise InvalidInputError(
+            "model 'local/zero-shot' gives one label; with multilabel=True choose an LLM"
+        )
+    supported = {
+        "method": (method, method is None or isinstance(method, StandardPrompting)),
+        "confidence": (sampling.confidence, sampling.confidence == "verbalized"),
+        "shortlist": (sampling.shortlist, sampling.shortlist in {"auto", None}),
+        "score_labels": (sampling.score_labels, not sampling.score_labels),
+        "escalate": (referee and referee.escalate, referee is None or not referee.escalate),
+        "labeler": (labeler, labeler == "llm" or isinstance(labeler, Head)),
+        "prior": (policy.prior, policy.prior is None),
+        "min_trust": (policy.min_trust, policy.min_trust is None),
+    }
+    for name, (value, fits) in supported.items():
+        if not fits:
+            raise InvalidInputError(
+                f"{name} is {value!r}, which multilabel=True does not support{_WHY.get(name, '')}; "
+                f"leave {name} out"
+            )

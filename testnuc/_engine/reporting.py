@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 from testnuc._engine.full_labels import compare_with_full_labels
 from testnuc._engine.shortlist import coverage_of
-from testnuc._engine.small_pool import few_neighbors, few_predictions
 from testnuc._engine.votes import note_of_kept
+from testnuc.errors import SmallPoolWarning
 from testnuc.progress import start_progress
+from testnuc.trust import MIN_PREDICTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from testnuc._engine.components import Components
     from testnuc._engine.run import Run
-    from testnuc.errors import SmallPoolWarning
     from testnuc.progress import Observer
     from testnuc.results import Results
 
@@ -104,3 +104,43 @@ def _warn(parts: Components, warning: SmallPoolWarning | None) -> None:
     if warning is not None and not parts.warned:
         parts.warned = True
         warnings.warn(warning, stacklevel=_CALLER)
+
+
+def few_predictions(found: int, more: str = "label more texts at once") -> SmallPoolWarning | None:
+    """Return a warning if there are too few predictions for the auto policy.
+
+    `more` says how to get more of them, for the message.
+    """
+    if found >= MIN_PREDICTIONS:
+        return None
+    return SmallPoolWarning(
+        f"policy 'auto' has {found} predictions and needs {MIN_PREDICTIONS}: the LLM's own labels "
+        "are kept",
+        f"{more}, or judge fifty texts: `await nuc.review(50)`",
+        "label more texts at once, or judge fifty of them: testnuc review",
+    )
+
+
+def few_neighbors(
+    k: int,
+    texts: int,
+    found: int,
+    *,
+    stored: bool,
+    more: str = "add unlabeled texts with `await nuc.add(texts)`",
+) -> SmallPoolWarning | None:
+    """Return a warning if fewer than k neighbors can vote: `found` at most of `texts` in the pool.
+
+    `stored`: only texts with a stored prediction vote; `more` says how to get more texts.
+    """
+    if found >= k:
+        return None
+    voters = f"at most {found} neighbors vote" if found else "only the text itself votes"
+    remedy = f"{more}, or give a smaller k"
+    options = "label more texts at once, or give a smaller --k"
+    if stored:
+        remedy += "; with neighbors='stored' only texts with a prediction vote, see predict_pool"
+        options += "; with --neighbors stored only texts with a stored answer vote"
+    return SmallPoolWarning(
+        f"k is {k}, but the pool holds {texts} texts: {voters}", remedy, options
+    )

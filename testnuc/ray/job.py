@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from testnuc import methods
 from testnuc._base.checks import checked_whole
-from testnuc._engine.small_pool import few_neighbors, few_predictions
+from testnuc._engine.reporting import few_neighbors, few_predictions
 from testnuc.client import TestNUC
 from testnuc.errors import ConfigurationError, InvalidInputError, MissingDependencyError
 from testnuc.limits import Limits
