@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from testnuc._engine.applying import judged_classes, judged_of, texts_among
-from testnuc.trust.argmax import Argmax, parts_by_level
+from testnuc.trust.argmax import Argmax
 from testnuc.trust.calibration import chances, fit_trust
 from testnuc.trust.candidates import (
     LabelCandidate,
@@ -128,12 +128,13 @@ class ArgmaxFit:
             taught, found, label, rows, right[draws.drawn], proving.probability
         )
         trust = chances(taught, found, label, coefficients)
-        levels = parts_by_level(found, label, tree)
         rule = replace(rule, coefficients=coefficients)
+        if tree is not None:
+            rule = rule.with_levels(tree, found, label, trust, judged)
         return Learned(
             labels=self._parts.labels.names,
             name=verdict.chosen.name,
-            rule=rule.with_levels(tree, trust, levels, label[where], gold),
+            rule=rule,
             gain=verdict.gain,
             judged=judgments,
             texts=len(texts),

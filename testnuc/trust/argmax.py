@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from testnuc._base.arrays import Array, Bools, Float32s, Float64s, Floats, Int32s
     from testnuc.label_tree import LabelTree
+    from testnuc.trust.judgment import Judged
     from testnuc.trust.model import Ground, Texts
 
 #: Parts of `MOST_CELLS` cells that are applied one by one to more texts.
@@ -112,23 +113,16 @@ class Argmax:
         return label
 
     def with_levels(
-        self,
-        tree: LabelTree | None,
-        trust: Float64s,
-        parts: Float32s | None,
-        given: Int32s,
-        gold: Int32s,
+        self, tree: LabelTree, found: Float32s, label: Int32s, trust: Float64s, judged: Judged
     ) -> Argmax:
         """Return the same, with the trust of all texts at each level of a tree of labels.
 
-        `trust` is that of their labels, and `parts` are those of `parts_by_level`. `given` and
-        `gold` are label and right label, -1 = none, of the judged texts.
+        `found`, `label` and `trust` are those of all texts, as for `labels_of`.
         """
-        if tree is None or parts is None:
-            return self
+        given, gold = label[judged.rows], judged.right.first()
         known = (given >= 0) & (gold >= 0)
         nodes = [tree.nodes(level) for level in range(1, tree.depth)]
-        levels = [trust_of_level(trust, part) for part in parts.T]
+        levels = [trust_of_level(trust, part) for part in parts_by_level(found, label, tree).T]
         right = [known & (of[given] == of[gold]) for of in nodes]
         return replace(
             self,
@@ -199,7 +193,9 @@ def labels_of(
     given = chosen[rows, columns]
     # of what is left: label and alternative together are at most 1
     rest = np.where(next_best[rows, columns], (1 - trust[rows]) * part[rows], np.nan)
-    levels = parts_by_level(found, label, tree)
+    levels = None
+    if tree is not None:
+        levels = trust_of_level(trust[:, None], parts_by_level(found, label, tree))
     return Labels.pairs(
         b,
         rows,
@@ -210,7 +206,7 @@ def labels_of(
         chance=np.where(given, trust[rows], rest),
         trust=np.where(label >= 0, trust, np.nan),
         known=label >= 0,
-        level_trust=None if levels is None else trust_of_level(trust[:, None], levels),
+        level_trust=levels,
     )
 
 
@@ -237,14 +233,12 @@ def shown_shares(found: Float32s, label: Int32s) -> Float32s:
     return result
 
 
-def parts_by_level(found: Float32s, label: Int32s, tree: LabelTree | None) -> Float32s | None:
+def parts_by_level(found: Float32s, label: Int32s, tree: LabelTree) -> Float32s:
     """Return what the other labels below each parent of a label are given, float32[b, depth - 1].
 
     Parts of what a model, whose probabilities are float32[b, C], gives all labels except the text's
-    own. None: labels are not in a tree.
+    own.
     """
-    if tree is None:
-        return None
     made = np.zeros((len(found), tree.depth - 1), dtype=np.float32)
     at = np.flatnonzero(label >= 0)
     given = label[at]
@@ -262,5 +256,4 @@ def parts_by_level(found: Float32s, label: Int32s, tree: LabelTree | None) -> Fl
 
 def trust_of_level(trust: Float64s | np.float64, part: Floats) -> Float64s:
     """Return the chance that a parent is right, from that of the label and its siblings' part."""
-    made: Float64s = np.asarray(trust + (1 - trust) * part, dtype=np.float64)
-    return made
+    return np.asarray(trust + (1 - trust) * part, dtype=np.float64)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from testnuc._base.arrays import Array, Float16s, Float32s, Floats, Int32s, Int64s
     from testnuc.voting import Labels
 
+_ALL = slice(None)
 #: Neighbors whose votes are joined with the head.
 NEIGHBORS = 30
 #: Added to the votes for each label, so that a vote alone never excludes one.
@@ -331,17 +332,15 @@ def vote_joined(
     return _rows_to_one(head[: len(texts)] * (votes + _SMOOTHING))
 
 
-def _with_judged(texts: Texts, ground: Ground, rows: Int64s | None = None) -> Float32s:
+def _with_judged(texts: Texts, ground: Ground, rows: Int64s | slice = _ALL) -> Float32s:
     """Return float32[b, C], or of some rows: votes of neighbors, more of judged ones."""
-    votes = ground.votes.copy() if rows is None else ground.votes[rows]
-    judged = texts.judged
+    votes, judged = ground.votes[rows].copy(), texts.judged
     if judged is None or not (judged >= 0).any():
         return votes
-    neighbors = (texts.neighbors if rows is None else texts.neighbors[rows])[:, :NEIGHBORS]
+    neighbors = texts.neighbors[rows, :NEIGHBORS]
     place, rank = np.nonzero((neighbors >= 0) & (judged[neighbors] >= 0))
     other = neighbors[place, rank]
-    near = (texts.similarities if rows is None else texts.similarities[rows])[place, rank]
-    near = np.clip(near, 0, 1)
+    near = np.clip(texts.similarities[rows][place, rank], 0, 1)
     np.add.at(votes, (place, judged[other]), _JUDGED_VOTE * near)
     np.subtract.at(votes, (place, ground.labels[other]), near)
     # rounding

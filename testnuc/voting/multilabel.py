@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,8 +14,6 @@ from testnuc.voting.policy import VotePolicy
 from testnuc.voting.votes import in_blocks
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from numpy.typing import ArrayLike
 
     from testnuc._base.arrays import Array, Int64s
@@ -68,6 +65,9 @@ def vote_multilabel(
     >>> vote.label.tolist(), vote.share.astype(float).round(2).tolist(), vote.given.tolist()
     ([0, 2], [0.7, 0.63], [True, True])
     """
+    # imported by the first vote, because importing numba is slow
+    from testnuc._kernels.multilabel import vote_labels
+
     n_classes = classes(n_classes)
     policy = VotePolicy.of(policy)
     if threshold is None:
@@ -91,7 +91,7 @@ def vote_multilabel(
     most = min(n_classes, (ids.shape[1] + 1) * int(np.diff(pool.starts).max(initial=0)))
     # rows whose labels are in memory before it is known how many there are
     step = max(1, min(_ROWS, _LABELS // max(most, 1)))
-    n_rows, kernel = len(own), _kernels().vote_labels()
+    n_rows, kernel = len(own), vote_labels()
     counts, voters = np.empty(n_rows, np.int64), np.empty(n_rows, np.int32)
     weight = np.empty(n_rows, np.float32)
     parts: dict[int, tuple[Array, ...]] = {}
@@ -132,6 +132,8 @@ def keep_own(voted: Labels, own_ids: Int64s, pool: Labels) -> Labels:
 
 def _read(pool: Labels, policy: VotePolicy) -> tuple[Array, ...]:
     """Return the pool as the kernel reads it."""
+    from testnuc._kernels.multilabel import read_factors
+
     heads = pool.starts << 1
     heads[:-1] |= pool.known
     factors = _NO_FACTORS
@@ -140,13 +142,5 @@ def _read(pool: Labels, policy: VotePolicy) -> tuple[Array, ...]:
         if not given.size:
             given = np.full(pool.label.size, np.nan, np.float32)
         factors = np.empty(given.size, np.float64)
-        _kernels().read_factors()(given, policy.fields, factors)
+        read_factors()(given, policy.fields, factors)
     return heads, pool.label, factors
-
-
-@cache
-def _kernels() -> ModuleType:
-    # imported by the first vote, because importing numba is slow
-    from testnuc._kernels import multilabel
-
-    return multilabel
