@@ -207,8 +207,8 @@ class WireProvider(Protocol):
     def error(self, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
         """Return the `ProviderError` for a response other than 200."""
 
-    def adapt(self, error: Exception) -> bool:
-        """Adapt the encoding after `error`; True: retry the call immediately."""
+    def adapt(self, error: Exception, task: Task) -> bool:
+        """Adapt the encoding after the `error` of a call; True: retry the call immediately."""
 
     def reserve(self, request: Request) -> tuple[int, int]:
         """Return the estimated input tokens and the maximum output tokens of a call."""

@@ -157,7 +157,7 @@ class BatchLane:
         sent again, called live or given up, as the policy says.
         """
         outcomes: Outcomes = {}
-        rounds = RetryRounds(self._policy, self._provider)
+        rounds = RetryRounds(self._policy, self._provider, self._predictor.task)
         left: Sequence[Ask] = asks
         while left:
             rounds.begin()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from testnuc._dispatch.inflight import Outcome
     from testnuc.limits import BatchPolicy
-    from testnuc.protocols import WireProvider
+    from testnuc.protocols import Task, WireProvider
 
 #: The asks of one request, about distinct texts.
 Pack = tuple[Ask, ...]
@@ -143,10 +143,10 @@ class TokenQueue:
 class RetryRounds:
     """Selects the asks that go into another batch."""
 
-    def __init__(self, policy: BatchPolicy, provider: WireProvider) -> None:
+    def __init__(self, policy: BatchPolicy, provider: WireProvider, task: Task) -> None:
         self._most = policy.attempts if policy.rest == "batch" else 1
         self._live = policy.rest == "live"
-        self._provider = provider
+        self._provider, self._task = provider, task
         self._tries: Counter[bytes] = Counter()
         self._adaptations = 0
         self._dialect: object = None
@@ -210,7 +210,7 @@ class RetryRounds:
         for error in kinds.values():
             if not changed:
                 assert isinstance(error, Exception)
-                changed = self._provider.adapt(error)
+                changed = self._provider.adapt(error, self._task)
         self._adaptations += changed
         return changed
 

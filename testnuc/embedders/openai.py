@@ -344,7 +344,7 @@ class _Embeddings:
             error.fatal = False
         return error
 
-    def adapt(self, error: Exception) -> bool:
+    def adapt(self, error: Exception, task: Task) -> bool:  # noqa: ARG002
         """Omit the encoding if the server rejects it."""
         if self._encoding is not None and "encoding_format" in str(error):
             self._encoding = None

@@ -142,9 +142,6 @@ class HTTPProvider(ABC):
         self._prepared: dict[tuple[Task, int, int], _Prepared] = {}
         #: The labels of the last task, to recognize a reply that is one of them.
         self._labels: tuple[Task, LabelSet] | None = None
-        self._users: set[str] = set()
-        #: Parameters of the last body that was prepared.
-        self._sent: Mapping[str, Any] = {}
         self._readable = False
         self._stale = 0
 
@@ -206,14 +203,7 @@ class HTTPProvider(ABC):
     def _prepare(self, request: Request) -> _Prepared:
         task, n = request.task, len(request.texts)
         self.validate(task)
-        self._users.update(task.options)
-        if task.reasoning_effort not in (LEAST, None):
-            self._users.add("reasoning_effort")
-        body = self.body(task, n, stepped(self.dialect, self.structures, request.step))
-        given = {**dict(self.dialect.added), **body.parameters}
-        if self.dialect.stream:
-            given["stream"] = True
-        self._sent = sent = {k: v for k, v in given.items() if k not in self.dialect.dropped}
+        body, sent = self._parts(task, n, request.step)
         suffix = body.closing + (b"," + orjson.dumps(sent)[1:] if sent else b"}")
         prepared = _Prepared(
             body.opening,
@@ -226,14 +216,24 @@ class HTTPProvider(ABC):
         self._prepared[task, n, request.step] = prepared
         return prepared
 
+    def _parts(self, task: Task, n: int, step: int) -> tuple[Body, dict[str, Any]]:
+        """Return the parts of a body, and its parameters as they are sent."""
+        body = self.body(task, n, stepped(self.dialect, self.structures, step))
+        given = {**dict(self.dialect.added), **body.parameters}
+        if self.dialect.stream:
+            given["stream"] = True
+        return body, {k: v for k, v in given.items() if k not in self.dialect.dropped}
+
     def reasoning(self, task: Task) -> int:  # noqa: ARG002
         """Return the tokens of reasoning about a text that a task typically takes."""
         return 0
 
     # --- adapting -----------------------------------------------------------------------------
 
-    def adapt(self, error: Exception) -> bool:
+    def adapt(self, error: Exception, task: Task) -> bool:
         """Change how requests are encoded because of `error`; True: send the call again at once.
+
+        `task` is that of the call which met the error; others may share this provider.
 
         Refused sampling parameters are omitted from then on; the output limit is renamed;
         structured output is weakened (labels in the schema, the schema alone, any JSON object, the
@@ -244,14 +244,18 @@ class HTTPProvider(ABC):
         """
         before = self.dialect
         after: Dialect | None = None
+        # what the user has set stays
+        users = set(task.options)
+        if task.reasoning_effort not in (LEAST, None):
+            users.add("reasoning_effort")
         if isinstance(error, TruncatedReplyError):
-            if before.tight and self._users.isdisjoint(LIMITS):
+            if before.tight and users.isdisjoint(LIMITS):
                 after = replace(before, tight=False)
         elif isinstance(error, UnreadableReplyError):
-            if error.content and not self._readable and "response_format" not in self._users:
+            if error.content and not self._readable and "response_format" not in users:
                 after = less_structure(before, self.structures)
         elif isinstance(error, BadRequestError):
-            after = self._after_refusal(error)
+            after = self._after_refusal(error, task, users)
         if after is None or isinstance(error, ContentRefusedError):
             return False
         if after == before:
@@ -268,11 +272,11 @@ class HTTPProvider(ABC):
         self._prepared.clear()
         return True
 
-    def _after_refusal(self, error: BadRequestError) -> Dialect | None:
+    def _after_refusal(self, error: BadRequestError, task: Task, users: set[str]) -> Dialect | None:
         if (
             self.dialect.tight
             and not self.needs_limit
-            and self._users.isdisjoint(LIMITS)
+            and users.isdisjoint(LIMITS)
             and LIMIT_TOO_LARGE.search(str(error))
         ):
             return replace(self.dialect, tight=False)
@@ -280,7 +284,9 @@ class HTTPProvider(ABC):
             return None
         # a model's name says nothing about the refusal
         message = re.sub(rf"(?<![\w-]){re.escape(self.model)}(?![\w-])", "", str(error))
-        return after_refusal(self.dialect, message, self.structures, self._users, self._sent)
+        return after_refusal(
+            self.dialect, message, self.structures, users, self._parts(task, 1, 0)[1]
+        )
 
     # --- decoding -----------------------------------------------------------------------------
 

@@ -154,9 +154,9 @@ class OpenAI(HTTPProvider):
         self.dialect = replace(self.dialect, responses=True)
         self.url = self.at(_responses.PATH)
 
-    def adapt(self, error: Exception) -> bool:
+    def adapt(self, error: Exception, task: Task) -> bool:
         """Change how requests are encoded because of `error`; see `HTTPProvider.adapt`."""
-        if "top_logprobs" in self._sent and _LOGPROBS.search(str(error)):
+        if task.score_labels and _LOGPROBS.search(str(error)):
             return False  # there are no scores without them
         refused = isinstance(error, (BadRequestError, UnknownModelError))
         if refused and self._may_switch and _responses.NEEDED.search(str(error)):
@@ -166,7 +166,7 @@ class OpenAI(HTTPProvider):
             self._use_responses()
             self._prepared.clear()
             return True
-        return super().adapt(error)
+        return super().adapt(error, task)
 
     def _effort(self, task: Task, dialect: Dialect) -> str:
         """Return the reasoning effort to send, the user's option included; "": none."""

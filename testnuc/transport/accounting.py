@@ -174,7 +174,8 @@ class CallAccounting:
                 seconds = failure.retry_after
         finally:
             # an exhausted quota is a 429 too, but waiting does not help against it
-            if answer.status in _BUSY and (failure is None or is_retryable(failure)):
+            busy = answer.status in _BUSY and (failure is None or is_retryable(failure))
+            if busy or isinstance(failure, RateLimitedError):
                 self.admission.refused(permit, seconds)
             elif isinstance(failure, ReplyError):
                 # the model answered, and only the server refused the answer: perhaps billed

@@ -117,6 +117,10 @@ _FIREWALL = re.compile(
     r"attention required|firewall|(request|you) (has |have |was |were )?(been )?blocked",
     re.IGNORECASE,
 )
+#: Of a rate limit that is reported as an exhausted account.
+_A_MINUTE = re.compile(r"token-limit|per minute|\b[rt]pm\b", re.IGNORECASE)
+#: Statuses below 500 of failures that may pass: of a gateway, and of a model behind it.
+_PASSING = {408, 409, 421, 424, 425, 460, 499}
 #: Statuses of a server that is unavailable, whatever its message names.
 _UNAVAILABLE = {503, 504, 529}
 
@@ -214,6 +218,8 @@ def as_error(
             (int(code) for code in ordered if _ERROR_STATUS.fullmatch(code)),
             500,
         )
+    if status == 403 and _header(headers, ("retry-after",)):
+        status = 429
     kind, remedy, alone = _kind(status, text, codes)
     if kind is AuthenticationError and status == 403 and _is_of_firewall(text, body):
         kind = BadRequestError
@@ -256,6 +262,9 @@ def _kind(  # noqa: C901, PLR0911 - one return for each kind
 ) -> tuple[type[ProviderError], str, bool]:
     """Return exception, remedy, and whether the error concerns this call alone."""
     lowered = {code.lower() for code in codes}
+    if status == 498 or (status == 429 and _A_MINUTE.search(text) and not _TOO_LONG.search(text)):
+        # the former: Groq has no room for a call of the tier "flex"
+        return RateLimitedError, "", False
     if (status == 402 and text) or lowered & _QUOTA_CODES or _QUOTA.search(text):
         return QuotaExceededError, _BILLING, False
     if status == 402:
@@ -284,7 +293,7 @@ def _kind(  # noqa: C901, PLR0911 - one return for each kind
         return RateLimitedError, "", False
     if status >= 500 and status not in _UNAVAILABLE and _FORMAT.search(text):
         return BadRequestError, "", False
-    if status in {408, 409, 425} or status >= 500:
+    if status in _PASSING or status >= 500:
         return ServerError, "", False
     return BadRequestError, "", False
 

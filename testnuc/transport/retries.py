@@ -237,7 +237,7 @@ def adapts(call: Call, error: ProviderError) -> bool:
     body = call.wire.encode(call.request)
     if body == call.body:
         # no concurrent call has adapted the provider already
-        changed = call.wire.adapt(error)
+        changed = call.wire.adapt(error, call.request.task)
         if not changed and unreadable and error.retryable and len(call.request.texts) == 1:
             # others get readable replies: ask for another format in this call alone
             call.request = replace(call.request, step=call.request.step + 1)

@@ -1,6 +1,7 @@
 """Requests and completions, for the tests of the chat completions protocol."""
 
 import itertools
+from weakref import WeakKeyDictionary
 
 import orjson
 
@@ -22,8 +23,18 @@ def request(n=1, **more):
     return Request(more.pop("task", None) or task(**more), user_prompt(texts), texts)
 
 
+#: Provider -> the task of the call that was encoded last.
+_TASKS = WeakKeyDictionary()
+
+
 def sent(provider, asked=None, **more):
-    return orjson.loads(provider.encode(asked or request(**more)))
+    asked = asked or request(**more)
+    _TASKS[provider] = asked.task
+    return orjson.loads(provider.encode(asked))
+
+
+def adapts(provider, error):
+    return provider.adapt(error, _TASKS.get(provider) or task())
 
 
 def refuse(provider, message, status=400, **fields):

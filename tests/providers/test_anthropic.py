@@ -22,6 +22,8 @@ from testnuc.prompts import system_prompt, user_prompt
 from testnuc.protocols import Answer, Request, Task, TokenUsage, WireProvider
 from testnuc.providers import resolve
 from testnuc.providers.anthropic import Anthropic
+from tests.providers import chat_bodies
+from tests.providers.chat_bodies import adapts
 
 KEY = "sk-ant-test-0123456789"
 LABELS = ("refund", 'say "no"')
@@ -35,7 +37,7 @@ def request(n=1, labels=LABELS, **more):
 
 
 def sent(provider, asked=None, **more):
-    return orjson.loads(provider.encode(asked or request(**more)))
+    return chat_bodies.sent(provider, asked or request(**more))
 
 
 def refuse(provider, message, status=400, kind="invalid_request_error"):
@@ -164,9 +166,11 @@ def test_no_logprobs():
 
 def test_structure_is_stepped_down():
     provider, asked = Anthropic("m", base_url=LOCAL), request()
-    assert provider.adapt(refuse(provider, "The compiled grammar is too large, which would .."))
+    assert adapts(provider, refuse(provider, "The compiled grammar is too large, which would .."))
     assert "enum" not in str(sent(provider, asked)["output_config"])
-    assert provider.adapt(refuse(provider, "output_config.format: Extra inputs are not permitted"))
+    assert adapts(
+        provider, refuse(provider, "output_config.format: Extra inputs are not permitted")
+    )
     assert "output_config" not in sent(provider, asked)
     assert sent(provider, asked)["messages"]
 
@@ -175,17 +179,17 @@ def test_sampling_is_left_out():
     provider, asked = Anthropic("m", base_url=LOCAL), request(top_p=0.9)
     assert {"temperature", "top_p"} <= sent(provider, asked).keys()
     both = "`temperature` and `top_p` cannot both be specified for this model. Please use only one."
-    assert provider.adapt(refuse(provider, both))
+    assert adapts(provider, refuse(provider, both))
     assert "temperature" in sent(provider, asked)
     assert "top_p" not in sent(provider, asked)
-    assert provider.adapt(refuse(provider, "`temperature` is deprecated for this model."))
+    assert adapts(provider, refuse(provider, "`temperature` is deprecated for this model."))
     assert "temperature" not in sent(provider, asked)
 
 
 def test_cache_control_is_left_out():
     provider, asked = Anthropic("m", base_url=LOCAL), request()
     said = "system.0.cache_control: Extra inputs are not permitted"
-    assert provider.adapt(refuse(provider, said))
+    assert adapts(provider, refuse(provider, said))
     assert "cache_control" not in sent(provider, asked)["system"][0]
 
 
@@ -194,9 +198,9 @@ def test_a_cut_off_answer_gets_room_once():
     tight = sent(provider, asked)["max_tokens"]
     with pytest.raises(TruncatedReplyError) as caught:
         provider.decode(asked, message("", "max_tokens"))
-    assert provider.adapt(caught.value)
+    assert adapts(provider, caught.value)
     assert sent(provider, asked)["max_tokens"] > tight + 4000
-    assert not provider.adapt(caught.value)
+    assert not adapts(provider, caught.value)
 
 
 def test_an_answer():

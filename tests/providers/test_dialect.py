@@ -10,7 +10,7 @@ from testnuc.errors import (
 )
 from testnuc.providers._dialect import Structure
 from testnuc.providers.openai import OpenAI
-from tests.providers.chat_bodies import LOCAL, completion, refuse, request, sent
+from tests.providers.chat_bodies import LOCAL, adapts, completion, refuse, request, sent
 
 
 def structure(provider, asked):
@@ -33,9 +33,9 @@ def structure(provider, asked):
 def test_structure_is_stepped_down(message):
     provider, asked = OpenAI("m", base_url=LOCAL), request()
     assert structure(provider, asked) == "enum"
-    assert provider.adapt(refuse(provider, message)) is True
+    assert adapts(provider, refuse(provider, message)) is True
     assert structure(provider, asked) == "json_object"
-    assert provider.adapt(refuse(provider, "response_format json_object is not supported")) is True
+    assert adapts(provider, refuse(provider, "response_format json_object is not supported"))
     assert structure(provider, asked) is None
 
 
@@ -51,25 +51,25 @@ def test_structure_is_stepped_down(message):
 )
 def test_a_schema_too_large_loses_its_labels_first(message):
     provider, asked = OpenAI("m", base_url=LOCAL), request()
-    assert provider.adapt(refuse(provider, message)) is True
+    assert adapts(provider, refuse(provider, message)) is True
     assert structure(provider, asked) == "schema"
-    assert provider.adapt(refuse(provider, message)) is True
+    assert adapts(provider, refuse(provider, message)) is True
     assert structure(provider, asked) == "json_object"
 
 
 def test_a_call_refused_for_what_is_not_sent_any_more_goes_again():
     provider = OpenAI("m", base_url=LOCAL)
     error = refuse(provider, "json_schema is not supported")
-    assert provider.adapt(error)
-    assert provider.adapt(error)  # was under way
+    assert adapts(provider, error)
+    assert adapts(provider, error)  # was under way
     assert provider.dialect.structure is Structure.OBJECT
     error = refuse(provider, "Unsupported parameter: 'temperature'")
-    assert provider.adapt(error)
+    assert adapts(provider, error)
     before = provider.dialect
-    assert provider.adapt(error)
+    assert adapts(provider, error)
     assert provider.dialect == before
     provider._stale = 10**6
-    assert not provider.adapt(error)  # a loop
+    assert not adapts(provider, error)  # a loop
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_sampling_is_left_out(message, caplog):
     provider, asked = OpenAI("m", base_url=LOCAL), request(options={"temperature": 0.2})
     sent(provider, asked)
     with caplog.at_level(logging.WARNING):
-        assert provider.adapt(refuse(provider, message))
+        assert adapts(provider, refuse(provider, message))
     assert "temperature" in caplog.text  # the user asked for it, so it is logged
     assert not {"temperature", "top_p"} & sent(provider, asked).keys()
 
@@ -104,12 +104,12 @@ def test_the_limit_is_renamed(limit):
         param="max_tokens",
         code="unsupported_parameter",
     )
-    assert provider.adapt(error)
-    assert provider.adapt(error)
+    assert adapts(provider, error)
+    assert adapts(provider, error)
     after = sent(provider, asked)
     assert after["max_completion_tokens"] == body["max_tokens"] == (limit or body["max_tokens"])
     assert "max_tokens" not in after
-    assert provider.adapt(refuse(provider, "Unrecognized request argument: max_completion_tokens"))
+    assert adapts(provider, refuse(provider, "Unrecognized argument: max_completion_tokens"))
     assert "max_tokens" in sent(provider, asked)
 
 
@@ -122,7 +122,7 @@ def test_the_limit_is_renamed(limit):
 )
 def test_models_without_a_system_role(said):
     provider, asked = OpenAI("gemma", base_url=LOCAL), request()
-    assert provider.adapt(refuse(provider, said))
+    assert adapts(provider, refuse(provider, said))
     assert sent(provider, asked)["messages"] == [
         {"role": "user", "content": f"{asked.task.system}\n\n{asked.user}"}
     ]
@@ -140,8 +140,8 @@ def test_models_without_a_system_role(said):
 def test_what_cannot_be_adapted(message, status):
     provider = OpenAI("m", base_url=LOCAL)
     before = provider.dialect
-    assert not provider.adapt(refuse(provider, message, status))
-    assert not provider.adapt(ValueError("temperature unsupported"))
+    assert not adapts(provider, refuse(provider, message, status))
+    assert not adapts(provider, ValueError("temperature unsupported"))
     assert provider.dialect == before
 
 
@@ -158,12 +158,12 @@ def test_what_cannot_be_adapted(message, status):
 def test_a_limit_that_is_too_large_is_not_sent(message):
     provider = OpenAI("qwq-32b", base_url=LOCAL)
     assert sent(provider)["max_tokens"] > 8_192
-    assert provider.adapt(refuse(provider, message))
+    assert adapts(provider, refuse(provider, message))
     assert "max_tokens" not in sent(provider)
-    assert not provider.adapt(refuse(provider, message)) or "too large" not in message
+    assert not adapts(provider, refuse(provider, message)) or "too large" not in message
     limited = OpenAI("qwq-32b", base_url=LOCAL)
     sent(limited, options={"max_tokens": 9_999})
-    assert not limited.adapt(refuse(limited, message)) or sent(limited)["max_tokens"] == 9_999
+    assert not adapts(limited, refuse(limited, message)) or sent(limited)["max_tokens"] == 9_999
 
 
 @pytest.mark.parametrize(
@@ -185,11 +185,11 @@ def test_a_limit_that_is_too_large_is_not_sent(message):
 def test_the_effort_is_the_least_that_is_listed(model, message, effort):
     provider = OpenAI(model, base_url=LOCAL)
     sent(provider)
-    assert provider.adapt(refuse(provider, message))
+    assert adapts(provider, refuse(provider, message))
     assert sent(provider).get("reasoning_effort") == effort
     own = OpenAI("gpt-5.9", base_url=LOCAL)
     sent(own, reasoning_effort="xhigh")
-    assert not own.adapt(refuse(own, "This model does not support effort level 'xhigh'."))
+    assert not adapts(own, refuse(own, "This model does not support effort level 'xhigh'."))
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_without_logprobs_the_confidence_is_verbalized(message, caplog):
     provider, asked = OpenAI("m", base_url=LOCAL), request(confidence="logprobs")
     assert sent(provider, asked)["logprobs"] is True
     with caplog.at_level(logging.WARNING):
-        assert provider.adapt(refuse(provider, message, 404 if "endpoints" in message else 400))
+        assert adapts(provider, refuse(provider, message, 404 if "endpoints" in message else 400))
     assert "confidence will be verbalized" in caplog.text
     body = sent(provider, asked)
     assert "logprobs" not in body
@@ -228,21 +228,21 @@ def test_without_logprobs_the_confidence_is_verbalized(message, caplog):
 )
 def test_a_server_that_only_streams(message):
     provider, asked = OpenAI("m", base_url=LOCAL), request()
-    assert provider.adapt(refuse(provider, message))
+    assert adapts(provider, refuse(provider, message))
     body = sent(provider, asked)
     assert body["stream"] is True
     assert body["stream_options"] == {"include_usage": True}
-    assert provider.adapt(refuse(provider, "Unknown parameter: 'stream_options'"))
+    assert adapts(provider, refuse(provider, "Unknown parameter: 'stream_options'"))
     assert "stream_options" not in sent(provider, asked)
 
 
 def test_thinking_that_only_streams_is_switched_off():
     provider = OpenAI("qwen3-32b", base_url=LOCAL)
     words = "parameter.enable_thinking must be set to false for non-streaming calls"
-    assert provider.adapt(refuse(provider, words))
+    assert adapts(provider, refuse(provider, words))
     assert sent(provider)["enable_thinking"] is False
     words = "The value of the enable_thinking parameter is restricted to True."
-    assert provider.adapt(refuse(provider, words))
+    assert adapts(provider, refuse(provider, words))
     assert sent(provider)["stream"] is True
     assert "enable_thinking" not in sent(provider)
 
@@ -252,7 +252,7 @@ def test_parameters_that_no_endpoint_handles_are_left_out_one_by_one():
     error = refuse(provider, f"{words} the requested parameters.", 404)
     gone = []
     before = sent(provider)
-    while provider.adapt(error):
+    while adapts(provider, error):
         after = sent(provider)
         gone += [sorted(before.keys() - after.keys())]
         before = after
@@ -269,7 +269,7 @@ def test_the_users_own_format_stays():
     provider = OpenAI("m", base_url=LOCAL)
     asked = request(options={"response_format": {"type": "text"}})
     assert sent(provider, asked)["response_format"] == {"type": "text"}
-    assert not provider.adapt(refuse(provider, "response_format is not supported"))
+    assert not adapts(provider, refuse(provider, "response_format is not supported"))
 
 
 def test_a_server_that_ignores_the_schema():
@@ -277,9 +277,9 @@ def test_a_server_that_ignores_the_schema():
     for expected in ("json_object", None):
         with pytest.raises(UnreadableReplyError) as caught:
             provider.decode(asked, completion("It is about a refund."))
-        assert provider.adapt(caught.value)
+        assert adapts(provider, caught.value)
         assert structure(provider, asked) == expected
-    assert not provider.adapt(caught.value)
+    assert not adapts(provider, caught.value)
 
 
 def test_one_bad_reply_among_good_ones_changes_nothing():
@@ -287,22 +287,22 @@ def test_one_bad_reply_among_good_ones_changes_nothing():
     provider.decode(asked, completion())
     with pytest.raises(UnreadableReplyError) as caught:
         provider.decode(asked, completion("garbage"))
-    assert not provider.adapt(caught.value)
+    assert not adapts(provider, caught.value)
     with pytest.raises(UnreadableReplyError) as caught:
         provider.decode(asked, b'{"choices": [')  # broken on the way, no matter of structure
-    assert not OpenAI("m", base_url=LOCAL).adapt(caught.value)
+    assert not adapts(OpenAI("m", base_url=LOCAL), caught.value)
 
 
 def test_a_tight_limit_is_dropped_when_the_model_thinks_aloud():
     provider, asked = OpenAI("m", base_url=LOCAL), request()
     with pytest.raises(TruncatedReplyError) as caught:
         provider.decode(asked, completion("<think>Let me see", "length"))
-    assert provider.adapt(caught.value)
+    assert adapts(provider, caught.value)
     assert "max_tokens" not in sent(provider, asked)
-    assert not provider.adapt(caught.value)
+    assert not adapts(provider, caught.value)
     limited = OpenAI("m", base_url=LOCAL)
-    limited.encode(request(options={"max_tokens": 5}))
-    assert not limited.adapt(caught.value)  # the user's own limit
+    sent(limited, options={"max_tokens": 5})
+    assert not adapts(limited, caught.value)  # the user's own limit
 
 
 def test_a_schema_goes_beside_json_object_where_the_server_takes_it_there():
@@ -313,10 +313,10 @@ def test_a_schema_goes_beside_json_object_where_the_server_takes_it_there():
         "'msg': \"Input should be 'text' or 'json_object'\", 'input': 'json_schema'}"
     )
     error = refuse(provider, said)
-    assert provider.adapt(error)
+    assert adapts(provider, error)
     form = {"type": "json_object", "schema": schema}
     assert sent(provider, asked)["response_format"] == form
-    assert provider.adapt(refuse(provider, "response_format: failed to parse grammar"))
+    assert adapts(provider, refuse(provider, "response_format: failed to parse grammar"))
     assert sent(provider, asked)["response_format"] == {"type": "json_object"}
 
 
@@ -326,7 +326,7 @@ def test_a_server_that_refuses_what_it_asks_for_is_sent_less():
     forms = []
     while "response_format" in sent(provider, asked):
         forms.append(sent(provider, asked)["response_format"]["type"])
-        assert provider.adapt(refuse(provider, said))
+        assert adapts(provider, refuse(provider, said))
     assert forms[:2] == ["json_schema", "json_object"]
     assert len(forms) <= 4
 
@@ -334,7 +334,21 @@ def test_a_server_that_refuses_what_it_asks_for_is_sent_less():
 def test_a_models_name_says_nothing_about_a_refusal():
     provider, asked = OpenAI("json-schema", base_url=LOCAL), request()
     said = "Invalid parameter: 'response_format' is not supported. Received Model Group=json-schema"
-    assert provider.adapt(refuse(provider, said))
+    assert adapts(provider, refuse(provider, said))
     assert sent(provider, asked)["response_format"]["type"] == "json_object"
-    assert provider.adapt(refuse(provider, said))
+    assert adapts(provider, refuse(provider, said))
     assert "response_format" not in sent(provider, asked)
+
+
+def test_what_another_client_sent_by_the_same_provider_decides_nothing():
+    provider, asked = OpenAI("m", base_url=LOCAL), request(confidence="logprobs")
+    mine = sent(provider, asked)
+    assert mine["logprobs"]
+    form = {"response_format": {"type": "json_object"}}
+    provider.encode(request(options=form, reasoning_effort="high"))
+    refusal = refuse(provider, "logprobs is not supported with this model")
+    assert provider.adapt(refusal, asked.task)
+    assert "logprobs" not in sent(provider, asked)
+    refusal = refuse(provider, "response_format json_schema is not supported")
+    assert provider.adapt(refusal, asked.task)
+    assert structure(provider, asked) == "json_object"

@@ -11,7 +11,7 @@ from testnuc import Sampling
 from testnuc.errors import BadRequestError, UnreadableReplyError
 from testnuc.providers.openai import OpenAI
 from testnuc.testing import HashEmbedder, LoopbackLLM
-from tests.providers.chat_bodies import LOCAL, completion, refuse, request, sent
+from tests.providers.chat_bodies import LOCAL, adapts, completion, refuse, request, sent
 
 SCORED = {"confidence": "logprobs", "score_labels": True}
 
@@ -116,7 +116,7 @@ def test_a_server_without_log_probabilities_ends_the_run():
         provider, "logprobs is not supported for models created with logits_all=False", 500
     )
     assert isinstance(error, BadRequestError)
-    assert not provider.adapt(error)
+    assert not adapts(provider, error)
 
 
 @pytest.mark.parametrize(("per_call", "calls"), [(1, 3), (3, 1)])

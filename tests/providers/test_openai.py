@@ -12,7 +12,7 @@ from testnuc.errors import (
 from testnuc.protocols import WireProvider
 from testnuc.providers import resolve
 from testnuc.providers.openai import OpenAI
-from tests.providers.chat_bodies import KEY, LABELS, LOCAL, refuse, request, sent, task
+from tests.providers.chat_bodies import KEY, LABELS, LOCAL, adapts, refuse, request, sent, task
 
 # --- where and with which key ------------------------------------------------------------------
 
@@ -313,6 +313,6 @@ def test_prompt_caching_is_no_part_of_the_identity():
     body = sent(cached)
     assert (body["prompt_cache_key"], body["prompt_cache_retention"]) == ("k", "24h")
     assert cached.identity == plain.identity
-    assert cached.adapt(refuse(cached, "Unknown parameter: 'prompt_cache_retention'."))
+    assert adapts(cached, refuse(cached, "Unknown parameter: 'prompt_cache_retention'."))
     assert "prompt_cache_retention" not in sent(cached)
     assert sent(cached)["prompt_cache_key"] == "k"

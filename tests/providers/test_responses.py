@@ -9,7 +9,7 @@ from testnuc.batch.openai import OpenAIBatches
 from testnuc.errors import EmptyReplyError, RefusalError, TruncatedReplyError, UnknownModelError
 from testnuc.protocols import TokenUsage
 from testnuc.providers.openai import OpenAI
-from tests.providers.chat_bodies import KEY, LOCAL, refuse, request, sent
+from tests.providers.chat_bodies import KEY, LOCAL, adapts, refuse, request, sent
 
 ONLY = "This model is only supported in v1/responses and not in v1/chat/completions."
 
@@ -104,15 +104,15 @@ def test_the_server_says_so():
     chat = provider.encode(asked)
     error = refuse(provider, ONLY, 404)
     assert isinstance(error, UnknownModelError)
-    assert provider.adapt(error)
+    assert adapts(provider, error)
     assert provider.url == f"{LOCAL}/responses"
     assert provider.encode(asked) != chat
-    assert not provider.adapt(error)  # it is not a matter of the endpoint, then
+    assert not adapts(provider, error)  # it is not a matter of the endpoint, then
     # structured output is stepped down there, too
-    assert provider.adapt(refuse(provider, "Unsupported: 'text.format' of type 'json_schema'"))
+    assert adapts(provider, refuse(provider, "Unsupported: 'text.format' of type 'json_schema'"))
     assert sent(provider, asked)["text"]["format"] == {"type": "json_object"}
     fixed = OpenAI("my-model", base_url=LOCAL, responses=False)
-    assert not fixed.adapt(refuse(fixed, ONLY, 404))
+    assert not adapts(fixed, refuse(fixed, ONLY, 404))
 
 
 def test_batches_name_the_endpoint():

@@ -59,7 +59,7 @@ class Wire:
         kind = KINDS.get(status, ServerError)
         return kind(f"{status}: {body.decode()}", status_code=status)
 
-    def adapt(self, error):
+    def adapt(self, error, task):
         if "dialect" not in str(error) or self.dialect >= 9:
             return False
         self.dialect += 1

@@ -45,6 +45,28 @@ def test_a_text_that_is_too_long_concerns_this_text_alone(status, message):
 
 
 @pytest.mark.parametrize(
+    ("status", "fields", "kind"),
+    [
+        (498, {"message": "Flex tier capacity exceeded", "code": "capacity_exceeded"}, None),
+        (200, {"message": "Flex tier capacity exceeded", "code": 498}, None),
+        (429, {"message": "See error-code#token-limit", "code": "insufficient_quota"}, None),
+        (424, {"message": "The request failed due to an error of the model."}, ServerError),
+        (499, {"message": "client closed request"}, ServerError),
+    ],
+)
+def test_failures_that_may_pass(status, fields, kind):
+    found = as_error(status, {}, orjson.dumps({"error": fields}), where="m at host")
+    assert type(found) is (kind or RateLimitedError)
+    assert found.retryable
+
+
+def test_a_403_that_asks_to_wait_is_a_rate_limit():
+    body = b'{"message": "You have exceeded a secondary rate limit."}'
+    assert type(as_error(403, {"Retry-After": "1"}, body, where="m")) is RateLimitedError
+    assert type(as_error(403, {}, body, where="m")) is AuthenticationError
+
+
+@pytest.mark.parametrize(
     "label",
     ["moderation", "flagged", "context window", "max_tokens", "credit balance is too low"],
 )
