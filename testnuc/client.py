@@ -344,7 +344,7 @@ class TestNUC:
         """
         entries, _ = await distinct(await checked_texts(texts))
         await self._ready()
-        estimate = await self._parts.estimator.usage(entries, self._parts.pipeline.settings)
+        estimate = await self._parts.estimator.usage(entries)
         if self._escalation.referee is None:
             return estimate
         calls, usd = await self._escalation.cost(entries)

@@ -166,8 +166,6 @@ class Components:
             workers=self.limits.concurrency,
             per_call=per_call,
         )
-        self.sampler = labeler if isinstance(labeler, UncertaintySampling) else None
-        self.head = self._head_rule(labeler) if isinstance(labeler, Head) else None
         #: Created when the batch lane is first used.
         self.batch_lane: BatchLane | None = None
         self.pipeline = Pipeline(
@@ -182,27 +180,19 @@ class Components:
             store=self.store,
             join_pool=join_pool,
             per_call=per_call,
-            ask=self.sampler,
-            head=self.head,
+            ask=labeler if isinstance(labeler, UncertaintySampling) else None,
+            head=self._head_rule(labeler) if isinstance(labeler, Head) else None,
             shortlist=None
             if not isinstance(self.shortlist, int)
             else Shortlist(self.labels, self.shortlist, self.embedding),
             note=note,
         )
+        self.batch_price = priced(batch=True)
         self.estimator = Estimator(
-            self.predictor,
-            self.store,
-            self.pool,
-            self.pipeline.method,
-            neighbors=neighbors == "predict",
-            texts_per_call=per_call,
-            price=price,
-            batch_price=priced(batch=True),
+            self,
+            (price, self.batch_price),
+            None if self.shortlist is None else made(None).scope,
             batches=has_batches(provider) and self.shortlist != "levels",
-            rate_limit=self.limits.rate,
-            ask=self.sampler,
-            head=self.head is not None,
-            full_scope=None if self.shortlist is None else made(None).scope,
             note=note,
         )
         self.instructions = instructions
@@ -283,7 +273,7 @@ class Components:
                 self.store,
                 self.transport,
                 policy=self.limits.batches,
-                price=self.estimator.batch_price,
+                price=self.batch_price,
                 per_call=self.sampling.texts_per_call,
                 live=self.scheduler,
             )

@@ -17,11 +17,10 @@ from testnuc._base.checks import checked_choice
 from testnuc._dispatch.predictor import Predictor
 from testnuc._dispatch.scheduler import Scheduler
 from testnuc._engine.batch import FATAL_ERRORS
-from testnuc._engine.estimate import Estimator
+from testnuc._engine.estimate import costs_of
 from testnuc.errors import InvalidInputError
 from testnuc.labels import LabelSet
 from testnuc.limits import Meter, Price, require_price
-from testnuc.methods import StandardPrompting
 from testnuc.protocols import PoolText
 from testnuc.trust.argmax import Argmax
 from testnuc.types import Prediction, error_text
@@ -212,16 +211,9 @@ class Escalation:
             new += sum(vector is None for vector in found)
         judged = min(_REFEREED, len(entries)) if self._is_due(len(parts.pool) + new) else 0
         most = judged + int(self._part * len(entries))
-        estimator = Estimator(
-            referee.predictor,
-            parts.store,
-            parts.pool,
-            StandardPrompting(),
-            neighbors=False,
-            texts_per_call=1,
-            price=referee.price,
-        )
-        cost = await estimator.of_calls(open_[:most])
+        task = referee.predictor.task
+        calls = [((text,), (), task) for text in open_[:most]]
+        (cost,) = await costs_of(referee.predictor, calls, [referee.price])
         return cost.calls, cost.usd
 
     async def settle(self, run: Run, *, stopped: bool = False) -> tuple[Run, str | None]:
