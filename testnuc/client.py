@@ -13,6 +13,7 @@ from testnuc._base.checks import checked_whole, hash_text, valid_text
 from testnuc._engine.components import Components, Internals
 from testnuc._engine.distilling import distill
 from testnuc._engine.escalation import Escalation
+from testnuc._engine.estimate import Estimator
 from testnuc._engine.inputs import checked_texts, distinct, labeled
 from testnuc._engine.learning import Learning
 from testnuc._engine.parameters import takes_arguments_of
@@ -344,7 +345,7 @@ class TestNUC:
         """
         entries, _ = await distinct(await checked_texts(texts))
         await self._ready()
-        estimate = await self._parts.estimator.usage(entries)
+        estimate = await Estimator(self._parts).usage(entries)
         if self._escalation.referee is None:
             return estimate
         calls, usd = await self._escalation.cost(entries)
@@ -489,11 +490,7 @@ class TestNUC:
         return results
 
     async def evaluate(
-        self,
-        texts: Iterable[str],
-        labels: Iterable[str],
-        *,
-        progress: bool | Observer = False,
+        self, texts: Iterable[str], labels: Iterable[str], *, progress: bool | Observer = False
     ) -> Evaluation:
         """Label texts whose labels are known, and return the accuracy with 95 % intervals.
 

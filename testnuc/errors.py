@@ -212,23 +212,9 @@ class ReplyError(ProviderError):
     retryable = True
 
     def __init__(
-        self,
-        message: str,
-        *,
-        content: str | None = None,
-        usage: Any = None,
-        status_code: int | None = None,
-        request_id: str | None = None,
-        retry_after: float | None = None,
-        attempts: int = 1,
+        self, message: str, *, content: str | None = None, usage: Any = None, **facts: Any
     ) -> None:
-        super().__init__(
-            message,
-            status_code=status_code,
-            request_id=request_id,
-            retry_after=retry_after,
-            attempts=attempts,
-        )
+        super().__init__(message, **facts)
         self.content = content
         self.usage = usage
 

@@ -15,14 +15,7 @@ if TYPE_CHECKING:
 
     from testnuc.types import Usage
 
-__all__ = [
-    "BarProgress",
-    "LineProgress",
-    "Observer",
-    "Silent",
-    "display_of",
-    "start_progress",
-]
+__all__ = ["BarProgress", "LineProgress", "Observer", "Silent", "display_of", "start_progress"]
 
 #: Seconds between lines.
 _LINE = 10.0

@@ -134,7 +134,7 @@ def summary(results: Results) -> str:
     usage = results.usage
     labeled = len(results) - unlabeled
     sentences = [
-        f"{_count(len(results), 'text')}: {labeled:,} with a label, {unlabeled:,} without.",
+        f"{_count(len(results), 'text')}: {labeled:,} with a label, {unlabeled:,} without."
     ]
     if stopped is not None:
         sentences.append(f"The run stopped early ({error_text(stopped)}).")

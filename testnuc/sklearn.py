@@ -163,24 +163,22 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             No call can succeed: a wrong key, an unknown model.
         """
         texts = _column(X)
-        gold, sets = None, None
-        if self.multilabel:
-            sets = self._sets(y, len(texts))
-        elif y is not None:
-            gold = _gold(y, len(texts))
-        classes, asked = self._classes(gold)
-        if gold is not None:
-            known = set(classes.tolist())
-            for position, label in enumerate(gold):
-                if label is not None and label not in known:
-                    raise InvalidInputError(
-                        f"label {position} is {label!r}, which is not in labels; add it there, or "
-                        "give None for a text without a label"
-                    )
+        gold = self._sets(y, len(texts)) if self.multilabel else _gold(y, len(texts))
+        classes, asked = self._classes(None if self.multilabel else gold)
+        known = set(classes.tolist())
+        # the first one of duplicates
+        labels: dict[str, Any] = {}
+        for position, (text, label) in enumerate(zip(texts, gold or (), strict=bool(gold))):
+            if isinstance(label, list):
+                labels.setdefault(text, label)
+            elif label in known:
+                labels.setdefault(text, str(label))
+            elif label is not None:
+                raise InvalidInputError(
+                    f"label {position} is {label!r}, which is not in labels; add it there, or give "
+                    "None for a text without a label"
+                )
         fitted = _Fitted(self._client_arguments(asked), self.store)
-        labels: dict[str, Any] = {} if gold is None else _first(texts, gold)
-        for text, names in zip(texts, sets or (), strict=sets is not None):
-            labels.setdefault(text, names)
         fitted.run(fitted.fit(texts, labels))
         self.close()
         self.classes_ = classes
@@ -527,7 +525,10 @@ def _indicator(results: Results, classes: Array) -> Array:
     return found
 
 
-def _gold(y: Any, n: int) -> list[Any]:
+def _gold(y: Any, n: int) -> list[Any] | None:
+    """Return the label of each text, None without one."""
+    if y is None:
+        return None
     if len(getattr(y, "shape", ())) == 2:
         y = column_or_1d(y, warn=True)
     labels = _listed(y, "y")
@@ -545,12 +546,3 @@ def _gold(y: Any, n: int) -> list[Any]:
         # rejects continuous targets, as other classifiers do
         check_classification_targets(known)
     return gold
-
-
-def _first(texts: Sequence[str], gold: Sequence[Any]) -> dict[str, str]:
-    """Return the label of each labeled text; the first one of duplicates."""
-    labels: dict[str, str] = {}
-    for text, label in zip(texts, gold, strict=True):
-        if label is not None:
-            labels.setdefault(text, str(label))
-    return labels

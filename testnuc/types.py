@@ -442,24 +442,6 @@ class PoolStats:
 #: Usage of results that were read from a file without a record of their run.
 UNKNOWN = Usage(input_tokens=None, cached_tokens=None, output_tokens=None, usd=None)
 
-#: Fields of `row` that fit into a cell of a table.
-CELLS = (
-    "label",
-    "trust",
-    "share",
-    "margin",
-    "voters",
-    "complete",
-    "own_label",
-    "own_confidence",
-    "own_said",
-    "error",
-    "reason",
-    "source",
-    "alternative",
-    "trust_of_alternative",
-)
-
 
 def _overruled(result: Classification) -> list[str]:
     near = (f"  {n.similarity:.2f} {n.label!r} {n.text[:70]!r}" for n in result.neighbors[:5])
@@ -546,3 +528,7 @@ def error_text(error: Exception | None) -> str | None:
     if error is None:
         return None
     return str(error) if type(error) is TestNUCError else f"{type(error).__name__}: {error}"
+
+
+#: Fields of `row` that fit into a cell of a table.
+CELLS = tuple(row(Classification(0, "", None, 0.0, 0.0, 0, complete=True, prediction=None)))

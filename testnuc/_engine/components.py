@@ -13,13 +13,12 @@ from testnuc import embedders, methods, providers, stores
 from testnuc._base.checks import checked_choice
 from testnuc._dispatch.predictor import Predictor
 from testnuc._dispatch.scheduler import Scheduler
-from testnuc._engine.estimate import Estimator
 from testnuc._engine.parameters import check_options
 from testnuc._engine.pipeline import Pipeline
 from testnuc._engine.shortlist import Shortlist, checked_shortlist
 from testnuc._engine.uncertain import HeadRule
 from testnuc._engine.votes import load_kernels
-from testnuc.batch import BatchLane, has_batches
+from testnuc.batch import BatchLane
 from testnuc.embedders.cache import EmbeddingCache, embedder_name
 from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.head import Head
@@ -187,14 +186,10 @@ class Components:
             else Shortlist(self.labels, self.shortlist, self.embedding),
             note=note,
         )
-        self.batch_price = priced(batch=True)
-        self.estimator = Estimator(
-            self,
-            (price, self.batch_price),
-            None if self.shortlist is None else made(None).scope,
-            batches=has_batches(provider) and self.shortlist != "levels",
-            note=note,
-        )
+        #: In the live lane and in the batch lane; None: unknown.
+        self.prices = price, priced(batch=True)
+        #: Where prompts show some labels: the scope of predictions by prompts with all labels.
+        self.full_scope = None if self.shortlist is None else made(None).scope
         self.instructions = instructions
         # commands about this store need not repeat these options
         self._facts = _known(
@@ -273,7 +268,7 @@ class Components:
                 self.store,
                 self.transport,
                 policy=self.limits.batches,
-                price=self.batch_price,
+                price=self.prices[1],
                 per_call=self.sampling.texts_per_call,
                 live=self.scheduler,
             )

@@ -13,12 +13,7 @@ from testnuc.errors import InvalidInputError
 from testnuc.head import Head, TrainedOn, TrustDrift
 from testnuc.trust.calibration import chance_of, fit_line, fit_set_rule, log_odds
 from testnuc.trust.certificates import certify
-from testnuc.trust.head import (
-    fit_folds,
-    fit_head,
-    folds_of,
-    predict_folds,
-)
+from testnuc.trust.head import fit_folds, fit_head, folds_of, predict_folds
 from testnuc.trust.model import NEIGHBORS, most_texts, one_hot, table_of
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from testnuc._dispatch.predictor import FULL_LABELS
 from testnuc._engine.full_labels import compared_part
 from testnuc._engine.inputs import without_foreign_labels
 from testnuc._engine.uncertain import asked_first
+from testnuc.batch import has_batches
 from testnuc.index import scanned
 from testnuc.limits import PICO, RateLimit
 from testnuc.prompts import Demonstration
@@ -45,29 +46,11 @@ _SEVERAL = 2
 
 
 class Estimator:
-    """Counts the calls that texts need, and their tokens; nothing is sent, embedded or added.
+    """Counts the calls that texts need, and their tokens; nothing is sent, embedded or added."""
 
-    `batch_price`: of the provider's batch lane; None: it has none, or no known price. `full_scope`:
-    where prompts show some labels, and a part of the texts is asked about with all of them besides,
-    the scope of predictions by prompts with all labels. `note`: on the labels that prompts show.
-    """
-
-    def __init__(
-        self,
-        parts: Components,
-        prices: tuple[Price | None, Price | None],
-        full_scope: bytes | None,
-        *,
-        batches: bool,
-        note: str,
-    ) -> None:
-        self._parts = parts
-        self._pipeline = parts.pipeline
+    def __init__(self, parts: Components) -> None:
+        self._parts, self._pipeline = parts, parts.pipeline
         self._predictor, self._method = parts.predictor, parts.pipeline.method
-        self._prices, self._full_scope = prices, full_scope
-        #: Whether the provider has a batch lane.
-        self._batches = batches
-        self._labels_note = note
 
     async def usage(self, entries: Sequence[PoolText]) -> Estimate:
         """Estimate the usage of labeling distinct texts, without retries."""
@@ -80,12 +63,14 @@ class Estimator:
             estimate = replace(estimate, least_calls=min(least, estimate.calls))
         if not estimate.calls:
             return estimate
-        notes = [self._labels_note, await self._note()]
+        notes = [self._pipeline.note, await self._note()]
         return replace(estimate, note="\n".join(note for note in notes if note))
 
     async def _note(self) -> str:
         """Return a note if the store has predictions for the same labels, shown in another way."""
-        if self._full_scope is not None and (n := await self._parts.store.count(self._full_scope)):
+        if self._parts.full_scope is not None and (
+            n := await self._parts.store.count(self._parts.full_scope)
+        ):
             return (
                 f"the store has predictions for {n:,} texts by prompts with all labels; "
                 "shortlist=None uses them"
@@ -137,7 +122,7 @@ class Estimator:
             missing = [missing[i * len(missing) // n] for i in range(n)]
         others = await self._missing_in_pool(entries, most * len(samples), samples)
         stages, whole = 1 + (later and bool(others)), list[str]()
-        if self._full_scope is not None:
+        if self._parts.full_scope is not None:
             # where a list lacks the label, another batch shows all
             stages *= 2
             compared = [open_[at] for at in compared_part(open_)]
@@ -146,12 +131,7 @@ class Estimator:
         return await self._sum([(text, ()) for text in [*missing, *others]], stored, stages, whole)
 
     async def _with_examples(
-        self,
-        entries: Sequence[PoolText],
-        open_: Sequence[PoolText],
-        most: int,
-        *,
-        later: bool,
+        self, entries: Sequence[PoolText], open_: Sequence[PoolText], most: int, *, later: bool
     ) -> Estimate:
         """Count all prompts as missing: their examples depend on the embedding of the text."""
         context = self._method.context
@@ -221,12 +201,13 @@ class Estimator:
             for task in predictor.steps
         ]
         calls += [(tuple(whole[at : at + n]), (), predictor.task) for at in range(0, len(whole), n)]
-        live, batch = await costs_of(predictor, calls, self._prices)
+        live, batch = await costs_of(predictor, calls, self._parts.prices)
         known = live.input_tokens is not None
         tokens = (live.input_tokens or 0) + (live.output_tokens or 0) if known else None
         live = replace(live, least_seconds=self._seconds(live.calls, tokens))
         # stored answers take no time in either lane
         batch = replace(batch, lane="batch", most_seconds=_WINDOW * stages if live.calls else 0.0)
+        batches = has_batches(predictor.provider) and self._parts.shortlist != "levels"
         return Estimate(
             calls=live.calls,
             input_tokens=live.input_tokens,
@@ -234,7 +215,7 @@ class Estimator:
             output_tokens=live.output_tokens,
             usd=live.usd,
             store_hits=stored,
-            lanes=(live, batch) if self._batches else (live,),
+            lanes=(live, batch) if batches else (live,),
         )
 
     def _seconds(self, calls: int, tokens: int | None) -> float | None:

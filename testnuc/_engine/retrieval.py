@@ -253,13 +253,7 @@ def build_batch(
         filled = block >= 0
         block[filled] = place_of[np.searchsorted(ids, block[filled])]
     return TextBatch(
-        labels,
-        entries,
-        len(texts),
-        matches.ids,
-        matches.similarities,
-        snapshot,
-        rejected or {},
+        labels, entries, len(texts), matches.ids, matches.similarities, snapshot, rejected or {}
     )
 
 

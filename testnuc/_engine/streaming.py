@@ -28,10 +28,7 @@ _log = logging.getLogger("testnuc.client")
 
 
 async def stream_windows(
-    pipeline: Pipeline,
-    texts: Iterable[str] | AsyncIterable[str],
-    size: int,
-    escalation: Escalation,
+    pipeline: Pipeline, texts: Iterable[str] | AsyncIterable[str], size: int, escalation: Escalation
 ) -> AsyncGenerator[Classification, None]:
     """Yield the classification of each text, in completion order.
 
