@@ -22,8 +22,8 @@ import orjson
 from bench._memory import process_memory
 from bench._report import Report
 from testnuc import Head, TestNUC
-from testnuc.cli.client_factory import client_of
 from testnuc.cli.event_loop import run_to_end
+from testnuc.cli.options_of_run import client_of
 from testnuc.head import TrainedOn, TrustDrift
 from testnuc.protocols import Answer, Reply
 from testnuc.server import ServerSettings, Service, page_of, serve

@@ -12,9 +12,9 @@
     label_files       labels from files; `parquet` and `xlsx` for both
     files             outputs
     answer_store      the store of a run; `answered_texts` opens it without calls
-    run_note          what is remembered of a run; `options_of_run` makes options of it
+    run_note          what is remembered of a run; `options_of_run` makes options of it, and
+                      a client of options
     settings          testnuc.toml and environment variables
-    client_factory    a client from options
 
     event_loop        runs a coroutine, with Ctrl-C
     next_steps        the command that comes next

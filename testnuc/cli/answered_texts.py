@@ -11,10 +11,9 @@ from typing import Any
 from testnuc._base.checks import hash_text, valid_text
 from testnuc.cli import xlsx
 from testnuc.cli.answer_store import AnswerStore
-from testnuc.cli.client_factory import client_of
 from testnuc.cli.files import check_output
 from testnuc.cli.options import Options
-from testnuc.cli.options_of_run import held_scopes, with_options_of_run
+from testnuc.cli.options_of_run import client_of, held_scopes, with_options_of_run
 from testnuc.cli.reading import Table, holds_rows, read_table, to_stderr, usable
 from testnuc.client import TestNUC, parts_of
 from testnuc.errors import InvalidInputError, SmallPoolWarning
@@ -49,10 +48,9 @@ async def opened(
     Options that are not given are those of the run behind the source.
     """
     client = await with_options_of_run(client, source)
+    table, kept = None, AnswerStore(source)
     if holds_rows(source):
         table, kept = read_table(source, text_column), AnswerStore.of(client["store"], source)
-    else:
-        table, kept = None, AnswerStore(source)
     # nothing is sent, so no key is needed
     nuc = client_of(client.but(store=kept.where), api_key="not-needed")
     with warnings.catch_warnings():
@@ -84,11 +82,7 @@ async def _stored_texts(nuc: TestNUC, store: str) -> Table:
     rows: list[dict[str, Any]] = []
     async for found in scanned(parts.pool, _CHUNK):
         known = await parts.store.get_predictions([parts.predictor.key(e.text) for e in found])
-        rows += [
-            {"text": entry.text}
-            for entry, prediction in zip(found, known, strict=True)
-            if prediction is not None
-        ]
+        rows += [{"text": e.text} for e, of in zip(found, known, strict=True) if of is not None]
     if not rows:
         raise InvalidInputError(
             f"{await held_scopes(store)}; it holds no text embedded by {parts.embedding.name} that "
@@ -155,13 +149,12 @@ def with_empty_set(result: Classification) -> Classification:
 async def _take(nuc: TestNUC, answered: list[Classification]) -> None:
     """Add the texts of results to the pool, and their answers to the store, if they lack."""
     parts = parts_of(nuc)
-    rows = []
-    for result in answered:
-        assert result.prediction is not None
-        text_hash = hash_text(result.text)
-        key = parts.predictor.key(result.text)
-        said = as_stored(result.prediction)
-        rows.append(StoredPrediction(key, parts.predictor.scope, text_hash, 0, said))
+    key, scope = parts.predictor.key, parts.predictor.scope
+    rows = [
+        StoredPrediction(key(row.text), scope, hash_text(row.text), 0, as_stored(row.prediction))
+        for row in answered
+        if row.prediction is not None
+    ]
     await parts.store.put_predictions(rows)
     texts = list(dict.fromkeys(result.text for result in answered))
     if len(nuc) < len(texts):

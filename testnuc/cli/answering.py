@@ -39,12 +39,14 @@ def answer(review: Review, path: str, *, read: Callable[[str], str] | None = Non
             said = ask("label> ").strip()
         except EOFError:
             break
-        if said == "q" and said not in review.labels:
+        # a label may be called as a key is
+        key = None if said in review.labels else said
+        if key == "q":
             break
-        if said == "n" and said not in review.labels:
+        if key == "n":
             at = _next_open(review, at + 1)
             continue
-        if said == "u" and said not in review.labels:
+        if key == "u":
             if at == 0:
                 to_stderr("this is the first text")
             at = max(at - 1, 0)

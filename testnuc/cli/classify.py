@@ -11,11 +11,11 @@ from types import SimpleNamespace
 from typing import Literal, NoReturn
 
 from testnuc.cli.answer_store import AnswerStore
-from testnuc.cli.client_factory import client_of, completed
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import check_output, held_by, write_results
 from testnuc.cli.next_steps import can_be_judged, next_step
 from testnuc.cli.options import Options
+from testnuc.cli.options_of_run import client_of, completed
 from testnuc.cli.reading import STANDARD, read_input, to_stderr, usable
 from testnuc.cli.run_note import RunNote
 from testnuc.client import TestNUC, parts_of

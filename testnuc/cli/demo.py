@@ -49,10 +49,17 @@ def run(_: SimpleNamespace) -> None:
         results, review = run_to_end(_label(client, gold))
         _report(results, gold)
         if sys.stdin.isatty() and sys.stdout.isatty():
-            _judge(review, place / "review.json")
+            _say(
+                f"\nYour turn: judge {len(review)} messages, where strategies disagree. q skips "
+                "this step."
+            )
+            answer(review, str(place / "review.json"))
         by_hand = len(review.judged)
         learned, after = run_to_end(_learn(client, gold, review))
-        _report_learned(learned, results, after, gold, by_hand)
+        others = _ENOUGH - by_hand
+        judged = f"{by_hand} by you, {others} by" if by_hand else f"{others} by"
+        _say(f"\nJudged: {judged} the included correct labels, as a person would.\n{learned}")
+        _report_change(results, after, gold)
 
 
 async def _label(client: Callable[[], TestNUC], gold: Mapping[str, str]) -> tuple[Results, Review]:
@@ -85,32 +92,16 @@ def _report(results: Results, gold: Mapping[str, str]) -> None:
         _say(f"{_bar(row.trust):<{_BAR + 5}}  {row.label!s:<18.18}  {right}  {row.text}", cut=True)
     third = len(rows) // 3
     parts = (rows[:third], rows[third : 2 * third], rows[2 * third :])
-    shares = [f"{_accuracy(part, gold):.0%}" for part in parts]
+    first, *others = (f"{_accuracy(part, gold):.0%}" for part in parts)
     _say(
         f"\n{len(rows):,} labels in {results.seconds:.1f} s; {_accuracy(rows, gold):.1%} right: "
-        f"{shares[0]} in the third of most trust, then {shares[1]}, then {shares[2]}."
+        f"{first} in the third of most trust, then {', then '.join(others)}."
     )
     if results.diagnosis is not None:
         _say(f"{results.diagnosis.sentence('see below')}.")
 
 
-def _judge(review: Review, place: Path) -> None:
-    _say(
-        f"\nYour turn: judge {len(review)} messages, where strategies disagree. q skips this step."
-    )
-    answer(review, str(place))
-
-
-def _report_learned(
-    learned: Learned,
-    before: Results,
-    after: Results,
-    gold: Mapping[str, str],
-    by_hand: int,
-) -> None:
-    others = _ENOUGH - by_hand
-    judged = f"{by_hand} by you, {others} by" if by_hand else f"{others} by"
-    _say(f"\nJudged: {judged} the included correct labels, as a person would.\n{learned}")
+def _report_change(before: Results, after: Results, gold: Mapping[str, str]) -> None:
     moved = [(a, b) for a, b in zip(before, after, strict=True) if a.label != b.label and b.label]
     _say(
         f"\nRight before: {_accuracy(before, gold):.1%}. Right now: {_accuracy(after, gold):.1%}; "
@@ -120,8 +111,7 @@ def _report_learned(
     for a, b in sorted(better, key=lambda pair: -(pair[1].trust or 0.0))[:_SHOWN]:
         _say(f"  {a.label} -> {b.label}: {b.text}", cut=True)
     _say("\nThe same with your texts and a better model, from one command to the next:")
-    command = "testnuc classify FILE --labels LABELS --model openai/gpt-4o-mini -o labeled.csv"
-    print(f"  {command}")
+    print("  testnuc classify FILE --labels LABELS --model openai/gpt-4o-mini -o labeled.csv")
 
 
 def _say(text: str, *, cut: bool = False) -> None:

@@ -60,8 +60,8 @@ def next_step(results: Results, source: str | None, client: Options) -> str | No
         return None
     is_table = source is not None and holds_rows(source)
     if not can_be_judged(results):
-        looking = "next, look at the labels: " + command("report", str(source), {})
-        return looking if is_table else None
+        looking = command("report", str(source), {})
+        return f"next, look at the labels: {looking}" if is_table else None
     if source is None:
         return "next: name an output with -o (.csv, .xlsx, .jsonl) to judge some texts and learn"
     options = client.given(("store",) if is_table else _OF_STORE)

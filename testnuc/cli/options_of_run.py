@@ -1,4 +1,4 @@
-"""Options of the run that filled a store or wrote a file, so that they need not be repeated."""
+"""Options of the run that filled a store or wrote a file, and the client that options make."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from testnuc import embedders, stores
+from testnuc._engine.parameters import client_arguments
 from testnuc._engine.shortlist import AUTOMATIC_ABOVE
 from testnuc.cli.answer_store import AnswerStore
+from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import require_store
 from testnuc.cli.label_files import read_labels
 from testnuc.cli.options import Options, client_options
 from testnuc.cli.reading import existing, holds_rows
 from testnuc.cli.run_note import RunNote
+from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError
+from testnuc.head import Head
 from testnuc.stores.sql_store import TEXT_FACTS
 
 #: The embedder of a store that has none yet.
@@ -50,20 +54,21 @@ async def with_options_of_run(client: Options, source: str) -> Options:
         run, store = RunNote.of(source).options, AnswerStore.of(client["store"], source).where
     else:
         require_store(source)
-    there = store is not None and _is_there(store)
-    if there and not run:
-        run = await _scope_in(str(store), client)
+    if not run and store is not None and _is_there(store):
+        run = await _scope_in(store, client)
     merged = _with_run(client, run)
     if merged["labels"] is None:
         raise InvalidInputError(
             f"{source} does not hold the label set; name it with --labels, or if `learn` wrote the "
             "file, name the results that it read"
         )
-    named = merged["embedder"] is not None and merged["embedder"] == client["embedder"]
+    if merged["embedder"] is not None and merged["embedder"] == client["embedder"]:
+        return merged
     merged = await _with_stored_embedder(merged, store)
     name = merged["embedder"]
-    unloaded = not named and not embedders.is_known(name)
-    return merged.but(embedder=embedders.Unloaded(name, source)) if unloaded else merged
+    if not embedders.is_known(name):
+        merged = merged.but(embedder=embedders.Unloaded(name, source))
+    return merged
 
 
 def _with_run(client: Options, run: Mapping[str, Any]) -> Options:
@@ -112,10 +117,8 @@ async def embedders_in(store: str) -> list[str]:
 async def _scope_in(store: str, client: Options) -> dict[str, Any]:
     """Return the options of the only run in a store that has those which are given."""
     # a command without the option is about texts with one label
-    several = "multilabel" in client
-    every = [facts for facts, _ in await _held(store) if several or not facts.get("multilabel")]
-    if client.get("multilabel"):
-        every = [facts for facts in every if facts.get("multilabel")]
+    kinds = {True} if client.get("multilabel") else {"multilabel" in client, False}
+    every = [facts for facts, _ in await _held(store) if bool(facts.get("multilabel")) in kinds]
     held = [facts for facts in every if _agrees(facts, client, client.named)]
     if len(held) > 1:
         usual = client_options()
@@ -190,3 +193,33 @@ async def opened_store(store: str) -> AsyncIterator[Any]:
         yield opened
     finally:
         await opened.close()
+
+
+def client_of(options: Mapping[str, Any], **instead: Any) -> TestNUC:
+    """Return a client of command-line options; arguments in `instead` win."""
+    flat = {**options, **instead}
+    if flat["labels"] is None:
+        raise InvalidInputError("there are no labels; give --labels, a file or a,b,c")
+    given = client_arguments({**flat, "labels": read_labels(flat["labels"])})
+    if flat.get("head") is not None and flat.get("head_trust") is None:
+        head = given["labeler"]
+        # nothing is left to an LLM, so neither a key nor neighbors are needed
+        head.least_trust = 0.0
+        given.update(model=head, k=0, join_pool=False, base_url=None)
+    return TestNUC(**given)
+
+
+def completed(options: Options, store: str | None) -> Options:
+    """Return the options, with labels that are read, and what store and head know besides."""
+    options = run_to_end(with_embedder(options, store))
+    if options["labels"] is not None:
+        options = options.but(labels=read_labels(options["labels"]))
+    if options["head"] is None:
+        return options
+    head = Head.load(options["head"])
+    embedder, labels = options["embedder"], options["labels"]
+    return options.but(
+        embedder=head.embedder if head.loadable and embedder == EMBEDDER else embedder,
+        labels=list(head.labels) if labels is None else labels,
+        multilabel=options["multilabel"] or head.sets is not None,
+    )

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from testnuc._base.checks import valid_text
-from testnuc.cli.client_factory import client_of, completed
 from testnuc.cli.event_loop import run_to_end
+from testnuc.cli.options_of_run import client_of, completed
 from testnuc.cli.reading import read_table, to_stderr
 from testnuc.client import parts_of
 from testnuc.embedders.openai import OpenAIEmbedder

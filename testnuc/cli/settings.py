@@ -6,6 +6,7 @@ import json
 import sys
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -74,27 +75,21 @@ def _by_command(
     every = {name for of in options.values() for name in of}
     tables = {
         name: given.pop(name)
-        for name, value in list(given.items())
-        if name in options and name not in every and isinstance(value, dict)
+        for name in options.keys() & given.keys() - every
+        if isinstance(given[name], dict)
     }
     general = _values(path, "", given, every, {*every, *options})
-    values = {
-        command: {name: value for name, value in general.items() if name in of}
-        for command, of in options.items()
-    }
-    # the table of a command wins over the settings of all
-    for command, table in tables.items():
-        of = options[command]
+    values = {}
+    for command, of in options.items():
+        values[command] = {name: value for name, value in general.items() if name in of}
+        # the table of a command wins over the settings of all
+        table = tables.get(command, {})
         values[command] |= _values(path, f"{command}.", table, of, of)
     return values
 
 
 def _values(
-    path: Path,
-    prefix: str,
-    table: Mapping[str, Any],
-    known: Collection[str],
-    near: Collection[str],
+    path: Path, prefix: str, table: dict[str, Any], known: Collection[str], near: Collection[str]
 ) -> dict[str, str]:
     """Return the values of a table as a shell gives them."""
     values = {}
@@ -107,9 +102,10 @@ def _values(
                 f"file is easily shared; {_SECRETS['password' if secret else key]}"
             )
         if key not in known:
-            raise ConfigurationError(
-                f"{path}: {prefix + name!r} is not a setting; {_hint(key, near)}"
-            )
+            close = get_close_matches(key, near, 1)
+            others = f"choose from {', '.join(sorted(near))}"
+            hint = f"did you mean {close[0]!r}?" if close else others
+            raise ConfigurationError(f"{path}: {prefix + name!r} is not a setting; {hint}")
         # labels, with or without descriptions
         if isinstance(value, list | dict) and key != "labels":
             raise ConfigurationError(f"{shown} is {value!r:.60}; give a single value")
@@ -119,24 +115,16 @@ def _values(
     return values
 
 
-def _hint(key: str, known: Collection[str]) -> str:
-    close = get_close_matches(key, known, 1)
-    return f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(sorted(known))}"
-
-
 def misspelled(environment: Iterable[str], options: Mapping[str, Collection[str]]) -> list[str]:
     """Return notes on variables that look like a setting."""
     every = {name for of in options.values() for name in of}
-    keys = {
-        variable: variable.removeprefix(PREFIX).lower()
-        for variable in sorted(environment)
-        if variable.startswith(PREFIX)
-    }
-    return [
-        f"{variable} is not a setting; did you mean {PREFIX}{close[0].upper()}?"
-        for variable, key in keys.items()
-        if key not in every | _OTHER and (close := get_close_matches(key, every, 1))
-    ]
+    notes = []
+    for variable in sorted(environment):
+        key = variable.removeprefix(PREFIX).lower()
+        if variable.startswith(PREFIX) and key not in every | _OTHER:
+            close = (PREFIX + name.upper() for name in get_close_matches(key, every, 1))
+            notes += [f"{variable} is not a setting; did you mean {name}?" for name in close]
+    return notes
 
 
 def has_password(value: str) -> bool:
@@ -170,17 +158,16 @@ def require_named(context: typer.Context, given: Mapping[str, Any]) -> None:
             continue
         if name == "base_url" and context.info_name in _SEND_NOTHING:
             continue
-        try:
+        with suppress(ValueError):  # no URL: whatever takes it says so
             urlsplit(url)
-        except ValueError:
-            continue  # no URL: whatever takes it says so
-        if not _is_here(url):
-            raise ConfigurationError(
-                f"{FILE} in this folder sets {name} to {url}, and {what} would be sent there; if "
-                f"that is right, name the file: --config {FILE}, or TESTNUC_CONFIG={FILE} in the "
-                "environment"
-            )
-        print(f"note: {FILE} in this folder sets {name}: {what} are sent to {url}", file=sys.stderr)
+            if not _is_here(url):
+                raise ConfigurationError(
+                    f"{FILE} in this folder sets {name} to {url}, and {what} would be sent there; "
+                    f"if that is right, name the file: --config {FILE}, or TESTNUC_CONFIG={FILE} "
+                    "in the environment"
+                )
+            said = f"note: {FILE} in this folder sets {name}: {what} are sent to {url}"
+            print(said, file=sys.stderr)
 
 
 def _is_here(url: str) -> bool:

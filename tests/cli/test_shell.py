@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from testnuc import TestNUC, __version__, embedders
-from testnuc.cli import client_factory, options_of_run
+from testnuc.cli import options_of_run
 from testnuc.cli.options import Options
 from testnuc.errors import ConfigurationError
 from testnuc.testing import HashEmbedder, LoopbackLLM
@@ -175,9 +175,9 @@ def test_a_text_that_is_not_a_string_is_described_in_words(tmp_path):
 def test_a_head_brings_its_embedder_and_labels_where_none_were_named(monkeypatch):
     name = "sentence-transformers/another-model"
     head = SimpleNamespace(embedder=name, loadable=True, labels=("a", "b"), sets=None)
-    monkeypatch.setattr(client_factory.Head, "load", lambda _: head)
+    monkeypatch.setattr(options_of_run.Head, "load", lambda _: head)
     client = {"embedder": None, "head": "file.head", "labels": None, "multilabel": False}
-    options = client_factory.completed(Options(client, frozenset()), None)
+    options = options_of_run.completed(Options(client, frozenset()), None)
     assert (options["embedder"], options["labels"]) == (name, ["a", "b"])
-    options = client_factory.completed(options.but(embedder="my/own", labels="c,d"), None)
+    options = options_of_run.completed(options.but(embedder="my/own", labels="c,d"), None)
     assert (options["embedder"], options["labels"]) == ("my/own", ["c", "d"])
