@@ -18,9 +18,7 @@ from testnuc.types import SEPARATOR, split_labels
 _GUARDED = ("'=", "'+", "'-", "'@", "'\t", "'\r", "''")
 
 
-def read_marks(
-    path: str | os.PathLike[str],
-) -> tuple[list[str], list[str] | list[list[str]]]:
+def read_marks(path: str | os.PathLike[str]) -> tuple[list[str], list[str] | list[list[str]]]:
     """Return the texts with a correct label in a file of judgments, and these labels.
 
     Where a text can have several labels, each has the list of them, [] for none.
