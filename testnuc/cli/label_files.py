@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,21 +40,16 @@ def read_labels(given: str | list[str] | dict[str, str]) -> list[str] | dict[str
             )
         return found
     if kind in _TABLES:
-        return _of_table(given)
+        table = read_table(given, _NAME, option=None)
+        rows = [row for row in table.rows if (text_of(row.get(_NAME)) or "").strip()]
+        made = _labels([{name: row.get(name) for name in table.columns} for row in rows], given)
+        if len(made) < len(rows):
+            to_stderr(f"note: {given} names {len(made):,} different labels in {len(rows):,} rows")
+        return made
     content = content_of(given)[0]
     if kind in {".json", *_YAML}:
         return _labels((_yaml if kind in _YAML else json_of)(content, given), given)
     return [label for line in content.splitlines() if (label := line.strip())]
-
-
-def _of_table(file: str) -> list[str] | dict[str, str]:
-    """Return the labels in the column ``label``, with those of the column ``description``."""
-    table = read_table(file, _NAME, option=None)
-    rows = [row for row in table.rows if (text_of(row.get(_NAME)) or "").strip()]
-    made = _labels([{name: row.get(name) for name in table.columns} for row in rows], file)
-    if len(made) < len(rows):
-        to_stderr(f"note: {file} names {len(made):,} different labels in {len(rows):,} rows")
-    return made
 
 
 def _labels(value: Any, source: str) -> list[str] | dict[str, str]:
@@ -67,17 +61,12 @@ def _labels(value: Any, source: str) -> list[str] | dict[str, str]:
         raise InvalidInputError(f"{source} holds a single value; give a list or an object")
     if not any(isinstance(item, dict) for item in value):
         return value
-    return _of_records(value, source)
-
-
-def _of_records(records: Iterable[Mapping[str, Any]], source: str) -> list[str] | dict[str, str]:
     found: dict[str, str] = {}
-    for record in records:
+    for record in value:
         if not isinstance(record, dict):
             raise InvalidInputError(f"{source} mixes objects and {record!r:.60}; give either")
-        require_column(
-            source, list(map(str, record)), _NAME, f"name the columns {_NAME} and {_DESCRIPTION}"
-        )
+        remedy = f"name the columns {_NAME} and {_DESCRIPTION}"
+        require_column(source, list(map(str, record)), _NAME, remedy)
         label = str(record[_NAME]).strip()
         description = str(record.get(_DESCRIPTION) or "").strip()
         if found.get(label) and description and found[label] != description:

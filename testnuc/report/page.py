@@ -6,7 +6,7 @@ import json
 import os
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from functools import cache
 from hashlib import sha256
@@ -19,7 +19,7 @@ from testnuc._base.checks import checked_whole
 from testnuc._base.jsonl import write_whole
 from testnuc.report.contents import contents
 from testnuc.trust.review import Review, ReviewItem
-from testnuc.types import UNKNOWN, Classification, MultilabelClassification, Prediction, Usage
+from testnuc.types import UNKNOWN, Classification, MultilabelClassification, Prediction
 
 #: Default for the most results that a page lists.
 MOST_LISTED = 20_000
@@ -53,12 +53,6 @@ def _results_of(review: Iterable[ReviewItem]) -> list[Classification]:
 def render(
     results: Sequence[Classification] | None,
     *,
-    usage: Usage | None = None,
-    seconds: float | None = None,
-    model: str | None = None,
-    choices: Sequence[str] = (),
-    descriptions: Mapping[str, str] | None = None,
-    instructions: str | None = None,
     review: Review | None = None,
     then: str | None = None,
     file: str | None = None,
@@ -75,16 +69,7 @@ def render(
     Parameters
     ----------
     results : sequence of Classification, or None
-        `Results` provide the following six. None: the texts of the review.
-    usage, seconds : Usage, float, optional
-        Usage and duration; not shown if unknown.
-    model : str, optional
-    choices : sequence of str, optional
-        The label set; default: the labels that occur.
-    descriptions : mapping of str to str, optional
-        Label -> description.
-    instructions : str, optional
-        For those who judge.
+        `Results` also have usage, duration, model and label set. None: the texts of the review.
     review : Review, optional
         The texts to be judged; default: those that look wrong.
     then : str, optional
@@ -106,25 +91,23 @@ def render(
     """
     checked_whole("most", most, least=1)
     listed = _results_of(review or ()) if results is None else results
-    run: Any = listed if hasattr(listed, "usage") else None
-    if run is not None:
-        usage = (None if run.usage == UNKNOWN else run.usage) if usage is None else usage
-        seconds = run.seconds if seconds is None else seconds
-        model = run.model if model is None else model
-        choices = choices or run.choices
-        descriptions = descriptions or run.descriptions
-        instructions = instructions or run.instructions
-    if review is not None:
-        choices, model = review.labels, model or review.model
-        descriptions = descriptions or review.context.descriptions
-        instructions = instructions or review.context.instructions
+    run: Any = results if hasattr(results, "usage") else None
+    seconds = None if run is None or not isfinite(run.seconds) else round(run.seconds, 4)
+    # a review says what the results do not
+    model = getattr(run, "model", None) or getattr(review, "model", None)
+    context = None if review is None else review.context
+    descriptions, instructions = (
+        getattr(run, name, None) or getattr(context, name, None)
+        for name in ("descriptions", "instructions")
+    )
+    choices = getattr(run, "choices", ()) if review is None else review.labels
     if several is None:
         several = bool(listed) and isinstance(listed[0], MultilabelClassification)
     several = several or (review is not None and review.multilabel)
     shown = contents(listed, choices, descriptions or {}, review, most=most, several=several) | {
         "model": model,
-        "seconds": None if seconds is None or not isfinite(seconds) else round(seconds, 4),
-        "usage": None if usage is None else asdict(usage),
+        "seconds": seconds,
+        "usage": None if run is None or run.usage == UNKNOWN else asdict(run.usage),
         "instructions": instructions,
         "calibrated": run is not None and run.learned is not None,
         "only": results is None,

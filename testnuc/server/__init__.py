@@ -1,22 +1,22 @@
 """HTTP service: one client behind ``POST /v1/classify``, for callers in any language.
 
-`Service` handles requests, `page_of` renders the page at ``/``, `serve` runs the service until a
-signal, `ServerSettings` has address and limits. ``testnuc serve`` combines them. See
+`Service` handles requests, `page_of` renders the page at ``/results``, `serve` runs the service
+until a signal, `ServerSettings` has address and limits. ``testnuc serve`` combines them. See
 docs/service.md.
 
 ::
 
-    service    routes; `access` for tokens and origins, `errors` for responses other than 200
+    service    routes, and the page of results; `access` for tokens and origins
+    errors     responses other than 200
     queue      bounds of pending texts and bodies; `schemas` reads request bodies
     lifecycle  from start to SIGTERM; `settings`
-    metrics    Prometheus metrics; `openapi`, the description of the API; `page`, the page at ``/``
+    metrics    Prometheus metrics; `openapi`, the description of the API
 """
 
 from __future__ import annotations
 
 from testnuc.server.lifecycle import serve
-from testnuc.server.page import page_of
-from testnuc.server.service import Service
+from testnuc.server.service import Service, page_of
 from testnuc.server.settings import ServerSettings
 
 __all__ = ["ServerSettings", "Service", "page_of", "serve"]

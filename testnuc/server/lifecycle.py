@@ -8,6 +8,7 @@ import logging
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 
 from aiohttp import web
 
@@ -69,7 +70,7 @@ async def serve(
         stack.push_async_callback(runner.cleanup)
         signals = stack.enter_context(_signals())
         assert runner.server is not None
-        accept = _accepting(service, runner.server, _most_connections())
+        accept = partial(_accept, service, runner.server, _most_connections())
         try:
             server = await asyncio.get_running_loop().create_server(
                 accept, settings.host, settings.port, backlog=_BACKLOG
@@ -82,7 +83,7 @@ async def serve(
         stack.callback(server.close)
         if listening is not None:
             listening(_url(server))
-        sweeping = asyncio.create_task(_close_idle(service, runner), name="testnuc-sweep")
+        sweeping = asyncio.create_task(_close_idle(service, runner.server), name="testnuc-sweep")
         try:
             await _until_signal(service, signals, prepare)
             return await _drain(service, signals)
@@ -137,21 +138,17 @@ async def _drain(service: Service, signals: asyncio.Semaphore) -> bool:
     return finished
 
 
-def _accepting(service: Service, server: web.Server, most: int) -> Callable[[], asyncio.Protocol]:
-    """Return what is called for each new connection; it closes an idle one if there are many."""
-
-    def accept() -> asyncio.Protocol:
-        if len(server.connections) >= most:
-            since = {gone: at for gone, at in service.used.items() if at is not None}
-            since |= service.bodies.receiving
-            gone = min(filter(_is_open, since), key=since.__getitem__, default=None)
-            if gone is not None:
-                _abort(gone)
-        protocol = server()
-        service.used[protocol] = time.monotonic()
-        return protocol
-
-    return accept
+def _accept(service: Service, server: web.Server, most: int) -> asyncio.Protocol:
+    """Return the protocol of a new connection; closes an idle one if there are many."""
+    if len(server.connections) >= most:
+        since = {gone: at for gone, at in service.used.items() if at is not None}
+        since |= service.bodies.receiving
+        gone = min(filter(_is_open, since), key=since.__getitem__, default=None)
+        if gone is not None:
+            _abort(gone)
+    protocol = server()
+    service.used[protocol] = time.monotonic()
+    return protocol
 
 
 def _most_connections() -> int:
@@ -178,7 +175,7 @@ def _abort(connection: asyncio.BaseProtocol) -> None:
         transport.abort()
 
 
-async def _close_idle(service: Service, runner: web.AppRunner) -> None:
+async def _close_idle(service: Service, server: web.Server) -> None:
     """Close connections that send no request, or do not read their response.
 
     aiohttp limits the time between two requests, but not that before the first one, nor that of
@@ -187,12 +184,10 @@ async def _close_idle(service: Service, runner: web.AppRunner) -> None:
     idle = service.settings.idle_timeout
     while True:
         await asyncio.sleep(min(1.0, idle / 4))
-        assert runner.server is not None
         now = time.monotonic()
-        connections = runner.server.connections
-        for gone in service.used.keys() - set(connections):
+        for gone in service.used.keys() - set(server.connections):
             del service.used[gone]
-        for connection in connections:
+        for connection in server.connections:
             since = service.used.setdefault(connection, now)
             if since is not None and now - since > idle:
                 _abort(connection)

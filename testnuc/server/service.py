@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import math
 import time
 from base64 import b64encode
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from hashlib import sha256
 from importlib.resources import files
 from typing import Any, Literal, TypeAlias
@@ -20,6 +22,8 @@ from aiohttp import web
 from testnuc._version import __version__
 from testnuc.client import TestNUC, parts_of
 from testnuc.errors import TestNUCError
+from testnuc.report import render
+from testnuc.results import Results
 from testnuc.server.access import (
     REQUEST_ID,
     cors_headers,
@@ -419,3 +423,30 @@ def _json(
 
 def _line(value: dict[str, Any]) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def page_of(nuc: TestNUC) -> Callable[[Sequence[Classification]], Awaitable[str]]:
+    """Return the page function of a `Service`: the latest results, and the client's usage."""
+
+    def made(rows: Sequence[Classification]) -> str:
+        labels = nuc.labels
+        results = Results(
+            # the indices of each request start at 0
+            [replace(row, index=at) for at, row in enumerate(rows)],
+            nuc.usage,
+            math.nan,
+            model=nuc.model,
+            choices=labels.names,
+            descriptions=labels.descriptions,
+        )
+        title = f"testnuc: the latest {len(rows):,} texts" if rows else "testnuc: no text yet"
+        return render(results, title=title, several=labels.multilabel)
+
+    one = asyncio.Lock()
+
+    async def page(results: Sequence[Classification]) -> str:
+        # rendering takes a fraction of a second: one page at a time, off the event loop
+        async with one:
+            return await asyncio.to_thread(made, results)
+
+    return page

@@ -277,7 +277,7 @@ async def test_a_distilled_head_gives_several_labels(tmp_path):
 @pytest.mark.slow
 async def test_judged_sets_are_served():
     pytest.importorskip("prometheus_client")
-    from testnuc.server.page import page_of
+    from testnuc.server import page_of
     from tests.server.serving import served
 
     texts = texts_of(24)

@@ -52,12 +52,16 @@ def test_texts_add_no_element_whatever_they_are():
     tame, wild = (
         render([labeled(0, "tame")]),
         render(
-            [labeled(0, nasty, neighbors=(Neighbor(nasty, 0.5, nasty, None),), reason=nasty)],
+            Results(
+                [labeled(0, nasty, neighbors=(Neighbor(nasty, 0.5, nasty, None),), reason=nasty)],
+                Usage(),
+                1.0,
+                model=nasty,
+                choices=[nasty],
+                descriptions={nasty: nasty},
+                instructions=nasty,
+            ),
             title=nasty,
-            model=nasty,
-            choices=[nasty],
-            descriptions={nasty: nasty},
-            instructions=nasty,
             then=nasty,
         ),
     )
@@ -70,7 +74,7 @@ def test_texts_add_no_element_whatever_they_are():
 
 def test_numbers_that_json_does_not_know_are_unknown():
     odd = labeled(0, "x", share=float("nan"), trust=float("nan"), votes={"a": float("inf")})
-    data = data_of(render([odd], seconds=float("nan")))
+    data = data_of(render(Results([odd], Usage(), float("nan"))))
     assert data["rows"][0]["s"] is data["rows"][0]["t"] is data["seconds"] is None
     assert data["summary"]["unknown"] == 1
 
