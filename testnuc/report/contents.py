@@ -6,6 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from typing import Any
 
 from testnuc.trust import review_queue
@@ -72,19 +73,23 @@ def contents(
     why = {id(review.result): review for review in reviews}
     listed = rows
     if len(rows) > most:
-        first = [row for row in rows if row.text in drawn]
-        first += [r.result for r in reviews if r.result.text not in drawn][: most - len(first)]
-        rest = (row for row in rows if id(row) not in why and row.text not in drawn)
-        first.extend(result for result, _ in zip(rest, range(most - len(first)), strict=False))
-        chosen = {id(result) for result in first}
+        first = [result for result in rows if result.text in drawn]
+        queued = (r.result for r in reviews if r.result.text not in drawn)
+        rest = (r for r in rows if id(r) not in why and r.text not in drawn)
+        order = islice(chain(first, queued, rest), max(most, len(first)))
+        chosen = set(map(id, order))
         listed = [result for result in rows if id(result) in chosen]
     records = []
     for result in listed:
-        reason, shown = why.get(id(result)), result
-        if not result.neighbors and result.text in drawn:
+        reason, neighbors = why.get(id(result)), result.neighbors
+        if not neighbors and result.text in drawn:
             # a .csv file of results has none
-            shown = replace(result, neighbors=drawn[result.text].neighbors)
-        fields = row(shown, full=True)
+            neighbors = drawn[result.text].neighbors
+        fields = row(result, full=True)
+        # the text's own vote alone says nothing about its label
+        voted = result.voters > 1 and result.source not in _JUDGES
+        votes = fields.get("shares", fields["votes"]) if voted else {}
+        levels = zip(fields.get("path", ()), fields.get("path_trusts", ()), strict=True)
         records.append(
             {
                 "i": result.index,
@@ -98,41 +103,29 @@ def contents(
                 "u": 0 if reason is None else _number(reason.urgency),
                 "q": id(result) in queue,
                 "w": [] if reason is None else reason.why,
-                # the text's own vote alone says nothing about its label
-                "v": [
-                    [labels.of(label), _number(w)]
-                    for label, w in fields.get("shares", fields["votes"]).items()
-                ]
-                if result.voters > 1 and result.source not in _JUDGES
-                else [],
+                "v": [[labels.of(label), _number(weight)] for label, weight in votes.items()],
                 # the levels of a label in a tree, with their trust
-                "p": [
-                    [name, _number(trust)]
-                    for name, trust in zip(
-                        fields.get("path", ()), fields.get("path_trusts", ()), strict=True
-                    )
-                ],
+                "p": [[name, _number(trust)] for name, trust in levels],
                 "b": labels.of(fields["alternative"]),
                 "bt": _number(fields["trust_of_alternative"]),
                 "k": [
                     [
-                        texts.of(near["text"]),
-                        _number(near["similarity"]),
-                        labels.of(near["label"]),
-                        _number(near["confidence"]),
+                        texts.of(n.text),
+                        _number(n.similarity),
+                        labels.of(n.label),
+                        _number(n.confidence),
                     ]
-                    for near in fields["neighbors"]
+                    for n in neighbors
                 ],
             }
         )
-    summary = _summary(rows, labels, several=several)
     return {
         "choices": len(choices),
         "descriptions": [descriptions.get(label) for label in choices],
         "review": None if review is None else review.record(),
         "several": several,
         "total": len(rows),
-        "summary": {**summary, "review": len(queue)},
+        "summary": {**_summary(rows, labels, several=several), "review": len(queue)},
         "labels": list(labels.known),
         "texts": list(texts.known),
         "rows": records,
@@ -143,11 +136,9 @@ def _in_order(result: Classification, place: Mapping[str, int]) -> Classificatio
     """Return a result whose labels are in the order of the label set, in one string each."""
 
     def ordered(label: str | None) -> str | None:
-        if label is None:
-            return None
-        return SEPARATOR.join(
-            sorted(split_labels(label), key=lambda one: place.get(one, len(place)))
-        )
+        parts = () if label is None else split_labels(label)
+        found = SEPARATOR.join(sorted(parts, key=lambda one: place.get(one, len(place))))
+        return None if label is None else found
 
     own = result.prediction
     return replace(
