@@ -86,24 +86,23 @@ class AnswerStore:
         try:
             yield
         except BaseException:
-            if self.new and _is_alone(lock):
-                self._remove_if_empty()
+            if self.new and lock is not None and _is_alone(lock):
+                self._remove_if_empty(self.folder)
             raise
         finally:
             if lock is not None:
                 os.close(lock)
 
-    def _remove_if_empty(self) -> None:
+    def _remove_if_empty(self, folder: Path) -> None:
         """Remove the store, unless it holds answers, and the folder, unless it holds more."""
-        assert self.where is not None
-        assert self.folder is not None
-        if Path(self.where).exists() and answered_texts(self.where) != set():
+        where = str(self.where)
+        if Path(where).exists() and answered_texts(where) != set():
             return
-        shutil.rmtree(f"{self.where}.index", ignore_errors=True)
+        shutil.rmtree(f"{where}.index", ignore_errors=True)
         with suppress(OSError):
             for end in ("", "-wal", "-shm"):
-                Path(f"{self.where}{end}").unlink(missing_ok=True)
-            self.folder.rmdir()
+                Path(where + end).unlink(missing_ok=True)
+            folder.rmdir()
 
 
 def _locked(folder: Path) -> int | None:
@@ -138,12 +137,9 @@ def _locked(folder: Path) -> int | None:
         os.close(lock)
 
 
-def _is_alone(lock: int | None) -> bool:
+def _is_alone(lock: int) -> bool:
     """Whether no other process uses the folder."""
-    if lock is None or sys.platform == "win32":
-        return False
-    try:
+    with suppress(OSError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+        return True
+    return False

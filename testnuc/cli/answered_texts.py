@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from testnuc._base.checks import hash_text, valid_text
@@ -25,18 +25,6 @@ from testnuc.types import Classification, MultilabelClassification, Prediction
 
 #: Texts that are read from a pool at a time.
 _CHUNK = 2_000
-
-
-@dataclass(frozen=True, slots=True)
-class LabeledTable:
-    """A table, and the results of its valid texts."""
-
-    table: Table
-    results: Results
-    #: The row of each result.
-    valid: Sequence[int]
-    #: What is wrong with the texts of the other rows.
-    problems: Mapping[int, str]
 
 
 @asynccontextmanager
@@ -99,8 +87,13 @@ async def stored_results(store: str, client: Options) -> Results:
         return await nuc.classify_many(table.texts)
 
 
-async def labeled(nuc: TestNUC, table: Table, source: str) -> LabeledTable:
-    """Label the texts of a file or a store by what was learned; it makes no call."""
+async def labeled(
+    nuc: TestNUC, table: Table, source: str
+) -> tuple[Results, list[int], dict[int, str]]:
+    """Label the texts of a file or a store by what was learned; it makes no call.
+
+    Also return the row of each result, and what is wrong with the texts of the other rows.
+    """
     problems, valid = usable(table, source)
     texts = [table.texts[at] for at in valid]
     calls = (await nuc.estimate(texts)).calls
@@ -109,7 +102,7 @@ async def labeled(nuc: TestNUC, table: Table, source: str) -> LabeledTable:
             f"{calls:,} of {len(texts):,} texts in the column {table.text_column!r} have no stored "
             "answer; run `testnuc classify` first, or name another --text-column"
         )
-    return LabeledTable(table, await nuc.classify_many(texts), valid, problems)
+    return await nuc.classify_many(texts), valid, problems
 
 
 def _answered(nuc: TestNUC, table: Table, source: str) -> list[Classification]:

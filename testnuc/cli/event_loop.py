@@ -35,9 +35,10 @@ def _ends_like_ctrl_c() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = [getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP")]
+    known = signal.Signals.__members__
+    numbers = [known[name] for name in ("SIGTERM", "SIGHUP") if name in known]
     # one that is ignored stays so, as under nohup
-    ours = [n for n in numbers if n is not None and signal.getsignal(n) is signal.SIG_DFL]
+    ours = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
     for number in ours:
         signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
     try:

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from testnuc._base.checks import hash_text
-from testnuc.cli.answered_texts import LabeledTable, labeled, opened, texts_for
+from testnuc.cli.answered_texts import labeled, opened, texts_for
 from testnuc.cli.answering import answer
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import free_name, require_kind, require_new, write_results
@@ -102,28 +102,26 @@ async def learn(given: SimpleNamespace) -> None:
     source, output = given.source, given.output
     require_new(output, overwrite=given.overwrite)
     take = _lesson(given.judged, at_random=given.at_random)
-    found: LabeledTable | None = None
     async with opened(source, given.client, given.text_column) as (nuc, held):
         if output is None:
             learned = await take(nuc)
         else:
             table = await texts_for(nuc, held, source, output)
-            learned, found = await take(nuc), await labeled(nuc, table, source)
+            learned = await take(nuc)
+            results, valid, problems = await labeled(nuc, table, source)
     print(learned)
     if all(judgment.probability is None for judgment in learned.judged):
         to_stderr(
             "note: marked texts were chosen, not drawn, so they correct and train, but prove "
             "nothing; draw some with `testnuc review`, or give --at-random if they were drawn"
         )
-    if found is None:
+    if output is None:
         to_stderr(
             "to apply it, run `testnuc classify` again: stored answers are not requested again"
         )
     else:
-        results = found.results
         record = run_record(results) if Path(output).suffix.lower() == ".jsonl" else None
-        placed = dict(zip(found.valid, results, strict=True))
-        write_results(output, found.table, placed, found.problems, run=record)
+        write_results(output, table, dict(zip(valid, results, strict=True)), problems, run=record)
         people = sum(result.source == "person" for result in results)
         to_stderr(
             f"{len(results):,} labels, {people:,} of them judged by a person, written to {output}"
@@ -200,8 +198,8 @@ async def certify(given: SimpleNamespace) -> None:
         certificate = learned.certify(
             given.accuracy, given.confidence, level=given.level, label=label
         )
-        found = await labeled(nuc, await texts_for(nuc, held, source, output), source)
-    results = found.results
+        table = await texts_for(nuc, held, source, output)
+        results, valid, _ = await labeled(nuc, table, source)
     covered = results.certified(certificate)
     print(certificate)
     if label is None and results.multilabel:
@@ -214,8 +212,8 @@ async def certify(given: SimpleNamespace) -> None:
         to_stderr(f"{output} was not written; a lower --accuracy takes fewer judgments")
         # a script must not go on without the file
         raise typer.Exit(3)
-    rows = [found.table.rows[found.valid[result.index]] for result in covered]
-    write_results(output, replace(found.table, rows=rows), dict(enumerate(covered)), {})
+    rows = [table.rows[valid[result.index]] for result in covered]
+    write_results(output, replace(table, rows=rows), dict(enumerate(covered)), {})
     people = sum(result.source == "person" for result in covered)
     to_stderr(
         f"{len(covered):,} of {len(results):,} texts, those certified and the {people:,} that a "

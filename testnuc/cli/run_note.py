@@ -50,13 +50,10 @@ class RunNote:
             repr(facts)  # what is nested too deep cannot be shown
         except (OSError, ValueError, RecursionError):
             return cls()
-        facts = facts if isinstance(facts, dict) else {}
-        store, column, written = (
-            value if isinstance(value := facts.get(name), str) else None
-            for name in ("store", "text_column", "written")
-        )
-        options = facts.get("options")
-        return cls(store, column, written, options if isinstance(options, dict) else {})
+        kinds = {"store": str, "text_column": str, "written": str, "options": dict}
+        found = facts.items() if isinstance(facts, dict) else ()
+        known: dict[str, Any] = {n: v for n, v in found if isinstance(v, kinds.get(n, ()))}
+        return cls(**known)
 
     @classmethod
     def write(

@@ -7,6 +7,7 @@ import logging
 import re
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
@@ -94,7 +95,8 @@ def require_caller(request: web.Request, route: str, settings: ServerSettings) -
     if route in _OPEN:
         return
     if settings.token is None:
-        host = _name(request.host)
+        name = request.host
+        host = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
         if not is_loopback(host):
             # a foreign page whose name resolves to this machine (DNS rebinding)
             raise RequestError(
@@ -109,7 +111,9 @@ def require_caller(request: web.Request, route: str, settings: ServerSettings) -
     page = route == _PAGE
     if page and scheme.lower() == "basic":
         # a browser prompts for it: any name, the token as password
-        scheme, value = "bearer", _password(given)
+        scheme, value = "bearer", ""
+        with suppress(ValueError):
+            value = BasicAuth.decode(given, "utf-8").password
     token = value.strip().encode("utf-8", "surrogateescape")
     right = hmac.compare_digest(token, settings.token.encode())
     if scheme.lower() != "bearer" or not right:
@@ -120,18 +124,3 @@ def require_caller(request: web.Request, route: str, settings: ServerSettings) -
             f"the Authorization header {problem}; send 'Authorization: Bearer TOKEN'",
             headers={"WWW-Authenticate": 'Basic realm="testnuc"' if page else "Bearer"},
         )
-
-
-def _name(host: str) -> str:
-    """Return a host without its port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
-
-
-def _password(header: str) -> str:
-    try:
-        password: str = BasicAuth.decode(header, "utf-8").password
-    except ValueError:
-        return ""
-    return password

@@ -58,9 +58,7 @@ class Queue:
         """Return the whole seconds until there is room, at the present throughput."""
         throughput = self._recent(self._clock()) / _MEMORY
         wanted = self.pending + texts - self.limit
-        if throughput <= 0:
-            return 1
-        return min(max(1, math.ceil(wanted / throughput)), _LONGEST)
+        return min(max(1, math.ceil(wanted / throughput)), _LONGEST) if throughput > 0 else 1
 
     async def empty(self) -> None:
         """Wait until no text is pending."""
