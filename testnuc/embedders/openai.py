@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import orjson
 
 from testnuc._base.foreign import count, read_json
@@ -136,8 +137,6 @@ class OpenAIEmbedder:
         ProviderError
             The call failed.
         """
-        import numpy as np
-
         rows = []
         for row in await self.embed_each(texts):
             if isinstance(row, Exception):
@@ -199,7 +198,7 @@ class OpenAIEmbedder:
             else:
                 assert isinstance(reply, _Vectors)
                 self._accepted, self._failed = True, 0
-                rows |= enumerate(reply.arrays(), start)
+                rows |= enumerate(reply.rows, start)
         return [rows[at] for at in range(len(texts))]
 
     async def cut(self, texts: Sequence[str]) -> tuple[int, int]:
@@ -242,15 +241,17 @@ def _usage(answer: Any) -> TokenUsage | None:
     return None if tokens is None else TokenUsage(tokens, 0)
 
 
-@dataclass(frozen=True, slots=True)
+def _vector(given: Any) -> Float32s:
+    """Return the numbers of a list, or of little-endian float32 in base64; None: there are none."""
+    if isinstance(given, str):
+        return np.frombuffer(b64decode(given, validate=True), dtype="<f4").astype(np.float32)
+    return np.asarray([] if given is None else given, dtype=np.float32).ravel()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Vectors(Reply):
-    #: Little-endian float32, a vector for each text.
-    rows: tuple[bytes, ...] = ()
-
-    def arrays(self) -> list[Float32s]:
-        import numpy as np
-
-        return [np.frombuffer(row, dtype="<f4").astype(np.float32) for row in self.rows]
+    #: Of each text.
+    rows: tuple[Float32s, ...] = ()
 
 
 class _Embeddings:
@@ -287,8 +288,6 @@ class _Embeddings:
 
     def decode(self, request: Request, body: bytes) -> Reply:
         """Decode the vectors, in the order of the texts."""
-        import numpy as np
-
         usage: TokenUsage | None = None
         try:
             fields = sum(map(body.count, (b"[", b"{", b":")))
@@ -301,14 +300,7 @@ class _Embeddings:
             data = [] if failed else value["data"]
             found = {item["index"]: item["embedding"] for item in data}
             with np.errstate(over="ignore"):  # infinity is an error of the vectors, found later
-                rows = [
-                    b64decode(given, validate=True)
-                    if isinstance(given, str)
-                    else b""
-                    if given is None
-                    else np.asarray(given, dtype="<f4").tobytes()
-                    for given in (found[at] for at in range(len(data)))
-                ]
+                rows = [_vector(found[at]) for at in range(len(data))]
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as exc:
             raise UnreadableReplyError(
                 f"{self.host} answered with no embeddings: {self.shown(repr(body[:200]))}",
@@ -316,18 +308,18 @@ class _Embeddings:
             ) from exc
         if failed:
             raise self.error(200, {}, body)
-        lengths = {len(row) / 4 for row in rows if row}
-        dim = self.dim or int(min(lengths, default=0))
+        lengths = {len(row) for row in rows if len(row)}
+        dim = self.dim or min(lengths, default=0)
         if len(rows) != len(request.texts) or lengths != {dim} or not dim:
             raise UnreadableReplyError(
                 f"{self.host} answered with {len(rows)} embeddings for {len(request.texts)} texts, "
-                f"of up to {max(lengths, default=0):g} numbers; expected {dim}",
+                f"of up to {max(lengths, default=0)} numbers; expected {dim}",
                 usage=usage,
             )
         self.dim = dim
         # a text without a vector fails alone, as one with a vector that has no direction
-        none = np.full(dim, np.nan, dtype="<f4").tobytes()
-        return _Vectors((), usage, None, tuple(row or none for row in rows))
+        none = np.full(dim, np.nan, dtype=np.float32)
+        return _Vectors((), usage, None, tuple(row if len(row) else none for row in rows))
 
     def shown(self, text: str) -> str:
         """Return words of the server without the key."""
