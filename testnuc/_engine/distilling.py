@@ -14,7 +14,7 @@ from testnuc.head import Head, TrainedOn, TrustDrift
 from testnuc.trust.calibration import chance_of, fit_line, fit_set_rule, log_odds
 from testnuc.trust.certificates import certify
 from testnuc.trust.head import fit_folds, fit_head, folds_of, predict_folds
-from testnuc.trust.model import NEIGHBORS, most_texts, one_hot, table_of
+from testnuc.trust.model import NEIGHBORS, most_texts, one_hot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,7 +119,7 @@ def _one(
     label, folds = labels.first(), folds_of(hashes)
     targets = one_hot(label, n_classes)
     if found.votes.settings.head_decides and found.learned is not None:
-        shares = table_of(found.learned.labels, n_classes)
+        shares = found.learned.labels.table(n_classes)
         targets = np.where((label >= 0)[:, None], shares, 0).astype(np.float32)
     out = predict_folds(fit_folds(vectors, targets, folds), vectors, folds)
     made = out.argmax(axis=1)
@@ -144,7 +144,8 @@ def _several(
 ) -> _Trained:
     """Fit a head that gives several labels; `used` as for `_one`."""
     n_classes, folds = len(found.batch.labels.names), folds_of(hashes)
-    taught, gold = _table(labels, n_classes), _table(judged.right, n_classes)
+    taught = labels.table(n_classes, labels.is_given())
+    gold = judged.right.table(n_classes, judged.right.is_given())
     targets = taught.astype(np.float32)
     out = predict_folds(fit_folds(vectors, targets, folds, several=True), vectors, folds)
     by = None if used is None else (judged.rows[used], gold[used], _weights(judged, used))
@@ -163,14 +164,6 @@ def _several(
 def _weights(judged: Judged, used: Int64s) -> Float64s:
     weights: Float64s = 1 / judged.draws.probability[used]
     return weights
-
-
-def _table(labels: Labels, n_classes: int) -> Bools:
-    """Return which labels each text has, bool[n, C]."""
-    table = np.zeros((len(labels), n_classes), dtype=np.bool_)
-    given = labels.is_given()
-    table[labels.rows[given], labels.label[given]] = True
-    return table
 
 
 def _source(found: Run) -> str:

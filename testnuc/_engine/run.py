@@ -14,7 +14,6 @@ import numpy as np
 from testnuc._engine.batch import Answers
 from testnuc._engine.votes import LEAST_VOTERS, Votes
 from testnuc.trust import MAX_NEIGHBORS
-from testnuc.trust.model import table_of
 from testnuc.types import Reason
 from testnuc.voting import Labels, VoteResult
 
@@ -141,7 +140,7 @@ class Run:
             elif name == "judged" or by_model:
                 # of a judged text, nothing speaks for another label
                 labels = layer.labels.at(rows[here])
-                shares = table_of(labels, weights.shape[1])
+                shares = labels.table(weights.shape[1])
                 weights[here] = shares
                 winner, best = labels.first(), np.arange(len(labels))
                 top = np.where(winner >= 0, shares[best, winner], 0)

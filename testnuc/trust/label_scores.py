@@ -19,7 +19,7 @@ import numpy as np
 
 from testnuc._base.display import brief
 from testnuc.trust.head import FOLDS, predict_folds
-from testnuc.voting import Labels, places_of
+from testnuc.voting import Labels, places_of, starts_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,38 +102,27 @@ def scores_of(
     With a head for each fold, `vectors` are needed, too.
     """
     n, step = len(folds), max(1, _CELLS // n_classes)
-    parts, passed_vote = [], voted.is_given()
-    assert voted.voters is not None
-    for start in range(0, n, step):
-        stop = min(start + step, n)
-        shares = np.zeros((stop - start, n_classes), dtype=np.float32)
-        own, given = np.zeros(shares.shape, dtype=np.bool_), np.zeros(shares.shape, dtype=np.bool_)
-        part = slice(int(voted.starts[start]), int(voted.starts[stop]))
-        row = np.repeat(np.arange(stop - start), np.diff(voted.starts[start : stop + 1]))
-        shares[row, voted.label[part]] = voted.share[part]
-        given[row, voted.label[part]] = passed_vote[part]
-        part = slice(int(pool.starts[start]), int(pool.starts[stop]))
-        row = np.repeat(np.arange(stop - start), np.diff(pool.starts[start : stop + 1]))
-        own[row, pool.label[part]] = True
+    votes, by_head, own = [], [], []
+    # of no text, one part without any
+    for start in range(0, max(n, 1), step):
+        part = slice(start, min(start + step, n))
+        rows = np.arange(n)[part]
+        vote, said = voted.at(rows), pool.at(rows)
+        assert vote.voters is not None
+        shares = vote.table(n_classes)
+        given = vote.table(n_classes, vote.is_given())
+        mine = said.table(n_classes, np.ones(len(said.label), np.bool_))
         head = shares
         if heads and vectors is not None:
-            head = predict_folds(heads, vectors[start:stop], folds[start:stop])
-        row, label = np.nonzero((shares > 0) | own | given | (head >= _LEAST))
-        sizes = np.bincount(row, minlength=stop - start)
-        at = (row, label)
-        parts.append((sizes, label, shares[at], head[at], own[at], given[at]))
-    none: list[Float32s] = [np.empty(0, dtype=np.float32)]
-    sizes, label, share, found, mine, passed = (
-        np.concatenate([part[i] for part in parts] or none) for i in range(6)
-    )
-    vote = Labels(
-        np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
-        label.astype(np.int32),
-        share,
-        voted.voters > 0,
-        passed.astype(np.bool_),
-    )
-    return LabelScores(vote, found, mine.astype(np.bool_), pool.known[:n], folds)
+            head = predict_folds(heads, vectors[part], folds[part])
+        at = np.nonzero((shares > 0) | mine | given | (head >= _LEAST))
+        starts = starts_of(np.bincount(at[0], minlength=len(rows)))
+        label = at[1].astype(np.int32)
+        votes.append(Labels(starts, label, shares[at], vote.voters > 0, given[at]))
+        by_head.append(head[at])
+        own.append(mine[at])
+    vote, found = Labels.stacked(votes), np.concatenate(by_head)
+    return LabelScores(vote, found, np.concatenate(own), pool.known[:n], folds)
 
 
 def counts(scores: LabelScores, right: Labels, given: Bools) -> tuple[Int64s, Int64s, Int64s]:

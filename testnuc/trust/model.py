@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from testnuc._base.arrays import Array, Float16s, Float32s, Floats, Int32s, Int64s
-    from testnuc.voting import Labels
 
 _ALL = slice(None)
 #: Neighbors whose votes are joined with the head.
@@ -314,13 +313,6 @@ def one_hot(labels: Int32s, n_classes: int) -> Float32s:
     table = np.zeros((len(labels), n_classes), dtype=np.float32)
     known = np.flatnonzero(labels >= 0)
     table[known, labels[known]] = 1
-    return table
-
-
-def table_of(labels: Labels, n_classes: int) -> Float32s:
-    """Return float32[n, C], the share of each label; 0 where it is unknown."""
-    table = np.zeros((len(labels), n_classes), dtype=np.float32)
-    table[labels.rows, labels.label] = np.nan_to_num(labels.share, nan=0.0)
     return table
 
 

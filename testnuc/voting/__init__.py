@@ -27,7 +27,7 @@ confidences are float32, and thresholds are compared as float32.
 
 from __future__ import annotations
 
-from testnuc.voting.labels import Labels, places_of
+from testnuc.voting.labels import Labels, places_of, starts_of
 from testnuc.voting.multilabel import THRESHOLD, keep_own, vote_multilabel
 from testnuc.voting.policy import VotePolicy
 from testnuc.voting.prefixes import (
@@ -48,6 +48,7 @@ __all__ = [
     "deciding_prefix",
     "keep_own",
     "places_of",
+    "starts_of",
     "vote",
     "vote_curve",
     "vote_curves",

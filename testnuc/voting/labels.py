@@ -54,7 +54,7 @@ class Labels:
         sizes = [0 if one is None else len(one) for one in given]
         pairs = [pair for one in given if one for pair in one]
         return cls(
-            np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64),
+            starts_of(np.array(sizes, dtype=np.int64)),
             np.array([label for label, _ in pairs], dtype=np.int32),
             np.array([np.nan if c is None else c for _, c in pairs], dtype=np.float32),
             np.array([one is not None for one in given], dtype=np.bool_),
@@ -67,7 +67,7 @@ class Labels:
         """Return one label for each text, int32[n], or none where it is -1."""
         known = label >= 0
         return cls(
-            np.concatenate([[0], np.cumsum(known)]).astype(np.int64),
+            starts_of(known),
             label[known].astype(np.int32),
             np.full(int(known.sum()), np.nan, np.float32)
             if share is None
@@ -96,7 +96,7 @@ class Labels:
         """
         order = np.lexsort((-share, rows))
         return cls(
-            np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=n))]).astype(np.int64),
+            starts_of(np.bincount(rows, minlength=n)),
             label[order].astype(np.int32),
             share[order].astype(np.float32),
             np.ones(n, dtype=np.bool_) if known is None else known,
@@ -124,6 +124,16 @@ class Labels:
         given = np.flatnonzero(self.is_given())[::-1]
         found[self.rows[given]] = self.label[given]
         return found
+
+    def table(self, n_classes: int, values: Array | None = None) -> Array:
+        """Return a value of each candidate, [m], by default the share, in a table, [n, C].
+
+        0 where a text has no such candidate, or an unknown share.
+        """
+        given = np.nan_to_num(self.share) if values is None else values
+        table = np.zeros((len(self), n_classes), given.dtype)
+        table[self.rows, self.label] = given
+        return table
 
     def at(self, rows: Ints) -> Labels:
         """Return the labels of some of the texts."""
@@ -157,7 +167,7 @@ class Labels:
         """Return the labels of the texts of all parts, one part after the other."""
         counts = np.concatenate([np.diff(part.starts) for part in parts])
         arrays: dict[str, Any] = {name: _joined(name, parts) for name in _ARRAYS}
-        return cls(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), **arrays)
+        return cls(starts_of(counts), **arrays)
 
     def check(self, n_classes: int) -> None:
         """Raise an `InvalidInputError` if an array is invalid: a kernel would write outside."""
@@ -222,12 +232,17 @@ def _joined(name: str, parts: Sequence[Labels]) -> Array | None:
     )
 
 
+def starts_of(sizes: Array) -> Int64s:
+    """Return where the items of each row start, int64[n + 1], by their number in each."""
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+
 def places_of(starts: Int64s, rows: Ints) -> tuple[Int64s, Int64s]:
     """Return where the items of some rows are, and the starts of each row among them.
 
     The items of row i are at ``starts[i]:starts[i + 1]``.
     """
     counts = np.diff(starts)[rows]
-    made = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    made = starts_of(counts)
     at = np.repeat(starts[rows] - made[:-1], counts) + np.arange(made[-1])
     return at, made

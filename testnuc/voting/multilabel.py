@@ -9,7 +9,7 @@ import numpy as np
 
 from testnuc.errors import InvalidInputError
 from testnuc.voting.inputs import classes, numbers
-from testnuc.voting.labels import Labels
+from testnuc.voting.labels import Labels, starts_of
 from testnuc.voting.policy import VotePolicy
 from testnuc.voting.votes import in_blocks
 
@@ -114,8 +114,7 @@ def vote_multilabel(
             f"row {bad} has the similarities {cosines[bad].tolist()}; give cosines, from -1 to 1"
         )
     joined = [np.concatenate([parts[at][i] for at in sorted(parts)] or [_NO[i]]) for i in range(3)]
-    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    given = joined[2].view(np.bool_)
+    given, starts = joined[2].view(np.bool_), starts_of(counts)
     return Labels(starts, joined[0], joined[1], voters > 0, given, voters=voters, weight=weight)
 
 
