@@ -22,14 +22,7 @@ from testnuc._engine.pool_predictions import PoolPredictions
 from testnuc._engine.retrieval import SEARCH, Retriever, in_thread_if_large
 from testnuc._engine.sampling import Sampler
 from testnuc._engine.uncertain import ask_unsure, asked_first
-from testnuc.errors import (
-    AuthenticationError,
-    BadRequestError,
-    EmbeddingError,
-    ProviderError,
-    UnknownModelError,
-    with_count,
-)
+from testnuc.errors import EmbeddingError, ProviderError, with_count
 from testnuc.index import empty_matches
 from testnuc.trust import MIN_PREDICTIONS
 
@@ -52,10 +45,8 @@ if TYPE_CHECKING:
 
 #: From this many predictions on, the auto policy diagnoses the batch; below, the pool.
 _BATCH_DECIDES = 2_000
-#: Errors that may concern the first text alone: others are tried before the run ends.
-_OF_A_TEXT = (AuthenticationError, UnknownModelError, BadRequestError)
-#: Calls that are made for other texts then.
-_OTHERS = 3
+#: Calls that are made before anything is embedded.
+_FIRST_CALLS = 4
 #: Texts among which the first call is chosen: those before are stored.
 _FIRST_OF = 4_096
 #: Texts looked up in the store at a time.
@@ -174,65 +165,54 @@ class Pipeline:
         return run
 
     async def _ask_first(self, run: Run, places: Sequence[int]) -> None:
-        """Make the first call of a client, for own texts at some places.
+        """Make the first calls of a client, for own texts at some places.
 
-        If they are rejected, others are tried: it may be due to these texts alone.
+        There are several, as one that is rejected may be due to its text alone.
         """
-        scheduler, n = self.lanes["live"], self.per_call
+        scheduler, most = self.lanes["live"], self.per_call * _FIRST_CALLS
         if scheduler.answered:
             return
-        asks = await self._unstored(run, places, n * (1 + _OTHERS))
-        outcomes: list[tuple[Ask, Prediction | Exception]] = []
+        asks = await self._unstored(run, places, most)
+        sampler = Sampler(self.method, self.predictor, run)
+        found: list[tuple[Ask, Prediction | Exception]] = []
         try:
             # a slow call continues, and the run joins it
-            async with asyncio.timeout(_PATIENCE):
-                try:
-                    await self._collect(asks[:n], outcomes)
-                except _OF_A_TEXT:
-                    if len(asks) <= n or scheduler.closed:
-                        raise
-                    # the run asks again about those that were rejected
-                    outcomes.clear()
-                    await self._collect(asks[n:], outcomes)
+            async with (
+                asyncio.timeout(_PATIENCE),
+                aclosing(scheduler.run(asks)) as outcomes,
+            ):
+                async for answer in outcomes:
+                    # not a comprehension: it would lose them when the time is over
+                    found.append(answer)  # noqa: PERF401
         except TimeoutError:
             if scheduler.closed:
                 # pool and embedder are closed as well
                 raise ProviderError("the client was closed") from None
         except FATAL_ERRORS:
             # else the run hands over what is answered or stored
-            if all(isinstance(outcome, Exception) for _, outcome in outcomes):
+            if all(isinstance(outcome, Exception) for _, outcome in found):
                 entries = [run.batch.entries[place] for place in places]
                 if scheduler.closed or not any(await self.retriever.stored(entries)):
                     raise
                 return
-        sampler = Sampler(self.method, self.predictor, run)
-        for ask, outcome in outcomes:
+        for ask, outcome in found:
             sampler.settle(ask, outcome)
 
     async def _unstored(self, run: Run, places: Sequence[int], most: int) -> list[Ask]:
         """Return the first asks for own texts at some places that no store answers."""
-        found: list[Ask] = []
+        asks: list[Ask] = []
         for start in range(0, min(len(places), _FIRST_OF), _LOOK_UP):
             part = [p for p in places[start : start + _LOOK_UP] if not run.answers.has_outcome(p)]
             entries = [run.batch.entries[place] for place in part]
             stored = await self.retriever.stored(entries)
-            found += [
+            asks += [
                 self.predictor.ask(entry.text, entry.hash, place)
                 for place, entry, hit in zip(part, entries, stored, strict=True)
                 if hit is None
             ]
-            if len(found) >= most:
+            if len(asks) >= most:
                 break
-        return found[:most]
-
-    async def _collect(
-        self, asks: Sequence[Ask], outcomes: list[tuple[Ask, Prediction | Exception]]
-    ) -> None:
-        """Append the outcomes of some asks."""
-        async with aclosing(self.lanes["live"].run(asks)) as found:
-            async for answer in found:
-                # not a comprehension: it would lose them when the time is over
-                outcomes.append(answer)  # noqa: PERF401
+        return asks[:most]
 
     async def _ask_ahead(
         self, run: Run, places: Sequence[int], on_answered: Callable[[], object]
