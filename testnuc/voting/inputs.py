@@ -22,6 +22,9 @@ _LIMIT = 1.001
 #: Labels are int32.
 _MAX_CLASSES = 2**31 - 1
 
+_NO_NUMBERS = np.empty(0, np.float32)
+_ONE, _NAN = np.ones(1, np.float32), np.full(1, np.nan, np.float32)
+
 
 def _checked(value: ArrayLike, name: str, kinds: str, ndim: int) -> Array:
     array = np.asarray(value)
@@ -47,8 +50,11 @@ def integers(value: ArrayLike, name: str, ndim: int) -> Int32s:
 
 def numbers(value: ArrayLike, name: str, ndim: int) -> Float32s:
     """Return `value` as a contiguous float32 array."""
-    with np.errstate(over="ignore"):  # too large becomes infinite, which is rejected
-        return np.ascontiguousarray(_checked(value, name, "fiu", ndim), np.float32)
+    array = _checked(value, name, "fiu", ndim)
+    if array.dtype != np.float32:
+        with np.errstate(over="ignore"):  # too large becomes infinite, which is rejected
+            array = array.astype(np.float32)
+    return np.ascontiguousarray(array)
 
 
 def classes(value: int) -> int:
@@ -59,7 +65,7 @@ def classes(value: int) -> int:
 def _like(value: ArrayLike | None, name: str, shape: tuple[int, ...], other: str) -> Float32s:
     """Return numbers of a shape that another array has; without any, an array of size 0."""
     if value is None:
-        return np.empty(0, np.float32)
+        return _NO_NUMBERS
     array = numbers(value, name, len(shape))
     _same_shape(name, array, shape, other)
     return array
@@ -91,7 +97,7 @@ def rows_of(
     return lab, sim, _like(confidences, "confidences", lab.shape, "the shape of labels")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: that costs 10 % of the time of a small vote
 class Ballots:
     """The arrays of a vote as the kernels take them; see `testnuc._kernels.vote`."""
 
@@ -127,7 +133,7 @@ class Ballots:
         """Create from rows of the text itself (column 0) and its neighbors: they are the pool."""
         lab, sim, conf = rows_of(labels, similarities, confidences)
         ids = np.arange(lab.size, dtype=np.uint64).reshape(lab.shape)[:, 1:]
-        own_conf = conf[:, 0].copy() if conf.size else np.full(len(lab), np.nan, np.float32)
+        own_conf = conf[:, 0].copy() if conf.size else _NAN.repeat(len(lab))
         return cls(
             (ids.ravel(), sim[:, 1:].ravel(), lab.ravel(), conf.ravel()),
             (lab[:, 0].copy(), sim[:, 0].copy(), own_conf),
@@ -159,14 +165,14 @@ class Ballots:
         )
         _same_shape("own_labels", own_lab, ids.shape[:1], "the number of rows of neighbor_ids")
         conf = _like(pool_confidences, "pool_confidences", lab.shape, "the shape of pool_labels")
-        if own_confidences is None:
-            own_confidences = np.full(len(own_lab), np.nan, np.float32)
-        own_conf = _like(
-            own_confidences, "own_confidences", own_lab.shape, "the shape of own_labels"
-        )
+        own_conf = _NAN.repeat(len(own_lab))
+        if own_confidences is not None:
+            own_conf = _like(
+                own_confidences, "own_confidences", own_lab.shape, "the shape of own_labels"
+            )
         return cls(
-            (ids.ravel(), sim.ravel(), lab, conf),
-            (own_lab, np.ones(len(own_lab), np.float32), own_conf),
+            (ids.reshape(-1), sim.reshape(-1), lab, conf),
+            (own_lab, _ONE.repeat(len(own_lab)), own_conf),
             ids.shape[1],
             classes(n_classes),
         )
@@ -192,8 +198,7 @@ class Ballots:
     def refuse_pool(self, i: int) -> InvalidInputError:
         """Return the error for a pool prediction that a kernel rejected."""
         _, _, labels, confidences = self.neighbors
-        one = np.ones(1, np.float32)
-        found = self._fault(f"pool position {i}", labels[i:], one, confidences[i : i + 1])
+        found = self._fault(f"pool position {i}", labels[i:], _ONE, confidences[i : i + 1])
         assert found is not None
         return found
 

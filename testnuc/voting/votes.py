@@ -18,6 +18,7 @@ from testnuc.voting.policy import VotePolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 #: Below this number of votes, a second thread does not pay off.
 _SERIAL = 100_000
 _MAX_THREADS = 8
+_NO_WEIGHTS = np.empty((0, 0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,15 +145,12 @@ def _vote(
         some = ballots.at(_checked_rows(votes, ballots.rows))
         tally = _vote(some, policy, threads, votes=True).votes
         return replace(_vote(ballots, policy, threads, votes=None), votes=tally)
-    # imported by the first vote, because importing numba is slow
-    from testnuc._kernels import fast
-    from testnuc._kernels.vote import vote_rows
-
+    plain, fast = _kernels()
     n_rows, k, n_classes = ballots.rows, ballots.k, ballots.n_classes
     ids, similarities, labels, confidences = ballots.neighbors
     out = np.empty((5, n_rows), np.int32)
     floats = out.view(np.float32)
-    weights = np.empty((n_rows if votes else 0, n_classes), np.float64)
+    weights = np.empty((n_rows, n_classes)) if votes else _NO_WEIGHTS
     rest = (ballots.own, policy.fields, n_classes, k)
     run: Callable[[int, int], int]
     if not votes and not ballots.of_columns and fast.pays(n_rows, k, n_classes, labels.size):
@@ -164,7 +163,7 @@ def _vote(
         def run(start: int, stop: int) -> int:
             return int(by_blocks(packed, *rest, start, stop, out, floats))
     else:
-        by_rows = vote_rows()
+        by_rows = plain.vote_rows()
 
         def run(start: int, stop: int) -> int:
             return int(by_rows(ballots.neighbors, *rest, start, stop, out, floats, weights))
@@ -180,6 +179,15 @@ def _vote(
         voters=out[1],
         votes=weights if votes else None,
     )
+
+
+@functools.cache
+def _kernels() -> tuple[ModuleType, ModuleType]:
+    # imported by the first vote, because importing numba is slow
+    from testnuc._kernels import fast
+    from testnuc._kernels import vote as plain
+
+    return plain, fast
 
 
 def _checked_rows(votes: ArrayLike, n_rows: int) -> NDArray[np.int64]:
