@@ -58,10 +58,9 @@ async def dump(store: SqlStore, *, batch: int = BATCH) -> AsyncIterator[list[Rec
     for embedder, _ in await store.embedders():
         pool = store.pool(embedder)
         try:
-            async for part in _texts(pool, embedder, batch):
-                yield part
-            async for part in _vectors(store, pool, embedder, batch):
-                yield part
+            async for part in _of_pool(store, pool, embedder, batch):
+                if part:
+                    yield part
         finally:
             await pool.close()
     for key, data in await store.learned():
@@ -113,10 +112,13 @@ async def contents(store: SqlStore) -> tuple[Counter[bytes], Counter[str]]:
     return predictions, texts
 
 
-async def _texts(pool: Index, embedder: str, batch: int) -> AsyncIterator[list[Record]]:
+async def _of_pool(
+    store: SqlStore, pool: Index, embedder: str, batch: int
+) -> AsyncIterator[list[Record]]:
+    """Yield the texts of a pool, then the vectors of the texts outside of it."""
     async for texts in scanned(pool, batch):
-        vectors = await pool.stored_vectors([entry.hash for entry in texts])
-        part = [
+        stored = await pool.stored_vectors([entry.hash for entry in texts])
+        yield [
             {
                 "kind": "text",
                 "embedder": embedder,
@@ -124,22 +126,15 @@ async def _texts(pool: Index, embedder: str, batch: int) -> AsyncIterator[list[R
                 "label": entry.label,
                 "vector": of_vector(vector),
             }
-            for entry, vector in zip(texts, vectors, strict=True)
+            for entry, vector in zip(texts, stored, strict=True)
             # None: removed since the scan
             if vector is not None
         ]
-        if part:
-            yield part
-
-
-async def _vectors(
-    store: SqlStore, pool: Index, embedder: str, batch: int
-) -> AsyncIterator[list[Record]]:
     after = b""
     while rows := await store.vectors(embedder, after, batch):
         after = rows[-1][0]
         pooled = await pool.stored_vectors([text_hash for text_hash, _ in rows])
-        part = [
+        yield [
             {
                 "kind": "vector",
                 "embedder": embedder,
@@ -149,8 +144,6 @@ async def _vectors(
             for (text_hash, vector), there in zip(rows, pooled, strict=True)
             if there is None
         ]
-        if part:
-            yield part
 
 
 def _group(record: Record) -> tuple[Any, Any]:
@@ -159,20 +152,24 @@ def _group(record: Record) -> tuple[Any, Any]:
 
 async def _store(store: SqlStore, pools: dict[str, Index], records: list[Record]) -> Counter[str]:
     kind, embedder = _group(records[0])
-    if kind not in ("scope", "prediction", "text", "vector", "learned"):
-        raise InvalidInputError(f"a record has the unknown kind {kind!r}")
     try:
-        if kind == "scope":
-            await _describe(store, records)
-        elif kind == "prediction":
-            await store.put_predictions([_to_prediction(record) for record in records])
-        elif kind == "text":
-            await _add(store, pools, str(embedder), records)
-        elif kind == "learned":
-            await _put_learned(store, records)
-        else:
-            hashes = [_to_hash(record["hash"]) for record in records]
-            await store.put_vectors(str(embedder), hashes, _to_vectors(records))
+        match kind:
+            case "scope":
+                await _describe(store, records)
+            case "prediction":
+                await store.put_predictions([_to_prediction(record) for record in records])
+            case "text":
+                await _add(store, pools, str(embedder), records)
+            case "vector":
+                hashes = [_to_hash(record["hash"]) for record in records]
+                await store.put_vectors(str(embedder), hashes, _to_vectors(records))
+            case "learned":
+                for record in records:
+                    data = b64decode(record["data"], validate=True)
+                    # what the target has learned takes precedence
+                    await store.swap_learned(_to_hash(record["key"]), None, data)
+            case _:
+                raise InvalidInputError(f"a record has the unknown kind {kind!r}")  # noqa: TRY301
     except InvalidInputError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, EmbeddingError) as exc:
@@ -188,13 +185,6 @@ async def _describe(store: SqlStore, records: list[Record]) -> None:
         if facts and not known.get(scope):
             await store.describe(scope, facts)
             known[scope] = facts
-
-
-async def _put_learned(store: SqlStore, records: list[Record]) -> None:
-    for record in records:
-        key, data = _to_hash(record["key"]), b64decode(record["data"], validate=True)
-        # what the target has learned takes precedence
-        await store.swap_learned(key, None, data)
 
 
 async def _add(

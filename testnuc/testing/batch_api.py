@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -24,6 +25,7 @@ _WINDOW = 24 * 3600
 _LIMITS = {OPENAI: (50_000, 200_000_000), ANTHROPIC: (100_000, 256_000_000)}
 _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _PAGE = 20
+_COUNTS = ("processing", "succeeded", "errored", "canceled", "expired")
 #: Final statuses of a batch other than completed (None).
 BATCH_OUTCOMES: Final = ("expired", "cancelled", "failed")
 
@@ -115,15 +117,15 @@ class _Batch:
     #: custom_id and body of each request.
     requests: list[tuple[str, dict[str, Any]]]
     #: OpenAI's endpoint, input file and metadata.
-    facts: dict[str, Any]
-    created: float
+    facts: dict[str, Any] = field(default_factory=dict)
+    created: float = field(default_factory=time)
     #: Planned final status.
-    outcome: str | None
+    outcome: str | None = None
     steps: int = 0
     status: str = "validating"
     cancelling: bool = False
     error: dict[str, Any] | None = None
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
     #: Lines of answers, and of requests that failed.
     output: list[bytes] = field(default_factory=list)
     errors: list[bytes] = field(default_factory=list)
@@ -132,43 +134,33 @@ class _Batch:
     def ended(self) -> bool:
         return self.status in {"completed", *BATCH_OUTCOMES}
 
-    def render(self) -> bytes:
-        return orjson.dumps(self._openai() if self.wire is OPENAI else self._anthropic())
-
-    def _openai(self) -> dict[str, Any]:
-        succeeded = self.counts.get("succeeded", 0)
-        return {
-            "id": self.id,
-            "object": "batch",
-            "status": self.status,
-            "completion_window": "24h",
-            "created_at": int(self.created),
-            "expires_at": int(self.created) + _WINDOW,
-            "errors": None if self.error is None else {"object": "list", "data": [self.error]},
-            "output_file_id": f"{self.id}-output" if self.output else None,
-            "error_file_id": f"{self.id}-errors" if self.errors else None,
-            "request_counts": {
-                "total": len(self.requests),
-                "completed": succeeded,
-                "failed": sum(self.counts.values()) - succeeded,
-            },
-            **self.facts,
-        }
-
-    def _anthropic(self) -> dict[str, Any]:
-        counts = dict.fromkeys(("processing", "succeeded", "errored", "canceled", "expired"), 0)
-        counts |= self.counts
-        rest = "errored" if self.status == "failed" else "processing"
-        counts[rest] += len(self.requests) - sum(self.counts.values())
+    def render(self) -> dict[str, Any]:
+        """Return the state of the batch, as its provider does."""
+        total, done = len(self.requests), sum(self.counts.values())
+        if self.wire is OPENAI:
+            succeeded = self.counts["succeeded"]
+            counts = {"total": total, "completed": succeeded, "failed": done - succeeded}
+            return {
+                "id": self.id,
+                "object": "batch",
+                "status": self.status,
+                "completion_window": "24h",
+                "created_at": int(self.created),
+                "expires_at": int(self.created) + _WINDOW,
+                "errors": None if self.error is None else {"object": "list", "data": [self.error]},
+                "output_file_id": f"{self.id}-output" if self.output else None,
+                "error_file_id": f"{self.id}-errors" if self.errors else None,
+                "request_counts": counts,
+                **self.facts,
+            }
+        counts = {name: self.counts[name] for name in _COUNTS}
+        counts["errored" if self.status == "failed" else "processing"] += total - done
+        running = "canceling" if self.cancelling else "in_progress"
         created = _timestamp(self.created)
         return {
             "id": self.id,
             "type": "message_batch",
-            "processing_status": "ended"
-            if self.ended
-            else "canceling"
-            if self.cancelling
-            else "in_progress",
+            "processing_status": "ended" if self.ended else running,
             "request_counts": counts,
             "created_at": created,
             "expires_at": _timestamp(self.created + _WINDOW),
@@ -180,7 +172,7 @@ class _Batch:
 
     def add(self, name: str, kind: str, answer: Response | None = None) -> None:
         """Add the result of a request; without an answer, it was not executed."""
-        self.counts[kind] = self.counts.get(kind, 0) + 1
+        self.counts[kind] += 1
         body = orjson.Fragment(answer.body) if answer else None
         result: dict[str, Any] = {"custom_id": name}
         if self.wire is ANTHROPIC:
@@ -239,7 +231,7 @@ class BatchServer:
     def _serve(
         self, call: HTTPRequest, wire: WireFormat, kind: str, name: str, verb: str
     ) -> Response:
-        content = self._content(name)
+        content, batch = self._content(name), self.batches.get(name)
         match call.method, kind, verb:
             case "POST", "files", "" if not name:
                 return self._upload(call)
@@ -251,8 +243,8 @@ class BatchServer:
                 return self._create(call, wire)
             case "GET", "batches", "" if not name:
                 return self._list(call, wire)
-            case method, "batches", _ if name in self.batches:
-                return self._serve_batch(self.batches[name], method, verb)
+            case method, "batches", _ if batch is not None:
+                return self._serve_batch(batch, method, verb)
         raise ErrorResponse(404, f"No such object: {name}", code="not_found")
 
     def _serve_batch(self, batch: _Batch, method: str, verb: str) -> Response:
@@ -287,38 +279,37 @@ class BatchServer:
         return b"\n".join(batch.output if kind == "output" else batch.errors) + b"\n"
 
     def _create(self, call: HTTPRequest, wire: WireFormat) -> Response:
-        self.options.notify("create")
-        if self._refused < self.options.refusals:
+        options, number = self.options, len(self.batches)
+        options.notify("create")
+        if self._refused < options.refusals:
             self._refused += 1
             raise ErrorResponse(429, "Too many batches.", headers={"retry-after-ms": "1"})
-        create = self._create_openai if wire is OPENAI else self._create_anthropic
-        batch = create(call, f"{len(self.batches)}")
-        number, ends = len(self.batches), self.options.outcomes
-        batch.outcome = ends[number] if number < len(ends) else None
+        most, largest = _LIMITS[wire]
+        make = self._of_file if wire is OPENAI else _of_requests
+        batch = make(call, number, options.max_requests or most, options.max_bytes or largest)
+        batch.outcome = options.outcomes[number] if number < len(options.outcomes) else None
         self.batches[batch.id] = batch
-        enqueued = sum(_tokens(b) for b in self.batches.values() if not b.ended)
-        most = self.options.enqueued_tokens
-        if wire is OPENAI and batch.error is None and most is not None and enqueued > most:
-            batch.error = {
-                "code": "token_limit_exceeded",
-                "message": f"Enqueued token limit reached. Limit: {most:,} enqueued tokens. "
-                "Please try again once some in_progress batches have been completed.",
-            }
-        self.options.notify("created")
+        limit = options.enqueued_tokens
+        if wire is OPENAI and batch.error is None and limit is not None:
+            enqueued = sum(
+                count_tokens(sum(len(str(m["content"])) for m in body["messages"]))
+                for one in self.batches.values()
+                if not one.ended
+                for _, body in one.requests
+            )
+            if enqueued > limit:
+                message = (
+                    f"Enqueued token limit reached. Limit: {limit:,} enqueued tokens. "
+                    "Please try again once some in_progress batches have been completed."
+                )
+                batch.error = {"code": "token_limit_exceeded", "message": message}
+        options.notify("created")
         response = self._state(batch)
-        if number in self.options.lost:
+        if number in options.lost:
             response.delivery = "reset-before"
         return response
 
-    def _exceeded(self, wire: WireFormat, requests: int, size: int) -> tuple[bool, bool]:
-        """Return whether a batch has too many requests, and too many bytes."""
-        most, largest = _LIMITS[wire]
-        return (
-            requests > (self.options.max_requests or most),
-            size > (self.options.max_bytes or largest),
-        )
-
-    def _create_openai(self, call: HTTPRequest, number: str) -> _Batch:
+    def _of_file(self, call: HTTPRequest, number: int, most: int, largest: int) -> _Batch:
         given = orjson.loads(call.body)
         content = self.files.get(given.get("input_file_id", ""))
         if content is None:
@@ -327,12 +318,11 @@ class BatchServer:
             if given.get(name) != value:
                 raise ErrorResponse(400, f"Invalid {name}", param=name)
         facts = {name: given.get(name) for name in ("endpoint", "input_file_id", "metadata")}
-        batch = _Batch(f"batch_{number}", OPENAI, [], facts, time(), None)
+        batch = _Batch(f"batch_{number}", OPENAI, [], facts)
         lines = content.splitlines()
-        many, large = self._exceeded(OPENAI, len(lines), len(content))
-        if many:
+        if len(lines) > most:
             batch.error = {"code": "too_many_tasks", "message": "The batch has too many requests."}
-        elif large:
+        elif len(content) > largest:
             batch.error = {"code": "file_too_large", "message": "The file is too large."}
         for i, line in enumerate(lines, 1):
             try:
@@ -344,22 +334,9 @@ class BatchServer:
             if wrong:
                 message = "This line is not parseable as valid JSON."
                 batch.error = {"code": "invalid_json_line", "message": message, "line": i}
-        if len({name for name, _ in batch.requests}) < len(batch.requests):
+        if len(dict(batch.requests)) < len(batch.requests):
             batch.error = {"code": "duplicate_custom_id", "message": "Duplicate custom_id."}
         return batch
-
-    def _create_anthropic(self, call: HTTPRequest, number: str) -> _Batch:
-        given = orjson.loads(call.body)
-        requests = [(task["custom_id"], task["params"]) for task in given["requests"]]
-        many, large = self._exceeded(ANTHROPIC, len(requests), len(call.body))
-        if large:
-            raise ErrorResponse(413, "Request exceeds the maximum size")
-        if many:
-            raise ErrorResponse(400, "requests: List should have fewer items")
-        names = {name for name, _ in requests}
-        if len(names) < len(requests) or not all(_CUSTOM_ID.fullmatch(name) for name in names):
-            raise ErrorResponse(400, "custom_id: must be unique and match ^[a-zA-Z0-9_-]{1,64}$")
-        return _Batch(f"msgbatch_{number}", ANTHROPIC, requests, {}, time(), None)
 
     def _list(self, call: HTTPRequest, wire: WireFormat) -> Response:
         self.options.notify("list")
@@ -371,7 +348,7 @@ class BatchServer:
         page = names[start:stop]
         return json_response(
             {
-                "data": [orjson.Fragment(batch.render()) for batch in found[start:stop]],
+                "data": [batch.render() for batch in found[start:stop]],
                 "has_more": stop < len(found),
                 "first_id": page[0] if page else None,
                 "last_id": page[-1] if page else None,
@@ -386,8 +363,9 @@ class BatchServer:
 
     def _state(self, batch: _Batch) -> Response:
         """Return the state of a batch, with the poll interval."""
-        wait = math.ceil(self.options.poll_after * 1000)
-        return Response(200, batch.render(), {"openai-poll-after-ms": f"{wait}"})
+        response = json_response(batch.render())
+        response.headers["openai-poll-after-ms"] = f"{math.ceil(self.options.poll_after * 1000)}"
+        return response
 
     def _advance(self, batch: _Batch) -> None:
         batch.steps += 1
@@ -412,13 +390,13 @@ class BatchServer:
         headers = {"anthropic-version": "2023-06-01"}
         for name, body in requests:
             if options.missing and self._random.random() < options.missing:
-                batch.counts["errored"] = batch.counts.get("errored", 0) + 1
+                batch.counts["errored"] += 1
                 continue
             call = HTTPRequest("POST", path, headers, orjson.dumps(body))
             answer = self._answer(batch.wire, call)
             answer.delivered()
             batch.add(name, "succeeded" if answer.status == 200 else "errored", answer)
-        done = {name for name, _ in requests}
+        done = dict(requests)
         for name, _ in batch.requests:
             if name not in done:
                 batch.add(name, "canceled" if batch.outcome == "cancelled" else "expired")
@@ -427,6 +405,19 @@ class BatchServer:
             lines += [line for line in lines if part and self._random.random() < part]
             if options.shuffle:
                 self._random.shuffle(lines)
+
+
+def _of_requests(call: HTTPRequest, number: int, most: int, largest: int) -> _Batch:
+    given = orjson.loads(call.body)["requests"]
+    requests = [(task["custom_id"], task["params"]) for task in given]
+    if len(call.body) > largest:
+        raise ErrorResponse(413, "Request exceeds the maximum size")
+    if len(requests) > most:
+        raise ErrorResponse(400, "requests: List should have fewer items")
+    names = dict(requests)
+    if len(names) < len(requests) or not all(_CUSTOM_ID.fullmatch(name) for name in names):
+        raise ErrorResponse(400, "custom_id: must be unique and match ^[a-zA-Z0-9_-]{1,64}$")
+    return _Batch(f"msgbatch_{number}", ANTHROPIC, requests)
 
 
 def _parse_form(call: HTTPRequest) -> dict[str, bytes]:
@@ -442,13 +433,6 @@ def _parse_form(call: HTTPRequest) -> dict[str, bytes]:
     if "file" not in parts:
         raise ErrorResponse(400, "Missing required parameter: 'file'", param="file")
     return parts
-
-
-def _tokens(batch: _Batch) -> int:
-    return sum(
-        count_tokens(sum(len(str(m["content"])) for m in body["messages"]))
-        for _, body in batch.requests
-    )
 
 
 def _timestamp(seconds: float) -> str:

@@ -133,13 +133,10 @@ class PostgresDatabase:
         """Run a write to completion, even if the caller is cancelled."""
         task = asyncio.create_task(work, name="testnuc-store")
         self._running.add(task)
-        task.add_done_callback(self._finished)
+        task.add_done_callback(self._running.discard)
+        # its exception counts as read, also where its caller was cancelled
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(task)
-
-    def _finished(self, task: asyncio.Task[Any]) -> None:
-        self._running.discard(task)
-        if not task.cancelled():
-            task.exception()
 
     async def now(self, name: str) -> EmbedderRow | None:
         """Return the current row of an embedder; None if it has no vectors."""

@@ -122,22 +122,16 @@ class PostgresStore(SqlStore):
         """
         self.database.acquire()
         try:
-            await self._open()
+            await self.database.open()
+            # of processes that ended long ago
+            await self.database.execute(
+                "DELETE FROM leases WHERE key IN ("
+                "SELECT key FROM leases WHERE until < clock_timestamp() - interval '1 hour' "
+                "ORDER BY key FOR UPDATE SKIP LOCKED)"
+            )
         except BaseException:
             await self.database.close()
             raise
-
-    async def _open(self) -> None:
-        await self.database.open()
-        # of processes that ended long ago
-        await self.database.execute(
-            """
-            DELETE FROM leases WHERE key IN (
-                SELECT key FROM leases WHERE until < clock_timestamp() - interval '1 hour'
-                ORDER BY key FOR UPDATE SKIP LOCKED
-            )
-            """
-        )
 
     async def close(self) -> None:
         """Complete pending work and close all connections, unless another user opened them, too."""

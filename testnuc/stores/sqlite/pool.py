@@ -53,7 +53,7 @@ class SqlitePool:
         self._updater = ThreadPoolExecutor(1, thread_name_prefix="testnuc-index")
         self._searcher = ThreadPoolExecutor(1, thread_name_prefix="testnuc-search")
         self._opening: asyncio.Future[None] | None = None
-        self._updates = 0
+        self._updating: set[asyncio.Future[None]] = set()
         self._closed = False
 
     def __len__(self) -> int:
@@ -226,7 +226,7 @@ class SqlitePool:
 
     def _behind(self, now: sql.PoolState, upto: int | None) -> bool:
         """Return whether a search must first apply changes of other processes."""
-        if self._updates:
+        if self._updating:
             # during an addition, a search sees the rows added so far, as in memory
             return False
         nearest = self.index.nearest
@@ -238,11 +238,8 @@ class SqlitePool:
         if self._closed and work != self.index.close:
             raise StoreError("the pool is closed, and so is its client")
         running = asyncio.wrap_future(self._updater.submit(work))
-        self._updates += 1
-        running.add_done_callback(self._updated)
+        self._updating.add(running)
+        running.add_done_callback(self._updating.discard)
+        # its exception counts as read, also where its caller was cancelled
+        running.add_done_callback(lambda done: done.cancelled() or done.exception())
         return asyncio.shield(running)
-
-    def _updated(self, running: asyncio.Future[None]) -> None:
-        self._updates -= 1
-        if not running.cancelled():
-            running.exception()
