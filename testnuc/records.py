@@ -136,7 +136,8 @@ def _several(
         "trusts": _parts(record.get("nuc_trusts")),
     }
     # "" is an answer without labels; a list without items is not written everywhere
-    if record.get("nuc_own_label") is not None or record.get("nuc_own_confidences") is not None:
+    parts = (record.get("nuc_own_label"), record.get("nuc_own_confidences"), said)
+    if any(part is not None for part in parts):
         labels = tuple(map(str, _structure(record.get("nuc_own_labels"), [])))
         sure = tuple(map(_part, _structure(record.get("nuc_own_confidences"), [])))
         outside = split_labels(said)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from testnuc._base.checks import hash_text, valid_text
@@ -21,10 +21,35 @@ from testnuc.index import scanned
 from testnuc.labels import as_stored
 from testnuc.protocols import StoredPrediction
 from testnuc.results import Results, read_results
-from testnuc.types import Classification, MultilabelClassification, Prediction
+from testnuc.types import (
+    Classification,
+    MultilabelClassification,
+    MultilabelPrediction,
+    Prediction,
+    split_labels,
+)
 
 #: Texts that are read from a pool at a time.
 _CHUNK = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class LabeledTable:
+    """The results of the texts of a table that have a stored answer."""
+
+    results: Results
+    #: The row of each result.
+    valid: Sequence[int]
+    #: What is wrong with the texts of the other rows.
+    problems: Mapping[int, str]
+    #: Row -> what the file says, of texts that were not asked about, or that a referee labeled.
+    before: Mapping[int, Classification]
+
+    def merged(self) -> dict[int, Classification]:
+        """Return the result of each row: labels of a referee stay, but for those of a person."""
+        made = dict(zip(self.valid, self.results, strict=True))
+        judged = {at for at, result in made.items() if result.source in {"person", "referee"}}
+        return made | {at: row for at, row in self.before.items() if at not in judged}
 
 
 @asynccontextmanager
@@ -40,7 +65,9 @@ async def opened(
     if holds_rows(source):
         table, kept = read_table(source, text_column), AnswerStore.of(client["store"], source)
     # nothing is sent, so no key is needed
-    nuc = client_of(client.but(store=kept.where), api_key="not-needed")
+    # nor about neighbors, which the run may not have asked about
+    stored = client.but(store=kept.where, neighbors="stored")
+    nuc = client_of(stored, api_key="not-needed")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SmallPoolWarning)
         answered = [] if table is None else _answered(nuc, table, source)
@@ -82,19 +109,25 @@ async def _stored_texts(nuc: TestNUC, store: str) -> Table:
 
 async def stored_results(store: str, client: Options) -> Results:
     """Return the results of the texts in a store; it makes no call."""
-    async with opened(store, client.but(neighbors="stored"), "text") as (nuc, _):
+    async with opened(store, client, "text") as (nuc, _):
         table = await _stored_texts(nuc, store)
         return await nuc.classify_many(table.texts)
 
 
-async def labeled(
-    nuc: TestNUC, table: Table, source: str
-) -> tuple[Results, list[int], dict[int, str]]:
+async def labeled(nuc: TestNUC, table: Table, source: str) -> LabeledTable:
     """Label the texts of a file or a store by what was learned; it makes no call.
 
-    Also return the row of each result, and what is wrong with the texts of the other rows.
+    A text that the run did not ask about keeps what the file says.
     """
     problems, valid = usable(table, source)
+    parts, before = parts_of(nuc), dict[int, Classification]()
+    if holds_rows(source):
+        rows = read_results(table.rows, source, table.text_column)
+        keys = [parts.predictor.key(table.texts[at]) for at in valid]
+        stored = await parts.store.get_predictions(keys)
+        unasked = {at for at, answer in zip(valid, stored, strict=True) if answer is None}
+        before = {at: rows[at] for at in valid if at in unasked or rows[at].source == "referee"}
+        valid = [at for at in valid if at not in unasked]
     texts = [table.texts[at] for at in valid]
     calls = (await nuc.estimate(texts)).calls
     if calls:
@@ -102,7 +135,7 @@ async def labeled(
             f"{calls:,} of {len(texts):,} texts in the column {table.text_column!r} have no stored "
             "answer; run `testnuc classify` first, or name another --text-column"
         )
-    return await nuc.classify_many(texts), valid, problems
+    return LabeledTable(await nuc.classify_many(texts), valid, problems, before)
 
 
 def _answered(nuc: TestNUC, table: Table, source: str) -> list[Classification]:
@@ -132,11 +165,15 @@ def _answered(nuc: TestNUC, table: Table, source: str) -> list[Classification]:
 
 def with_empty_set(result: Classification) -> Classification:
     """Return a result of a CSV file, where no labels are an empty cell, with "" instead."""
+    own = result.prediction
+    if own is not None and not isinstance(own, MultilabelPrediction):
+        outside = split_labels(own.said)
+        own = MultilabelPrediction(own.label, own.confidence, own.said, unmatched=tuple(outside))
+        result = replace(result, prediction=own)
     known = isinstance(result, MultilabelClassification) or not result.voters
     if known or result.error is not None:
         return result
-    own = result.prediction or Prediction("", None)
-    return replace(result, label=result.label or "", prediction=own)
+    return replace(result, label=result.label or "", prediction=own or Prediction("", None))
 
 
 async def _take(nuc: TestNUC, answered: list[Classification]) -> None:

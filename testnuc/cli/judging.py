@@ -19,6 +19,7 @@ from testnuc.cli.files import free_name, require_kind, require_new, write_result
 from testnuc.cli.judging_page import judge_on_page, write_page
 from testnuc.cli.next_steps import next_command
 from testnuc.cli.reading import Table, existing, holds_rows, to_stderr
+from testnuc.cli.run_note import RunNote
 from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError
 from testnuc.report.marks import read_marks
@@ -102,13 +103,16 @@ async def learn(given: SimpleNamespace) -> None:
     source, output = given.source, given.output
     require_new(output, overwrite=given.overwrite)
     take = _lesson(given.judged, at_random=given.at_random)
-    async with opened(source, given.client, given.text_column) as (nuc, held):
+    least = RunNote.of(source).options.get("min_trust")
+    # labels that the run withheld for it stay withheld
+    client = given.client.but(min_trust=least) if isinstance(least, float) else given.client
+    async with opened(source, client, given.text_column) as (nuc, held):
         if output is None:
             learned = await take(nuc)
         else:
             table = await texts_for(nuc, held, source, output)
             learned = await take(nuc)
-            results, valid, problems = await labeled(nuc, table, source)
+            found = await labeled(nuc, table, source)
     print(learned)
     if all(judgment.probability is None for judgment in learned.judged):
         to_stderr(
@@ -120,11 +124,16 @@ async def learn(given: SimpleNamespace) -> None:
             "to apply it, run `testnuc classify` again: stored answers are not requested again"
         )
     else:
-        record = run_record(results) if Path(output).suffix.lower() == ".jsonl" else None
-        write_results(output, table, dict(zip(valid, results, strict=True)), problems, run=record)
-        people = sum(result.source == "person" for result in results)
+        of_file = Path(output).suffix.lower() == ".jsonl"
+        placed = found.merged()
+        record = run_record(found.results) if of_file else None
+        write_results(output, table, placed, found.problems, run=record)
+        labels = sum(row.label is not None for row in placed.values())
+        people = sum(row.source == "person" for row in placed.values())
+        kept = sum(found.before.get(at) is row for at, row in placed.items())
         to_stderr(
-            f"{len(results):,} labels, {people:,} of them judged by a person, written to {output}"
+            f"{labels:,} labels, {people:,} of them judged by a person, written to {output}"
+            + (f"; {kept:,} texts keep what {source} says of them" if kept else "")
         )
     to_stderr(_after(learned, learned.certify(), given))
 
@@ -199,7 +208,8 @@ async def certify(given: SimpleNamespace) -> None:
             given.accuracy, given.confidence, level=given.level, label=label
         )
         table = await texts_for(nuc, held, source, output)
-        results, valid, _ = await labeled(nuc, table, source)
+        found = await labeled(nuc, table, source)
+    results = found.results
     covered = results.certified(certificate)
     print(certificate)
     if label is None and results.multilabel:
@@ -212,13 +222,18 @@ async def certify(given: SimpleNamespace) -> None:
         to_stderr(f"{output} was not written; a lower --accuracy takes fewer judgments")
         # a script must not go on without the file
         raise typer.Exit(3)
-    rows = [table.rows[valid[result.index]] for result in covered]
+    rows = [table.rows[found.valid[result.index]] for result in covered]
     write_results(output, replace(table, rows=rows), dict(enumerate(covered)), {})
     people = sum(result.source == "person" for result in covered)
     to_stderr(
         f"{len(covered):,} of {len(results):,} texts, those certified and the {people:,} that a "
         f"person judged, written to {output}"
     )
+    if found.before:
+        to_stderr(
+            f"note: the certificate says nothing of {len(found.before):,} labels in {source} that "
+            "a referee gave, or a model of the texts without an answer of the LLM"
+        )
     more = next_command("review", given, "--goal", "correct")
     to_stderr(f"to correct the least trusted labels: {more}")
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, fields
 from typing import Any
 
+from testnuc._base.checks import valid_text
 from testnuc._base.display import brief
 
 #: More texts than a run can have.
@@ -51,6 +52,8 @@ class ReviewContext:
         return {field.name: getattr(self, field.name) for field in fields(self)} | {
             "earlier": [astuple(judgment) for judgment in self.earlier],
             "descriptions": dict(self.descriptions),
+            # JSON has no name of a file that is not UTF-8
+            "run": [] if valid_text(" ".join(self.run) or "-") else self.run,
         }
 
     @classmethod

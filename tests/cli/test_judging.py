@@ -335,7 +335,7 @@ def test_after_a_review_every_output_has_the_corrected_labels(tickets):
         for name in ("learned.jsonl", "learned.csv"):
             code, _, err = run_here(*learn, "-o", name)
             assert code == 0, err
-            assert f"240 labels, 60 of them judged by a person, written to {name}" in err
+            assert f"239 labels, 60 of them judged by a person, written to {name}" in err
         for name, more in {
             "a.csv": [],
             "b.jsonl": ["--full"],
@@ -521,3 +521,67 @@ def test_results_whose_file_name_is_not_utf8(tickets, tmp_path):
         judged("review.json")
         code, _, err = run_here("learn", out, "review.json", "-o", "better.csv")
     assert code == 0, err
+
+
+def rows_of(path):
+    with Path(path).open(newline="") as file:
+        return {row["text"]: row for row in csv.DictReader(file)}
+
+
+def test_texts_that_were_not_asked_about_keep_their_labels(tickets):
+    with LoopbackLLM(lambda text: (true_label(text), 0.9)) as llm:
+        asked = ["--ask", "unsure", "--most", "0.5"]
+        assert run_here("classify", tickets, *options(llm), *asked, "-o", "out.csv")[0] == 0
+        sent, before = llm.requests, rows_of("out.csv")
+        assert run_here("review", "out.csv", "-n", "20", "--no-open", "-o", "r.json")[0] == 0
+        review = judged("r.json")
+        code, _, err = run_here("learn", "out.csv", "r.json", "-o", "better.csv")
+        assert code == 0, err
+        assert "texts keep what out.csv says of them" in err
+        code, _, err = run_here("certify", "out.csv", "--accuracy", "0.7", "-o", "sure.csv")
+        assert code == 0, err
+        assert "the certificate says nothing of" in err
+        assert llm.requests == sent
+    after, sure = rows_of("better.csv"), rows_of("sure.csv")
+    unasked = {text for text, row in before.items() if not row["nuc_own_label"]}
+    assert 0 < len(unasked) < len(TEXTS)
+    assert after.keys() == before.keys()
+    assert all(after[text]["nuc_label"] == before[text]["nuc_label"] for text in unasked)
+    assert not unasked & sure.keys()
+    assert all(after[item.text]["nuc_label"] == item.answer for item in review)
+
+
+def test_labels_of_a_referee_stay_but_for_those_of_a_person(tickets):
+    seen = set()
+
+    def two(text):
+        """The model's answer, then that of the referee, which is asked by the same server."""
+        first = text not in seen
+        seen.add(text)
+        return wrong_at_random(text) if first else (true_label(text), 0.9)
+
+    with LoopbackLLM(two) as llm:
+        referee = ["--referee", "openai/better", "--escalate", "20%"]
+        assert run_here("classify", tickets, *options(llm), *referee, "-o", "out.csv")[0] == 0
+        before = rows_of("out.csv")
+        assert run_here("review", "out.csv", "-n", "10", "--no-open", "-o", "r.json")[0] == 0
+        review = judged("r.json")
+        assert run_here("learn", "out.csv", "r.json", "-o", "better.csv")[0] == 0
+    after, by_hand = rows_of("better.csv"), {item.text for item in review}
+    given = {text for text, row in before.items() if row["nuc_source"] == "referee"} - by_hand
+    assert len(given) >= 0.2 * len(TEXTS) - len(by_hand)
+    assert {after[text]["nuc_source"] for text in given} == {"referee"}
+    assert all(after[text]["nuc_label"] == true_label(text) for text in given | by_hand)
+    assert {after[text]["nuc_source"] for text in by_hand} == {"person"}
+
+
+def test_labels_that_a_run_withheld_are_withheld_after_learning(tickets):
+    with LoopbackLLM(wrong_at_random) as llm:
+        withheld = ["--min-trust", "0.9"]
+        assert run_here("classify", tickets, *options(llm), *withheld, "-o", "out.csv")[0] == 0
+        assert run_here("review", "out.csv", "-n", "20", "--no-open", "-o", "r.json")[0] == 0
+        judged("r.json")
+        assert run_here("learn", "out.csv", "r.json", "-o", "better.csv")[0] == 0
+    after = rows_of("better.csv").values()
+    assert 0 < sum(not row["nuc_label"] for row in after) < len(TEXTS)
+    assert all(float(row["nuc_trust"]) >= 0.9 for row in after if row["nuc_label"])

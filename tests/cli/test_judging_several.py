@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,22 @@ def test_sets_are_answered_in_the_terminal(tickets, monkeypatch):
     code, out, err = run_here("learn", "answers.db", "review.json")
     assert code == 0, err
     assert "2 of 20 texts are judged" in out
+
+
+@pytest.mark.parametrize("output", ["labeled.csv", "labeled.jsonl"])
+def test_answers_outside_the_labels_do_not_damage_another_store(tickets, output):
+    def says_banana(text):
+        return {"banana": 0.9} if int(text.split("#")[1]) % 6 == 5 else says(text)
+
+    with LoopbackLLM(says_banana) as llm:
+        options = ["--multilabel", "--labels", ",".join(LABELS), "--model", "openai/test"]
+        options += ["--base-url", llm.base_url]
+        assert run_here("classify", tickets, "-o", output, *options)[0] == 0
+        shutil.rmtree(f"{output}.resume")
+        elsewhere = [*options, "--store", "shared.db"]
+        code, _, err = run_here("review", output, *elsewhere, "-n", "5", "--no-open")
+        assert code == 0, err
+        sent = llm.requests
+        code, _, err = run_here("classify", tickets, "-o", "again.csv", *elsewhere)
+        assert code == 0, err
+        assert llm.requests == sent
