@@ -23,43 +23,45 @@ from typing import TYPE_CHECKING
 from testnuc._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from testnuc.client import TestNUC
-    from testnuc.errors import (
-        BudgetExceededError,
-        InvalidInputError,
-        ProviderError,
-        SmallPoolWarning,
-        StoreError,
-        TestNUCError,
-    )
-    from testnuc.head import Head
-    from testnuc.label_tree import LabelTree
-    from testnuc.labels import LabelSet
-    from testnuc.limits import BatchPolicy, Budget, Limits, RateLimit, RetryPolicy
-    from testnuc.methods import (
-        BestOfN,
-        Sampling,
-        SelfConsistency,
-        StandardPrompting,
-        TopKICL,
-        TopKICLP,
-        WeightedBestOfN,
-    )
-    from testnuc.providers.anthropic import Anthropic
-    from testnuc.providers.openai import OpenAI
-    from testnuc.results import Results
-    from testnuc.sync import SyncTestNUC
-    from testnuc.trust import Certificate, Learned, Referee, Review, UncertaintySampling
-    from testnuc.types import (
-        Classification,
-        Estimate,
-        MultilabelClassification,
-        Neighbor,
-        Prediction,
-        TreeClassification,
-        Usage,
-    )
-    from testnuc.voting import VotePolicy
+    from testnuc.client import TestNUC as TestNUC
+    from testnuc.errors import BudgetExceededError as BudgetExceededError
+    from testnuc.errors import InvalidInputError as InvalidInputError
+    from testnuc.errors import ProviderError as ProviderError
+    from testnuc.errors import SmallPoolWarning as SmallPoolWarning
+    from testnuc.errors import StoreError as StoreError
+    from testnuc.errors import TestNUCError as TestNUCError
+    from testnuc.head import Head as Head
+    from testnuc.label_tree import LabelTree as LabelTree
+    from testnuc.labels import LabelSet as LabelSet
+    from testnuc.limits import BatchPolicy as BatchPolicy
+    from testnuc.limits import Budget as Budget
+    from testnuc.limits import Limits as Limits
+    from testnuc.limits import RateLimit as RateLimit
+    from testnuc.limits import RetryPolicy as RetryPolicy
+    from testnuc.methods import BestOfN as BestOfN
+    from testnuc.methods import Sampling as Sampling
+    from testnuc.methods import SelfConsistency as SelfConsistency
+    from testnuc.methods import StandardPrompting as StandardPrompting
+    from testnuc.methods import TopKICL as TopKICL
+    from testnuc.methods import TopKICLP as TopKICLP
+    from testnuc.methods import WeightedBestOfN as WeightedBestOfN
+    from testnuc.providers.anthropic import Anthropic as Anthropic
+    from testnuc.providers.openai import OpenAI as OpenAI
+    from testnuc.results import Results as Results
+    from testnuc.sync import SyncTestNUC as SyncTestNUC
+    from testnuc.trust import Certificate as Certificate
+    from testnuc.trust import Learned as Learned
+    from testnuc.trust import Referee as Referee
+    from testnuc.trust import Review as Review
+    from testnuc.trust import UncertaintySampling as UncertaintySampling
+    from testnuc.types import Classification as Classification
+    from testnuc.types import Estimate as Estimate
+    from testnuc.types import MultilabelClassification as MultilabelClassification
+    from testnuc.types import Neighbor as Neighbor
+    from testnuc.types import Prediction as Prediction
+    from testnuc.types import TreeClassification as TreeClassification
+    from testnuc.types import Usage as Usage
+    from testnuc.voting import VotePolicy as VotePolicy
 
 # a library leaves the handling of its log records to the application
 logging.getLogger(__name__).addHandler(logging.NullHandler())
@@ -118,47 +120,7 @@ _MODULES = (
     "voting",
 )
 
-__all__ = [
-    "Anthropic",
-    "BatchPolicy",
-    "BestOfN",
-    "Budget",
-    "BudgetExceededError",
-    "Certificate",
-    "Classification",
-    "Estimate",
-    "Head",
-    "InvalidInputError",
-    "LabelSet",
-    "LabelTree",
-    "Learned",
-    "Limits",
-    "MultilabelClassification",
-    "Neighbor",
-    "OpenAI",
-    "Prediction",
-    "ProviderError",
-    "RateLimit",
-    "Referee",
-    "Results",
-    "RetryPolicy",
-    "Review",
-    "Sampling",
-    "SelfConsistency",
-    "SmallPoolWarning",
-    "StandardPrompting",
-    "StoreError",
-    "SyncTestNUC",
-    "TestNUC",
-    "TestNUCError",
-    "TopKICL",
-    "TopKICLP",
-    "TreeClassification",
-    "UncertaintySampling",
-    "Usage",
-    "VotePolicy",
-    "WeightedBestOfN",
-]
+__all__ = sorted(_HOME)  # noqa: PLE0605 - type checkers see the imports above
 
 
 def __getattr__(name: str) -> object:
