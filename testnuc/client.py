@@ -14,7 +14,7 @@ from testnuc._engine.components import Components, Internals
 from testnuc._engine.distilling import distill
 from testnuc._engine.escalation import Escalation
 from testnuc._engine.estimate import Estimator
-from testnuc._engine.inputs import checked_texts, distinct, labeled
+from testnuc._engine.inputs import checked_texts, distinct, labels_by_place
 from testnuc._engine.learning import Learning
 from testnuc._engine.parameters import takes_arguments_of
 from testnuc._engine.reporting import compare, coverage, shown, summarize, warn_of_few
@@ -227,7 +227,8 @@ class TestNUC:
         parts = self._parts
         entries, places = await distinct(await checked_texts(texts))
         if labels is not None:
-            entries = labeled(entries, places, labels, parts.labels)
+            known = labels_by_place(entries, places, labels, parts.labels)
+            entries = [replace(e, label=label) for e, label in zip(entries, known, strict=True)]
         await self._ready()
         failed: list[Exception] = []
         for start in range(0, len(entries), _TURN):

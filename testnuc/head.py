@@ -365,16 +365,21 @@ class Head:
             label, trust = self.predict_vectors(vectors)
             return Labels.single(label, trust=trust.astype(np.float64))
         self._check(vectors)
+        starts = range(0, max(len(vectors), 1), _BLOCK)
+        return Labels.stacked([self._several(vectors[at : at + _BLOCK]) for at in starts])
+
+    def _several(self, vectors: Floats) -> Labels:
+        assert self.sets is not None
         probabilities = self._linear.probabilities(vectors)
         given, chances, trust = self.sets.apply(probabilities)
-        at = np.nonzero(given | (probabilities >= _SHOWN))
+        rows, label = np.nonzero(given | (probabilities >= _SHOWN))
         return Labels.pairs(
             len(vectors),
-            at[0],
-            at[1],
-            probabilities[at],
-            given=given[at],
-            chance=chances[at],
+            rows,
+            label,
+            probabilities[rows, label],
+            given=given[rows, label],
+            chance=chances[rows, label],
             trust=trust.astype(np.float64),
         )
 
@@ -439,19 +444,18 @@ class Head:
 
     def _said(self, vectors: Float16s) -> Iterator[tuple[float, list[_Candidate]]]:
         """Yield the trust of each text, and the labels that anything speaks for."""
-        for start in range(0, len(vectors), _BLOCK):
-            found = self.labels_of(vectors[start : start + _BLOCK])
-            # a text with one label has one candidate
-            chance = found.trust if found.chance is None else found.chance
-            assert found.trust is not None
-            assert chance is not None
-            names = [self.labels[one] for one in found.label.tolist()]
-            given, share = found.is_given().tolist(), found.share.tolist()
-            candidates = list(zip(names, given, share, chance.tolist(), strict=True))
-            for trust, (first, end) in zip(
-                found.trust.tolist(), pairwise(found.starts.tolist()), strict=True
-            ):
-                yield trust, candidates[first:end]
+        found = self.labels_of(vectors)
+        # a text with one label has one candidate
+        chance = found.trust if found.chance is None else found.chance
+        assert found.trust is not None
+        assert chance is not None
+        names = [self.labels[one] for one in found.label.tolist()]
+        given, share = found.is_given().tolist(), found.share.tolist()
+        candidates = list(zip(names, given, share, chance.tolist(), strict=True))
+        for trust, (first, end) in zip(
+            found.trust.tolist(), pairwise(found.starts.tolist()), strict=True
+        ):
+            yield trust, candidates[first:end]
 
     def _record(
         self,

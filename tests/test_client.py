@@ -508,7 +508,7 @@ async def test_known_labels_must_fit(client_of):
             await nuc.add(["a text"], labels=["weather"])
         with pytest.raises(testnuc.InvalidInputError, match="2 texts need 2 labels"):
             await nuc.add(["a text", "b text"], labels=["refund"])
-        with pytest.raises(testnuc.InvalidInputError, match="one text has one label"):
+        with pytest.raises(testnuc.InvalidInputError, match="give each text one label"):
             await nuc.add(["a text", "a text"], labels=["refund", "login"])
         assert len(nuc) == 0
 

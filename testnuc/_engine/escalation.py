@@ -72,7 +72,7 @@ class RefereeModel:
         #: Shows all labels.
         self.predictor = self._predictor(parts.labels)
         self._scheduler = Scheduler(
-            self._answer,
+            _answered,
             parts.store,
             self.predictor.scope,
             meter=self.meter,
@@ -110,9 +110,6 @@ class RefereeModel:
         await self._scheduler.close()
         await self._transport.aclose()
 
-    async def _answer(self, asks: tuple[Ask, ...]) -> list[Prediction | Exception]:
-        return await (asks[0].answer or self.predictor.answer)(asks)
-
     def _some(self, entry: PoolText, names: Sequence[str]) -> LabelSet:
         """Return some labels, in an order that depends on the text alone."""
         labels = self._parts.labels
@@ -140,6 +137,11 @@ class RefereeModel:
             # few calls, which must be right: the provider's own
             reasoning_effort=None,
         )
+
+
+async def _answered(asks: tuple[Ask, ...]) -> list[Prediction | Exception]:
+    assert asks[0].answer is not None
+    return await asks[0].answer(asks)
 
 
 class Escalation:

@@ -13,6 +13,7 @@ import numpy as np
 from testnuc._base.checks import hash_text, valid_text
 from testnuc.errors import InvalidInputError
 from testnuc.protocols import PoolText
+from testnuc.trust.review import closest_label
 
 if TYPE_CHECKING:
     from testnuc._base.arrays import Int64s
@@ -116,10 +117,17 @@ async def distinct(texts: Sequence[str]) -> tuple[list[PoolText], Int64s]:
     return entries, places
 
 
-def labeled(
-    entries: Sequence[PoolText], places: Int64s, labels: Sequence[Any], allowed: LabelSet
-) -> list[PoolText]:
-    """Return the entries with the given labels of their texts.
+def labels_by_place(
+    entries: Sequence[PoolText],
+    places: Int64s,
+    labels: Sequence[Any],
+    allowed: LabelSet,
+    *,
+    none: bool = False,
+) -> list[str | None]:
+    """Return the given label of each distinct text, or all of its labels in one string.
+
+    `none`: whether a text may have None, because none of the labels is right.
 
     Raises
     ------
@@ -131,26 +139,19 @@ def labeled(
             f"{len(places)} texts need {len(places)} labels, got "
             f"{'one string' if isinstance(labels, str) else len(labels)}"
         )
-    known: dict[int, str] = {}
+    known: dict[int, str | None] = {}
     given = values(labels, "labels")
     for position, (place, said) in enumerate(zip(places.tolist(), given, strict=True)):
-        label = known_label(allowed, said, position, "; correct it, or leave the text out")
+        label = None if none and said is None else _known_label(allowed, said, position)
         if known.setdefault(place, label) != label:
             raise InvalidInputError(
-                f"text {position} is given the label {label!r} and, in another place, "
-                f"{known[place]!r}; one text has one label"
+                f"{entries[place].text[:60]!r} has the label {label!r} and, before, "
+                f"{known[place]!r}; give each text one label"
             )
-    return [PoolText(e.text, e.hash, known[place]) for place, e in enumerate(entries)]
+    return [known[place] for place in range(len(entries))]
 
 
-def known_label(allowed: LabelSet, said: Any, position: int, hint: str) -> str:
-    """Return the label of a text, or all of its labels in one string, as a pool holds it.
-
-    Raises
-    ------
-    InvalidInputError
-        It is not in the set; `hint` ends the message of a single label.
-    """
+def _known_label(allowed: LabelSet, said: Any, position: int) -> str:
     if allowed.multilabel:
         joined = allowed.joined(said)
         if joined is None:
@@ -160,7 +161,9 @@ def known_label(allowed: LabelSet, said: Any, position: int, hint: str) -> str:
             )
         return joined
     if not isinstance(said, str) or said not in allowed:
+        close = closest_label(said, allowed.names) if isinstance(said, str) else ""
         raise InvalidInputError(
-            f"label {position} is {said!r}, which is not in the label set{hint}"
+            f"label {position} is {said!r}, which is not in the label set"
+            + (close or "; correct it, or leave the text out")
         )
     return said

@@ -17,14 +17,14 @@ import numpy as np
 
 from testnuc._base.checks import checked_whole
 from testnuc._engine.argmax_learning import ArgmaxFit
-from testnuc._engine.inputs import checked_texts, distinct, known_label, values
+from testnuc._engine.inputs import checked_texts, distinct, labels_by_place
 from testnuc._engine.rows import nearest
 from testnuc._engine.threshold_learning import ThresholdFit
 from testnuc.embedders.cache import embedder_name
 from testnuc.errors import InvalidInputError, StoreError
 from testnuc.trust.judgment import Judgment
 from testnuc.trust.learned import Learned
-from testnuc.trust.review import Review, ReviewItem, closest_label, draw
+from testnuc.trust.review import Review, ReviewItem, draw
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -156,20 +156,11 @@ class Learning:
         """Learn from the labels of texts that were chosen at random."""
         parts = self._parts
         given = await checked_texts(texts)
-        if isinstance(labels, str) or len(labels) != len(given):
-            raise InvalidInputError(f"there are {len(given)} texts; give a list of as many labels")
-        said = list(values(labels, "labels"))
-        if not said:
-            raise InvalidInputError("there is no labeled text to learn from")
-        said = [self._known(label, position) for position, label in enumerate(said)]
         entries, places = await distinct(given)
-        of_place: dict[int, str | None] = {}
-        for place, label in zip(places.tolist(), said, strict=True):
-            if of_place.setdefault(place, label) != label:
-                raise InvalidInputError(
-                    f"{entries[place].text[:60]!r} has the label {label!r} and, before, "
-                    f"{of_place[place]!r}; give each text one label"
-                )
+        if not entries:
+            raise InvalidInputError("there is no labeled text to learn from")
+        none = not parts.labels.multilabel
+        right = labels_by_place(entries, places, labels, parts.labels, none=none)
         run = await parts.pipeline.prepare(entries, together=True)
         await parts.pipeline.predict_own(run)
         vectors = await parts.embedding.vectors(
@@ -186,7 +177,7 @@ class Learning:
                 Judgment(
                     entry.text,
                     entry.hash,
-                    of_place[place],
+                    right[place],
                     "person",
                     chance := 1 / max(left - place, 1),
                     chance,
@@ -196,15 +187,6 @@ class Learning:
                 for place, entry in enumerate(entries)
             ]
         )
-
-    def _known(self, said: Any, position: int) -> str | None:
-        """Return the right label of a text, as a judgment holds it."""
-        labels = self._parts.labels
-        if said is None and not labels.multilabel:
-            return None
-        wrong = isinstance(said, str) and said not in labels
-        close = closest_label(said, labels.names) if wrong else ""
-        return known_label(labels, said, position, close)
 
     async def unlearn(self) -> bool:
         """Forget what was learned; returns whether there was anything."""

@@ -17,7 +17,7 @@ from testnuc.trust.model import SKIPPED_ROUNDS, fit_model, fits, teach
 from testnuc.voting import Labels
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from testnuc._base.arrays import Float16s, Int32s, Int64s
     from testnuc._engine.run import Run
@@ -31,8 +31,6 @@ _log = logging.getLogger("testnuc.client")
 
 #: Judged texts of a run from which a model is taught again.
 _TAUGHT = 20
-#: Texts whose probabilities of all labels are in memory at a time.
-_BLOCK = 4_096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,8 +44,7 @@ class HeadRule:
 
     def label(self, run: Run, vectors: Float16s, rows: Int64s) -> Int64s:
         """Label the sure ones of some own texts; returns the others."""
-        parts = [self.head.labels_of(vectors[block]) for block in _blocks(rows)]
-        labels = Labels.stacked(parts) if parts else Labels.of([])
+        labels = self.head.labels_of(vectors[rows])
         trust = np.zeros(0) if labels.trust is None else labels.trust
         drift = self.head.drift.add(trust)
         if drift is not None:
@@ -63,10 +60,6 @@ class HeadRule:
                 "the LLM"
             )
         return rows[~sure]
-
-
-def _blocks(rows: Int64s) -> Iterator[Int64s]:
-    return (rows[start : start + _BLOCK] for start in range(0, len(rows), _BLOCK))
 
 
 def _layer(n: int, rows: Int64s, labels: Labels) -> Layer:

@@ -158,7 +158,7 @@ async def test_label_lists_are_checked_before_anything_is_sent():
             (["refund"] * 3, r"labels 0 are 'refund'; with multilabel=True give a list"),
             ([["refund"], ["weather"], []], r"labels 1 are \['weather'\]"),
             ([["refund"], None, []], "labels 1 are None"),
-            ([["refund"]], "there are 3 texts"),
+            ([["refund"]], "3 texts need 3 labels, got 1"),
         ):
             with pytest.raises(InvalidInputError, match=match):
                 await nuc.learn(texts, labels)
