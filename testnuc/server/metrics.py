@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from testnuc.errors import MissingDependencyError
@@ -26,11 +27,9 @@ class Metrics:
         self.content_type: str = prometheus_client.CONTENT_TYPE_LATEST
         self._registry = prometheus_client.CollectorRegistry()
         prometheus_client.ProcessCollector(registry=self._registry)
-        self._requests = prometheus_client.Counter(
-            "testnuc_http_requests",
-            "HTTP requests answered.",
-            ["route", "status"],
-            registry=self._registry,
+        counter = partial(prometheus_client.Counter, registry=self._registry)
+        self._requests = counter(
+            "testnuc_http_requests", "HTTP requests answered.", ["route", "status"]
         )
         self._seconds = prometheus_client.Histogram(
             "testnuc_http_request_seconds",
@@ -39,11 +38,10 @@ class Metrics:
             buckets=_BUCKETS,
             registry=self._registry,
         )
-        self._texts = prometheus_client.Counter(
+        self._texts = counter(
             "testnuc_texts",
             "Texts by outcome: labeled, unlabeled (no vote), or failed (error and no label).",
             ["outcome"],
-            registry=self._registry,
         )
         self._registry.register(_UsageCollector(usage))
 

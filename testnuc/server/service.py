@@ -122,7 +122,14 @@ class Service:
             ),
         )
         self._page = page
-        self._document = orjson.dumps(document(nuc.labels, self.settings))
+        described = nuc.labels.descriptions
+        labels = [{"label": n, "description": described.get(n)} for n in nuc.labels.names]
+        #: Responses that are always the same, by path: JSON and pages.
+        self._facts = {
+            "/openapi.json": document(nuc.labels, self.settings),
+            "/v1/labels": {"labels": labels},
+            "/healthz": {"status": "alive"},
+        }
         folder = files("testnuc.server")
         self._static_pages = {
             path: (folder / name).read_text(encoding="utf-8")
@@ -134,16 +141,13 @@ class Service:
         self.app.on_response_prepare.append(self._add_headers)
         self.app.add_routes(
             [
-                web.get("/", self._static),
-                web.get("/docs", self._static),
+                *(web.get(path, self._static) for path in self._static_pages),
+                *(web.get(path, self._fact) for path in self._facts),
                 web.get("/results", self._results_page),
                 web.post("/v1/classify", self._classify),
-                web.get("/v1/labels", self._labels),
                 web.get("/v1/info", self._info),
-                web.get("/healthz", self._healthz),
                 web.get("/readyz", self._readyz),
                 web.get("/metrics", self._metrics_page),
-                web.get("/openapi.json", self._openapi),
             ]
         )
 
@@ -275,10 +279,8 @@ class Service:
         html = self._static_pages[request.path]
         return web.Response(text=html, content_type="text/html", headers=_page_headers(html))
 
-    async def _labels(self, _: web.Request) -> web.Response:
-        described = self.nuc.labels.descriptions
-        names = self.nuc.labels.names
-        return _json({"labels": [{"label": n, "description": described.get(n)} for n in names]})
+    async def _fact(self, request: web.Request) -> web.Response:
+        return _json(self._facts[request.path])
 
     async def _info(self, _: web.Request) -> web.Response:
         nuc = self.nuc
@@ -302,9 +304,6 @@ class Service:
         # its own policy, in its head, allows its scripts alone
         return web.Response(text=html, content_type="text/html", headers=_page_headers())
 
-    async def _healthz(self, _: web.Request) -> web.Response:
-        return _json({"status": "alive"})
-
     async def _readyz(self, _: web.Request) -> web.Response:
         # once the pause is over it is ready: a request finds out whether the provider answers
         return _json({"status": self.status}, 200 if self.status == "ready" else 503)
@@ -313,9 +312,6 @@ class Service:
         headers = {"Content-Type": self._metrics.content_type}
         # process metrics are read from files
         return web.Response(body=await asyncio.to_thread(self._metrics.page), headers=headers)
-
-    async def _openapi(self, _: web.Request) -> web.Response:
-        return web.Response(body=self._document, content_type="application/json")
 
     # -- common to all routes ------------------------------------------------------------------
 
