@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from testnuc._base.jsonl import write_whole
+from testnuc.cli import parquet, xlsx
 from testnuc.cli.decoding import require_filled
 from testnuc.cli.reading import STANDARD, Table, kind_of, read_table, to_stderr
 from testnuc.errors import InvalidInputError
@@ -103,12 +104,8 @@ def check_output(
     if kind not in {".json", ".jsonl", ".txt"}:
         require_filled(file, len(table.columns), len(table.rows), sum(map(len, table.rows)))
     if kind == ".parquet":
-        from testnuc.cli import parquet
-
         parquet.schema_of(table.rows, table.schema, {})
     if kind == ".xlsx":
-        from testnuc.cli import xlsx
-
         xlsx.require()
         if long := xlsx.too_long(table.rows):
             to_stderr(
@@ -149,13 +146,9 @@ def write_results(
         rows = [{n: cell_of(v) if n in _LEVELS else v for n, v in row.items()} for row in rows]
     columns = [*own, *types]
     if kind == ".parquet":
-        from testnuc.cli import parquet
-
         parquet.write_rows(Path(output), rows, table.schema, types)
         return
     if kind == ".xlsx":
-        from testnuc.cli import xlsx
-
         xlsx.write_rows(Path(output), columns, rows)
         return
     encoding = "utf-8"

@@ -6,6 +6,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from itertools import combinations
@@ -36,14 +37,9 @@ _FILES = {
     "source": "RESULTS|STORE",
     "sources": "RESULTS|STORE",
     "judged": "REVIEW",
-    "labels": "--labels",
-    "head": "--head",
-    "pool": "--pool",
+    **{name: f"--{name}" for name in ("labels", "head", "pool")},
     "token_file": "--token-file",
-    "store": "--store",
-    "output": "--output",
-    "plot": "--plot",
-    "config": "--config",
+    **{name: f"--{name}" for name in ("store", "output", "plot", "config")},
 }
 #: Those that a command writes.
 _WRITTEN = frozenset({"output", "plot", "store"})
@@ -185,11 +181,10 @@ def _require_distinct(options: Mapping[str, Any]) -> None:
 
 
 def _same(place: str, other: str) -> bool:
-    try:
+    # if not both are there, samefile does not say it
+    with suppress(OSError, ValueError):
         return Path(place).samefile(other)
-    except (OSError, ValueError):
-        # not both are there
-        return os.path.realpath(place) == os.path.realpath(other)
+    return os.path.realpath(place) == os.path.realpath(other)
 
 
 def require_folder(output: str) -> None:
@@ -199,17 +194,17 @@ def require_folder(output: str) -> None:
         raise InvalidInputError(
             f"{output}: there is no folder {Path(output).parent}; create it first"
         )
-    for name in (output, f"{output}.resume"):
+    for path in (Path(output), Path(f"{output}.resume")):
         try:
-            mode = Path(name).stat().st_mode
+            mode = path.stat().st_mode
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as exc:
             raise InvalidInputError(
-                f"{name} cannot be written: {exc.strerror}; name another file"
+                f"{path} cannot be written: {exc.strerror}; name another file"
             ) from exc
         if not (S_ISREG(mode) or S_ISDIR(mode)):
-            raise InvalidInputError(f"{name} is a pipe or a device; name a file, or - for stdout")
+            raise InvalidInputError(f"{path} is a pipe or a device; name a file, or - for stdout")
 
 
 def options_in(*panels: str) -> set[str]:

@@ -19,6 +19,7 @@ import orjson
 
 from testnuc._base.checks import valid_text
 from testnuc._base.jsonl import bytes_of, json_object, json_of, long_fields
+from testnuc.cli import parquet, xlsx
 from testnuc.cli.decoding import (
     DELIMITERS,
     checked_delimiter,
@@ -97,13 +98,9 @@ def read_table(
     schema, own, found = None, ",", "utf-8"
     rows: list[dict[str, Any]]
     if kind == ".parquet":
-        from testnuc.cli import parquet
-
         rows, schema = parquet.read_rows(existing(file))
         columns = list(schema.names)
     elif kind == ".xlsx":
-        from testnuc.cli import xlsx
-
         columns, rows = xlsx.read_rows(existing(file), text_column)
     else:
         content, found = content_of(file, encoding)

@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from testnuc._base.jsonl import part_of, table
+from testnuc.cli import parquet
 from testnuc.cli.files import require_store
 from testnuc.cli.options import require_folder
 from testnuc.cli.options_of_run import opened_store
@@ -99,9 +100,7 @@ def _checked(records: Iterable[Record], seen: Counter[str], file: str) -> Iterat
 @contextmanager
 def _writing(kind: str, path: Path) -> Iterator[Callable[[list[Record]], Any]]:
     if kind == ".parquet":
-        from testnuc.cli.parquet import writing
-
-        with writing(path) as write:
+        with parquet.writing(path) as write:
             yield write
         return
     option = orjson.OPT_APPEND_NEWLINE
@@ -112,8 +111,6 @@ def _writing(kind: str, path: Path) -> Iterator[Callable[[list[Record]], Any]]:
 def _read(kind: str, path: Path) -> Iterator[Record]:
     if kind == ".jsonl":
         return table(path)
-    from testnuc.cli import parquet
-
     return parquet.read(path)
 
 
