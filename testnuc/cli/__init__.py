@@ -120,16 +120,13 @@ def settings(
         print(f"note: {note}", file=sys.stderr)
 
 
-@app.command()
-@runs("demo:run")
+@runs(app, "demo:run")
 def demo() -> None:
     """Label the messages of a web shop on this machine, without a key or a network."""
 
 
-@app.command()
-@runs("classify:run", labels=_OF_HEAD)
+@runs(app, "classify:run", labels=_OF_HEAD)
 def classify(
-    client: dict[str, Any],
     file: str = argument(
         "FILE",
         "Texts: .csv, .tsv, .xlsx, .json, .jsonl, .parquet, .txt (one a line), or - (stdin).",
@@ -167,10 +164,8 @@ def classify(
     """Label the texts of a file; they vote on each other."""
 
 
-@app.command()
-@runs("evaluate:run", labels="the labels in FILE")
+@runs(app, "evaluate:run", labels="the labels in FILE")
 def evaluate(
-    client: dict[str, Any],
     file: str = argument(
         "FILE", "Labeled texts, as for classify; or results with a column of correct labels."
     ),
@@ -186,14 +181,13 @@ def evaluate(
     """Measure accuracy with and without the vote, on texts with known labels."""
 
 
-@app.command()
 @runs(
+    app,
     "diagnose:run",
     *(*CALL_OPTIONS, "multilabel", "threshold", "policy", "min_trust"),
     labels="the labels in FILE",
 )
 def diagnose(
-    client: dict[str, Any],
     source: str = _RESULTS_OR_STORE,
     text_column: str = _TEXT_COLUMN,
     plot: str | None = typer.Option(None, help="A .png, .svg or .pdf file for the figure."),
@@ -201,10 +195,8 @@ def diagnose(
     """Estimate from stored predictions whether a vote would help; makes no call."""
 
 
-@app.command()
-@runs("judging:review", *EVIDENCE_OPTIONS, labels=_OF_RUN)
+@runs(app, "judging:review", *EVIDENCE_OPTIONS, labels=_OF_RUN)
 def review(
-    client: dict[str, Any],
     sources: list[str] = _SOURCES,
     n: int = typer.Option(50, "-n", help="Number of texts to draw.", min=1),
     goal: Literal["decide", "certify", "correct"] | None = typer.Option(
@@ -227,10 +219,8 @@ def review(
     """Draw texts, let a person judge them on a page, and learn from that; makes no call."""
 
 
-@app.command()
-@runs("judging:learn", *EVIDENCE_OPTIONS, labels=_OF_RUN)
+@runs(app, "judging:learn", *EVIDENCE_OPTIONS, labels=_OF_RUN)
 def learn(
-    client: dict[str, Any],
     source: str = _RESULTS_OR_STORE,
     judged: list[str] = _JUDGED,
     at_random: bool = typer.Option(
@@ -243,10 +233,8 @@ def learn(
     """Learn from judged texts how to label, and what trust means; later runs use it."""
 
 
-@app.command()
-@runs("judging:certify", *EVIDENCE_OPTIONS, labels=_OF_RUN)
+@runs(app, "judging:certify", *EVIDENCE_OPTIONS, labels=_OF_RUN)
 def certify(
-    client: dict[str, Any],
     source: str = _RESULTS_OR_STORE,
     accuracy: float = typer.Option(0.9, help="Part of the certified labels that is right."),
     confidence: float = typer.Option(0.9, help="Probability that the certificate holds."),
@@ -263,10 +251,8 @@ def certify(
     """Find the trust above which labels are right, as proved by the judged texts."""
 
 
-@app.command()
-@runs("judging:distill", *CALL_OPTIONS, "min_trust", labels=_OF_RUN)
+@runs(app, "judging:distill", *CALL_OPTIONS, "min_trust", labels=_OF_RUN)
 def distill(
-    client: dict[str, Any],
     source: str = _RESULTS_OR_STORE,
     output: str = output_to("A .head file.", "labels.head"),
     text_column: str = _TEXT_COLUMN,
@@ -274,16 +260,12 @@ def distill(
     """Train a classifier of embeddings on the labels: a file that needs no LLM; makes no call."""
 
 
-@app.command()
-@runs("judging:unlearn", *EVIDENCE_OPTIONS, labels=_OF_RUN)
-def unlearn(
-    client: dict[str, Any], source: str = _RESULTS_OR_STORE, text_column: str = _TEXT_COLUMN
-) -> None:
+@runs(app, "judging:unlearn", *EVIDENCE_OPTIONS, labels=_OF_RUN)
+def unlearn(source: str = _RESULTS_OR_STORE, text_column: str = _TEXT_COLUMN) -> None:
     """Undo `learn`: drop what was learned from judged texts."""
 
 
-@app.command()
-@runs("compare:run")
+@runs(app, "compare:run")
 def compare(
     first: str = argument("A", "A file of results."),
     second: str = argument("B", "Another one."),
@@ -295,10 +277,8 @@ def compare(
     """Show where two files of results differ, and which is more accurate."""
 
 
-@app.command()
-@runs("serve:run", labels=_OF_HEAD)
+@runs(app, "serve:run", labels=_OF_HEAD)
 def serve(
-    client: dict[str, Any],
     host: str = typer.Option("127.0.0.1", help="Non-loopback addresses require a token."),
     port: int = typer.Option(8080, help="0: any free port."),
     token_file: str | None = typer.Option(
@@ -327,10 +307,8 @@ def serve(
     """Serve labels over HTTP: POST /v1/classify."""
 
 
-@app.command()
-@runs("report:run", *CALL_OPTIONS, "store", labels=_OF_RUN)
+@runs(app, "report:run", *CALL_OPTIONS, "store", labels=_OF_RUN)
 def report(
-    client: dict[str, Any],
     source: str = argument(
         "RESULTS|STORE",
         "A file written by `classify -o` (a .jsonl with --full holds all details), or a "
@@ -346,26 +324,22 @@ def report(
     """Write an HTML page for judging and browsing results."""
 
 
-@store.command("export")
-@runs("store:export")
+@runs(store, "store:export")
 def export(place: str = _STORE, file: str = _FILE) -> None:
     """Write everything in a store to a file: predictions, texts, labels, embeddings."""
 
 
-@store.command("import")
-@runs("store:import_")
+@runs(store, "store:import_")
 def import_(file: str = _FILE, place: str = _STORE) -> None:
     """Import a file into a store. Existing entries stay, so importing twice is harmless."""
 
 
-@store.command("stats")
-@runs("store:stats")
+@runs(store, "store:stats")
 def stats(place: str = _STORE) -> None:
     """Count the predictions of each model, and the texts, in a store."""
 
 
-@batch.command("list")
-@runs("batch:list_")
+@runs(batch, "batch:list_")
 def list_(
     store: str = _STORE,
     ended: bool = typer.Option(False, "--all", help="Include batches that have ended."),
@@ -374,16 +348,14 @@ def list_(
     """List the open batches, with their status at the provider."""
 
 
-@batch.command("resume")
-@runs("batch:resume")
+@runs(batch, "batch:resume")
 def resume(
     store: str = _STORE, ids: list[str] | None = _IDS, base_url: str | None = _ADDRESS
 ) -> None:
     """Wait for open batches (all, or those named), and store their answers."""
 
 
-@batch.command("cancel")
-@runs("batch:cancel")
+@runs(batch, "batch:cancel")
 def cancel(
     store: str = _STORE,
     ids: list[str] | None = _IDS,

@@ -219,22 +219,21 @@ def client_options() -> dict[str, Any]:
 
 
 def runs(
-    place: str, *without: str, labels: str = ""
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a declared command the function that it runs, which gets all options in a namespace.
+    app: typer.Typer, place: str, *without: str, labels: str = ""
+) -> Callable[[Callable[..., None]], None]:
+    """Add a command to an app; the function that it runs gets all options in a namespace.
 
-    A coroutine is run to its end; Ctrl-C ends it where it awaits. If the declaration has a
-    parameter `client`, add the options of a client; they are `Options` under that name. `place` is
-    ``module:function`` in this package, imported when the command runs, so that --help is fast;
-    `without` are options of a client, or panels of them, to leave out, and `labels` says which
-    labels are used where none are named.
+    A coroutine is run to its end; Ctrl-C ends it where it awaits. `place` is ``module:function`` in
+    this package, imported when the command runs, so that --help is fast. If `labels` says which
+    labels are used where none are named, add the options of a client but for those, or panels of
+    them, in `without`; they are `Options` in the namespace, as `client`.
     """
 
-    def add(declared: Callable[..., None]) -> Callable[..., None]:
+    def add(declared: Callable[..., None]) -> None:
         types = get_type_hints(_client) | get_type_hints(declared)
         own = dict(inspect.signature(declared).parameters)
         shared = {}
-        if own.pop("client", None) is not None:
+        if labels:
             shared = dict(inspect.signature(_client).parameters)
             for name in {*without, *options_in(*without)}:
                 shared.pop(name, None)
@@ -276,7 +275,8 @@ def runs(
         # what typer reads
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
-        return run
+        # `import_` is named after a command whose name is a word of Python
+        app.command(declared.__name__.rstrip("_"))(run)
 
     return add
 
@@ -289,15 +289,12 @@ def settings_of(app: typer.Typer) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for command in app.registered_commands:
         assert command.callback is not None
-        options = {
-            p.name: p.default
-            for p in inspect.signature(command.callback).parameters.values()
-            if isinstance(p.default, OptionInfo)
-        }
+        parameters = inspect.signature(command.callback).parameters.items()
+        options = {n: p.default for n, p in parameters if isinstance(p.default, OptionInfo)}
         hidden = [f"--{name.replace('_', '-')}" for name, of in options.items() if of.hidden]
         if hidden:
             command.epilog = f"Rarely needed, see docs/cli.md: {', '.join(hidden)}."
-        found[command.name or command.callback.__name__] = options.keys() - _OF_ONE_RUN
+        found[str(command.name)] = options.keys() - _OF_ONE_RUN
         for name in options.keys() - _OF_ONE_RUN:
             options[name].envvar, options[name].show_envvar = PREFIX + name.upper(), False
     return found
