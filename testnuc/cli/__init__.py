@@ -4,7 +4,7 @@
 
     options           shared options, and `runs`, which connects a declaration to its function
 
-    batch, classify, compare, demo, diagnose, evaluate, judging, report, serve, store
+    batch, classify, compare, demo, evaluate, judging, report, serve, store
                       what each command does
     answering         judging in the terminal; `judging_page` on a page
 
@@ -183,7 +183,7 @@ def evaluate(
 
 @runs(
     app,
-    "diagnose:run",
+    "judging:diagnose",
     *(*CALL_OPTIONS, "multilabel", "threshold", "policy", "min_trust"),
     labels="the labels in FILE",
 )

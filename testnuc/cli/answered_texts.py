@@ -64,10 +64,8 @@ async def opened(
     table, kept = None, AnswerStore(source)
     if holds_rows(source):
         table, kept = read_table(source, text_column), AnswerStore.of(client["store"], source)
-    # nothing is sent, so no key is needed
-    # nor about neighbors, which the run may not have asked about
-    stored = client.but(store=kept.where, neighbors="stored")
-    nuc = client_of(stored, api_key="not-needed")
+    # nothing is sent, so no key is needed; the run may not have asked about neighbors
+    nuc = client_of(client, store=kept.where, neighbors="stored", api_key="not-needed")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SmallPoolWarning)
         answered = [] if table is None else _answered(nuc, table, source)

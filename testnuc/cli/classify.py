@@ -61,7 +61,7 @@ def run(given: SimpleNamespace) -> None:
     if given.dry_run:
         show_estimate(texts, client, store)
         return
-    results, caught = label_all(texts, client, store, given.lane, BatchPolicy(rest=given.rest))
+    results = label_all(texts, client, store, given.lane, BatchPolicy(rest=given.rest))
     labeled = dict(zip(valid, results, strict=True))
     run = run_record(results) if given.full else None
     try:
@@ -76,9 +76,6 @@ def run(given: SimpleNamespace) -> None:
     if output is not None:
         name = None if store.folder is None else Path(str(store.where)).name
         RunNote.write(output, name, table.text_column, client)
-    if results.diagnosis is None:
-        # else the diagnosis says the same
-        notes(caught)
     end(results, store, invalid=len(problems), output=output, client=asked)
 
 
@@ -105,8 +102,8 @@ def label_all(
     store: AnswerStore,
     lane: Literal["live", "batch"] = "live",
     batches: BatchPolicy | None = None,
-) -> tuple[Results, list[warnings.WarningMessage]]:
-    """Label texts; after Ctrl-C, print how to resume."""
+) -> Results:
+    """Label texts; print the warnings of the client and, after Ctrl-C, how to resume."""
     nuc = client_of(client, store=store.where, batches=batches)
     progress = display_of(lambda: nuc.usage)
 
@@ -124,7 +121,10 @@ def label_all(
             results = run_to_end(label())
         except KeyboardInterrupt:
             _interrupted(nuc, progress, store, lane)
-    return results, list(caught)
+    for warning in caught if results.diagnosis is None else ():  # which says the same
+        if isinstance(warning.message, SmallPoolWarning):
+            to_stderr(f"note: {warning.message.problem}; {warning.message.options}")
+    return results
 
 
 def end(
@@ -226,14 +226,6 @@ def show_estimate(texts: list[str], client: Options, store: AnswerStore) -> None
     print(f"{nuc.model}: nothing was sent; {len(texts):,} texts, {distinct:,} distinct\n\n{found}")
     if (note := _about_model(nuc, texts)) is not None:
         to_stderr(f"note: {note}")
-
-
-def notes(caught: list[warnings.WarningMessage]) -> None:
-    """Print the warnings of the client, with the options that help."""
-    for warning in caught:
-        message = warning.message
-        if isinstance(message, SmallPoolWarning):
-            to_stderr(f"note: {message.problem}; {message.options}")
 
 
 def _summary(results: Results, invalid: int, output: str | None) -> str:

@@ -12,7 +12,7 @@ from testnuc._base.display import columns
 from testnuc._base.jsonl import write_whole
 from testnuc.cli.answer_store import AnswerStore
 from testnuc.cli.answered_texts import with_empty_set
-from testnuc.cli.classify import end, label_all, notes, show_estimate
+from testnuc.cli.classify import end, label_all, show_estimate
 from testnuc.cli.files import require_kind, require_new
 from testnuc.cli.label_files import read_labels
 from testnuc.cli.options import Options
@@ -77,9 +77,7 @@ def run(given: SimpleNamespace) -> None:
         if given.dry_run:
             show_estimate(texts, client, kept)
             return
-        results, caught = label_all(texts, client, kept)
-        labeled = results
-        notes(caught)
+        results = labeled = label_all(texts, client, kept)
     right = [gold[at] for at in where]
     scores: Sequence[Scores] | Sequence[MultilabelScores]
     if several:

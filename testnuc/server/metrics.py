@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from testnuc.errors import MissingDependencyError
-from testnuc.types import Classification, Usage
+from testnuc.types import Usage
 
 #: Upper bounds in seconds, from a stored prediction to a call that is retried.
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -56,16 +56,9 @@ class Metrics:
         self._requests.labels(route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
 
-    def text(self, result: Classification) -> None:
-        """Count a text."""
-        outcome = "labeled"
-        if result.label is None:
-            outcome = "unlabeled" if result.error is None else "failed"
-        self._texts.labels(outcome).inc()
-
-    def texts_failed(self, texts: int) -> None:
-        """Count texts whose whole request failed."""
-        self._texts.labels("failed").inc(texts)
+    def text(self, outcome: str, texts: int = 1) -> None:
+        """Count texts by outcome."""
+        self._texts.labels(outcome).inc(texts)
 
     def page(self) -> bytes:
         """Return all metrics in the Prometheus text format."""

@@ -66,6 +66,9 @@ def document(labels: LabelSet, settings: ServerSettings) -> dict[str, Any]:
     }
     refused = {status: _ERRORS[status] for status in ("401", "421")}
     described, known = "The labels and their descriptions.", "Model, pool, limits and version."
+    paused = "Starting, paused by the provider, or shutting down."
+    alive = _responses("Status", **{"200": "The process is alive."})
+    ready = _responses("Status", **{"200": "Requests are accepted.", "503": paused})
     guarded = {
         "/v1/classify": {"post": classify},
         "/v1/labels": {"get": _operation("labels", described, "Labels", **refused)},
@@ -86,16 +89,8 @@ def document(labels: LabelSet, settings: ServerSettings) -> dict[str, Any]:
         },
         "paths": {
             **guarded,
-            "/healthz": {"get": _probe("Liveness.", **{"200": "The process is alive."})},
-            "/readyz": {
-                "get": _probe(
-                    "Readiness.",
-                    **{
-                        "200": "Requests are accepted.",
-                        "503": "Starting, paused by the provider, or shutting down.",
-                    },
-                )
-            },
+            "/healthz": {"get": {"summary": "Liveness.", "responses": alive}},
+            "/readyz": {"get": {"summary": "Readiness.", "responses": ready}},
         },
         "components": {
             "schemas": _schemas(labels, settings),
@@ -112,14 +107,14 @@ def document(labels: LabelSet, settings: ServerSettings) -> dict[str, Any]:
 
 
 def _operation(name: str, summary: str, schema: str = "", **failures: str) -> dict[str, Any]:
-    responses = {"200": {"description": summary} | _content(_ref(schema))} if schema else {}
-    responses |= {s: {"description": w} | _content(_ref("Error")) for s, w in failures.items()}
+    responses = _responses(schema, **{"200": summary}) if schema else {}
+    responses |= _responses("Error", **failures)
     return {"operationId": name, "summary": summary, "responses": responses}
 
 
-def _probe(summary: str, **answers: str) -> dict[str, Any]:
-    responses = {s: {"description": w} | _content(_ref("Status")) for s, w in answers.items()}
-    return {"summary": summary, "responses": responses}
+def _responses(schema: str, **answers: str) -> dict[str, Any]:
+    body = _content(_ref(schema))
+    return {status: {"description": what} | body for status, what in answers.items()}
 
 
 def _content(json: dict[str, Any], **others: dict[str, Any]) -> dict[str, Any]:

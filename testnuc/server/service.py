@@ -180,7 +180,7 @@ class Service:
                 async with asyncio.timeout(self.settings.request_timeout):
                     return await self._whole(asked)
             except (TimeoutError, TestNUCError) as exc:
-                self._metrics.texts_failed(len(asked.texts))
+                self._metrics.text("failed", len(asked.texts))
                 if isinstance(exc, TimeoutError):
                     raise self._late() from exc
                 raise
@@ -244,7 +244,7 @@ class Service:
             for line in held:
                 yield line
         except Exception as exc:
-            self._metrics.texts_failed(place.texts)
+            self._metrics.text("failed", place.texts)
             if first:
                 raise
             # the headers are sent already
@@ -396,7 +396,8 @@ class Service:
         return RequestError(504, "timeout", message, retry_after=5)
 
     def _note(self, result: Classification) -> None:
-        self._metrics.text(result)
+        unlabeled = "unlabeled" if result.error is None else "failed"
+        self._metrics.text(unlabeled if result.label is None else "labeled")
         self.recent.append(result)
         if isinstance(result.reason, Reason) and result.reason.code == "llm_kept":
             self._decision = str(result.reason)
