@@ -161,7 +161,7 @@ def _known_label(allowed: LabelSet, said: Any, position: int) -> str:
             )
         return joined
     if not isinstance(said, str) or said not in allowed:
-        close = closest_label(said, allowed.names) if isinstance(said, str) else ""
+        close = closest_label(said, allowed.names)
         raise InvalidInputError(
             f"label {position} is {said!r}, which is not in the label set"
             + (close or "; correct it, or leave the text out")
