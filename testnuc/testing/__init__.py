@@ -7,7 +7,7 @@ Production code does not need this package. See docs/testing.md.
     loopback         LoopbackLLM, the provider; `subprocess_server` runs it in a process
     server           its socket, an aiohttp.web application that can break connections
     formats          the wire formats of OpenAI and Anthropic; `batch_api`, their batch APIs
-    answers          canned answers and latencies; `faults`; `rate_limit`
+    answers          canned answers and latencies; `faults`, and a rate limit
     embedder         HashEmbedder
 """
 
@@ -16,9 +16,8 @@ from __future__ import annotations
 from testnuc.testing.answers import AnswerOf, CannedAnswer, Latency, by_hash
 from testnuc.testing.batch_api import BATCH_OUTCOMES, Batches
 from testnuc.testing.embedder import HashEmbedder
-from testnuc.testing.faults import CURABLE_KINDS, FAULT_KINDS, Faults
+from testnuc.testing.faults import CURABLE_KINDS, FAULT_KINDS, Faults, Violation
 from testnuc.testing.loopback import LoopbackLLM
-from testnuc.testing.rate_limit import Violation
 from testnuc.testing.subprocess_server import ServerProcess, serve_in_process
 
 __all__ = [

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from testnuc.testing.answers import Content
-    from testnuc.testing.rate_limit import RateLimitWindow
+    from testnuc.testing.faults import RateLimitWindow
 
 _PIECE = re.compile(r"\s+|\w+|[^\w\s]")
 _CHARS_PER_TOKEN = 4

@@ -20,7 +20,7 @@ from testnuc.testing.answers import (
     latency_function,
 )
 from testnuc.testing.batch_api import Batches, BatchServer
-from testnuc.testing.faults import LOST_KINDS, Faults
+from testnuc.testing.faults import LOST_KINDS, Faults, RateLimitWindow, Violation
 from testnuc.testing.formats import (
     ANTHROPIC,
     OPENAI,
@@ -33,7 +33,6 @@ from testnuc.testing.formats import (
     model_in,
     quota_headers,
 )
-from testnuc.testing.rate_limit import RateLimitWindow, Violation
 from testnuc.testing.server import Delivery, HTTPRequest, Response, Server, json_response
 
 # providers cache prompts of at least this many tokens, in multiples of the step

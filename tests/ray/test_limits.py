@@ -10,7 +10,7 @@ from testnuc.errors import BudgetExceededError, InvalidInputError, TestNUCError
 from testnuc.limits import Budget, Limits, RateLimit
 from testnuc.limits.meter import Meter
 from testnuc.ray.limits import SILENCE, LimitsClient, SharedLimits
-from testnuc.testing.rate_limit import RateLimitWindow
+from testnuc.testing.faults import RateLimitWindow
 from tests import virtual
 
 

@@ -15,9 +15,8 @@ from testnuc.prompts import parse_reply
 from testnuc.protocols import Answer, Embedder
 from testnuc.testing import CURABLE_KINDS, FAULT_KINDS, Faults, HashEmbedder, by_hash
 from testnuc.testing.answers import answer_function, compose, latency_function
-from testnuc.testing.faults import LOST_KINDS, PACKED_KINDS
+from testnuc.testing.faults import LOST_KINDS, PACKED_KINDS, RateLimitWindow
 from testnuc.testing.formats import ANTHROPIC, OPENAI
-from testnuc.testing.rate_limit import RateLimitWindow
 
 TEXTS = [f"where is my order number {i}?" for i in range(2000)]
 

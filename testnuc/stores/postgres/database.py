@@ -12,8 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from testnuc.errors import EmbeddingError, StoreError, TestNUCError
 from testnuc.stores.postgres.errors import driver, is_transient, store_error
-from testnuc.stores.postgres.schema import MAX_DIM, EmbedderRow, create_texts, migrate
-from testnuc.stores.postgres.values import from_text, to_text
+from testnuc.stores.postgres.schema import (
+    MAX_DIM,
+    EmbedderRow,
+    create_texts,
+    from_text,
+    migrate,
+    to_text,
+)
 from testnuc.stores.sql_store import DamagedRowError, check_vectors, damaged
 
 if TYPE_CHECKING:

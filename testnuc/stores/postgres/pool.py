@@ -12,8 +12,14 @@ import numpy as np
 from testnuc.errors import StoreError
 from testnuc.index import SCORE_SLACK, NearestVectors, check_dim, empty_matches, ranks_of
 from testnuc.protocols import Matches, PoolText
-from testnuc.stores.postgres.schema import index_texts, uses_bits
-from testnuc.stores.postgres.values import from_text, from_vectors, to_text, to_vectors
+from testnuc.stores.postgres.schema import (
+    from_text,
+    from_vectors,
+    index_texts,
+    to_text,
+    to_vectors,
+    uses_bits,
+)
 from testnuc.stores.sql_store import DamagedRowError, damaged, rows_of
 
 if TYPE_CHECKING:
