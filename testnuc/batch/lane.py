@@ -167,7 +167,10 @@ class BatchLane:
                 await self.resume()
                 # in this order: a batch of another process is either open, and followed by now, or
                 # it has ended, and its predictions are stored
-                outcomes.update(await self._stored(left))
+                keys = [ask.key for ask in left if ask.key not in self._pending_keys]
+                found = await self._store.get_predictions(keys)
+                hits = zip(keys, found, strict=True)
+                outcomes.update((key, hit) for key, hit in hits if hit is not None)
             except Exception as error:  # noqa: BLE001 - earlier rounds keep their answers
                 outcomes.update((ask.key, error) for ask in left)
                 break
@@ -192,11 +195,6 @@ class BatchLane:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _stored(self, asks: Sequence[Ask]) -> Outcomes:
-        keys = [ask.key for ask in asks if ask.key not in self._pending_keys]
-        found = await self._store.get_predictions(keys)
-        return {key: hit for key, hit in zip(keys, found, strict=True) if hit is not None}
 
     # -- a round ---------------------------------------------------------------------------------
 

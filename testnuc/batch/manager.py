@@ -53,7 +53,6 @@ class BatchManager:
     def __init__(self, store: Store, base_url: str | None = None) -> None:
         self._store = require_batches(store)
         self._base_url = base_url
-        self._policy = BatchPolicy()
         self._transport = Transport()
         #: By provider, model, base URL and scope: batches of a run share one.
         self._lifecycles: dict[tuple[object, ...], BatchLifecycle] = {}
@@ -110,23 +109,22 @@ class BatchManager:
         """
 
         async def one(batch: StoredBatch) -> BatchState:
-            state = await self._resumed(batch)
+            remote = None
+            try:
+                lifecycle = self._lifecycle(batch)
+                adopted = await lifecycle.adopt(batch)
+                if adopted is not None:
+                    remote, _, _ = await lifecycle.follow(adopted)
+            except TestNUCError as error:
+                state = BatchState(batch, error=error)
+            else:
+                of_scope = await self._store.batches(batch.scope, ended=True)
+                now = [b for b in of_scope if b.id == batch.id]
+                state = BatchState(now[0] if now else batch, remote)
             on_end(state)
             return state
 
         return list(await asyncio.gather(*(one(batch) for batch in batches)))
-
-    async def _resumed(self, batch: StoredBatch) -> BatchState:
-        remote = None
-        try:
-            lifecycle = self._lifecycle(batch)
-            adopted = await lifecycle.adopt(batch)
-            if adopted is not None:
-                remote, _, _ = await lifecycle.follow(adopted)
-        except TestNUCError as error:
-            return BatchState(batch, error=error)
-        now = [b for b in await self._store.batches(batch.scope, ended=True) if b.id == batch.id]
-        return BatchState(now[0] if now else batch, remote)
 
     async def cancel(self, batch: StoredBatch) -> BatchState:
         """Cancel a batch; completed requests are billed."""
@@ -138,8 +136,26 @@ class BatchManager:
         return BatchState(batch, await self._lifecycle(batch).api.cancel(batch.remote_id))
 
     def _lifecycle(self, batch: StoredBatch) -> BatchLifecycle:
+        facts = batch.facts
         try:
-            return self._lifecycle_of(batch)
+            name, model, base_url = facts["provider"], facts["model"], facts["base_url"]
+            known = (name, model, base_url, batch.scope)
+            if known not in self._lifecycles:
+                provider = self._provider(f"{name}/{model}", str(base_url))
+                several = facts.get("multilabel", False)
+                labels = LabelSet(
+                    facts["labels"], none_label=facts["none_label"], multilabel=several
+                )
+                # decoding needs no prompt
+                task = Task("", labels.names, confidence=facts["confidence"], multilabel=several)
+                self._lifecycles[known] = BatchLifecycle(
+                    batch_api(provider, self._transport.auxiliary),
+                    ResponseReader(provider, task, labels),
+                    self._store,
+                    policy=BatchPolicy(),
+                    price=Price.of(name, model, provider.url, batch=True),
+                )
+            return self._lifecycles[known]
         except TestNUCError:
             raise
         except (KeyError, TypeError, ValueError) as exc:
@@ -147,25 +163,6 @@ class BatchManager:
                 f"the stored batch {batch.id.hex()} is damaged: {exc!r:.200}; look for it at the "
                 "provider"
             ) from exc
-
-    def _lifecycle_of(self, batch: StoredBatch) -> BatchLifecycle:
-        facts = batch.facts
-        name, model, base_url = facts["provider"], facts["model"], facts["base_url"]
-        known = (name, model, base_url, batch.scope)
-        if known not in self._lifecycles:
-            provider = self._provider(f"{name}/{model}", str(base_url))
-            several = facts.get("multilabel", False)
-            labels = LabelSet(facts["labels"], none_label=facts["none_label"], multilabel=several)
-            # decoding needs no prompt
-            task = Task("", labels.names, confidence=facts["confidence"], multilabel=several)
-            self._lifecycles[known] = BatchLifecycle(
-                batch_api(provider, self._transport.auxiliary),
-                ResponseReader(provider, task, labels),
-                self._store,
-                policy=self._policy,
-                price=Price.of(name, model, provider.url, batch=True),
-            )
-        return self._lifecycles[known]
 
     def _provider(self, model: str, address: str) -> WireProvider:
         provider = providers.resolve(model, base_url=self._base_url)

@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Final, Literal
 
 from testnuc.errors import InvalidInputError
@@ -47,6 +47,7 @@ _LIMITS = ("requests_per_minute", "tokens_per_minute")
 _SECONDS = 60.0
 
 
+@dataclass(eq=False)
 class Faults:
     """A schedule of faults for `LoopbackLLM`.
 
@@ -114,38 +115,28 @@ class Faults:
         A kind is unknown, `kinds` is empty, or `rate` is not in 0..1.
     """
 
-    def __init__(
-        self,
-        rate: float = 0.2,
-        kinds: Sequence[str] = CURABLE_KINDS,
-        seed: int = 0,
-        *,
-        schedule: Sequence[str | None] | Callable[[int], str | None] | None = None,
-        most_in_a_row: int | None = None,
-        retry_after: float = 0.05,
-        stall: float = 1.0,
-        slow: float = 0.05,
-        refuse: float = 0.05,
-    ) -> None:
-        if not 0 <= rate <= 1:
-            raise InvalidInputError(f"rate is {rate}; give a share between 0 and 1")
-        if not kinds:
+    rate: float = 0.2
+    kinds: Sequence[str] = CURABLE_KINDS
+    seed: int = 0
+    _: KW_ONLY
+    schedule: Sequence[str | None] | Callable[[int], str | None] | None = None
+    most_in_a_row: int | None = None
+    retry_after: float = 0.05
+    stall: float = 1.0
+    slow: float = 0.05
+    refuse: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rate <= 1:
+            raise InvalidInputError(f"rate is {self.rate}; give a share between 0 and 1")
+        if not self.kinds:
             raise InvalidInputError("kinds is empty; use rate=0 for no faults")
-        for kind in kinds:
+        for kind in self.kinds:
             _check(kind)
-        if isinstance(schedule, Sequence):
-            for entry in schedule:
+        if isinstance(self.schedule, Sequence):
+            for entry in self.schedule:
                 _check(entry)
-        self.rate = rate
-        self.kinds = tuple(kinds)
-        self.seed = seed
-        self.schedule = schedule
-        self.most_in_a_row = most_in_a_row
-        self.retry_after = retry_after
-        self.stall = stall
-        self.slow = slow
-        self.refuse = refuse
-        self._single_kinds = tuple(kind for kind in kinds if kind not in PACKED_KINDS)
+        self._single_kinds = tuple(kind for kind in self.kinds if kind not in PACKED_KINDS)
 
     def draw(self, texts: Sequence[str], attempt: int, number: int) -> str | None:
         """Return the fault of a request with these texts, or None.
