@@ -338,25 +338,17 @@ def _problem(text: Any) -> str | None:
 
 
 def _csv_rows(file: str, content: str, delimiter: str) -> tuple[list[str], list[dict[str, Any]]]:
-    lines = []
+    lines: list[list[str]] = []
     try:
-        with long_fields():
-            reader = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter)
-            header = next((row for row in reader if row), [])
-            start, last = 0, reader.line_num
-            for row in reader:
-                start, last = last, reader.line_num
-                if any(row[len(header) :]):
-                    raise InvalidInputError(
-                        f"{file}, line {reader.line_num} has {len(row)} columns, the header "
-                        f"{len(header)}: put texts that hold {named(delimiter)} in quotes, or name "
-                        "another --delimiter"
-                    )
-                if row:
-                    lines.append(row)
-            _require_closed(file, content, delimiter, start, last)
-    except csv.Error as exc:
-        raise InvalidInputError(f"{file} cannot be read as CSV: {exc}") from exc
+        lines = _fields(file, content, delimiter)
+    except InvalidInputError:
+        # Spark, Hadoop and MySQL write a quote inside quotes so
+        with suppress(InvalidInputError):
+            lines = _fields(file, content.replace('\\"', '""'), delimiter)
+        if not lines:
+            raise
+        to_stderr(f'note: {file} is read with \\" as a quote inside quotes')
+    header = lines.pop(0) if lines else []
     columns, rows = rows_by_name(file, header, lines, "")
     ours = [name for name in columns if name.startswith(PREFIX)]
     for record in rows:
@@ -364,20 +356,33 @@ def _csv_rows(file: str, content: str, delimiter: str) -> tuple[list[str], list[
     return columns, rows
 
 
-def _require_closed(file: str, content: str, delimiter: str, start: int, last: int) -> None:
-    """Check that the quotes of the last row are closed: it could be the rest of the file."""
-    if last - start < 2:
-        return
-    rest = list(io.StringIO(content, newline=""))[start:]
+def _fields(file: str, content: str, delimiter: str) -> list[list[str]]:
+    """Return the rows of a table, without empty ones; a stray quote could move what is between."""
+    lines: list[list[str]] = []
+    start = 0
+    reader = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter, strict=True)
     try:
-        list(csv.reader(rest, delimiter=delimiter, strict=True))
+        with long_fields():
+            for row in reader:
+                start = reader.line_num
+                if lines and any(row[len(lines[0]) :]):
+                    raise InvalidInputError(
+                        f"{file}, line {start} has {len(row)} columns, the header {len(lines[0])}: "
+                        f"put texts that hold {named(delimiter)} in quotes, or name another "
+                        "--delimiter"
+                    )
+                if row:
+                    lines.append(row)
     except csv.Error as exc:
-        if "unexpected end" not in str(exc):
-            return
+        problem = f"cannot be read as CSV: {exc}"
+        if "unexpected end" in str(exc):
+            problem = "a quote opens and is never closed, so that the rest of the file is one text"
+        elif "expected after" in str(exc):
+            problem = "a quote closes in the middle of a field"
         raise InvalidInputError(
-            f"{file}, line {start + 1}: a quote opens and is never closed, so that the rest of the "
-            "file is one text; close it, or write it as two quotes inside quotes"
+            f"{file}, line {start + 1}: {problem}; write a quote inside quotes as two quotes"
         ) from exc
+    return lines
 
 
 def _json_rows(file: str, content: str) -> Iterable[dict[str, Any]]:

@@ -55,6 +55,25 @@ def test_encoding_and_delimiter_are_recognized_and_noted(tmp_path, capsys, encod
     assert capsys.readouterr().err == ""
 
 
+def test_quotes_escaped_by_a_backslash(tmp_path, capsys):
+    file = tmp_path / "spark.csv"
+    file.write_text(
+        'id,text,note\n1,"he said \\"no, thanks\\" ok",\n2,C:\\new,x\n3,"a \\"b\\" c",y\n'
+    )
+    table = read_table(str(file), "text")
+    assert table.texts == ['he said "no, thanks" ok', "C:\\new", 'a "b" c']
+    assert [row["note"] or "" for row in table.rows] == ["", "x", "y"]
+    assert 'is read with \\" as a quote inside quotes' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("row", ['1,"a\n2,"b"\n3,c', '1,"a" b\n2,c'])
+def test_a_stray_quote_moves_no_text(tmp_path, row):
+    file = tmp_path / "stray.csv"
+    file.write_text(f"id,text\n{row}\n")
+    with pytest.raises(InvalidInputError, match=r"line 2: a quote closes in the middle of a field"):
+        read_table(str(file), "text")
+
+
 def test_a_delimiter_in_texts_is_none_of_columns():
     assert delimiter_of("text\nHello, you; there\nAnother, one, two\n", ("text",)) not in ",;"
     assert delimiter_of("id;text, long\n1;a\n", ("text, long",)) == ";"
