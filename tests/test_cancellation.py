@@ -15,6 +15,7 @@ import pytest
 
 from testnuc import Limits, RetryPolicy, Sampling, TestNUC
 from testnuc.errors import TestNUCError
+from testnuc.protocols import Answer, Reply
 from testnuc.stores.memory import MemoryStore
 from testnuc.testing import Faults, HashEmbedder, LoopbackLLM
 from tests import virtual
@@ -326,3 +327,51 @@ def test_ctrl_c_on_the_command_line(tmp_path, times):
     assert err.splitlines()[-1].startswith("testnuc: interrupted: "), err
     assert "of 400 texts are answered" in err
     assert not target.exists()
+
+
+async def cancelled():
+    """Await what somebody else has cancelled."""
+    inner = asyncio.get_running_loop().create_future()
+    inner.cancel()
+    await inner
+
+
+class CancelledOnce(HashEmbedder):
+    calls = 0
+
+    async def embed(self, texts):
+        self.calls += 1
+        if self.calls == 1:
+            await cancelled()
+        return await super().embed(texts)
+
+
+async def test_an_embedder_whose_work_was_cancelled_ends_no_call_in_silence(client_of):
+    async with (
+        LoopbackLLM(confident) as llm,
+        TestNUC(**client_of(llm, embedder=CancelledOnce())) as nuc,
+    ):
+        async with asyncio.timeout(30):
+            results = await nuc.classify_many(messages(30))
+            assert "was cancelled" in f"{results.stopped} {results.notes} {results[0].reason}"
+            again = await nuc.classify_many(messages(30))
+        assert all(result.label for result in again)
+
+
+async def test_a_provider_whose_work_was_cancelled_fails_for_that_text_alone(client_of):
+    class Provider:
+        name, model, identity = "own", "m", "1"
+        calls = 0
+
+        async def answer(self, request):
+            self.calls += 1
+            if self.calls == 5:
+                await cancelled()
+            return Reply(tuple(Answer(LABELS[0], 0.9) for _ in request.texts))
+
+    options = {"labels": LABELS, "embedder": HashEmbedder(), "k": 0}
+    async with asyncio.timeout(30), TestNUC(model=Provider(), **options) as nuc:
+        results = await nuc.classify_many(messages(30))
+    failed = [result for result in results if result.label is None]
+    assert len(failed) == 1
+    assert "was cancelled" in str(failed[0].error)

@@ -29,6 +29,12 @@ _PATIENCE = 10.0
 _CLOSING: set[threading.Thread] = set()
 
 
+def is_cancelled() -> bool:
+    """Whether the running task was cancelled, and not only what it awaits."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
 def at_exit(function: Callable[[], None]) -> None:
     """Call a function at exit, while executors still accept work.
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import orjson
 
 from testnuc import prompts
+from testnuc._base.loop_thread import is_cancelled
 from testnuc._dispatch.inflight import Ask
 from testnuc._dispatch.partial_labels import level_sets, longest_part, part_of
 from testnuc.errors import (
@@ -496,7 +497,14 @@ class Predictor:
         assert self._other is not None
         # a local labeler may never suspend, so yield to other tasks here
         await asyncio.sleep(0)
-        reply = await self._transport.answer(self._other, request)
+        try:
+            reply = await self._transport.answer(self._other, request)
+        except asyncio.CancelledError as exc:
+            if is_cancelled():
+                raise
+            error = ProviderError("the provider failed: what it waited for was cancelled")
+            error.fatal = False
+            raise error from exc
         if len(reply.answers) != len(request.texts):
             # it is not known which text each answer is for
             raise ReplyError(

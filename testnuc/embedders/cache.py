@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from testnuc._base.checks import hash_text
+from testnuc._base.loop_thread import is_cancelled
 from testnuc.errors import BadRequestError, EmbeddingError, InvalidInputError, TestNUCError
 
 if TYPE_CHECKING:
@@ -298,6 +299,10 @@ class EmbeddingCache:
                 return await embed(texts)
         except TestNUCError:
             raise
+        except asyncio.CancelledError as exc:
+            if is_cancelled():
+                raise
+            raise EmbeddingError("the embedder failed: what it waited for was cancelled") from exc
         except Exception as exc:
             raise EmbeddingError(f"the embedder failed: {type(exc).__name__}: {exc}") from exc
 

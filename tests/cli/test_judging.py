@@ -585,3 +585,17 @@ def test_labels_that_a_run_withheld_are_withheld_after_learning(tickets):
     after = rows_of("better.csv").values()
     assert 0 < sum(not row["nuc_label"] for row in after) < len(TEXTS)
     assert all(float(row["nuc_trust"]) >= 0.9 for row in after if row["nuc_label"])
+
+
+def test_after_a_change_of_instructions_the_same_reviews_are_learned_again(tickets):
+    with LoopbackLLM(wrong_at_random) as llm:
+        assert run_here("classify", tickets, *options(llm), "-o", "out.csv")[0] == 0
+        assert run_here("review", "out.csv", "-n", "20", "--no-open", "-o", "r.json")[0] == 0
+        review = judged("r.json")
+        assert run_here("learn", "out.csv", "r.json")[0] == 0
+        changed = [*options(llm), "--instructions", "Read each ticket twice."]
+        assert run_here("classify", tickets, *changed, "-o", "new.csv")[0] == 0
+        code, _, err = run_here("learn", "new.csv", "r.json", "-o", "better.csv")
+        assert code == 0, err
+    after = rows_of("better.csv")
+    assert all(after[item.text]["nuc_label"] == item.answer for item in review)
