@@ -314,9 +314,7 @@ class TestNUC:
         await self._ready(lane)
         with shown(self._parts, len(self), progress=progress) as bar:
             bar.stage("asking" if lane == "live" else "waiting for batches")
-            async with aclosing(self._parts.pipeline.predict_pool(lane)) as answered:
-                async for texts in answered:
-                    bar.advance(texts)
+            await self._parts.pipeline.predict_pool(lane, bar.advance)
 
     async def estimate(self, texts: Iterable[str]) -> Estimate:
         """Estimate calls, tokens, US dollars and time of `classify_many` before anything is sent.

@@ -221,9 +221,7 @@ class Pipeline:
         for _ in filter(run.answers.has_outcome, places):
             on_answered()
         try:
-            async with aclosing(self._predict(run, places, "live")) as answered:
-                async for _ in answered:
-                    on_answered()
+            await self._predict(run, places, on_place=lambda _: on_answered())
         except FATAL_ERRORS as error:
             return error
         return None
@@ -320,9 +318,7 @@ class Pipeline:
         called with each place that gets an outcome.
         """
         try:
-            async with aclosing(self.predict(run, waves=waves, lane=lane)) as answered:
-                async for place in answered:
-                    on_place(place)
+            await self.predict(run, waves=waves, lane=lane, on_place=on_place)
         except FATAL_ERRORS as error:
             if not await self.salvage(run, error):
                 raise
@@ -330,21 +326,25 @@ class Pipeline:
         return None
 
     async def predict(
-        self, run: Run, *, waves: bool, lane: str = "live"
-    ) -> AsyncGenerator[int, None]:
+        self,
+        run: Run,
+        *,
+        waves: bool,
+        lane: str = "live",
+        on_place: Callable[[int], object] = int,
+    ) -> None:
         """Obtain the predictions that the votes need.
 
-        Yields each place that gets a prediction or an error; places that already had one are
-        omitted. `waves`: predict neighbors in waves, with early exit once the winner is certain.
+        `on_place` is called with each place that gets a prediction or an error, not with those that
+        already had one. `waves`: predict neighbors in waves, with early exit once the winner is
+        certain.
         """
         if run.failure is not None:
             raise run.failure
         found = self._skipping_rounds(run) if self.skips else self._rounds(run, waves=waves)
         async with aclosing(found) as rounds:
             async for places in rounds:
-                async with aclosing(self._predict(run, places, lane)) as answered:
-                    async for place in answered:
-                        yield place
+                await self._predict(run, places, lane, on_place)
         if run.votes.settings.learned is not None:
             # it counts more neighbors than vote
             await self.retriever.fill(run, range(run.batch.n_own, len(run.batch.entries)))
@@ -411,9 +411,13 @@ class Pipeline:
             await self._decide(run)
 
     async def _predict(
-        self, run: Run, places: Iterable[int], lane: str
-    ) -> AsyncGenerator[int, None]:
-        """Predict the texts at distinct places that have no outcome yet; yields each place."""
+        self,
+        run: Run,
+        places: Iterable[int],
+        lane: str = "live",
+        on_place: Callable[[int], object] = int,
+    ) -> None:
+        """Predict the texts at distinct places that have no outcome yet."""
         scheduler = self.lanes[lane]
         left = self._open(run, places)
         sampler = Sampler(self.method, self.predictor, run, left)
@@ -429,7 +433,7 @@ class Pipeline:
                 async for ask, outcome in outcomes:
                     if sampler.settle(ask, outcome):
                         self.pool_predictions.outcomes += 1
-                        yield ask.place
+                        on_place(ask.place)
         except FATAL_ERRORS:
             sampler.give_up()
             raise
@@ -461,15 +465,13 @@ class Pipeline:
     async def predict_own(self, run: Run) -> None:
         """Predict the own texts; neighbors get their stored predictions only."""
         n_own = run.batch.n_own
-        async with aclosing(self._predict(run, range(n_own), "live")) as answered:
-            async for _ in answered:
-                pass
+        await self._predict(run, range(n_own))
         await self.retriever.fill(run, range(n_own, len(run.batch.entries)))
 
-    async def predict_pool(self, lane: str = "live") -> AsyncGenerator[int, None]:
+    async def predict_pool(self, lane: str, on_texts: Callable[[int], object]) -> None:
         """Predict every text of the pool that has no prediction.
 
-        Yields the number of texts completed since the last yield.
+        `on_texts` is called with the number of texts completed since the last time.
         """
         start: int | None = 0
         answered = 0
@@ -487,14 +489,14 @@ class Pipeline:
             places = range(len(texts))
             if snapshot is not None and self.neighbors == "stored":
                 await self.retriever.fill(run, places)
-            yield sum(map(run.answers.has_outcome, places))
+            stored = sum(map(run.answers.has_outcome, places))
+            on_texts(stored)
             try:
-                async with aclosing(self._predict(run, places, lane)) as finished:
-                    async for place in finished:
-                        answered += run.answers.predictions[place] is not None
-                        yield 1
+                await self._predict(run, places, lane, lambda _: on_texts(1))
             except FATAL_ERRORS as error:
-                raise with_count(error, answered) from error
+                found = sum(prediction is not None for prediction in run.answers.predictions)
+                raise with_count(error, answered + found - stored) from error
+            answered += len(texts) - stored - len(run.answers.errors)
 
     async def _decide(self, run: Run) -> Decision:
         """Make the decision of the auto policy, from the predictions of the batch or the pool."""

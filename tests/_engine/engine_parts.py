@@ -86,7 +86,9 @@ class Parts:
         return await self.pool.add(entries, vectors)
 
     async def predict(self, run, *, waves=False):
-        return [place async for place in self.pipeline.predict(run, waves=waves)]
+        places = []
+        await self.pipeline.predict(run, waves=waves, on_place=places.append)
+        return places
 
     async def close(self):
         await self.scheduler.close()

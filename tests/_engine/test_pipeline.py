@@ -144,9 +144,11 @@ async def test_a_thousand_callers_look_at_the_pool_once(parts, monkeypatch):
 async def test_the_pool_is_predicted_once(parts):
     one = parts()
     await one.add(messages(50))
-    counts = [n async for n in one.pipeline.predict_pool()]
+    counts = []
+    await one.pipeline.predict_pool("live", counts.append)
     assert sum(counts) == len(one.asked) == 50
-    counts = [n async for n in one.pipeline.predict_pool()]
+    counts = []
+    await one.pipeline.predict_pool("live", counts.append)
     assert (sum(counts), len(one.asked)) == (50, 50)
 
 
@@ -178,9 +180,12 @@ async def test_a_method_that_raises_ends_its_own_run_alone(parts):
 async def test_a_run_that_is_ended_early_asks_no_more(parts):
     one = parts(k=0)
     run = await one.pipeline.prepare(entries_of(messages(500)), together=True)
-    async with aclosing(one.pipeline.predict(run, waves=False)) as answered:
-        async for _ in answered:
-            break
+    first = asyncio.Event()
+    running = asyncio.create_task(
+        one.pipeline.predict(run, waves=False, on_place=lambda _: first.set())
+    )
+    await first.wait()
+    running.cancel()
     for _ in range(10):
         await asyncio.sleep(0)
     assert 1 <= len(one.asked) <= 20
