@@ -27,14 +27,15 @@ def part_of(path: Path) -> Path:
 
 def write_whole(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
     """Write a file atomically: under a temporary name first, so that none is left incomplete."""
-    whole = Path(path)
+    # a link is kept: others may read its target
+    whole = Path(path).resolve()
     part = part_of(whole)
     try:
         with part.open("xb") as file:
             file.writelines(parts)
         part.replace(whole)
     except OSError as exc:
-        raise InvalidInputError(f"{whole} cannot be written: {exc.strerror or exc}") from exc
+        raise InvalidInputError(f"{path} cannot be written: {exc.strerror or exc}") from exc
     finally:
         # on a full disk: an incomplete file must not pass for a result
         with suppress(OSError):

@@ -124,11 +124,17 @@ def checked_delimiter(delimiter: str | None) -> str | None:
     return found
 
 
+#: The first line in which Excel names the delimiter.
+DELIMITER_LINE = re.compile(r'\A"?sep=([,;|\t])"?\r?\n', re.IGNORECASE)
+
+
 def delimiter_of(content: str, wanted: Sequence[str]) -> str:
     """Return the delimiter of CSV content; a comma if no other fits better.
 
     One that finds the `wanted` columns wins.
     """
+    if said := DELIMITER_LINE.match(content):
+        return said[1]
     sample = content[:_SAMPLE]
     if len(content) > _SAMPLE:
         sample = sample[: sample.rfind("\n") + 1] or sample

@@ -21,6 +21,7 @@ from testnuc._base.checks import valid_text
 from testnuc._base.jsonl import bytes_of, json_object, json_of, long_fields
 from testnuc.cli import parquet, xlsx
 from testnuc.cli.decoding import (
+    DELIMITER_LINE,
     DELIMITERS,
     checked_delimiter,
     decoded,
@@ -339,6 +340,7 @@ def _problem(text: Any) -> str | None:
 
 def _csv_rows(file: str, content: str, delimiter: str) -> tuple[list[str], list[dict[str, Any]]]:
     lines: list[list[str]] = []
+    content = DELIMITER_LINE.sub("", content)
     try:
         lines = _fields(file, content, delimiter)
     except InvalidInputError:

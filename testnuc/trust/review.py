@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -253,7 +254,8 @@ class Review(Sequence[ReviewItem]):
         InvalidInputError
             The file cannot be read, or is not a review.
         """
-        data = bytes_of(path)
+        # editors of Windows write a byte order mark
+        data = bytes_of(path).removeprefix(BOM_UTF8)
         try:
             record = orjson.loads(data)
         except orjson.JSONDecodeError as exc:

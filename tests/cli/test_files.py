@@ -55,6 +55,22 @@ def test_encoding_and_delimiter_are_recognized_and_noted(tmp_path, capsys, encod
     assert capsys.readouterr().err == ""
 
 
+def test_the_line_in_which_excel_names_the_delimiter(tmp_path):
+    file = tmp_path / "excel.csv"
+    file.write_bytes(b"sep=;\r\nid;text\r\n1;a, b\r\n2;c\r\n")
+    table = read_table(str(file), "text")
+    assert (table.columns, table.texts) == (["id", "text"], ["a, b", "c"])
+
+
+def test_an_output_that_is_a_link_stays_one(tmp_path):
+    shared, link = tmp_path / "shared.csv", tmp_path / "out.csv"
+    shared.write_text("old\n")
+    link.symlink_to(shared)
+    write_results(str(link), Table([{"text": "a"}], ["text"], "text"), {}, {})
+    assert link.is_symlink()
+    assert shared.read_text().startswith("text,")
+
+
 def test_quotes_escaped_by_a_backslash(tmp_path, capsys):
     file = tmp_path / "spark.csv"
     file.write_text(

@@ -595,6 +595,9 @@ def test_after_a_change_of_instructions_the_same_reviews_are_learned_again(ticke
         assert run_here("learn", "out.csv", "r.json")[0] == 0
         changed = [*options(llm), "--instructions", "Read each ticket twice."]
         assert run_here("classify", tickets, *changed, "-o", "new.csv")[0] == 0
+        saved = Path("r.json")
+        # by an editor of Windows
+        saved.write_bytes(b"\xef\xbb\xbf" + saved.read_bytes())
         code, _, err = run_here("learn", "new.csv", "r.json", "-o", "better.csv")
         assert code == 0, err
     after = rows_of("better.csv")
