@@ -298,7 +298,7 @@ async def test_the_first_call_is_one_of_those_needed(client_of, per_call, sample
 async def test_a_slow_first_call_does_not_hold_up_embedding(client_of, monkeypatch):
     monkeypatch.setattr("testnuc._engine.pipeline._PATIENCE", 0.05)
     embedder = Counting()
-    first = [2.0]
+    first = [2.0] * 4
     async with LoopbackLLM(confident, latency=lambda random: first.pop() if first else 0) as llm:
         async with TestNUC(**client_of(llm, embedder=embedder)) as nuc:
             run = asyncio.create_task(nuc.classify_many(messages(20)))

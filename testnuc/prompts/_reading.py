@@ -38,7 +38,8 @@ _LIST = re.compile(r'(?:\{\s*"\w{1,40}"\s*:\s*)?\[')
 _CLOSING = re.compile(r"[\]}\s`]*")
 #: A line that begins another sample or turn, as prompts do.
 _TURN = re.compile(
-    r"^\W*(text|sample|user|human|assistant|input)\b ?\d*\W*:", re.IGNORECASE | re.MULTILINE
+    r"^[^\w\n]{0,20}(text|sample|user|human|assistant|input)\b ?\d{0,9}[^\w\n:]{0,9}:",
+    re.IGNORECASE | re.MULTILINE,
 )
 _BETWEEN = re.compile(r"[\s,]*")
 _ID = re.compile(r"(?:text|sample|id)? ?#? ?([0-9]{1,9})(?:\.0*)?", re.IGNORECASE)

@@ -42,10 +42,8 @@ _ANSWER = 50_000
 
 _TAG = re.compile(r"<[^<>]*>")
 #: What pydantic quotes of a request, in errors that are written as text.
-_INPUT = re.compile(
-    r"""(?s)(['"]input['"]: |input_value=)"""
-    r""".*?(?=\{['"]type['"]: ['"]\w+['"], ['"]loc|, input_type=|$)"""
-)
+_INPUT = re.compile(r"""['"]input['"]: |input_value=""")
+_AFTER = re.compile(r"""\{['"]type['"]: ['"]\w{1,40}['"], ['"]loc|, input_type=""")
 
 _REQUEST_IDS = ("x-request-id", "request-id", "apim-request-id", "x-amzn-requestid")
 
@@ -162,7 +160,9 @@ def parse_error(body: bytes, *, nested: bool = True) -> tuple[str, frozenset[str
         message, codes = quoted or message, codes | more
     if behind:
         message = f"{message}: {behind}" if message else behind
-    message = _INPUT.sub("", message[:_READ])
+    whole, *quoted = _INPUT.split(message[:_READ])
+    ends = ((part, _AFTER.search(part)) for part in quoted)
+    message = "".join([whole, *(part[end.start() :] for part, end in ends if end is not None)])
     return " ".join(message.split()), frozenset(codes - {"error"})
 
 
