@@ -160,8 +160,8 @@ def parse_error(body: bytes, *, nested: bool = True) -> tuple[str, frozenset[str
         message, codes = quoted or message, codes | more
     if behind:
         message = f"{message}: {behind}" if message else behind
-    whole, *quoted = _INPUT.split(message[:_READ])
-    ends = ((part, _AFTER.search(part)) for part in quoted)
+    whole, *inputs = _INPUT.split(message[:_READ])
+    ends = ((part, _AFTER.search(part)) for part in inputs)
     message = "".join([whole, *(part[end.start() :] for part, end in ends if end is not None)])
     return " ".join(message.split()), frozenset(codes - {"error"})
 
