@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import tempfile
 import time
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,22 +98,6 @@ class _Steps:
 
         setattr(owner, method, timed)
 
-    def watch_results(self, owner: Any, method: str, step: str) -> None:
-        """Count the time of an asynchronous generator, and of what its consumer does with it."""
-        run = getattr(owner, method)
-
-        async def timed(*arguments: Any, **options: Any) -> Any:
-            self._inside, before = True, time.process_time()
-            try:
-                async with aclosing(run(*arguments, **options)) as results:
-                    async for result in results:
-                        yield result
-            finally:
-                self._inside = False
-                self.cpu[step] += time.process_time() - before
-
-        setattr(owner, method, timed)
-
 
 @contextmanager
 def _voting(steps: _Steps) -> Iterator[None]:
@@ -186,7 +170,7 @@ async def _classify(
     pipeline = parts.pipeline
     steps.watch(parts.pool, "search", "search")
     steps.watch(pipeline.retriever, "build", "texts")
-    steps.watch_results(pipeline, "predict", "ask")
+    steps.watch(pipeline, "predict", "ask")
     steps.watch(parts.embedding, "each", "vectors")
     steps.watch(parts.pool, "labels", "labels")
     steps.watch(parts.pool, "add", "add")
