@@ -244,7 +244,8 @@ def test_instructions_and_descriptions_are_at_hand(opened):
     assert "<i>Read</i> all of it." in guide.inner_text()
     assert "cannot sign in" in guide.inner_text()
     press(page, "1", "Enter")
-    assert page.locator(".guide").get_attribute("open") == ""
+    # the panel is drawn anew once the judgment is saved
+    playwright.expect(page.locator(".guide")).to_have_attribute("open", "")
     assert "chance" in page.locator("#detail dl.description").last.inner_text()
 
 
