@@ -83,6 +83,8 @@ class Answers:
         self.confidence = np.full(n, np.nan, dtype=np.float32)
         #: The same as labels; None: answers came since.
         self._labels: Labels | None = None
+        #: Others may have given the label of a text that was answered, since.
+        self._answered = before is not None and before.any_own
         if before is not None:
             self.predictions[: batch.n_own] = before.predictions
             self.errors, self.partial = before.errors, before.partial
@@ -116,6 +118,8 @@ class Answers:
     @property
     def any_own(self) -> bool:
         """Whether the LLM answered, now or before, for any of the own texts."""
+        if self._answered:
+            return True
         own = zip(self.predictions, self._batch.own, strict=False)
         return any(answer is not None and entry.label is None for answer, entry in own)
 
