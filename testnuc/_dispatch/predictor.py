@@ -502,9 +502,7 @@ class Predictor:
         except asyncio.CancelledError as exc:
             if is_cancelled():
                 raise
-            error = ProviderError("the provider failed: what it waited for was cancelled")
-            error.fatal = False
-            raise error from exc
+            raise ProviderError("the provider failed: what it waited for was cancelled") from exc
         if len(reply.answers) != len(request.texts):
             # it is not known which text each answer is for
             raise ReplyError(

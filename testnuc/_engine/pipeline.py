@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 
 #: From this many predictions on, the auto policy diagnoses the batch; below, the pool.
 _BATCH_DECIDES = 2_000
-#: Calls that are made before anything is embedded.
+#: Calls of a client that are made before anything is embedded.
 _FIRST_CALLS = 4
-#: Texts among which the first call is chosen: those before are stored.
+#: Texts among which these are chosen: those before are stored.
 _FIRST_OF = 4_096
 #: Texts looked up in the store at a time.
 _LOOK_UP = 256
-#: Seconds that embedding waits for the first call.
+#: Seconds that embedding waits for them.
 _PATIENCE = 5.0
 
 
@@ -108,8 +108,8 @@ class Pipeline:
     ) -> Run:
         """Embed distinct texts, retrieve their neighbors, and start a run.
 
-        While the provider has not answered any call of this client, one of the calls that are
-        needed anyway is made before anything is embedded, so that a wrong address, key or model
+        While the provider has not answered any call of this client, a few of the calls that are
+        needed anyway are made before anything is embedded, so that a wrong address, key or model
         raises at once. Few-shot prompts and shortlists need embeddings, so with them nothing is
         asked here.
 
@@ -289,7 +289,7 @@ class Pipeline:
         failed. Returns whether any own text was answered, now or by a stored prediction.
         """
         n_own = run.batch.n_own
-        # samples of the first call
+        # samples of the first calls
         Sampler(self.method, self.predictor, run).give_up()
         if not self.lanes["live"].closed:
             # the store may be what failed

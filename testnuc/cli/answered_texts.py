@@ -14,7 +14,7 @@ from testnuc.cli.answer_store import AnswerStore
 from testnuc.cli.files import check_output
 from testnuc.cli.options import Options
 from testnuc.cli.options_of_run import client_of, held_scopes, with_options_of_run
-from testnuc.cli.reading import Table, holds_rows, read_table, to_stderr, usable
+from testnuc.cli.reading import Table, holds_rows, kind_of, read_table, to_stderr, usable
 from testnuc.client import TestNUC, parts_of
 from testnuc.errors import InvalidInputError, SmallPoolWarning
 from testnuc.index import scanned
@@ -139,10 +139,11 @@ async def labeled(nuc: TestNUC, table: Table, source: str) -> LabeledTable:
 def _answered(nuc: TestNUC, table: Table, source: str) -> list[Classification]:
     """Return the results of a file that hold the LLM's answer."""
     usable(table, source)
-    cut = [at for at, text in enumerate(table.texts) if isinstance(text, str) and xlsx.is_cut(text)]
-    if cut and source.lower().endswith(".xlsx"):
+    of_cells = table.texts if kind_of(source) == ".xlsx" else ()
+    cut = (at for at, text in enumerate(of_cells, 1) if isinstance(text, str) and xlsx.is_cut(text))
+    if (row := next(cut, None)) is not None:
         raise InvalidInputError(
-            f"{source}, row {cut[0] + 1}: the text is cut at {xlsx.CELL:,} characters, the most in "
+            f"{source}, row {row}: the text is cut at {xlsx.CELL:,} characters, the most in "
             "a cell; run the same `testnuc classify` with -o to a .csv, and take that (the answers "
             "are stored)"
         )
@@ -162,7 +163,10 @@ def _answered(nuc: TestNUC, table: Table, source: str) -> list[Classification]:
 
 
 def with_empty_set(result: Classification) -> Classification:
-    """Return a result of a CSV file, where no labels are an empty cell, with "" instead."""
+    """Return a result of several labels as it was before a CSV file had it.
+
+    There no labels are an empty cell, and so is an answer that matches no label.
+    """
     own = result.prediction
     if own is not None and not isinstance(own, MultilabelPrediction):
         outside = split_labels(own.said)

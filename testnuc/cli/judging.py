@@ -125,9 +125,8 @@ async def learn(given: SimpleNamespace) -> None:
             "to apply it, run `testnuc classify` again: stored answers are not requested again"
         )
     else:
-        of_file = Path(output).suffix.lower() == ".jsonl"
         placed = found.merged()
-        record = run_record(found.results) if of_file else None
+        record = run_record(found.results) if Path(output).suffix.lower() == ".jsonl" else None
         write_results(output, table, placed, found.problems, run=record)
         labels = sum(row.label is not None for row in placed.values())
         people = sum(row.source == "person" for row in placed.values())

@@ -48,11 +48,17 @@ class Message:
     request_id: str | None
     #: The model's refusal, "" if it has no text; None if it did not refuse.
     refusal: str | None = None
+    #: Whether the output limit cut it off.
     truncated: bool = False
     #: Log-probabilities of the content's tokens, as received.
     logprobs: Any = None
-    #: Whether it broke off for another reason than the output limit.
+    #: Whether it broke off for another reason.
     broken: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether it ended by itself."""
+        return not (self.truncated or self.broken)
 
 
 def breaks_off(reason: Any) -> bool:

@@ -326,7 +326,7 @@ class HTTPProvider(ABC):
             answer["id"] = self.shown(printable(answer["id"][:_IDENTIFIER]))
         message = self.parse(answer)
         # a stream that broke off
-        return message if ended else replace(message, truncated=True, broken=True)
+        return message if ended else replace(message, broken=True)
 
     def _error_within(self, answer: dict[str, Any], body: bytes) -> Exception:
         """Return the error that a 200 response holds; it is billed if the model wrote something."""
@@ -342,7 +342,7 @@ class HTTPProvider(ABC):
         content = message.content
         several, n = request.task.multilabel, len(request.texts)
         answers = (
-            parse_reply(content, n, multilabel=several, truncated=message.truncated)
+            parse_reply(content, n, multilabel=several, truncated=not message.whole)
             if content.strip()
             else ()
         )
@@ -406,7 +406,7 @@ class HTTPProvider(ABC):
     def _label_alone(self, task: Task, message: Message) -> tuple[Answer, ...]:
         """Return the answer of a reply that is a label and nothing else; () if it is not."""
         content = message.content.strip()
-        if message.truncated:  # perhaps the beginning of a longer label
+        if not message.whole:  # perhaps the beginning of a longer label
             return ()
         if task.multilabel and content.startswith("[") and not content.endswith("]"):
             return ()

@@ -253,16 +253,15 @@ class Anthropic(HTTPProvider):
                 status_code=200,
             )
         texts = [b for b in blocks if isinstance(b, dict) and b.get("type") == "text"]
-        limited = reason in ("max_tokens", "model_context_window_exceeded")
+        truncated = reason in ("max_tokens", "model_context_window_exceeded")
         refused = reason == "refusal"
-        broken = not (limited or refused) and breaks_off(reason)
         return Message(
             text_of(texts),
             usage,
             request_id,
             "" if refused else None,
-            truncated=limited or broken,
-            broken=broken,
+            truncated=truncated,
+            broken=not (truncated or refused) and breaks_off(reason),
         )
 
     def usage(self, answer: dict[str, Any]) -> TokenUsage | None:

@@ -295,11 +295,11 @@ class OpenAI(HTTPProvider):
         if not isinstance(refusal, str) or not refusal:
             refusal = "" if finish == "content_filter" else None
         content = text_of(message.get("content"))
-        limited = isinstance(finish, str) and finish.lower() in _TRUNCATED
+        truncated = isinstance(finish, str) and finish.lower() in _TRUNCATED
         # OpenRouter has the error of a server that died beside what it said
-        broken = not limited and (breaks_off(finish) or bool(choice.get("error")))
+        broken = not truncated and (breaks_off(finish) or bool(choice.get("error")))
         logprobs = choice.get("logprobs")
-        return Message(content, usage, request_id, refusal, limited or broken, logprobs, broken)
+        return Message(content, usage, request_id, refusal, truncated, logprobs, broken)
 
     def usage(self, answer: dict[str, Any]) -> TokenUsage | None:
         """Return the tokens that a response reports; None: unknown.
@@ -322,10 +322,10 @@ class OpenAI(HTTPProvider):
         if reason == "content_filter":
             refusal = refusal or ""
         status = answer.get("status")
-        limited = reason == "max_output_tokens" or status == "incomplete"
-        broken = not limited and breaks_off(status)
+        truncated = reason == "max_output_tokens" or status == "incomplete"
+        broken = not truncated and breaks_off(status)
         logprobs = {"content": tokens}
-        return Message(content, usage, request_id, refusal, limited or broken, logprobs, broken)
+        return Message(content, usage, request_id, refusal, truncated, logprobs, broken)
 
 
 def _finish(choice: dict[str, Any]) -> Any:
