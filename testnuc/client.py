@@ -372,9 +372,9 @@ class TestNUC:
         entry = PoolText(text, hash_text(text))
         with operation(parts.telemetry, "classify", model=self.model) as span:
             run = await pipeline.prepare([entry], together=False, partial=True)
-            stopped = await pipeline.complete(run, waves=True)
+            await pipeline.complete(run, waves=True)
             warn_of_few(parts, run)
-            await pipeline.settle(run, stopped=stopped is not None, together=False)
+            await pipeline.settle(run, together=False)
             result = classification(run, 0, 0, text)
             span.set(voters=result.voters, trust=result.trust)
             if parts.telemetry is not None:
@@ -454,7 +454,8 @@ class TestNUC:
                 with operation(parts.telemetry, "predict"):
                     # a wave in the batch lane can take a day
                     waves = not pipeline.join_pool and lane == "live"
-                    stopped = await pipeline.complete(run, waves=waves, lane=lane, on_place=count)
+                    await pipeline.complete(run, waves=waves, lane=lane, on_place=count)
+                stopped = run.failure
                 if stopped is None:
                     bar.advance(run.n_skipped)
                     await compare(parts, run, lane)
@@ -462,7 +463,7 @@ class TestNUC:
                     _log.warning("the run stopped early: %s: %s", type(stopped).__name__, stopped)
             if stopped is None:
                 warn_of_few(parts, run)
-            run, escalated = await self._escalation.settle(run, stopped=stopped is not None)
+            run, escalated = await self._escalation.settle(run)
             with operation(parts.telemetry, "vote"):
                 rows = await asyncio.to_thread(Rows, run, given, places)
             usage, seconds = parts.meter.since(before), time.perf_counter() - started

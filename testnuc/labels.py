@@ -194,11 +194,29 @@ class LabelSet:
             found = -1 if similar is None else self._loose[similar]
         return None if found < 0 else found
 
+    def split(self, label: str) -> list[str]:
+        """Return the labels of a text that are given in one string; where it has one, this one."""
+        return split_labels(label) if self.multilabel else [label]
+
     def knows(self, label: str) -> bool:
-        """Whether a known label is one of the set; of several labels in one string, whether all."""
-        if not self.multilabel:
-            return label in self._index
-        return all(name in self._index for name in split_labels(label))
+        """Whether the labels of a text, in one string, are of this set."""
+        return all(name in self._index for name in self.split(label))
+
+    def judged(self, label: str | None, source: str | None) -> tuple[int, ...] | None:
+        """Return the positions of the labels that a judgment gives, in one string.
+
+        None: none of the labels is right, or (without a `source`) the text was skipped.
+        """
+        if label is None and source is not None:
+            label = self.none_label
+        if label is None or not self.knows(label):
+            return None
+        return tuple(self._index[name] for name in self.split(label))
+
+    def stated(self, answer: Answer) -> Sequence[tuple[str, float | None]]:
+        """Return the labels of an answer, each with its confidence."""
+        several = answer.labels if self.multilabel else None
+        return ((answer.label, answer.confidence),) if several is None else several
 
     def joined(self, names: object) -> str | None:
         """Return the labels of one text as one string; None: they are not distinct labels."""
@@ -225,22 +243,21 @@ class LabelSet:
             Its label is None if the answer matches no label of the set.
         """
         if self.multilabel:
-            given = answer.labels
-            return self._several(((answer.label, answer.confidence),) if given is None else given)
+            return self._several(self.stated(answer))
         index = self.match(answer.label)
         label = None if index is None else self.names[index]
         said = None if label == answer.label else answer.label
         return Prediction(label, answer.confidence, said)
 
-    def several(self, prediction: Prediction) -> MultilabelPrediction:
-        """Return a prediction with its labels; a store returns plain ones, made by `as_stored`.
+    def restored(self, prediction: Prediction) -> Prediction:
+        """Return a prediction as it was before `as_stored`.
 
         Parameters
         ----------
         prediction : Prediction
             Without `said`, its `label` is a known label: labels in one string.
         """
-        if isinstance(prediction, MultilabelPrediction):
+        if not self.multilabel or isinstance(prediction, MultilabelPrediction):
             return prediction
         if prediction.said is not None:
             return self._several(_pairs_of(prediction.said))

@@ -456,8 +456,7 @@ class Predictor:
 
     @staticmethod
     def _checked(answer: Answer, labels: LabelSet) -> Prediction | Exception:
-        pairs: Any = answer.labels if labels.multilabel else None
-        for label, confidence in ((answer.label, answer.confidence),) if pairs is None else pairs:
+        for label, confidence in labels.stated(answer):
             error = _malformed(label, confidence)
             if error is not None:
                 return error

@@ -16,7 +16,6 @@ from testnuc.trust.judgment import Judged, draws_of
 from testnuc.trust.label_scores import scores_of
 from testnuc.trust.model import NEIGHBORS, Texts
 from testnuc.trust.thresholds import Thresholds
-from testnuc.types import split_labels
 from testnuc.voting import Labels
 
 if TYPE_CHECKING:
@@ -30,11 +29,11 @@ if TYPE_CHECKING:
     from testnuc.trust.judgment import Judgment
 
 
-async def apply_learned(run: Run, embedding: EmbeddingCache, *, stopped: bool = False) -> None:
+async def apply_learned(run: Run, embedding: EmbeddingCache) -> None:
     """Label the own texts by what was learned, if anything was.
 
-    `stopped`: an error ended the run. If vectors are missing, a head of several labels counts as
-    the vote does; of one label, judged texts alone change, and trust of the others is unknown.
+    If an error ended the run and vectors are missing, a head of several labels counts as the vote
+    does; of one label, judged texts alone change, and trust of the others is unknown.
     """
     learned, vectors = run.votes.settings.learned, None
     if learned is None:
@@ -47,7 +46,7 @@ async def apply_learned(run: Run, embedding: EmbeddingCache, *, stopped: bool = 
             # those that were searched with
             vectors, _ = await embedding.each([e.text for e in entries], [e.hash for e in entries])
     except FATAL_ERRORS:
-        if not stopped:
+        if run.failure is None:
             raise
     label = _single if isinstance(rule, Argmax) else _several
     labels = await asyncio.to_thread(label, run, learned, vectors)
@@ -57,22 +56,12 @@ async def apply_learned(run: Run, embedding: EmbeddingCache, *, stopped: bool = 
     run.learned = Layer(labels, here)
 
 
-def classes_of(label: str | None, source: str | None, labels: LabelSet) -> tuple[int, ...] | None:
-    """Return the classes of a judged text; None: none of the labels is right, or skipped."""
-    if labels.multilabel:
-        return None if label is None else tuple(map(labels.names.index, split_labels(label)))
-    if label is None and source is not None:
-        label = labels.none_label
-    place = None if label is None else labels.index(label)
-    return None if place is None else (place,)
-
-
 def judged_of(
     judgments: Sequence[Judgment], place: Mapping[bytes, int], labels: LabelSet
 ) -> Judged:
     """Return the judged texts among those whose hashes have a place."""
     known = [j for j in judgments if j.hash in place]
-    classes = [classes_of(j.label, j.source, labels) or () for j in known]
+    classes = [labels.judged(j.label, j.source) or () for j in known]
     return Judged(
         np.array([place[j.hash] for j in known], dtype=np.int64),
         Labels.of(
@@ -96,7 +85,7 @@ def judged_classes(
     answers, labels = learned.answers, run.batch.labels
     said = {place: answers.get(run.batch.entries[place].hash) for place in places}
     return {
-        place: (classes_of(*answer, labels), answer[1])
+        place: (labels.judged(*answer), answer[1])
         for place, answer in said.items()
         if answer is not None
     }

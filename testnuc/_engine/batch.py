@@ -102,8 +102,7 @@ class Answers:
             self.errors[place] = outcome
             return
         labels = self._batch.labels
-        if labels.multilabel:
-            outcome = labels.several(outcome)
+        outcome = labels.restored(outcome)
         self.predictions[place], self._labels = outcome, None
         if outcome.label is not None:
             index = labels.index(outcome.label)

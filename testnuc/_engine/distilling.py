@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from testnuc._engine.applying import apply_learned, judged_of
+from testnuc._engine.applying import judged_of
 from testnuc.errors import InvalidInputError
 from testnuc.head import Head, TrainedOn, TrustDrift
 from testnuc.trust.calibration import chance_of, fit_line, fit_set_rule, log_odds
@@ -45,8 +45,7 @@ async def distill(parts: Components) -> Head:
             f"{_LEAST_TEXTS} first, by `classify_many` or `predict_pool`"
         )
     await asyncio.to_thread(found.votes.decide_by_settings)
-    await asyncio.to_thread(found.votes.fit_prior)
-    await apply_learned(found, parts.embedding)
+    await parts.pipeline.settle(found)
     return await asyncio.to_thread(_trained, parts, found, vectors)
 
 

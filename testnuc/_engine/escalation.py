@@ -192,9 +192,7 @@ class Escalation:
         )
         for item, answer in zip(items, answers, strict=True):
             if isinstance(answer, Prediction) and answer.label is not None:
-                said = answer.label
-                several = self._parts.labels.several(answer).labels if review.multilabel else said
-                review.answer(item.index, several, "referee")
+                review.answer(item.index, review.as_given(answer.label), "referee")
             elif isinstance(answer, Exception):
                 _log.warning("the referee did not answer item %d: %s", item.index, answer)
 
@@ -218,15 +216,15 @@ class Escalation:
         (cost,) = await costs_of(referee.predictor, calls, [referee.price])
         return cost.calls, cost.usd
 
-    async def settle(self, run: Run, *, stopped: bool = False) -> tuple[Run, str | None]:
+    async def settle(self, run: Run) -> tuple[Run, str | None]:
         """Complete a run: apply what was learned, and ask the referee, if there is one.
 
-        If an error ended the run (`stopped`), the referee is not asked. Returns the run,
-        others if something was learned meanwhile, and what the referee labeled, or why nothing.
+        If an error ended the run, the referee is not asked. Returns the run, another if something
+        was learned meanwhile, and what the referee labeled, or why nothing.
         """
         pipeline = self._parts.pipeline
-        if self.referee is None or stopped:
-            await pipeline.settle(run, stopped=stopped)
+        if self.referee is None or run.failure is not None:
+            await pipeline.settle(run)
             return run, None
         before, failure = run.votes.settings.learned, None
         try:
@@ -279,8 +277,7 @@ class Escalation:
             if not self._is_due(size):
                 return None
             try:
-                goal = "certify" if self._parts.labels.multilabel else "decide"
-                review = await self._learning.review(_REFEREED, goal, 0)
+                review = await self._learning.review(_REFEREED, self._learning.goals[0], 0)
             except InvalidInputError:
                 # too few texts have a prediction
                 return None

@@ -127,7 +127,7 @@ def labels_by_place(
 ) -> list[str | None]:
     """Return the given label of each distinct text, or all of its labels in one string.
 
-    `none`: whether a text may have None, because none of the labels is right.
+    `none`: whether a text with one label may have None, because none of the labels is right.
 
     Raises
     ------
@@ -142,7 +142,7 @@ def labels_by_place(
     known: dict[int, str | None] = {}
     given = values(labels, "labels")
     for position, (place, said) in enumerate(zip(places.tolist(), given, strict=True)):
-        label = None if none and said is None else _known_label(allowed, said, position)
+        label = _known_label(allowed, said, position, none=none)
         if known.setdefault(place, label) != label:
             raise InvalidInputError(
                 f"{entries[place].text[:60]!r} has the label {label!r} and, before, "
@@ -151,7 +151,7 @@ def labels_by_place(
     return [known[place] for place in range(len(entries))]
 
 
-def _known_label(allowed: LabelSet, said: Any, position: int) -> str:
+def _known_label(allowed: LabelSet, said: Any, position: int, *, none: bool) -> str | None:
     if allowed.multilabel:
         joined = allowed.joined(said)
         if joined is None:
@@ -160,6 +160,8 @@ def _known_label(allowed: LabelSet, said: Any, position: int) -> str:
                 "distinct labels of the label set, [] for none"
             )
         return joined
+    if said is None and none:
+        return None
     if not isinstance(said, str) or said not in allowed:
         close = closest_label(said, allowed.names)
         raise InvalidInputError(

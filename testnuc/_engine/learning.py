@@ -59,13 +59,17 @@ class Learning:
         """What was learned so far."""
         return self._parts.pipeline.settings.learned
 
+    @property
+    def goals(self) -> Sequence[str]:
+        """What texts are drawn for to be judged; the first one is to learn most."""
+        return self._way.goals
+
     async def review(self, n: int, goal: str | None, seed: int) -> Review:
         """Draw texts of the pool to be judged."""
         checked_whole("n", n, least=1)
-        if goal is not None and goal not in self._way.goals:
-            several = "with multilabel=True " if self._parts.labels.multilabel else ""
+        if goal is not None and goal not in self.goals:
             raise InvalidInputError(
-                f"goal is {goal!r}; {several}choose from {', '.join(self._way.goals)}, or None"
+                f"goal is {goal!r}; choose from {', '.join(self.goals)}, or None"
             )
         await self.load()
         fitted = await self._fitted()
@@ -131,7 +135,7 @@ class Learning:
     async def learn_from(self, review: Review) -> Learned:
         """Learn from the answers of a review, and from all earlier ones."""
         labels = self._parts.labels
-        if review.labels != labels.names or review.multilabel != labels.multilabel:
+        if review.label_set != (labels.names, labels.multilabel):
             raise InvalidInputError("the review has another label set than this client")
         if not review.judged:
             raise InvalidInputError("the review has no answer yet; answer some of its items")
@@ -159,8 +163,7 @@ class Learning:
         entries, places = await distinct(given)
         if not entries:
             raise InvalidInputError("there is no labeled text to learn from")
-        none = not parts.labels.multilabel
-        right = labels_by_place(entries, places, labels, parts.labels, none=none)
+        right = labels_by_place(entries, places, labels, parts.labels, none=True)
         run = await parts.pipeline.prepare(entries, together=True)
         await parts.pipeline.predict_own(run)
         vectors = await parts.embedding.vectors(

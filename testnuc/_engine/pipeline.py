@@ -1,7 +1,8 @@
 """The pipeline of a run: embed, retrieve neighbors, predict.
 
 `Pipeline.prepare` retrieves the neighbors of texts from one snapshot of the pool and returns a
-`Run`. `Pipeline.predict` obtains the predictions that its votes need.
+`Run`. `Pipeline.complete` obtains the predictions that its votes need, and `Pipeline.settle`
+applies what was learned.
 """
 
 from __future__ import annotations
@@ -121,8 +122,8 @@ class Pipeline:
         ask_first : bool
             False: make no call.
         partial : bool
-            Whether an error gives a run without neighbors, with the error as `failure`, so that
-            answers can be handed over; `predict` then raises it.
+            Whether an error gives a run without neighbors, with the error as its `failure`, so that
+            answers can be handed over; `complete` then does so.
         on_embedded : callable
             Called with the number of texts after each batch of the embedder.
         on_answered : callable, optional
@@ -282,7 +283,7 @@ class Pipeline:
             for entry, label in zip(texts, known, strict=True)
         ]
 
-    async def salvage(self, run: Run, error: Exception) -> bool:
+    async def _salvage(self, run: Run, error: Exception) -> bool:
         """Complete a run that an error has ended, with what is answered.
 
         Own texts without an outcome get the error, and are voted on like any text whose own call
@@ -310,44 +311,30 @@ class Pipeline:
         waves: bool = False,
         lane: str = "live",
         on_place: Callable[[int], object] = int,
-    ) -> Exception | None:
-        """Obtain the predictions that the votes need, as `predict` does.
-
-        If an error ends the run after one of its texts was answered, now or before, the run is
-        completed with what is answered, and the error is returned; else it is raised. `on_place` is
-        called with each place that gets an outcome.
-        """
-        try:
-            await self.predict(run, waves=waves, lane=lane, on_place=on_place)
-        except FATAL_ERRORS as error:
-            if not await self.salvage(run, error):
-                raise
-            return error
-        return None
-
-    async def predict(
-        self,
-        run: Run,
-        *,
-        waves: bool,
-        lane: str = "live",
-        on_place: Callable[[int], object] = int,
     ) -> None:
         """Obtain the predictions that the votes need.
+
+        If an error ends the run after one of its texts was answered, now or before, the run is
+        completed with what is answered, and the error is its `failure`; else it is raised.
 
         `on_place` is called with each place that gets a prediction or an error, not with those that
         already had one. `waves`: predict neighbors in waves, with early exit once the winner is
         certain.
         """
-        if run.failure is not None:
-            raise run.failure
-        found = self._skipping_rounds(run) if self.skips else self._rounds(run, waves=waves)
-        async with aclosing(found) as rounds:
-            async for places in rounds:
-                await self._predict(run, places, lane, on_place)
-        if run.votes.settings.learned is not None:
-            # it counts more neighbors than vote
-            await self.retriever.fill(run, range(run.batch.n_own, len(run.batch.entries)))
+        try:
+            if run.failure is not None:
+                raise run.failure
+            every = self._skipping_rounds(run) if self.skips else self._rounds(run, waves=waves)
+            async with aclosing(every) as rounds:
+                async for places in rounds:
+                    await self._predict(run, places, lane, on_place)
+            if run.votes.settings.learned is not None:
+                # it counts more neighbors than vote
+                await self.retriever.fill(run, range(run.batch.n_own, len(run.batch.entries)))
+        except FATAL_ERRORS as error:
+            if not await self._salvage(run, error):
+                raise
+            run.failure = error
 
     async def _rounds(self, run: Run, *, waves: bool) -> AsyncGenerator[Iterable[int], None]:
         """Yield the places to predict; each round depends on the outcomes of the one before."""
@@ -453,14 +440,14 @@ class Pipeline:
             else:
                 yield place
 
-    async def settle(self, run: Run, *, stopped: bool = False, together: bool = True) -> None:
+    async def settle(self, run: Run, *, together: bool = True) -> None:
         """Complete a run: correct by the prior, and apply what was learned.
 
         `together`: whether the texts are a batch; the prior says nothing about a single text.
         """
         if together:
             await asyncio.to_thread(run.votes.fit_prior)
-        await apply_learned(run, self.embedding, stopped=stopped)
+        await apply_learned(run, self.embedding)
 
     async def predict_own(self, run: Run) -> None:
         """Predict the own texts; neighbors get their stored predictions only."""

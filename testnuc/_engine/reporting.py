@@ -43,7 +43,7 @@ def shown(parts: Components, total: int, *, progress: bool | Observer) -> Iterat
 
 async def compare(parts: Components, run: Run, lane: str) -> None:
     """Note what a vote would change, and how prompts that show some labels compare."""
-    if parts.labels.multilabel and parts.referee is None:
+    if parts.referee is None:
         note = await asyncio.to_thread(note_of_kept, run.votes, run.batch.n_own)
         run.notes.append(note)
     if parts.shortlist is not None and lane == "live":

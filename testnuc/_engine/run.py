@@ -65,7 +65,7 @@ class Run:
         self.refitted: HeadModel | None = None
         #: For `Results.notes`; empty ones are left out.
         self.notes: list[str] = []
-        #: The error that ended the run while neighbors were retrieved.
+        #: The error that ended the run: what was answered before is handed over.
         self.failure: Exception | None = None
 
     def judge(self, said: Mapping[int, tuple[tuple[int, ...] | None, str]]) -> None:

@@ -187,8 +187,8 @@ class _Stream:
             )
             on_place(-1)
         try:
-            stopped = await self.pipeline.complete(run, waves=waves, on_place=on_place)
-            if stopped is None and not one_by_one:
+            await self.pipeline.complete(run, waves=waves, on_place=on_place)
+            if run.failure is None and not one_by_one:
                 window.run, note = await self.escalation.settle(run)
                 if note is not None:
                     last = window.start + len(window.texts) - 1
@@ -196,12 +196,12 @@ class _Stream:
         except FATAL_ERRORS as error:
             if not self._answered:
                 raise
-            stopped = error
+            run.failure = error
         self._any_answered = self._answered
         self._open.remove(run)
-        if stopped is not None:
-            self.stopped = self.stopped or stopped
-            await self.pipeline.settle(run, stopped=True)
+        if run.failure is not None:
+            self.stopped = self.stopped or run.failure
+            await self.pipeline.settle(run)
         for place in range(run.batch.n_own):
             complete(place)
 

@@ -21,7 +21,6 @@ from testnuc.errors import InvalidInputError
 from testnuc.report import render, write
 from testnuc.results import Results
 from testnuc.trust.review import Review
-from testnuc.types import split_labels
 
 _HOST = "127.0.0.1"
 _HEADERS = {
@@ -148,9 +147,7 @@ class _Page:
                 elif before.source != "referee":
                     review.withdraw(place)
                 else:
-                    several = review.multilabel
-                    answer = split_labels(before.answer) if several else before.answer
-                    review.answer(place, answer, "referee")
+                    review.answer(place, review.as_given(before.answer), "referee")
         except (InvalidInputError, TypeError, ValueError, IndexError) as exc:
             return web.Response(status=400, text=str(exc))
         return self._saved()

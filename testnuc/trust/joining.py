@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 from testnuc._base.display import brief
 from testnuc.errors import InvalidInputError
-from testnuc.trust.review import Review
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from testnuc.trust.review import ReviewItem
+    from testnuc.trust.review import Review, ReviewItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +83,7 @@ def join_reviews(reviews: Mapping[str, Review]) -> JoinedReview:
             answered = next((item for _, item in said if item.source is not None), made)
             made = replace(made, answer=answered.answer, source=answered.source)
         items.append(made)
-    joined = Review(
-        items, first.labels, first.texts, first.model, first.context, multilabel=first.multilabel
-    )
-    return JoinedReview(joined, shared, disagreements, undecided)
+    return JoinedReview(first.with_items(items), shared, disagreements, undecided)
 
 
 def _checked(reviews: Mapping[str, Review]) -> Review:
@@ -97,7 +93,7 @@ def _checked(reviews: Mapping[str, Review]) -> Review:
     first = next(iter(reviews.values()))
     chosen = all(item.probability is None for review in reviews.values() for item in review)
     for name, review in reviews.items():
-        if review.labels != first.labels or review.multilabel != first.multilabel:
+        if review.label_set != first.label_set:
             raise InvalidInputError(f"{name} has another label set than the first review")
         if not chosen and _draws(review) != _draws(first):
             raise InvalidInputError(

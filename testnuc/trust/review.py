@@ -129,6 +129,11 @@ class Review(Sequence[ReviewItem]):
         self.asks: Callable[[Review, Any, str], Awaitable[None]] | None = None
 
     @property
+    def label_set(self) -> tuple[tuple[str, ...], bool]:
+        """The labels, and whether a text can have several of them."""
+        return self.labels, self.multilabel
+
+    @property
     def judged(self) -> list[ReviewItem]:
         """The items that have an answer."""
         return [item for item in self._items if item.source is not None]
@@ -165,6 +170,16 @@ class Review(Sequence[ReviewItem]):
         if source not in {"person", "referee"}:
             raise InvalidInputError(f"source is {source!r}; choose 'person' or 'referee'")
         self._items[item] = replace(self._items[item], answer=answer, source=source)
+
+    def as_given(self, answer: str | None) -> str | list[str] | None:
+        """Return the answer of an item, which is one string, as `answer` takes it."""
+        return split_labels(answer) if self.multilabel else answer
+
+    def with_items(self, items: Sequence[ReviewItem]) -> Review:
+        """Return a review of the same labels with other items."""
+        return Review(
+            items, self.labels, self.texts, self.model, self.context, multilabel=self.multilabel
+        )
 
     def withdraw(self, index: int) -> None:
         """Take the answer of an item back.
@@ -270,7 +285,6 @@ class Review(Sequence[ReviewItem]):
                 f"{path} is not a review of this version of testnuc; save it again"
             )
         try:
-            several = bool(record.get("multilabel", False))
             labels, texts = _facts(record)
             items = [_item(index, given) for index, given in enumerate(record["items"])]
             context = record.get("context")
@@ -280,14 +294,14 @@ class Review(Sequence[ReviewItem]):
                 texts,
                 str(record["model"]),
                 None if context is None else ReviewContext.of(context),
-                multilabel=several,
+                multilabel=bool(record.get("multilabel", False)),
             )
         except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as exc:
             raise InvalidInputError(f"{path} is not a review: {exc!r}") from exc
         for item in items:
             if item.source is not None:
                 try:
-                    answer = split_labels(item.answer) if several else item.answer
+                    answer = found.as_given(item.answer)
                     found.answer(item.index, answer, item.source)  # type: ignore[arg-type]
                 except InvalidInputError as exc:
                     raise InvalidInputError(f"{path}, item {item.index + 1}: {exc}") from exc

@@ -87,7 +87,9 @@ class Parts:
 
     async def predict(self, run, *, waves=False):
         places = []
-        await self.pipeline.predict(run, waves=waves, on_place=places.append)
+        await self.pipeline.complete(run, waves=waves, on_place=places.append)
+        if run.failure is not None:
+            raise run.failure
         return places
 
     async def close(self):

@@ -112,10 +112,10 @@ def test_invented_labels_are_dropped_duplicates_merged_and_the_order_stays():
     assert made.said == "weather"
     stored = as_stored(made)
     assert (type(stored), stored.label) == (Prediction, "login; refund")
-    assert SEVERAL.several(stored) == made, "a store returns plain predictions"
+    assert SEVERAL.restored(stored) == made, "a store returns plain predictions"
     # what was stored with an older version is the answer verbatim
     older = Prediction(made.label, None, json.dumps(pairs))
-    assert SEVERAL.several(older) == made
+    assert SEVERAL.restored(older) == made
 
 
 def test_no_label_is_an_answer_and_only_invented_labels_abstain():
@@ -503,7 +503,7 @@ def test_the_classifier_of_scikit_learn_takes_and_gives_indicator_matrices():
 
 def test_old_predictions_stay_plain():
     assert type(LabelSet(LABELS).predicted(Answer("refund", 0.5))) is Prediction
-    assert isinstance(SEVERAL.several(Prediction("refund; login", 1.0)), MultilabelPrediction)
+    assert isinstance(SEVERAL.restored(Prediction("refund; login", 1.0)), MultilabelPrediction)
     assert np.isnan(testnuc.voting.Labels.of([[(0, None)]]).share).all()
 
 

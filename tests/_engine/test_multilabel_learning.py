@@ -162,7 +162,7 @@ async def test_label_lists_are_checked_before_anything_is_sent():
         ):
             with pytest.raises(InvalidInputError, match=match):
                 await nuc.learn(texts, labels)
-        with pytest.raises(InvalidInputError, match="goal is 'decide'; with multilabel=True"):
+        with pytest.raises(InvalidInputError, match="goal is 'decide'; choose from certify"):
             await nuc.review(3, "decide")
         assert llm.calls == 0
 

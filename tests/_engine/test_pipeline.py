@@ -181,9 +181,7 @@ async def test_a_run_that_is_ended_early_asks_no_more(parts):
     one = parts(k=0)
     run = await one.pipeline.prepare(entries_of(messages(500)), together=True)
     first = asyncio.Event()
-    running = asyncio.create_task(
-        one.pipeline.predict(run, waves=False, on_place=lambda _: first.set())
-    )
+    running = asyncio.create_task(one.pipeline.complete(run, on_place=lambda _: first.set()))
     await first.wait()
     running.cancel()
     for _ in range(10):
