@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import aiohttp
+from multidict import CIMultiDict
 
 from testnuc.errors import ConfigurationError, ServerError, UnreadableReplyError
 from testnuc.transport.failures import host
-from testnuc.transport.pool import ConnectionPool, Repetitions
+from testnuc.transport.pool import ConnectionPool, Post, Repetitions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from testnuc.errors import ProviderError
     from testnuc.protocols import WireProvider
+    from testnuc.transport.pool import PostResponse
 
 #: Statuses of a complete answer; a proxy that changes a response makes it 203.
 _OK = frozenset({200, 201, 203, 206})
@@ -48,7 +51,7 @@ class HTTPAnswer(NamedTuple):
 
 
 async def read_response(
-    response: aiohttp.ClientResponse,
+    response: aiohttp.ClientResponse | PostResponse,
     most: int,
     provider: WireProvider,
     kind: type[ProviderError],
@@ -104,11 +107,25 @@ async def key_headers(provider: WireProvider) -> tuple[str | None, Mapping[str, 
     return key, provider.key_headers(key)  # type: ignore[attr-defined]
 
 
-class _Session(NamedTuple):
+@dataclass
+class _Session:
     #: Referenced so that its id is not reused.
     provider: WireProvider
     http: aiohttp.ClientSession
-    repetitions: Repetitions
+    pool: ConnectionPool
+    repetitions: Repetitions = field(default_factory=Repetitions)
+    #: The last call but for its body; its URL, and the headers of it alone.
+    post: Post | None = None
+    sent: tuple[str, Mapping[str, str] | None] | None = None
+
+    def request(self, own: Mapping[str, str] | None) -> Post:
+        """Return a call but for its body, with some headers of its own."""
+        sent = self.provider.url, own
+        if self.post is None or self.sent != sent:
+            headers = CIMultiDict(self.http.headers)
+            headers.update(own or {})
+            self.post, self.sent = Post(self.provider.url, headers), sent
+        return self.post
 
 
 class Connections:
@@ -140,19 +157,25 @@ class Connections:
         request alone.
         """
         session = self._session(provider)
-        # a redirect would send the key to another host; it is treated as an error instead
-        response = await session.http.post(
-            provider.url,
-            # bytes would be looked up in aiohttp's registry of payloads
-            data=aiohttp.BytesPayload(body),
-            headers=headers,
-            allow_redirects=False,
-            timeout=_NO_TIMEOUT if reached else _FIRST_CONNECT,
-        )
+        timeout = _NO_TIMEOUT if reached else _FIRST_CONNECT
+        response: PostResponse | aiohttp.ClientResponse
+        if self._trust_env:
+            response = await session.http.post(
+                provider.url,
+                data=body,
+                headers=headers,
+                # which would send the key to another host; it is treated as an error instead
+                allow_redirects=False,
+                timeout=timeout,
+            )
+            connection: object = response._protocol  # noqa: SLF001 - no public one
+        else:
+            response = await session.pool.post(session.request(headers), body, timeout)
+            connection = response.protocol
         most = getattr(provider, "most_bytes", MOST_BYTES)
         # billed, however long it is
         answer = await read_response(response, most, provider, UnreadableReplyError, self._large)
-        if session.repetitions.has(response, answer.data) and answer.ok:
+        if session.repetitions.has(connection, answer.headers, answer.data) and answer.ok:
             # this request may be billed as well
             raise UnreadableReplyError(f"{host(provider)} sent the response to an earlier request")
         return answer
@@ -208,17 +231,18 @@ class Connections:
             raise ConfigurationError("the client is closed; create a new one")
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
+        pool = ConnectionPool(self._limit)
         session = _Session(
             provider,
             aiohttp.ClientSession(
-                connector=ConnectionPool(self._limit),
+                connector=pool,
                 headers={"Content-Type": "application/json", **provider.headers},
                 # otherwise cookies cost 50 us per call
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=_NO_TIMEOUT,
                 trust_env=self._trust_env,
             ),
-            Repetitions(),
+            pool,
         )
         self._sessions[id(provider)] = session
         return session

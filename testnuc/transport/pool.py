@@ -4,6 +4,9 @@ A proxy that sends a response twice, or late, would answer the next text with it
 such bytes when a connection becomes idle, and not when it is used again; and they may arrive after
 the next request was sent. And it parses all heads that arrive together: ten thousand interim
 responses take a second.
+
+`ConnectionPool.post` sends a request that differs from the last one in its body alone. aiohttp's
+session takes twice as long: it prepares each request anew, and starts a task for its body.
 """
 
 from __future__ import annotations
@@ -13,12 +16,20 @@ import re
 import select
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
+from aiohttp.http_exceptions import HttpProcessingError
+from yarl import URL
 
 from testnuc.transport.api_errors import request_id
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Mapping
+
+    from aiohttp.connector import Connection
 
 _log = logging.getLogger("testnuc.transport")
 
@@ -94,13 +105,13 @@ class Repetitions:
         #: The connection of each of the last responses, by the hash of its id.
         self._connections: dict[int, int] = {}
 
-    def has(self, response: aiohttp.ClientResponse, data: bytes) -> bool:
+    def has(self, connection: object, headers: Mapping[str, str], data: bytes) -> bool:
         """Whether a complete response is a repetition; then its connection is closed."""
-        connection, known = response._protocol, self._connections  # noqa: SLF001 - no public one
+        known = self._connections
         if not isinstance(connection, _Connection):
             return False
         own = _ID.search(data)
-        name = (request_id(response.headers) or "").encode() if own is None else own[1].strip(b'"')
+        name = (request_id(headers) or "").encode() if own is None else own[1].strip(b'"')
         if _FEW_DIGITS.fullmatch(name):
             return False
         mark = hash(name)
@@ -113,6 +124,51 @@ class Repetitions:
         if len(known) > _MOST_REMEMBERED:
             del known[next(iter(known))]
         return False
+
+
+class Post:
+    """A POST request but for its body: its head is encoded once.
+
+    Raises the errors of aiohttp's session if `url` or `headers` cannot be sent.
+    """
+
+    def __init__(self, url: str, headers: Mapping[str, str]) -> None:
+        parts = URL(url)
+        self.request = aiohttp.ClientRequest("POST", parts, headers=headers)
+        self.request.headers.popall("Content-Length", None)
+        lines = [f"POST {parts.raw_path_qs} HTTP/1.1"]
+        lines += [f"{name}: {value}" for name, value in self.request.headers.items()]
+        if any(sign in line for line in lines for sign in "\r\n\0"):
+            raise ValueError("a header holds a line break")
+        self._head = "\r\n".join([*lines, "Content-Length: "]).encode()
+
+    def send(self, transport: asyncio.Transport | None, body: bytes) -> None:
+        """Send the request with a body; does not wait, as the response may come before its end."""
+        if transport is None or transport.is_closing():
+            raise aiohttp.ClientConnectionResetError("the connection is closed")
+        transport.write(b"%b%d\r\n\r\n%b" % (self._head, len(body), body))
+
+
+class PostResponse:
+    """A response whose head is read, as an `aiohttp.ClientResponse`."""
+
+    __slots__ = ("_connection", "content", "headers", "protocol", "status")
+
+    def __init__(self, connection: Connection, message: Any, content: aiohttp.StreamReader) -> None:
+        self._connection = connection
+        self.protocol = connection.protocol
+        self.status: int = message.code
+        self.headers: Mapping[str, str] = message.headers
+        self.content = content
+        # at its end, before anything else can arrive
+        content.on_eof(connection.release)
+
+    async def read(self) -> None:
+        """Do nothing: at the end of the content the connection was released."""
+
+    def close(self) -> None:
+        """Close the connection, unless it was released."""
+        self._connection.close()
 
 
 class ConnectionPool(aiohttp.TCPConnector):
@@ -128,7 +184,34 @@ class ConnectionPool(aiohttp.TCPConnector):
         super().__init__(limit=limit)
         self._factory = partial(_Connection, loop=self._loop)  # type: ignore[assignment]
 
-    def _release(self, key: Any, protocol: ResponseHandler, **options: Any) -> None:
-        super()._release(key, protocol, **options)
+    async def post(self, post: Post, body: bytes, limits: aiohttp.ClientTimeout) -> PostResponse:
+        """Send a request without a proxy, and read the head of the response; raises as aiohttp."""
+        try:
+            connection = await self.connect(post.request, [], limits)
+        except TimeoutError as exc:
+            raise aiohttp.ConnectionTimeoutError("no connection") from exc
+        try:
+            protocol = connection.protocol
+            assert protocol is not None
+            protocol.set_response_params(read_until_eof=True)
+            post.send(protocol.transport, body)
+            message, content = await protocol.read()
+            while message.code < 200 and message.code != 101:
+                message, content = await protocol.read()
+        except HttpProcessingError as exc:
+            connection.close()
+            raise aiohttp.ClientResponseError(
+                post.request.request_info, (), status=exc.code, message=exc.message
+            ) from exc
+        except BaseException:
+            connection.close()
+            raise
+        return PostResponse(connection, message, content)
+
+    def _release(self, key: Any, protocol: ResponseHandler, *, should_close: bool = False) -> None:
+        # a part of the request is not sent yet
+        transport = protocol.transport
+        unsent = transport is not None and transport.get_write_buffer_size() > 0
+        super()._release(key, protocol, should_close=should_close or unsent)
         if isinstance(protocol, _Connection):
             protocol.idle = True

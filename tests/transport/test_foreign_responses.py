@@ -9,7 +9,7 @@ import threading
 import time
 import tracemalloc
 import zlib
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
 
 import aiohttp
@@ -93,6 +93,33 @@ class Endless:
 CHUNK = b"x" * 65_536
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 LONG = b"HTTP/1.1 200 OK\r\nContent-Length: 9999999999999\r\n\r\n"
+
+
+async def test_an_answer_before_the_end_of_the_request_is_read_and_its_connection_closed():
+    heads = []
+
+    async def connected(reader, writer):
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        # the body is not read
+        writer.write(whole(ANSWER))
+        with suppress(ConnectionError):
+            await writer.drain()
+            await closed.wait()
+        writer.close()
+
+    closed = asyncio.Event()
+    server = await asyncio.start_server(connected, "127.0.0.1", 0, limit=1024)
+    wire = Wire(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1")
+    large = Request(ONE.task, "x" * 16_000_000, ONE.texts)
+    try:
+        async with sending() as transport:
+            for _ in range(2):
+                assert (await transport.call(wire, large)).answers[0].label == "a"
+    finally:
+        closed.set()
+        server.close()
+        await server.wait_closed()
+    assert len(heads) == 2
 
 
 @pytest.mark.parametrize(
