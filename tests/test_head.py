@@ -16,7 +16,7 @@ import orjson
 import pytest
 
 from testnuc import Head, InvalidInputError, TestNUC, embedders
-from testnuc.cli.run_note import RunNote
+from testnuc.cli.memory import RunNote
 from testnuc.head import TrainedOn, TrustDrift, unit
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from testnuc.trust.calibration import SetRule

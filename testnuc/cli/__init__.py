@@ -11,13 +11,13 @@
     reading           texts from files; `decoding` recognizes encoding, delimiter and columns
     label_files       labels from files; `parquet` and `xlsx` for both
     files             outputs
-    answer_store      the store of a run; `answered_texts` opens it without calls
-    run_note          what is remembered of a run; `options_of_run` makes options of it, and
-                      a client of options
+    memory            the folder beside an output: note and answers of its run
+    options_of_run    options of an earlier run, the client of options, the command that
+                      comes next
+    answered_texts    opens a store, or results and their store, without calls
     settings          testnuc.toml and environment variables
 
     event_loop        runs a coroutine, with Ctrl-C
-    next_steps        the command that comes next
 """
 
 from __future__ import annotations
@@ -37,10 +37,13 @@ from testnuc.cli.options import (
     EVIDENCE_OPTIONS,
     argument,
     files,
+    once,
     output_to,
     rare,
+    reads,
     runs,
     settings_of,
+    writes,
 )
 from testnuc.cli.settings import FILE, UNNAMED, misspelled, read_settings, source_of
 from testnuc.errors import ConfigurationError, InvalidInputError, StoreError, TestNUCError
@@ -70,13 +73,15 @@ _SOURCES = argument(
 )
 _JUDGED = argument("REVIEW|MARKS..", "What the page saved; several people's files are joined.")
 _TEXT_COLUMN = typer.Option("text", help="Column or field with the text.")
-_DRY_RUN = typer.Option(False, "--dry-run", help="Estimate the cost without sending anything.")
+_DRY_RUN = once(False, "--dry-run", help="Estimate the cost without sending anything.")
 _LIMIT = files(None, help="Read only the first texts, for a trial.")
 _ENCODING = rare(None, help="Encoding of FILE, such as cp1252.", show_default="recognized")
 _DELIMITER = rare(
     None, help="Column delimiter of FILE: a character, or tab.", show_default="recognized"
 )
-_OVERWRITE = files(False, "--overwrite", help="Replace an output that exists.")
+_OVERWRITE = once(
+    False, "--overwrite", help="Replace an output that exists.", rich_help_panel="Files"
+)
 _STORE = argument("STORE", "Path of an SQLite store, or postgresql://..")
 _FILE = argument("FILE", "A .jsonl or .parquet file.")
 _IDS = typer.Argument(
@@ -184,13 +189,13 @@ def evaluate(
 @runs(
     app,
     "judging:diagnose",
-    *(*CALL_OPTIONS, "multilabel", "threshold", "policy", "min_trust"),
-    labels="the labels in FILE",
+    *(*CALL_OPTIONS, "policy", "min_trust"),
+    labels=_OF_RUN,
 )
 def diagnose(
     source: str = _RESULTS_OR_STORE,
     text_column: str = _TEXT_COLUMN,
-    plot: str | None = typer.Option(None, help="A .png, .svg or .pdf file for the figure."),
+    plot: str | None = writes(None, help="A .png, .svg or .pdf file for the figure."),
 ) -> None:
     """Estimate from stored predictions whether a vote would help; makes no call."""
 
@@ -198,8 +203,8 @@ def diagnose(
 @runs(app, "judging:review", *EVIDENCE_OPTIONS, labels=_OF_RUN)
 def review(
     sources: list[str] = _SOURCES,
-    n: int = typer.Option(50, "-n", help="Number of texts to draw.", min=1),
-    goal: Literal["decide", "certify", "correct"] | None = typer.Option(
+    n: int = once(50, "-n", help="Number of texts to draw.", min=1),
+    goal: Literal["decide", "certify", "correct"] | None = once(
         None,
         help="decide: texts whose label is disputed; certify: at random; correct: least trusted.",
         show_default="mostly decide",
@@ -207,7 +212,7 @@ def review(
     output: str | None = output_to(
         "A .json file.", show_default="review.json, or review-2.json, .."
     ),
-    by_hand: bool = typer.Option(False, "--answer", help="Judge the texts in the terminal."),
+    by_hand: bool = once(False, "--answer", help="Judge the texts in the terminal."),
     open_page: bool | None = typer.Option(
         None,
         "--open/--no-open",
@@ -223,7 +228,7 @@ def review(
 def learn(
     source: str = _RESULTS_OR_STORE,
     judged: list[str] = _JUDGED,
-    at_random: bool = typer.Option(
+    at_random: bool = once(
         False, "--at-random", help="The marked texts were drawn at random over all."
     ),
     output: str | None = output_to("A file for all texts with the labels that follow."),
@@ -269,7 +274,7 @@ def unlearn(source: str = _RESULTS_OR_STORE, text_column: str = _TEXT_COLUMN) ->
 def compare(
     first: str = argument("A", "A file of results."),
     second: str = argument("B", "Another one."),
-    gold: str | None = typer.Option(None, help="Column with the correct label, in A or B."),
+    gold: str | None = once(None, help="Column with the correct label, in A or B."),
     text_column: str = _TEXT_COLUMN,
     label_column: str = typer.Option("nuc_label", help="Column with the labels to compare."),
     examples: int = typer.Option(2, help="Texts to show of each pair of labels.", min=0),
@@ -281,10 +286,10 @@ def compare(
 def serve(
     host: str = typer.Option("127.0.0.1", help="Non-loopback addresses require a token."),
     port: int = typer.Option(8080, help="0: any free port."),
-    token_file: str | None = typer.Option(
+    token_file: str | None = reads(
         None, help="A file with the token that clients must send; or set TESTNUC_TOKEN."
     ),
-    pool: str | None = typer.Option(None, help="A file of unlabeled texts: the pool of neighbors."),
+    pool: str | None = reads(None, help="A file of unlabeled texts: the pool of neighbors."),
     text_column: str = _TEXT_COLUMN,
     cors_origin: str | None = typer.Option(
         None, help="Origins whose pages may send requests, separated by commas; *: all."
@@ -316,7 +321,7 @@ def report(
     ),
     output: str = output_to("A .html file.", "report.html"),
     text_column: str = _TEXT_COLUMN,
-    title: str | None = typer.Option(None, help="Default: the name of the file."),
+    title: str | None = once(None, help="Default: the name of the file."),
     rows: int = typer.Option(
         20_000, min=1, help="Maximum number of texts listed: those to review first."
     ),

@@ -10,8 +10,8 @@ from typing import Any
 
 from testnuc._base.checks import hash_text, valid_text
 from testnuc.cli import xlsx
-from testnuc.cli.answer_store import AnswerStore
 from testnuc.cli.files import check_output
+from testnuc.cli.memory import AnswerStore
 from testnuc.cli.options import Options
 from testnuc.cli.options_of_run import client_of, held_scopes, with_options_of_run
 from testnuc.cli.reading import Table, holds_rows, kind_of, read_table, to_stderr, usable
@@ -69,17 +69,17 @@ async def opened(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SmallPoolWarning)
         answered = [] if table is None else _answered(nuc, table, source)
-        with kept.in_use():
-            async with nuc:
-                if answered:
-                    await _take(nuc, answered)
-                if not (await nuc.stats()).predicted:
-                    held = await held_scopes(str(kept.where))
-                    raise InvalidInputError(
-                        f"{kept.where} holds no answer of {nuc.model} with these labels and "
-                        f"settings: {held}; give the options of the run that filled it"
-                    )
-                yield nuc, table
+        kept.create_folder()
+        async with nuc:
+            if answered:
+                await _take(nuc, answered)
+            if not (await nuc.stats()).predicted:
+                held = await held_scopes(str(kept.where))
+                raise InvalidInputError(
+                    f"{kept.where} holds no answer of {nuc.model} with these labels and "
+                    f"settings: {held}; give the options of the run that filled it"
+                )
+            yield nuc, table
 
 
 async def texts_for(nuc: TestNUC, given: Table | None, source: str, output: str | None) -> Table:

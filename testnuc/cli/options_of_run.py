@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from testnuc import embedders, stores
 from testnuc._engine.parameters import client_arguments
 from testnuc._engine.shortlist import AUTOMATIC_ABOVE
-from testnuc.cli.answer_store import AnswerStore
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import require_store
 from testnuc.cli.label_files import read_labels
+from testnuc.cli.memory import AnswerStore, RunNote
 from testnuc.cli.options import Options, client_options
 from testnuc.cli.reading import existing, holds_rows
-from testnuc.cli.run_note import RunNote
+from testnuc.cli.settings import has_password
 from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError
 from testnuc.head import Head
@@ -75,7 +77,7 @@ def _with_run(client: Options, run: Mapping[str, Any]) -> Options:
     """Return the options, with those of a run where the command line names none."""
     merged: dict[str, Any] = dict(client)
     of_vote = ("k", "policy")
-    if run.get("multilabel") and "multilabel" in merged:
+    if run.get("multilabel"):
         # shares, and the thresholds that are learned on them, depend on these
         merged = {name: client_options()[name] for name in of_vote} | merged
     for name in ("model", "labels", *OF_ANSWERS, *of_vote):
@@ -116,9 +118,8 @@ async def embedders_in(store: str) -> list[str]:
 
 async def _scope_in(store: str, client: Options) -> dict[str, Any]:
     """Return the options of the only run in a store that has those which are given."""
-    # a command without the option is about texts with one label
-    kinds = {True} if client.get("multilabel") else {"multilabel" in client, False}
-    every = [facts for facts, _ in await _held(store) if bool(facts.get("multilabel")) in kinds]
+    several = client["multilabel"]
+    every = [facts for facts, _ in await _held(store) if facts.get("multilabel") or not several]
     held = [facts for facts in every if _agrees(facts, client, client.named)]
     if len(held) > 1:
         usual = client_options()
@@ -223,3 +224,28 @@ def completed(options: Options, store: str | None) -> Options:
         labels=list(head.labels) if labels is None else labels,
         multilabel=options["multilabel"] or head.sets is not None,
     )
+
+
+def command(
+    name: str, source: str, options: Mapping[str, Any], *more: str, text_column: str = "text"
+) -> str:
+    """Return a command on the results of a run, as it is typed in a shell, without passwords.
+
+    `source` is the file or store; `more` are further arguments.
+    """
+    words = ["testnuc", name, source, *more]
+    if text_column != "text" and holds_rows(source):
+        words += ["--text-column", text_column]
+    for option, value in options.items():
+        flag = f"--{option.replace('_', '-')}"
+        words += [flag] if value is True else [flag, str(value)]
+    return shlex.join("STORE" if has_password(word) else word for word in words)
+
+
+def next_command(name: str, given: SimpleNamespace, *more: str) -> str:
+    """Return a command on the source of another command, with the options that this one named.
+
+    What the source itself knows of its run is left out.
+    """
+    options = given.client.given()
+    return command(name, given.source, options, *more, text_column=given.text_column)

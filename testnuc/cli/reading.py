@@ -29,7 +29,7 @@ from testnuc.cli.decoding import (
     named,
     rows_by_name,
 )
-from testnuc.cli.run_note import RunNote
+from testnuc.cli.memory import RunNote
 from testnuc.errors import InvalidInputError
 from testnuc.records import PREFIX, unguarded
 

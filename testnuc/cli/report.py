@@ -10,7 +10,8 @@ from testnuc.cli.answered_texts import stored_results
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import require_kind
 from testnuc.cli.label_files import read_labels
-from testnuc.cli.next_steps import next_command
+from testnuc.cli.memory import RunNote
+from testnuc.cli.options_of_run import next_command
 from testnuc.cli.reading import (
     KINDS,
     column_of_results,
@@ -19,7 +20,6 @@ from testnuc.cli.reading import (
     read_table,
     to_stderr,
 )
-from testnuc.cli.run_note import RunNote
 from testnuc.errors import InvalidInputError
 from testnuc.report import write
 from testnuc.results import read_results

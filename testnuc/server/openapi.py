@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from testnuc._version import __version__
 from testnuc.labels import LabelSet
+from testnuc.server.schemas import EXPLAINED, PLAIN, SEVERAL, TREE
 from testnuc.server.settings import ServerSettings
 
 _SHARE = {"minimum": 0, "maximum": 1}
-#: Kinds of values by short name; ``?``: or null.
+#: Kinds of values by short name. ``?``: or null, ``[]``: a list of, ``{}``: by name; a capital: a
+#: schema of the document.
 _KINDS: dict[str, dict[str, Any]] = {
     "boolean": {"type": "boolean"},
     "count": {"type": "integer", "minimum": 0},
@@ -135,67 +138,49 @@ def _schemas(labels: LabelSet, settings: ServerSettings) -> dict[str, Any]:
     label: dict[str, Any] = {"enum": [*labels.names, None]}
     own_labels: dict[str, Any] = {}
     # not required of a result: an invalid text has none
-    several: dict[str, Any] = {}
+    more: Mapping[str, Any] = {} if labels.tree is None else TREE
     if labels.multilabel:
         label = {"type": ["string", "null"], "description": "All labels, joined by '; '."}
-        names = {"enum": list(labels.names)}
-        own_labels = {"labels": _list(names)}
-        several = {
-            "labels": _list(names, description="The labels, largest share first."),
-            "shares": _mapping("share"),
-            "trusts": _mapping("share?"),
-        }
-    if labels.tree is not None:
-        on_the_way = "The names on the way to the label, from the top level on."
-        several = {
-            "path": _list("string", description=on_the_way),
-            "path_shares": _list("share"),
-            "path_trusts": _list("share?"),
-        }
-    error = _object(type="string", message="string")
-    said = "The answer verbatim, if it differs from `label`."
-    own = _object(label=label, confidence="share?", said=("string?", said), **own_labels)
-    reason = _object(code={"enum": _CODES.split()}, message="string")
+        own_labels, more = {"labels": "[Label]"}, SEVERAL
     result = _object(
         label={**label, "description": "null: no label, or withheld."},
-        trust=("share?", "Estimated chance that the label is right; null: unknown."),
-        share=("share", "Winner's part of the vote's weight."),
-        margin=("share", "Winner minus runner-up, as share."),
-        voters="count",
-        complete=("boolean", "False if the vote was decided before all neighbors were asked."),
-        own=_maybe("The LLM's own prediction of this text.", own),
-        reason=_maybe("Why neighbors did not decide, or the label is withheld.", reason),
-        source=("string?", "What gave the label: llm, vote, head, referee or person."),
-        error=_maybe("Error of the text's own call.", error),
+        own=_maybe("The LLM's own prediction of this text.", "Own"),
+        reason=_maybe("Why neighbors did not decide, or the label is withheld.", "Reason"),
+        error=_maybe("Error of the text's own call.", "TextError"),
+        **PLAIN,
     )
-    near = _object(text="string", similarity="number", label=label, confidence="share?")
-    result["properties"] |= several | _properties(
+    result["properties"] |= _properties(
         index=("count", "Index in `texts`."),
         id=("id", "The id given with the text."),
         text=("string?", "The text, as given."),
-        votes=_mapping("number"),
-        neighbors=_list(near),
+        **more,
+        **EXPLAINED,
     )
     text = {**_KINDS["string"], "minLength": 1, "maxLength": settings.max_text_chars}
     # an invalid text fails alone
-    many = _list("string", minItems=1, maxItems=settings.max_texts)
+    many = {**_kind("[string]"), "minItems": 1, "maxItems": settings.max_texts}
     explain = ("flag", "Include votes and neighbors, which are texts of other requests.")
     one_text, many_texts = _object(text=text), _object(texts=many)
     one_text["properties"] |= _properties(
         id=("id", "Returned with the result."), explain=explain, stream={"const": False}
     )
     many_texts["properties"] |= _properties(
-        ids=_list("id", description="Of each text; returned with the results."),
-        explain=explain,
-        stream="flag",
+        ids=("[id]", "Of each text; returned with the results."), explain=explain, stream="flag"
     )
+    said = "The answer verbatim, if it differs from `label`."
     return {
         "OneText": one_text,
         "ManyTexts": many_texts,
         "Result": result,
-        "Results": _object(results=_list(_ref("Result"))),
+        "Results": _object(results="[Result]"),
+        "Own": _object(label=label, confidence="share?", said=("string?", said), **own_labels),
+        "Reason": _object(code={"enum": _CODES.split()}, message="string"),
+        "Neighbor": _object(text="string", similarity="number", label=label, confidence="share?"),
+        "TextError": _object(type="string", message="string"),
         "Error": _object(error=_object(status="integer", type="string", message="string")),
-        "Labels": _object(labels=_list(_object(label="string", description="string?"))),
+        "Label": {"enum": list(labels.names)},
+        "Labels": _object(labels="[Described]"),
+        "Described": _object(label="string", description="string?"),
         "Info": _object(
             version="string",
             status={"enum": _STATES},
@@ -203,30 +188,31 @@ def _schemas(labels: LabelSet, settings: ServerSettings) -> dict[str, Any]:
             labels="integer",
             pool=("integer", "Texts that neighbors come from."),
             decision=("string?", "Why the LLM's own labels were kept when they were last."),
-            limits=_mapping("integer"),
+            limits="{integer}",
         ),
         "Status": _object(status={"enum": ["alive", *_STATES]}),
     }
 
 
-def _list(items: str | dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"type": "array", "items": _KINDS[items] if isinstance(items, str) else items, **more}
+def _kind(name: str) -> dict[str, Any]:
+    """Return the schema of a kind of values."""
+    if name[0] == "[":
+        return {"type": "array", "items": _kind(name[1:-1])}
+    if name[0] == "{":
+        return {"type": "object", "additionalProperties": _kind(name[1:-1])}
+    return dict(_KINDS[name]) if name in _KINDS else _ref(name)
 
 
-def _mapping(kind: str) -> dict[str, Any]:
-    return {"type": "object", "additionalProperties": _KINDS[kind]}
+def _maybe(description: str, name: str) -> dict[str, Any]:
+    return {"description": description, "oneOf": [_ref(name), {"type": "null"}]}
 
 
-def _maybe(description: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"description": description, "oneOf": [schema, {"type": "null"}]}
-
-
-def _properties(**given: str | tuple[str, str] | dict[str, Any]) -> dict[str, Any]:
+def _properties(**given: str | tuple[str, ...] | dict[str, Any]) -> dict[str, Any]:
     """Return schemas, each given as a kind, as a kind and what it means, or itself."""
     made = {}
     for name, one in given.items():
         schema, *meaning = one if isinstance(one, tuple) else (one,)
-        made[name] = dict(_KINDS[schema]) if isinstance(schema, str) else schema
+        made[name] = _kind(schema) if isinstance(schema, str) else schema
         if meaning:
             made[name]["description"] = meaning[0]
     return made

@@ -36,8 +36,11 @@ class Queue:
         self._empty.set()
 
     @contextmanager
-    def admit(self, texts: int) -> Iterator[Place]:
-        """Count texts as pending until the context ends; over the limit, respond with 429."""
+    def admit(self, texts: int) -> Iterator[Callable[[], None]]:
+        """Count texts as pending until the context ends; over the limit, respond with 429.
+
+        Yields a function that one of them leaves by, before that.
+        """
         if self.pending + texts > self.limit:
             after = self.retry_after(texts)
             raise RequestError(
@@ -46,13 +49,19 @@ class Queue:
                 f"{self.pending} texts are pending, of at most {self.limit}; retry in {after} s",
                 retry_after=after,
             )
-        place = Place(self, texts)
         self.pending += texts
         self._empty.clear()
+        left = texts
+
+        def leave(done: int = 1) -> None:
+            nonlocal left
+            left -= done
+            self._leave(done)
+
         try:
-            yield place
+            yield leave
         finally:
-            place.leave(place.texts)
+            leave(left)
 
     def retry_after(self, texts: int) -> int:
         """Return the whole seconds until there is room, at the present throughput."""
@@ -64,8 +73,7 @@ class Queue:
         """Wait until no text is pending."""
         await self._empty.wait()
 
-    def leave(self, texts: int) -> None:
-        """Remove texts that are done."""
+    def _leave(self, texts: int) -> None:
         now = self._clock()
         self._done = self._recent(now) + texts
         self._since = now
@@ -75,22 +83,6 @@ class Queue:
 
     def _recent(self, now: float) -> float:
         return self._done * math.exp((self._since - now) / _MEMORY)
-
-
-class Place:
-    """The texts of one request in a queue."""
-
-    __slots__ = ("_queue", "texts")
-
-    def __init__(self, queue: Queue, texts: int) -> None:
-        self._queue = queue
-        #: Texts that are still pending.
-        self.texts = texts
-
-    def leave(self, texts: int = 1) -> None:
-        """Remove texts before the request ends."""
-        self.texts -= texts
-        self._queue.leave(texts)
 
 
 class Bodies:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import repeat
 from typing import Any
@@ -11,23 +11,39 @@ import orjson
 
 from testnuc._base.checks import valid_text
 from testnuc._base.foreign import count_values
+from testnuc.errors import InvalidInputError
 from testnuc.server.errors import RequestError, error_fields
 from testnuc.server.settings import ServerSettings
 from testnuc.types import Classification, Reason, row
 
 _FIELDS = ("text", "texts", "id", "ids", "stream", "explain")
+#: Fields of each result that are answered as they are -> kind and meaning in the OpenAPI document.
+PLAIN = {
+    "trust": ("share?", "Estimated chance that the label is right; null: unknown."),
+    "share": ("share", "Winner's part of the vote's weight."),
+    "margin": ("share", "Winner minus runner-up, as share."),
+    "voters": ("count",),
+    "complete": ("boolean", "False if the vote was decided before all neighbors were asked."),
+    "source": ("string?", "What gave the label: llm, vote, head, referee or person."),
+}
+#: The same of texts with several labels, of labels in a tree, and of a request with `explain`.
+SEVERAL = {
+    "labels": ("[Label]", "The labels, largest share first."),
+    "shares": ("{share}",),
+    "trusts": ("{share?}",),
+}
+TREE = {
+    "path": ("[string]", "The names on the way to the label, from the top level on."),
+    "path_shares": ("[share]",),
+    "path_trusts": ("[share?]",),
+}
+EXPLAINED = {"votes": ("{number}",), "neighbors": ("[Neighbor]",)}
+_IN_SOME = tuple(SEVERAL | TREE | EXPLAINED)
 #: Said once, in ``/v1/info``; the reason of a batch would be a paragraph in each result.
 _BRIEF = {"llm_kept": "the LLM's own label is kept; `decision` of /v1/info says why"}
 _LONGEST_ID = 200
 #: Values of a request, or ten for each text.
 _VALUES = 50_000
-#: Fields of a result that are answered as they are.
-_PLAIN = ("label", "trust", "share", "margin", "voters", "complete")
-#: Fields of several labels, of labels in a tree, and of a request with `explain`.
-_IN_SOME = (
-    *("labels", "shares", "trusts", "path", "path_shares", "path_trusts"),
-    *("votes", "neighbors"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +77,9 @@ class ClassifyRequest:
 
     def failed(self) -> list[dict[str, Any]]:
         """Return the results of the texts that cannot be labeled."""
+        failed = Classification(0, "", None, 0.0, 0.0, 0, complete=True, prediction=None)
         return [
-            self.echo(place)
-            | {"label": None, "trust": None, "share": 0.0, "margin": 0.0, "voters": 0}
-            | {"complete": True, "own": None, "reason": None, "source": None}
-            | {"error": {"type": "invalid_input", "message": problem}}
-            | ({"votes": {}, "neighbors": []} if self.explain else {})
+            _record(replace(failed, error=InvalidInputError(problem)), self, place)
             for place, problem in self.refused.items()
         ]
 
@@ -102,10 +115,14 @@ def record(result: Classification, asked: ClassifyRequest) -> dict[str, Any]:
 
     Only with `explain` does it contain texts of other requests, which neighbors are.
     """
+    return _record(result, asked, asked.places[result.index])
+
+
+def _record(result: Classification, asked: ClassifyRequest, place: int) -> dict[str, Any]:
     fields = row(result, full=asked.explain)
     own = result.prediction
-    made = asked.echo(asked.places[result.index])
-    made |= {name: fields[name] for name in _PLAIN}
+    made = asked.echo(place) | {"label": result.label}
+    made |= {name: fields[name] for name in PLAIN}
     made["own"] = made["reason"] = None
     if own is not None:
         made["own"] = {"label": own.label, "confidence": own.confidence, "said": own.said}
@@ -114,7 +131,6 @@ def record(result: Classification, asked: ClassifyRequest) -> dict[str, Any]:
     if result.reason is not None:
         code = result.reason.code if isinstance(result.reason, Reason) else "other"
         made["reason"] = {"code": code, "message": _BRIEF.get(code, str(result.reason))}
-    made["source"] = result.source
     made["error"] = None if result.error is None else error_fields(result.error)
     return made | {name: fields[name] for name in _IN_SOME if name in fields}
 

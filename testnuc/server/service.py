@@ -35,7 +35,7 @@ from testnuc.server.access import (
 from testnuc.server.errors import RequestError, request_error
 from testnuc.server.metrics import Metrics
 from testnuc.server.openapi import document
-from testnuc.server.queue import Bodies, Place, Queue
+from testnuc.server.queue import Bodies, Queue
 from testnuc.server.schemas import ClassifyRequest, read, record
 from testnuc.server.settings import ServerSettings
 from testnuc.types import Classification, Reason
@@ -173,9 +173,9 @@ class Service:
             if not _wants_lines(request, asked):
                 return _json({"results": failed})
             return web.Response(body=b"".join(map(_line, failed)), content_type=_NDJSON)
-        with self.queue.admit(len(asked.texts)) as place:
+        with self.queue.admit(len(asked.texts)) as leave:
             if _wants_lines(request, asked):
-                return await self._stream(request, asked, place)
+                return await self._stream(request, asked, leave)
             try:
                 async with asyncio.timeout(self.settings.request_timeout):
                     return await self._whole(asked)
@@ -206,7 +206,7 @@ class Service:
         return _json({"results": results})
 
     async def _stream(
-        self, request: web.Request, asked: ClassifyRequest, place: Place
+        self, request: web.Request, asked: ClassifyRequest, leave: Callable[[], None]
     ) -> web.StreamResponse:
         """Send each result as a line, as soon as it is ready.
 
@@ -214,7 +214,7 @@ class Service:
         later failure is sent as the last line.
         """
         response: web.StreamResponse | None = None
-        lines = self._lines(asked, place)
+        lines = self._lines(asked, leave)
         async with aclosing(lines):
             async for line in lines:
                 if response is None:
@@ -225,15 +225,18 @@ class Service:
         await response.write_eof()
         return response
 
-    async def _lines(self, asked: ClassifyRequest, place: Place) -> AsyncGenerator[bytes, None]:
-        first = True
+    async def _lines(
+        self, asked: ClassifyRequest, leave: Callable[[], None]
+    ) -> AsyncGenerator[bytes, None]:
+        first, left = True, len(asked.texts)
         # a fatal error of one text may be that of all, which is sent once, as HTTP status
         held = [_line(failed) for failed in asked.failed()]
         try:
             async with aclosing(self._results(asked)) as results:
                 async for result in results:
                     self._note(result)
-                    place.leave()
+                    leave()
+                    left -= 1
                     held.append(_line(record(result, asked)))
                     if result.label is None and getattr(result.error, "fatal", False):
                         continue
@@ -244,7 +247,7 @@ class Service:
             for line in held:
                 yield line
         except Exception as exc:
-            self._metrics.text("failed", place.texts)
+            self._metrics.text("failed", left)
             if first:
                 raise
             # the headers are sent already

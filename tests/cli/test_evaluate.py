@@ -121,7 +121,7 @@ def test_diagnose_results_and_stores(tmp_path):
             ((store, "--labels", "a,b"), f"240 of openai/test at {llm.base_url}, --embedder"),
             ((store, *given, "--labels", "a,b"), "no answer of openai/test with these labels"),
             ((tmp_path / "nowhere.db",), "check the path"),
-            ((source,), "no field 'nuc_label'"),
+            ((source,), "does not hold the label set; name it with --labels"),
             ((results, "--plot", "x.doc"), "name a .png"),
             ((results, "--plot", "no/such/x.png"), "no folder"),
         ):

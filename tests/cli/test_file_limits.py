@@ -18,8 +18,8 @@ from testnuc import Classification, InvalidInputError, LabelSet, Prediction, Res
 from testnuc.cli import parquet, xlsx
 from testnuc.cli.files import write_results
 from testnuc.cli.label_files import read_labels
+from testnuc.cli.memory import RunNote
 from testnuc.cli.reading import Table, read_table
-from testnuc.cli.run_note import RunNote
 from testnuc.cli.settings import read_settings
 from testnuc.errors import ConfigurationError, StoreError
 from testnuc.stores.sqlite import answered_texts

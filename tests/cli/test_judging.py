@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from testnuc.cli.next_steps import command
+from testnuc.cli.options_of_run import command
 from testnuc.errors import InvalidInputError
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from testnuc.trust.review import Review
