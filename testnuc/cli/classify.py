@@ -36,7 +36,7 @@ _ESCALATED = 0.1
 def run(given: SimpleNamespace) -> None:
     """Read, label, write; progress and summary go to stderr, so that stdout can be piped."""
     client: Options = given.client
-    part = _share_of(given.escalate, given.referee, multilabel=client["multilabel"])
+    part = _share_of(given.escalate, given.referee, several=client.several)
     if given.referee is not None:
         client = client.but(referee=given.referee, escalate=part)
     if given.lane == "batch" and not client["store"]:
@@ -79,11 +79,11 @@ def run(given: SimpleNamespace) -> None:
     end(results, store, invalid=len(problems), output=output, client=asked)
 
 
-def _share_of(escalate: str | None, referee: str | None, *, multilabel: bool) -> float:
+def _share_of(escalate: str | None, referee: str | None, *, several: bool) -> float:
     """Return the part of the texts to escalate: of "10%" or "0.1"."""
     if escalate is None:
         # several labels are not escalated: the referee judges texts drawn at random
-        return 0.0 if multilabel else _ESCALATED
+        return 0.0 if several else _ESCALATED
     if referee is None:
         raise InvalidInputError("--escalate needs --referee MODEL, the model that labels that part")
     given = escalate.strip()

@@ -53,7 +53,7 @@ def run(given: SimpleNamespace) -> None:
     require_labels(file, table.columns, label_column)
     require_kind(output, ".json")
     require_new(output, overwrite=given.overwrite)
-    several = client["multilabel"]
+    several = client.several
     try:
         gold = _gold(table.rows, label_column, several=several)
     except (json.JSONDecodeError, RecursionError) as exc:
@@ -121,7 +121,7 @@ def _set(label: str | None) -> list[str] | None:
 
 def _take_labels(client: Options, gold: dict[int, str], label_column: str, file: str) -> None:
     """Use the labels in the file; if labels are given, check that they include all of these."""
-    each = split_labels if client["multilabel"] else lambda label: [label]
+    each = split_labels if client.several else lambda label: [label]
     if client["labels"] is None:
         client["labels"] = sorted({one for label in gold.values() for one in each(label)})
         return

@@ -28,7 +28,6 @@ from testnuc.trust.certificates import Certificate
 from testnuc.trust.joining import join_reviews
 from testnuc.trust.learned import Learned
 from testnuc.trust.review import Review, ReviewItem
-from testnuc.types import split_labels
 
 #: The accuracy, and the confidence, of `testnuc certify` without options.
 _USUAL = 0.9
@@ -179,9 +178,8 @@ def _lesson(files: Sequence[str], *, at_random: bool) -> Callable[[TestNUC], Awa
             )
         if any(item.probability is not None for item in judged):
             return lambda nuc: nuc.learn(judged)
-        texts, labels = [i.text for i in judged.judged], [i.answer for i in judged.judged]
-        if judged.multilabel:
-            labels = list(map(split_labels, labels))
+        texts = [item.text for item in judged.judged]
+        labels = [judged.as_given(item.answer) for item in judged.judged]
     elif len(files) > 1:
         raise InvalidInputError("only the .json files of reviews and of the page can be joined")
     else:

@@ -160,6 +160,11 @@ class Options(dict[str, Any]):
         super().__init__(values)
         self.named = named
 
+    @property
+    def several(self) -> bool:
+        """Whether a text can have several labels."""
+        return bool(self["multilabel"])
+
     def given(self, names: Collection[str] | None = None) -> dict[str, Any]:
         """Return the options that the command line names; of some `names` alone."""
         return {n: self[n] for n in self if n in self.named and (names is None or n in names)}

@@ -118,8 +118,8 @@ async def embedders_in(store: str) -> list[str]:
 
 async def _scope_in(store: str, client: Options) -> dict[str, Any]:
     """Return the options of the only run in a store that has those which are given."""
-    several = client["multilabel"]
-    every = [facts for facts, _ in await _held(store) if facts.get("multilabel") or not several]
+    counted = await _held(store)
+    every = [facts for facts, _ in counted if facts.get("multilabel") or not client.several]
     held = [facts for facts in every if _agrees(facts, client, client.named)]
     if len(held) > 1:
         usual = client_options()
@@ -222,7 +222,7 @@ def completed(options: Options, store: str | None) -> Options:
     return options.but(
         embedder=head.embedder if head.loadable and embedder == EMBEDDER else embedder,
         labels=list(head.labels) if labels is None else labels,
-        multilabel=options["multilabel"] or head.sets is not None,
+        multilabel=options.several or head.sets is not None,
     )
 
 

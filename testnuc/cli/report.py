@@ -54,7 +54,7 @@ def run(given: SimpleNamespace) -> None:
     then = next_command("learn", given, "marks.json")
     title = given.title or f"testnuc: {Path(file).name}"
     # a .csv does not say it
-    several = client["multilabel"] or RunNote.of(file).options.get("multilabel")
+    several = client.several or RunNote.of(file).options.get("multilabel")
     write(results, output, then=then, title=title, most=given.rows, several=several)
     to_stderr(f"{len(results):,} texts, written to {output}")
     if not any(result.neighbors for result in results):

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from testnuc import TestNUC, __version__, embedders
+from testnuc import __version__
 from testnuc.cli import options_of_run
 from testnuc.cli.options import Options
 from testnuc.errors import ConfigurationError
-from testnuc.testing import HashEmbedder, LoopbackLLM
+from testnuc.testing import LoopbackLLM
 from tests.cli.in_process import run_here
 from tests.conftest import LABELS, confident, messages
 from tests.report.test_report import data_of
@@ -105,20 +105,6 @@ def test_a_report_of_a_store_says_which_options_are_missing(source, tmp_path):
     assert "there is no file" in err
 
 
-async def test_the_embedder_is_that_of_the_store(tmp_path, monkeypatch):
-    store = tmp_path / "answers.db"
-    async with TestNUC(LABELS, "local/zero-shot", embedder=Named(), store=store, k=0) as nuc:
-        await nuc.add(messages(3))
-    asked = []
-
-    def resolve(name):
-        asked.append(name)
-        return Named()
-
-    monkeypatch.setattr(embedders, "resolve", resolve)
-    assert await options_of_run.embedders_in(str(store)) == ["our/embedder"]
-
-
 @pytest.mark.parametrize(
     ("held", "given", "taken"),
     [
@@ -156,12 +142,6 @@ async def test_a_store_does_not_say_which_folder_is_loaded(tmp_path, monkeypatch
     monkeypatch.setattr(options_of_run, "embedders_in", embedders_of)
     with pytest.raises(ConfigurationError, match=f"is loaded only if you name it.*{name}$"):
         await options_of_run.with_embedder(Options({"embedder": None}, frozenset()), str(place))
-
-
-class Named(HashEmbedder):
-    """An embedder with the name of a model."""
-
-    name = "our/embedder"
 
 
 def test_a_text_that_is_not_a_string_is_described_in_words(tmp_path):

@@ -106,11 +106,6 @@ def test_results_bring_along_what_is_known_of_their_run():
     assert data_of(render(list(results)))["usage"] is None
 
 
-def test_the_same_results_are_the_same_page():
-    rows = [labeled(0, "x")]
-    assert render(rows) == render(rows)
-
-
 def review_of(n, labels=("a", "b")):
     items = [
         ReviewItem(
