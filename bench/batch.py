@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from bench._batch_api import Batches, BatchLLM
 from bench._report import Report
 from testnuc import BatchPolicy, Limits, TestNUC
 from testnuc.stores import resolve
-from testnuc.testing import Batches, Faults, HashEmbedder, LoopbackLLM, by_hash
+from testnuc.testing import Faults, HashEmbedder, by_hash
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -151,7 +152,7 @@ async def run(provider: str, n: int, store: str, *, k: int) -> Outcome:
     )
     faults = Faults(rate=0.05, kinds=_ITEM_FAULTS, seed=3, most_in_a_row=2)
     started = time.perf_counter()
-    async with LoopbackLLM(by_hash(LABELS), batches=batches, faults=faults) as llm:
+    async with BatchLLM(by_hash(LABELS), batches=batches, faults=faults) as llm:
         client = {
             "base_url": llm.base_url,
             "model": MODELS[provider],
@@ -223,7 +224,7 @@ async def _process(given: str, killer: _Killer) -> bytes | None:
 async def live_labels(n: int, k: int) -> list[str | None]:
     """Return the labels of the same texts in the live lane, without faults."""
     async with (
-        LoopbackLLM(by_hash(LABELS)) as llm,
+        BatchLLM(by_hash(LABELS)) as llm,
         job(llm.base_url, "openai/x", None, 1, k) as nuc,
     ):
         return (await nuc.classify_many(texts_of(n))).labels

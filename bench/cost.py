@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import orjson
 
+from bench._batch_api import BatchLLM
 from bench._million import report_of
 from bench._report import Report
 from bench.evaluation.recording import KnownVectors
@@ -106,7 +107,7 @@ async def _batch(
     data: _Data, k: int, lane: Literal["live", "batch"] = "live", **more: Any
 ) -> Usage:
     """Label the texts as one batch, which is its own pool."""
-    async with LoopbackLLM(data.answers) as llm, _client(data, llm, k, **more) as nuc:
+    async with BatchLLM(data.answers) as llm, _client(data, llm, k, **more) as nuc:
         await nuc.classify_many(data.own, lane=lane)
         _check(llm, nuc)
         return nuc.usage

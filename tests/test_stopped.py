@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 import testnuc
+from bench._batch_api import BatchLLM
 from testnuc import Budget, Limits, RetryPolicy, SelfConsistency, TestNUC
 from testnuc.embedders.openai import OpenAIEmbedder
 from testnuc.errors import (
@@ -192,7 +193,7 @@ def test_a_classifier_raises_and_says_how_much_is_stored():
 
 async def test_the_batch_lane_hands_over_what_is_stored(client_of):
     texts, store = messages(60), MemoryStore()
-    async with LoopbackLLM(confident, api_key="secret-key-123") as llm:
+    async with BatchLLM(confident, api_key="secret-key-123") as llm:
         async with TestNUC(**client_of(llm, store=store)) as nuc:
             await nuc.classify_many(texts[:30])
         async with TestNUC(**client_of(llm, store=store, api_key="revoked")) as nuc:

@@ -6,7 +6,7 @@ Production code does not need this package. See docs/testing.md.
 
     loopback         LoopbackLLM, the provider; `subprocess_server` runs it in a process
     server           its socket, an aiohttp.web application that can break connections
-    formats          the wire formats of OpenAI and Anthropic; `batch_api`, their batch APIs
+    formats          the wire formats of OpenAI and Anthropic
     answers          canned answers and latencies; `faults`, and a rate limit
     embedder         HashEmbedder
 """
@@ -14,18 +14,15 @@ Production code does not need this package. See docs/testing.md.
 from __future__ import annotations
 
 from testnuc.testing.answers import AnswerOf, CannedAnswer, Latency, by_hash
-from testnuc.testing.batch_api import BATCH_OUTCOMES, Batches
 from testnuc.testing.embedder import HashEmbedder
 from testnuc.testing.faults import CURABLE_KINDS, FAULT_KINDS, Faults, Violation
 from testnuc.testing.loopback import LoopbackLLM
 from testnuc.testing.subprocess_server import ServerProcess, serve_in_process
 
 __all__ = [
-    "BATCH_OUTCOMES",
     "CURABLE_KINDS",
     "FAULT_KINDS",
     "AnswerOf",
-    "Batches",
     "CannedAnswer",
     "Faults",
     "HashEmbedder",

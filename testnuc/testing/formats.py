@@ -45,8 +45,6 @@ class Prompt:
     structured: str | None = None
     #: Whether answers have the field ``confidence``.
     confidence: bool = True
-    #: Name of the tool that receives the answer, if any.
-    tool: str | None = None
     logprobs: bool = False
     #: Number of alternatives of each token to report.
     top: int = 0
@@ -204,17 +202,13 @@ class _Anthropic:
     def prompt(self, body: dict[str, Any]) -> Prompt:
         _, user, chars = _messages(body["messages"])
         system = _text(body.get("system"))
-        structured = schema = tool = None
+        structured = schema = None
         for name, asked in (
             ("output_config", (body.get("output_config") or {}).get("format")),
             ("output_format", body.get("output_format")),
         ):
             if asked:
                 structured, schema = name, asked.get("schema")
-        choice = body.get("tool_choice") or {}
-        if choice.get("type") == "tool":
-            structured, tool = "tools", choice["name"]
-            schema = next(t.get("input_schema") for t in body["tools"] if t["name"] == tool)
         return Prompt(
             model=body["model"],
             user=user,
@@ -222,7 +216,6 @@ class _Anthropic:
             tokens=count_tokens(chars + len(system)),
             structured=structured,
             confidence=not schema or _has_confidence(schema),
-            tool=tool,
             cached=isinstance(body.get("system"), list)
             and any("cache_control" in block for block in body["system"]),
         )
@@ -234,11 +227,6 @@ class _Anthropic:
     ) -> bytes:
         block: dict[str, Any] = {"type": "text", "text": content.text}
         stop = self._STOPS.get(content.finish, "end_turn")
-        if prompt.tool and content.text.startswith("{") and stop == "end_turn":
-            given = orjson.loads(content.text)
-            name = prompt.tool
-            block = {"type": "tool_use", "id": f"toolu_{number}", "name": name, "input": given}
-            stop = "tool_use"
         body: dict[str, Any] = {
             "id": f"msg_loopback{number}",
             "type": "message",

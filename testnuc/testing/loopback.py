@@ -19,7 +19,6 @@ from testnuc.testing.answers import (
     compose,
     latency_function,
 )
-from testnuc.testing.batch_api import Batches, BatchServer
 from testnuc.testing.faults import LOST_KINDS, Faults, RateLimitWindow, Violation
 from testnuc.testing.formats import (
     ANTHROPIC,
@@ -45,8 +44,8 @@ _NO_SYSTEM = "Unsupported value: 'messages[0].role' does not support 'system' wi
 class LoopbackLLM(Server):
     """An LLM provider on 127.0.0.1, for tests and benchmarks of code that uses testnuc.
 
-    Serves OpenAI's ``/v1/chat/completions``, Anthropic's ``/v1/messages`` and the batch APIs of
-    both on one port, and answers the texts in a prompt with canned labels::
+    Serves OpenAI's ``/v1/chat/completions`` and Anthropic's ``/v1/messages`` on one port, and
+    answers the texts in a prompt with canned labels::
 
         async with LoopbackLLM({"where is my card?": ("delivery", 0.9)}) as llm:
             async with testnuc.TestNUC(labels, "openai/any", base_url=llm.base_url, ..) as nuc:
@@ -84,8 +83,6 @@ class LoopbackLLM(Server):
     cache : bool
         Report repeated system messages of at least 1,024 tokens as cached; in Anthropic's format
         only those marked with ``cache_control``.
-    batches : Batches, optional
-        Duration, outcomes and faults of batches.
     record : int
         Number of latest requests in `bodies` and `headers`.
     port : int
@@ -112,7 +109,6 @@ class LoopbackLLM(Server):
         rejects: Collection[str] = (),
         usage: bool = True,
         cache: bool = False,
-        batches: Batches | None = None,
         record: int = 0,
         port: int = 0,
         seed: int = 0,
@@ -129,8 +125,6 @@ class LoopbackLLM(Server):
         self._usage = usage
         self._cache = cache
         self._record = record
-        #: The provider's side of batch jobs; tests may change its files, batches and options.
-        self.batch_server = BatchServer(batches or Batches(), self._check_key, self._item)
         self.reset()
 
     def reset(self) -> None:
@@ -160,17 +154,11 @@ class LoopbackLLM(Server):
         self._answers: Counter[str] = Counter()
         self._drawn = 0
         self._seen: set[str] = set()
-        self.batch_server.reset()
-
-    @property
-    def batches(self) -> int:
-        """Number of batches created."""
-        return len(self.batch_server.batches)
 
     def stats(self) -> dict[str, Any]:
         """Return all counts as JSON values; ``cpu`` is the CPU time of the process in seconds."""
         names = ("requests", "calls", "texts", "input_tokens", "output_tokens", "cached_tokens",
-                 "peak", "in_flight", "abandoned", "batches")  # fmt: skip
+                 "peak", "in_flight", "abandoned")  # fmt: skip
         return {name: getattr(self, name) for name in names} | {
             "faults": dict(self.faults),
             "violations": len(self.violations),
@@ -185,7 +173,7 @@ class LoopbackLLM(Server):
         elif call.path.endswith("/messages") or model_in(call.path):
             wire = ANTHROPIC
         else:
-            return self.batch_server.respond(call) or self._respond_other(call)
+            return self._respond_other(call)
         self.requests += 1
         request_id = f"req_{self.requests}"
         try:
@@ -212,13 +200,6 @@ class LoopbackLLM(Server):
             message = f"LoopbackLLM has no endpoint {path!r}"
             return ErrorResponse(404, message, code="unknown_url").response(OPENAI)
         return json_response(self.stats())
-
-    def _item(self, wire: WireFormat, call: HTTPRequest) -> Response:
-        self.requests += 1
-        try:
-            return self._answer(wire, call, live=False)
-        except ErrorResponse as error:
-            return error.response(wire)
 
     def _answer(self, wire: WireFormat, call: HTTPRequest, *, live: bool = True) -> Response:
         body = self._body(call)

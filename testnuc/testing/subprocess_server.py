@@ -21,7 +21,6 @@ import orjson
 
 from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.testing.answers import by_hash
-from testnuc.testing.batch_api import Batches
 from testnuc.testing.faults import Faults
 from testnuc.testing.loopback import LoopbackLLM
 from testnuc.testing.server import HOST
@@ -79,8 +78,8 @@ def serve_in_process(
         Text -> label or (label, confidence); a JSON file with such a mapping; or labels, assigned
         to texts by `by_hash`.
     **options
-        Options of `LoopbackLLM` that JSON can represent (no callables). `faults` and `batches` are
-        mappings with the arguments of `Faults` and `Batches`.
+        Options of `LoopbackLLM` that JSON can represent (no callables). `faults` is a mapping with
+        the arguments of `Faults`.
 
     Yields
     ------
@@ -146,8 +145,6 @@ def serve(config: Mapping[str, Any], *, until_eof: bool) -> None:
         answers = orjson.loads(Path(path).read_bytes())
     if options.get("faults") is not None:
         options["faults"] = Faults(**options["faults"])
-    if options.get("batches") is not None:
-        options["batches"] = Batches(**options["batches"])
     llm = LoopbackLLM(answers if labels is None else by_hash(labels), **options)
     gc.collect()
     gc.freeze()  # the answers live as long as the process

@@ -14,6 +14,7 @@ import orjson
 import pytest
 
 import testnuc
+from bench._batch_api import Batches, BatchLLM
 from testnuc import BatchPolicy, Limits, Results, Sampling, TestNUC, VotePolicy
 from testnuc.errors import InvalidInputError, StoreError, UnreadableReplyError
 from testnuc.labels import LabelSet, as_stored
@@ -23,7 +24,7 @@ from testnuc.providers._answers import answer_schema, output_limit
 from testnuc.providers._dialect import Structure
 from testnuc.records import result_of
 from testnuc.stores.memory import MemoryStore
-from testnuc.testing import Batches, HashEmbedder, LoopbackLLM
+from testnuc.testing import HashEmbedder, LoopbackLLM
 from testnuc.types import MultilabelClassification, MultilabelPrediction, Prediction
 from tests import naive
 from tests.conftest import LABELS, confident, gold, messages
@@ -324,7 +325,7 @@ async def test_the_batch_lane_reads_lists(nuc_of):
     texts = messages(20)
     policy = BatchPolicy(max_requests=100, first_poll=0.001, longest_poll=0.002)
     async with (
-        LoopbackLLM(labels_of, batches=Batches(validation=2, polls=2)) as llm,
+        BatchLLM(labels_of, batches=Batches(validation=2, polls=2)) as llm,
         nuc_of(llm, limits=Limits(batches=policy), k=3, store=MemoryStore()) as nuc,
     ):
         results = await nuc.classify_many(texts, lane="batch")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from bench._batch_api import BatchLLM
 from testnuc import BatchPolicy, InvalidInputError, Limits, Sampling, TestNUC, TopKICL
 from testnuc._base.checks import hash_text
 from testnuc._engine.full_labels import compared_part
@@ -272,7 +273,7 @@ async def test_in_the_batch_lane_another_batch_shows_all_labels(
     policy = BatchPolicy(rest=rest, first_poll=0.001, longest_poll=0.002)
     sampling = Sampling(texts_per_call=packed)
     async with (
-        LoopbackLLM(rejecting_two, record=100) as llm,
+        BatchLLM(rejecting_two, record=100) as llm,
         client(llm, limits=Limits(batches=policy), sampling=sampling, shortlist=2) as nuc,
     ):
         results = await nuc.classify_many(TEXTS, lane="batch")

@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 
 import testnuc
+from bench._batch_api import Batches, BatchLLM
 from testnuc import BatchPolicy, Budget, Limits, Sampling, SelfConsistency, TestNUC, TopKICLP
 from testnuc.batch.anthropic import AnthropicBatches
 from testnuc.batch.manifest import RequestedPrediction, pack
@@ -25,7 +26,7 @@ from testnuc.errors import (
 from testnuc.protocols import Answer, Reply
 from testnuc.providers.openai import OpenAI
 from testnuc.stores.memory import MemoryStore
-from testnuc.testing import Batches, Faults, HashEmbedder, LoopbackLLM
+from testnuc.testing import Faults, HashEmbedder
 from tests.conftest import LABELS, confident, gold, messages
 from tests.testing.loopback_client import until
 
@@ -86,7 +87,7 @@ async def stored_usage(store):
 @pytest.mark.slow
 async def test_a_list_is_labeled_as_the_live_lane_does(model, lane):
     texts = messages(350)
-    async with LoopbackLLM(confident, batches=Batches(validation=2, polls=2)) as llm:
+    async with BatchLLM(confident, batches=Batches(validation=2, polls=2)) as llm:
         async with lane(llm, model=model) as nuc:
             live = await nuc.classify_many([*texts, *texts[:20]])
         llm.reset()
@@ -107,7 +108,7 @@ async def test_a_list_is_labeled_as_the_live_lane_does(model, lane):
 
 
 async def test_uploaded_files_are_deleted_when_their_answers_are_stored(lane):
-    async with LoopbackLLM(confident) as llm, lane(llm, model="openai/test") as nuc:
+    async with BatchLLM(confident) as llm, lane(llm, model="openai/test") as nuc:
         await nuc.classify_many(messages(250), lane="batch")
         assert llm.batches == 3
         assert llm.batch_server.files == {}
@@ -117,7 +118,7 @@ async def test_packs_and_batches_multiply(model, lane):
     texts = messages(230)
     faults = Faults(schedule=["missing-ids", "duplicate-ids", "prose"])
     async with (
-        LoopbackLLM(confident, faults=faults) as llm,
+        BatchLLM(confident, faults=faults) as llm,
         lane(
             llm, model=model, sampling=Sampling(texts_per_call=10), policy={"max_requests": 10}
         ) as nuc,
@@ -145,7 +146,7 @@ async def test_all_that_can_go_wrong_at_once(model, lane):
     )
     faults = Faults(rate=0.1, kinds=ITEM_FAULTS, most_in_a_row=2)
     async with (
-        LoopbackLLM(confident, batches=batches, faults=faults) as llm,
+        BatchLLM(confident, batches=batches, faults=faults) as llm,
         lane(llm, model=model, policy={"attempts": 8}) as nuc,
     ):
         results = await nuc.classify_many(texts, lane="batch")
@@ -162,7 +163,7 @@ async def test_all_that_can_go_wrong_at_once(model, lane):
 async def test_the_rest_is_asked_live_or_left_as_the_user_chose(model, outcome, lane):
     texts = messages(60)
     batches = Batches(outcomes=[outcome], answered=0.5)
-    async with LoopbackLLM(confident, batches=batches) as llm:
+    async with BatchLLM(confident, batches=batches) as llm:
         async with lane(llm, model=model, policy={"rest": "error"}) as nuc:
             results = await nuc.classify_many(texts, lane="batch")
             assert (len(results.errors), llm.calls, llm.batches) == (30, 30, 1)
@@ -185,7 +186,7 @@ async def test_the_rest_joins_live_requests_in_flight(lane):
     texts = messages(40)
     batches = Batches(outcomes=["expired"], answered=0.5)
     async with (
-        LoopbackLLM(confident, batches=batches, latency=0.3) as llm,
+        BatchLLM(confident, batches=batches, latency=0.3) as llm,
         lane(llm, policy={"rest": "live"}) as nuc,
     ):
         slow = asyncio.create_task(nuc.classify_many(texts, lane="batch"))
@@ -199,7 +200,7 @@ async def test_the_rest_joins_live_requests_in_flight(lane):
 async def test_live_calls_for_the_rest_are_stored_though_the_run_is_cancelled(lane):
     store = MemoryStore()
     batches = Batches(outcomes=["expired"], answered=0.5)
-    async with LoopbackLLM(confident, batches=batches, latency=0.1) as llm:
+    async with BatchLLM(confident, batches=batches, latency=0.1) as llm:
         async with lane(llm, store=store, policy={"rest": "live"}) as nuc:
             run = asyncio.create_task(nuc.classify_many(messages(60), lane="batch"))
             # the batch has brought its half, the others are under way
@@ -218,7 +219,7 @@ async def test_the_error_of_one_item_is_that_of_one_text(model, lane):
     texts = messages(20)
     schedule = ["content-filter", None, "refusal", "wrong-label"]
     async with (
-        LoopbackLLM(confident, faults=Faults(schedule=schedule)) as llm,
+        BatchLLM(confident, faults=Faults(schedule=schedule)) as llm,
         lane(llm, model=model, k=0) as nuc,
     ):
         results = await nuc.classify_many(texts, lane="batch")
@@ -232,7 +233,7 @@ async def test_the_error_of_one_item_is_that_of_one_text(model, lane):
 
 async def test_what_fails_for_all_raises(model, lane):
     store = MemoryStore()
-    async with LoopbackLLM(confident, api_key="other") as llm:
+    async with BatchLLM(confident, api_key="other") as llm:
         async with lane(llm, model=model, store=store) as nuc:
             with pytest.raises(AuthenticationError) as caught:
                 await nuc.classify_many(messages(250), lane="batch")
@@ -240,11 +241,11 @@ async def test_what_fails_for_all_raises(model, lane):
         # the key is nowhere but in the headers
         assert "secret-key-123" not in str(caught.value)
         assert "secret-key-123" not in str(await store.batches(ended=True))
-    async with LoopbackLLM(confident, model="other") as llm, lane(llm, model=model) as nuc:
+    async with BatchLLM(confident, model="other") as llm, lane(llm, model=model) as nuc:
         with pytest.raises(testnuc.errors.UnknownModelError):
             await nuc.classify_many(messages(20), lane="batch")
     failed = Batches(max_requests=5)
-    async with LoopbackLLM(confident, batches=failed) as llm, lane(llm, model=model) as nuc:
+    async with BatchLLM(confident, batches=failed) as llm, lane(llm, model=model) as nuc:
         with pytest.raises(BadRequestError):
             await nuc.classify_many(messages(20), lane="batch")
         assert llm.calls == 0
@@ -252,7 +253,7 @@ async def test_what_fails_for_all_raises(model, lane):
 
 async def test_a_form_that_is_refused_is_changed_for_all(lane):
     async with (
-        LoopbackLLM(confident, structured=False, rejects=["temperature"]) as llm,
+        BatchLLM(confident, structured=False, rejects=["temperature"]) as llm,
         lane(llm, policy={"attempts": 1}) as nuc,
     ):
         results = await nuc.classify_many(messages(150), lane="batch")
@@ -262,7 +263,7 @@ async def test_a_form_that_is_refused_is_changed_for_all(lane):
 
 async def test_creations_wait_while_the_provider_has_no_room(model, lane):
     async with (
-        LoopbackLLM(confident, batches=Batches(refusals=5)) as llm,
+        BatchLLM(confident, batches=Batches(refusals=5)) as llm,
         lane(llm, model=model) as nuc,
     ):
         await nuc.classify_many(messages(250), lane="batch")
@@ -271,7 +272,7 @@ async def test_creations_wait_while_the_provider_has_no_room(model, lane):
 
 async def test_a_full_queue_makes_smaller_batches(lane):
     batches = Batches(enqueued_tokens=8_000)
-    async with LoopbackLLM(confident, batches=batches) as llm, lane(llm) as nuc:
+    async with BatchLLM(confident, batches=batches) as llm, lane(llm) as nuc:
         results = await nuc.classify_many(messages(200), lane="batch")
         assert not results.errors
         assert llm.calls == 200
@@ -281,7 +282,7 @@ async def test_a_full_queue_makes_smaller_batches(lane):
 async def test_a_queue_is_not_filled_beyond_what_the_user_allows(lane):
     batches, store = Batches(enqueued_tokens=8_000), MemoryStore()
     async with (
-        LoopbackLLM(confident, batches=batches) as llm,
+        BatchLLM(confident, batches=batches) as llm,
         lane(llm, store=store, policy={"max_enqueued_tokens": 7_000}) as nuc,
     ):
         await nuc.classify_many(messages(200), lane="batch")
@@ -293,7 +294,7 @@ async def test_batches_keep_within_the_bytes_of_the_provider(model, lane, monkey
     for api in (AnthropicBatches, OpenAIBatches):
         monkeypatch.setattr(api, "max_bytes", most)
     async with (
-        LoopbackLLM(confident, batches=Batches(max_bytes=most)) as llm,
+        BatchLLM(confident, batches=Batches(max_bytes=most)) as llm,
         lane(llm, model=model, store=store) as nuc,
     ):
         results = await nuc.classify_many(messages(100), lane="batch")
@@ -304,7 +305,7 @@ async def test_batches_keep_within_the_bytes_of_the_provider(model, lane, monkey
 
 async def test_a_budget_is_reserved_before_a_batch_is_created(lane):
     texts = messages(200)
-    async with LoopbackLLM(confident) as llm:
+    async with BatchLLM(confident) as llm:
         async with lane(llm, limits=Limits(budget=Budget(calls=130))) as nuc:
             results = await nuc.classify_many(texts, lane="batch")
             assert llm.calls == nuc.usage.calls == 130
@@ -322,7 +323,7 @@ async def test_a_budget_is_reserved_before_a_batch_is_created(lane):
 async def test_samples_of_a_method_go_out_together(model, lane):
     texts = messages(60)
     async with (
-        LoopbackLLM(lambda t, n: (LABELS[(len(t) + n // 2) % 3], 0.6)) as llm,
+        BatchLLM(lambda t, n: (LABELS[(len(t) + n // 2) % 3], 0.6)) as llm,
         lane(llm, model=model, method=SelfConsistency(n=5)) as nuc,
     ):
         await nuc.classify_many(texts, lane="batch")
@@ -334,7 +335,7 @@ async def test_samples_of_a_method_go_out_together(model, lane):
 async def test_samples_are_packed_with_other_texts(lane):
     texts = messages(60)
     async with (
-        LoopbackLLM(confident) as llm,
+        BatchLLM(confident) as llm,
         lane(llm, method=SelfConsistency(n=4), sampling=Sampling(texts_per_call=20)) as nuc,
     ):
         results = await nuc.classify_many(texts, lane="batch")
@@ -344,7 +345,7 @@ async def test_samples_are_packed_with_other_texts(lane):
 
 async def test_examples_with_labels_take_two_stages(lane):
     texts = messages(150)
-    async with LoopbackLLM(confident) as llm:
+    async with BatchLLM(confident) as llm:
         async with lane(llm, method=TopKICLP(k=3)) as nuc:
             live = await nuc.classify_many(texts)
             calls = nuc.usage.calls
@@ -357,7 +358,7 @@ async def test_examples_with_labels_take_two_stages(lane):
 
 
 async def test_neighbors_outside_the_batch_are_one_more_stage_at_most(lane):
-    async with LoopbackLLM(confident) as llm, lane(llm, k=5, join_pool=False) as nuc:
+    async with BatchLLM(confident) as llm, lane(llm, k=5, join_pool=False) as nuc:
         await nuc.add(messages(200)[100:])
         await nuc.classify_many(messages(50), lane="batch")
         # no waves of neighbors: each would be a day
@@ -367,7 +368,7 @@ async def test_neighbors_outside_the_batch_are_one_more_stage_at_most(lane):
 async def test_a_live_run_makes_its_own_calls_while_a_batch_job_is_open(lane):
     texts = messages(40)
     batches = Batches(polls=30)
-    async with LoopbackLLM(confident, batches=batches) as llm, lane(llm) as nuc:
+    async with BatchLLM(confident, batches=batches) as llm, lane(llm) as nuc:
         one, two = await asyncio.gather(
             nuc.classify_many(texts, lane="batch"),
             nuc.classify_many(texts, lane="batch"),
@@ -387,7 +388,7 @@ async def test_a_run_that_is_cancelled_leaves_its_batches_to_the_next(model, lan
     texts = messages(90)
     store = MemoryStore()
     batches = Batches(polls=20, shuffle=True)
-    async with LoopbackLLM(confident, batches=batches) as llm:
+    async with BatchLLM(confident, batches=batches) as llm:
         async with lane(
             llm, model=model, store=store, sampling=Sampling(texts_per_call=per_call)
         ) as nuc:
@@ -408,7 +409,7 @@ async def test_a_run_that_is_cancelled_leaves_its_batches_to_the_next(model, lan
 
 async def test_confidences_of_token_probabilities_come_through(lane):
     texts = messages(30)
-    async with LoopbackLLM(confident) as llm:
+    async with BatchLLM(confident) as llm:
         async with lane(llm, sampling=Sampling(confidence="logprobs")) as nuc:
             live = await nuc.classify_many(texts)
         async with lane(llm, sampling=Sampling(confidence="logprobs")) as nuc:
@@ -421,7 +422,7 @@ async def test_processes_that_share_a_database_ask_once(lane, database):
     texts = messages(120)
     url = database.url(f"t{uuid4().hex}")
     async with (
-        LoopbackLLM(confident, batches=Batches(polls=5)) as llm,
+        BatchLLM(confident, batches=Batches(polls=5)) as llm,
         lane(llm, store=url) as first,
         lane(llm, store=url) as second,
     ):
@@ -444,7 +445,7 @@ async def test_processes_that_share_a_database_ask_once(lane, database):
 @pytest.mark.slow
 async def test_a_pool_is_predicted_in_one_stage(model, lane):
     async with (
-        LoopbackLLM(confident) as llm,
+        BatchLLM(confident) as llm,
         lane(llm, model=model, neighbors="stored", k=3, policy={"max_requests": 5_000}) as nuc,
     ):
         await nuc.add(messages(2_500))
@@ -458,7 +459,7 @@ async def test_two_processes_follow_one_batch_and_one_counts_it(model, lane):
     texts = messages(80)
     store = MemoryStore()
     async with (
-        LoopbackLLM(confident, batches=Batches(polls=50)) as llm,
+        BatchLLM(confident, batches=Batches(polls=50)) as llm,
         lane(llm, model=model, store=store) as first,
         lane(llm, model=model, store=store) as second,
     ):
@@ -490,7 +491,7 @@ class Wrapper:
 
 @pytest.mark.parametrize("kind", [Subclass, Wrapper])
 async def test_a_provider_of_a_users_own_names_its_batch_format(client_of, kind):
-    async with LoopbackLLM(confident) as llm:
+    async with BatchLLM(confident) as llm:
         provider = kind("test", base_url=llm.base_url, api_key="key")
         policy = BatchPolicy(first_poll=0.001, longest_poll=0.002)
         async with TestNUC(**client_of(llm, model=provider, limits=Limits(batches=policy))) as nuc:
@@ -507,7 +508,7 @@ async def test_bad_arguments_are_refused_before_anything_is_sent(client_of):
         async def answer(self, request):
             return Reply(tuple(Answer(gold(t), None) for t in request.texts))
 
-    async with LoopbackLLM(confident) as llm:
+    async with BatchLLM(confident) as llm:
         async with TestNUC(**client_of(llm)) as nuc:
             with pytest.raises(InvalidInputError, match="lane is 'fast'"):
                 await nuc.classify_many(messages(3), lane="fast")
@@ -538,7 +539,7 @@ async def test_what_another_process_creates_is_left_to_it_while_it_lives(model, 
     texts = messages(60)
     store = MemoryStore()
     batches = Batches(polls=5)
-    async with LoopbackLLM(confident, batches=batches) as llm:
+    async with BatchLLM(confident, batches=batches) as llm:
         async with lane(llm, model=model, store=store) as nuc:
             # as another process would: the batch is there, and its id is not noted yet
             run = asyncio.create_task(nuc.classify_many(texts, lane="batch"))
@@ -562,7 +563,7 @@ async def test_what_another_process_creates_is_left_to_it_while_it_lives(model, 
 async def test_what_another_process_has_stored_meanwhile_is_not_sent(model, lane):
     texts = messages(60)
     store, full = MemoryStore(), Recording()
-    async with LoopbackLLM(confident) as llm:
+    async with BatchLLM(confident) as llm:
         async with lane(llm, model=model, store=full) as nuc:
             await nuc.classify_many(texts, lane="batch")
         (batch,) = await full.batches(ended=True)
@@ -593,7 +594,7 @@ async def test_a_batch_that_was_taken_away_while_it_was_created_is_sent_anew(mod
     taken = []
     batches = Batches(step=step, refusals=1)
     async with (
-        LoopbackLLM(confident, batches=batches) as llm,
+        BatchLLM(confident, batches=batches) as llm,
         lane(llm, model=model, store=store) as nuc,
     ):
         results = await nuc.classify_many(messages(30), lane="batch")
@@ -607,7 +608,7 @@ async def test_batches_of_others_are_not_taken_for_ours(lane):
     model, store = "anthropic/claude-test", MemoryStore()
     policy = {"max_requests": 40}
     async with (
-        LoopbackLLM(confident, batches=Batches(lost=[0, 1, 2], polls=3)) as llm,
+        BatchLLM(confident, batches=Batches(lost=[0, 1, 2], polls=3)) as llm,
         lane(llm, model=model, store=store, policy=policy) as ours,
         lane(llm, model=model, policy=policy, sampling=Sampling(temperature=0.1)) as theirs,
     ):
@@ -625,7 +626,7 @@ async def test_a_provider_that_is_away_for_a_while_is_waited_for(model, lane):
     retry = testnuc.RetryPolicy(attempts=2, initial_wait=0.001)
     batches = Batches(polls=100, broken=2)
     async with (
-        LoopbackLLM(confident, batches=batches) as llm,
+        BatchLLM(confident, batches=batches) as llm,
         lane(llm, model=model, limits=Limits(retry=retry), policy={"max_requests": 30}) as nuc,
     ):
         run = asyncio.create_task(nuc.classify_many(messages(90), lane="batch"))
@@ -640,7 +641,7 @@ async def test_a_provider_that_is_away_for_a_while_is_waited_for(model, lane):
 
 async def test_a_batch_that_is_gone_is_sent_again(model, lane):
     store = MemoryStore()
-    async with LoopbackLLM(confident, batches=Batches(polls=10_000)) as llm:
+    async with BatchLLM(confident, batches=Batches(polls=10_000)) as llm:
         async with lane(llm, model=model, store=store, policy={"patience": 0.05}) as nuc:
             run = asyncio.create_task(nuc.classify_many(messages(30), lane="batch"))
             await noted(store)
@@ -655,7 +656,7 @@ async def test_a_batch_that_is_gone_is_sent_again(model, lane):
 
 async def test_an_exhausted_quota_ends_the_run(lane):
     async with (
-        LoopbackLLM(confident, faults=Faults(schedule=lambda _: "quota")) as llm,
+        BatchLLM(confident, faults=Faults(schedule=lambda _: "quota")) as llm,
         lane(llm) as nuc,
     ):
         with pytest.raises(QuotaExceededError):

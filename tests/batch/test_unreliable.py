@@ -11,10 +11,10 @@ from dataclasses import replace
 import orjson
 import pytest
 
+from bench._batch_api import Batches, BatchLLM
 from testnuc import BatchPolicy, Budget, Limits, Sampling, TestNUC
 from testnuc.errors import BudgetExceededError, NotAnsweredError
 from testnuc.stores.memory import MemoryStore
-from testnuc.testing import Batches, LoopbackLLM
 from tests.batch.unreliable import Unreliable, each_line, each_result, ended
 from tests.conftest import confident, gold, messages
 
@@ -89,7 +89,7 @@ COUNTS = [
 @pytest.mark.parametrize("change", [without_files, *map(with_counts, COUNTS)])
 async def test_a_file_of_results_comes_later_than_the_end(model, lane, change):
     late = for_the_first(5, change)
-    async with LoopbackLLM(confident) as llm:
+    async with BatchLLM(confident) as llm:
         # at Anthropic the state does not name what is downloaded, which is missing as long
         missing = [5]
 
@@ -141,14 +141,14 @@ async def test_the_first_downloads_lack_results(model, lane, change):
             left[0] -= 1
             change(response)
 
-    async with LoopbackLLM(confident) as llm:
+    async with BatchLLM(confident) as llm:
         Unreliable(llm, response=response)
         await billed_once(llm, lane, model)
 
 
 async def test_a_batch_that_has_ended_goes_on(model, lane):
     state = for_the_first(3, lambda b: b | {"status": "completed", "processing_status": "ended"})
-    async with LoopbackLLM(confident, batches=Batches(polls=8)) as llm:
+    async with BatchLLM(confident, batches=Batches(polls=8)) as llm:
         Unreliable(llm, state=state)
         await billed_once(llm, lane, model)
 
@@ -178,7 +178,7 @@ async def test_a_batch_that_failed_has_answers(lane, outcome, counts, first):
             left[0] -= 1
             first(response)
 
-    async with LoopbackLLM(confident) as llm:
+    async with BatchLLM(confident) as llm:
         Unreliable(llm, state=state, response=response)
         await billed_once(llm, lane, "openai/test")
 
@@ -216,7 +216,7 @@ BROKEN = [b"", b"{", b"null", b"[1]", b"\xff\xfe", b'{"custom_id":{}}', b'{"cust
     ],
 )
 async def test_lines_are_read_as_far_as_possible(model, lane, content):
-    async with LoopbackLLM(confident) as llm:
+    async with BatchLLM(confident) as llm:
         Unreliable(llm, content=content)
         await billed_once(llm, lane, model)
 
@@ -244,7 +244,7 @@ async def test_results_of_others_are_ignored(model, lane, name):
         other["custom_id"] = name.format(ours) if isinstance(name, str) else name
         return b"\n".join([orjson.dumps(other), *lines])
 
-    async with LoopbackLLM(confident) as llm:
+    async with BatchLLM(confident) as llm:
         Unreliable(llm, content=content)
         await billed_once(llm, lane, model)
 
@@ -259,7 +259,7 @@ async def test_of_two_results_the_readable_one_counts(lane, body):
             doubled += [orjson.dumps(value), line]
         return b"\n".join(doubled)
 
-    async with LoopbackLLM(confident) as llm:
+    async with BatchLLM(confident) as llm:
         Unreliable(llm, content=content)
         await billed_once(llm, lane, "openai/test")
 
@@ -277,7 +277,7 @@ async def test_impossible_counts_of_tokens_are_booked_as_reserved(lane, counts):
         usage["prompt_tokens"], usage["completion_tokens"] = counts
         usage["total_tokens"] = sum(counts)
 
-    async with LoopbackLLM(confident) as llm:
+    async with BatchLLM(confident) as llm:
         Unreliable(llm, content=each_result(change))
         async with lane(llm, limits=Limits(budget=Budget(tokens=1_000_000))) as nuc:
             for run in range(2):
@@ -299,7 +299,7 @@ async def test_what_a_result_of_several_texts_lacks_is_in_another(lane):
             parts.append(orjson.dumps(value))
         return b"\n".join(parts)
 
-    async with LoopbackLLM(confident) as llm:
+    async with BatchLLM(confident) as llm:
         Unreliable(llm, content=content)
         packed, once = Sampling(texts_per_call=20), {"patience": 0.01, "attempts": 1}
         async with lane(llm, sampling=packed, policy=once) as nuc:
@@ -309,7 +309,7 @@ async def test_what_a_result_of_several_texts_lacks_is_in_another(lane):
 
 
 async def test_the_count_of_a_text_far_longer_than_others_is_believed(lane):
-    async with LoopbackLLM(confident) as llm, lane(llm) as nuc:
+    async with BatchLLM(confident) as llm, lane(llm) as nuc:
         long = f"{TEXTS[0]} {'x' * 80_000}"
         assert not (await nuc.classify_many([long, *TEXTS[1:]], lane="batch")).errors
         assert nuc.usage.input_tokens == llm.input_tokens
@@ -320,7 +320,7 @@ async def test_an_absurd_count_of_the_only_request_is_not_believed(lane):
         line["response"]["body"]["usage"]["prompt_tokens"] = 90_000_000
 
     limits, sampling = Limits(budget=Budget(tokens=1_000_000)), Sampling(texts_per_call=20)
-    async with LoopbackLLM(confident) as llm:
+    async with BatchLLM(confident) as llm:
         Unreliable(llm, content=each_result(change))
         async with lane(llm, limits=limits, sampling=sampling) as nuc:
             for run in range(2):
@@ -344,7 +344,7 @@ async def test_a_value_that_is_nested_deeply_spoils_nothing(model, lane, depth, 
         # orjson reads 1,024 levels
         return b"\n".join([made, *rest])
 
-    async with LoopbackLLM(confident) as llm:
+    async with BatchLLM(confident) as llm:
         Unreliable(llm, content=content)
         await billed_once(llm, lane, model)
 
@@ -360,7 +360,7 @@ async def test_a_key_that_the_batch_api_quotes_is_not_shown(lane, caplog, ends):
         return batch if ended(batch) else batch | {"status": f"in progress for {key}"}
 
     with caplog.at_level(logging.INFO, logger="testnuc.batch"):
-        async with LoopbackLLM(confident) as llm:
+        async with BatchLLM(confident) as llm:
             Unreliable(llm, state=state)
             async with lane(llm, policy={"patience": 0.01}) as nuc:
                 results = await nuc.classify_many(TEXTS, lane="batch")
@@ -376,7 +376,7 @@ async def test_an_answer_is_one_whatever_its_status(lane, code):
         if code == "missing":
             del line["response"]["status_code"]
 
-    async with LoopbackLLM(confident) as llm:
+    async with BatchLLM(confident) as llm:
         Unreliable(llm, content=each_result(change))
         await billed_once(llm, lane, "openai/test")
 
@@ -388,7 +388,7 @@ async def test_a_message_is_one_whatever_its_type(lane, kind):
         if kind == "missing":
             del line["result"]["type"]
 
-    async with LoopbackLLM(confident) as llm:
+    async with BatchLLM(confident) as llm:
         Unreliable(llm, content=each_result(change))
         await billed_once(llm, lane, "anthropic/claude-test")
 
@@ -403,7 +403,7 @@ async def test_a_batch_has_values_of_other_types(model, lane, strange):
     def state(batch):
         return dict.fromkeys(batch, strange)
 
-    async with LoopbackLLM(confident, batches=Batches(polls=20)) as llm:
+    async with BatchLLM(confident, batches=Batches(polls=20)) as llm:
         # the first state is the response to the creation, so the batch is searched for
         api = Unreliable(llm, state=for_the_first(8, state), page=for_the_first(3, state))
         if isinstance(strange, str):
@@ -415,14 +415,14 @@ async def test_a_batch_has_values_of_other_types(model, lane, strange):
 @pytest.mark.parametrize("field", ["request_counts", "errors", "metadata", "created_at"])
 @pytest.mark.parametrize("strange", STRANGE, ids=lambda value: repr(value)[:20])
 async def test_a_field_of_a_batch_is_of_another_type(model, lane, field, strange):
-    async with LoopbackLLM(confident) as llm:
+    async with BatchLLM(confident) as llm:
         Unreliable(llm, state=lambda batch: batch | {field: strange})
         await billed_once(llm, lane, model)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff", b"{}", b'"x"'])
 async def test_a_response_is_no_batch(model, lane, content):
-    async with LoopbackLLM(confident) as llm:
+    async with BatchLLM(confident) as llm:
         garbage = for_the_first(4, lambda _: content)
         Unreliable(llm, state=garbage, page=for_the_first(2, lambda _: content))
         await billed_once(llm, lane, model)
@@ -436,7 +436,7 @@ async def test_an_unknown_batch_is_asked_for_again(model, lane):
             left[0] -= 1
             status(404)(response)
 
-    async with LoopbackLLM(confident) as llm:
+    async with BatchLLM(confident) as llm:
         Unreliable(llm, response=response)
         await billed_once(llm, lane, model)
 
@@ -448,7 +448,7 @@ async def test_an_interval_between_polls_is_no_number(model, lane):
         if kind == "retrieve":
             response.headers["openai-poll-after-ms"] = intervals.pop() if intervals else "1"
 
-    async with LoopbackLLM(confident, batches=Batches(polls=8)) as llm:
+    async with BatchLLM(confident, batches=Batches(polls=8)) as llm:
         Unreliable(llm, response=response)
         await billed_once(llm, lane, model)
 
@@ -472,7 +472,7 @@ async def test_a_batch_whose_creation_seemed_to_fail_is_searched_for(model, lane
                 response.delivery = failure
 
     page = for_the_first(listed, lambda page: page | {"data": [], "has_more": False})
-    async with LoopbackLLM(confident) as llm:
+    async with BatchLLM(confident) as llm:
         Unreliable(llm, response=response, page=page)
         await billed_once(llm, lane, model, policy={"grace": 1.0})
 
@@ -490,7 +490,7 @@ async def test_a_batch_without_our_metadata_is_found_by_its_file(model, lane, me
     def page(value):
         return value | {"data": [batch | {"metadata": metadata} for batch in value["data"]]}
 
-    async with LoopbackLLM(confident) as llm:
+    async with BatchLLM(confident) as llm:
         Unreliable(llm, response=response, page=page)
         await billed_once(llm, lane, model, policy={"grace": 1.0})
 
@@ -503,7 +503,7 @@ async def test_a_list_without_end_ends(model, lane):
         other = first[0] | {"metadata": None, "request_counts": {"total": 3, "succeeded": 3}}
         return {"data": [other], "has_more": True}
 
-    async with LoopbackLLM(confident, batches=Batches(lost=[0])) as llm:
+    async with BatchLLM(confident, batches=Batches(lost=[0])) as llm:
         api = Unreliable(llm, page=for_the_first(5, page))
         await billed_once(llm, lane, model, policy={"grace": 1.0})
         assert api.calls["list"] < 20
@@ -515,7 +515,7 @@ async def test_a_list_without_end_ends(model, lane):
 async def test_lost_answers_count_as_billed(model, lane, caplog):
     store = MemoryStore()
     half = body(lambda content: b"\n".join(content.splitlines()[::2]))
-    api = LoopbackLLM(confident)
+    api = BatchLLM(confident)
     async with api as llm:
         Unreliable(llm, response=lambda kind, r: kind == "download" and half(r))
         policy = {"patience": 0.05}
@@ -540,7 +540,7 @@ async def test_lost_answers_count_as_billed(model, lane, caplog):
 
 
 async def test_texts_without_an_answer_are_sent_in_as_many_batches_as_the_policy_says(model, lane):
-    async with LoopbackLLM(confident) as llm:
+    async with BatchLLM(confident) as llm:
         Unreliable(llm, content=lambda _: b"")
         policy = {"patience": 0.01, "attempts": 2}
         async with lane(llm, model=model, policy=policy) as nuc:
@@ -554,7 +554,7 @@ async def test_what_was_not_executed_is_sent_again_at_once(model, lane):
     """The default patience of an hour is not waited for."""
     batches = Batches(outcomes=["failed", "expired", "cancelled"], missing=0.1)
     async with (
-        LoopbackLLM(confident, batches=batches) as llm,
+        BatchLLM(confident, batches=batches) as llm,
         lane(llm, model=model, policy={"attempts": 9}) as nuc,
     ):
         results = await nuc.classify_many(TEXTS, lane="batch")

@@ -15,7 +15,7 @@ class Unreliable:
 
     Parameters
     ----------
-    llm : LoopbackLLM
+    llm : BatchLLM
     state : callable, optional
         Changes the JSON of a batch that is created or retrieved; it may return bytes.
     page : callable, optional

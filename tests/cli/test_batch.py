@@ -11,8 +11,9 @@ from importlib import import_module
 import orjson
 import pytest
 
+from bench._batch_api import Batches, BatchLLM
 from testnuc import BatchPolicy, Limits, TestNUC
-from testnuc.testing import Batches, Faults, HashEmbedder, LoopbackLLM
+from testnuc.testing import Faults, HashEmbedder
 from tests.cli.in_process import run_here
 from tests.conftest import LABELS, confident, messages
 from tests.testing.loopback_client import until
@@ -57,7 +58,7 @@ def left_behind(tmp_path, model):
 @pytest.mark.slow
 def test_a_run_is_gone_on_with(left_behind, model):
     faults = Faults(schedule=["500"])
-    with LoopbackLLM(confident, batches=Batches(polls=60), faults=faults, api_key=None) as llm:
+    with BatchLLM(confident, batches=Batches(polls=60), faults=faults, api_key=None) as llm:
         path = left_behind(llm)
         code, out, _ = run_here("batch", "list", path)
         assert code == 0
@@ -95,7 +96,7 @@ def test_a_run_is_gone_on_with(left_behind, model):
 
 
 def test_batches_are_cancelled_and_what_they_have_is_kept(left_behind):
-    with LoopbackLLM(confident, batches=Batches(polls=1_000, answered=0.5)) as llm:
+    with BatchLLM(confident, batches=Batches(polls=1_000, answered=0.5)) as llm:
         path = left_behind(llm)
         code, _, err = run_here("batch", "cancel", path)
         assert code == 2
@@ -114,7 +115,7 @@ def test_batches_are_cancelled_and_what_they_have_is_kept(left_behind):
 
 
 def test_one_batch_that_cannot_be_cancelled_does_not_keep_the_others(left_behind):
-    with LoopbackLLM(confident, batches=Batches(polls=1_000, answered=0.5)) as llm:
+    with BatchLLM(confident, batches=Batches(polls=1_000, answered=0.5)) as llm:
         path = left_behind(llm)
         # one that the provider does not know, and it is the first
         with sqlite3.connect(path) as file:
@@ -133,7 +134,7 @@ def test_errors(left_behind, tmp_path):
     code, _, err = run_here("batch", "list", tmp_path / "none.db")
     assert code == 2
     assert "there is no store" in err
-    with LoopbackLLM(confident, batches=Batches(polls=1_000), api_key="k") as llm:
+    with BatchLLM(confident, batches=Batches(polls=1_000), api_key="k") as llm:
         path = left_behind(llm)
         code, _, err = run_here("batch", "resume", path, "zz")
         assert code == 2
@@ -152,7 +153,7 @@ def test_a_file_is_labeled_in_the_batch_lane(tmp_path):
     source, target = tmp_path / "in.txt", tmp_path / "out.jsonl"
     source.write_text("\n".join(TEXTS) + "\n")
     batches = Batches(outcomes=["expired"], answered=0.5)
-    with LoopbackLLM(confident, batches=batches) as llm:
+    with BatchLLM(confident, batches=batches) as llm:
         flags = ["--labels", ",".join(LABELS), "--model", "openai/test", "--policy", "weighted"]
         flags += ["--base-url", llm.base_url, "--output", target, "--lane"]
         code, _, err = run_here("classify", source, *flags, "batch")
@@ -196,7 +197,7 @@ def test_ctrl_c_prints_how_to_resume(tmp_path, monkeypatch):
     [{"model": None}, {"provider": [1]}, {"base_url": {}}, {"labels": 5}, {"confidence": []}],
 )
 def test_a_batch_with_malformed_facts_is_damaged(left_behind, change):
-    with LoopbackLLM(confident, batches=Batches(polls=60), api_key=None) as llm:
+    with BatchLLM(confident, batches=Batches(polls=60), api_key=None) as llm:
         path = left_behind(llm)
         with closing(sqlite3.connect(path)) as store:
             rows = store.execute("SELECT id, facts FROM batches").fetchall()

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import testnuc
-from testnuc.testing import HashEmbedder, LoopbackLLM
+from bench._batch_api import BatchLLM
+from testnuc.testing import HashEmbedder
 from tests.conftest import LABELS, confident, messages
 
 DOCS = (Path(__file__).parents[2] / "docs" / "batch.md").read_text(encoding="utf-8")
@@ -22,7 +23,7 @@ async def test_the_example_runs(monkeypatch, tmp_path):
     for block in re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL):
         exec(compile(block, "batch.md", "exec"), names)
     monkeypatch.setenv("OPENAI_API_KEY", "key")
-    async with LoopbackLLM(confident) as llm:
+    async with BatchLLM(confident) as llm:
         results = await names["label"](messages(250), llm.base_url)
         assert (llm.calls, llm.batches, len(results.errors)) == (25, 1, 0)
     assert names["policy"].rest == "live"

@@ -21,8 +21,8 @@ import pytest
 
 import testnuc
 from bench.__main__ import benchmarks
+from bench._batch_api import BatchLLM
 from testnuc import embedders
-from testnuc.testing import LoopbackLLM
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
@@ -183,7 +183,7 @@ async def test_the_tutorial_from_its_first_to_its_last_step(own_embedder, monkey
     Path("labels.json").write_text(blocks[0].text)
     commands = [line.removeprefix("$ ") for block in blocks[1:] for line in block.text.splitlines()]
     printed = {}
-    async with LoopbackLLM(said) as llm:
+    async with BatchLLM(said) as llm:
         monkeypatch.setenv("OPENAI_BASE_URL", llm.base_url)
         monkeypatch.setenv("OPENAI_API_KEY", "key")
         environment = dict(os.environ)
@@ -226,7 +226,7 @@ async def test_python_runs(page, own_embedder, monkeypatch, tmp_path, database):
         # a server of one's own has no price
         "Budget(usd=": "Budget(calls=",
     }
-    async with LoopbackLLM(said) as llm:
+    async with BatchLLM(said) as llm:
         for provider in ("OPENAI", "ANTHROPIC"):
             monkeypatch.setenv(f"{provider}_BASE_URL", llm.base_url)
             monkeypatch.setenv(f"{provider}_API_KEY", "key")

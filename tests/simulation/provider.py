@@ -12,9 +12,9 @@ import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
+from bench._batch_api import Batches, BatchServer
 from testnuc.prompts import samples_in, user_prompt
 from testnuc.testing.answers import Content, compose
-from testnuc.testing.batch_api import Batches, BatchServer
 from testnuc.testing.formats import OPENAI, Tokens
 from testnuc.testing.server import HTTPRequest, Response
 from testnuc.transport.connections import HTTPAnswer

@@ -61,11 +61,6 @@ async def test_messages(session):
         assert (body["type"], body["stop_reason"]) == ("message", "end_turn")
         assert json.loads(body["content"][0]["text"]) == {"label": "x", "confidence": 0.5}
         assert body["usage"]["input_tokens"] == llm.input_tokens > 0
-        tools = [{"name": "answer", "input_schema": SCHEMA}]
-        choice = {"type": "tool", "name": "answer"}
-        _, body = await ask_anthropic(session, llm, "a", tools=tools, tool_choice=choice)
-        assert body["stop_reason"] == "tool_use"
-        assert body["content"][0]["input"] == {"label": "x", "confidence": 0.5}
 
 
 async def test_an_unknown_text_is_named(session):

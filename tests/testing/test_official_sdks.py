@@ -12,7 +12,8 @@ import orjson
 import pytest
 from pydantic import BaseModel
 
-from testnuc.testing import Batches, Faults, LoopbackLLM
+from bench._batch_api import Batches, BatchLLM
+from testnuc.testing import Faults, LoopbackLLM
 from tests.testing.loopback_client import FORMAT, SCHEMA, chat, message
 
 # the SDKs alone take seconds to import
@@ -130,16 +131,6 @@ async def test_anthropic_reads_structured_output():
         assert parsed.parsed_output == Label(label="refund", confidence=0.75)
 
 
-async def test_anthropic_reads_a_forced_tool():
-    tool = {"name": "answer", "input_schema": SCHEMA}
-    forced = {"type": "tool", "name": "answer"}
-    async with LoopbackLLM(GOLD) as llm, anthropic_sdk(llm) as client:
-        said = await client.messages.create(**message(TEXTS[0]), tools=[tool], tool_choice=forced)
-        (block,) = said.content
-        assert (said.stop_reason, block.type, block.name) == ("tool_use", "tool_use", "answer")
-        assert block.input == {"label": "delivery", "confidence": 0.9}
-
-
 async def test_what_is_cut_or_refused_is_read_as_such():
     faults = Faults(schedule=["length", "refusal", "length", "refusal"], kinds=["length"])
     async with LoopbackLLM(GOLD, faults=faults) as llm:
@@ -226,7 +217,7 @@ def batch_file():
 
 async def test_openai_runs_a_batch():
     batches = Batches(validation=1, polls=1)
-    async with LoopbackLLM(GOLD, batches=batches) as llm, openai_sdk(llm) as client:
+    async with BatchLLM(GOLD, batches=batches) as llm, openai_sdk(llm) as client:
         file = await client.files.create(file=("in.jsonl", batch_file()), purpose="batch")
         assert (file.purpose, file.object) == ("batch", "file")
         batch = await client.batches.create(
@@ -250,7 +241,7 @@ async def test_openai_runs_a_batch():
 
 
 async def test_openai_cancels_a_batch():
-    async with LoopbackLLM(GOLD, batches=Batches(polls=9)) as llm, openai_sdk(llm) as client:
+    async with BatchLLM(GOLD, batches=Batches(polls=9)) as llm, openai_sdk(llm) as client:
         file = await client.files.create(file=("in.jsonl", batch_file()), purpose="batch")
         batch = await client.batches.create(
             input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
@@ -264,7 +255,7 @@ async def test_openai_cancels_a_batch():
 async def test_anthropic_runs_a_batch():
     requests = [{"custom_id": f"t{i}", "params": message(text)} for i, text in enumerate(TEXTS)]
     async with (
-        LoopbackLLM(GOLD, batches=Batches(polls=1)) as llm,
+        BatchLLM(GOLD, batches=Batches(polls=1)) as llm,
         anthropic_sdk(llm) as client,
     ):
         jobs = client.messages.batches
@@ -285,7 +276,7 @@ async def test_anthropic_runs_a_batch():
 async def test_anthropic_cancels_a_batch():
     requests = [{"custom_id": "t", "params": message(TEXTS[0])}]
     async with (
-        LoopbackLLM(GOLD, batches=Batches(polls=9)) as llm,
+        BatchLLM(GOLD, batches=Batches(polls=9)) as llm,
         anthropic_sdk(llm) as client,
     ):
         batch = await client.messages.batches.create(requests=requests)

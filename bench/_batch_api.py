@@ -1,4 +1,4 @@
-"""The batch APIs of a test server: OpenAI's files and batches, Anthropic's message batches."""
+"""A test server with batch APIs: OpenAI's files and batches, Anthropic's message batches."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any, Final
 import orjson
 
 from testnuc.errors import InvalidInputError
+from testnuc.testing import LoopbackLLM
 from testnuc.testing.formats import ANTHROPIC, OPENAI, ErrorResponse, WireFormat, count_tokens
 from testnuc.testing.server import HTTPRequest, Response, json_response
 
@@ -32,7 +33,7 @@ BATCH_OUTCOMES: Final = ("expired", "cancelled", "failed")
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """Options of the batch APIs of `LoopbackLLM`.
+    """Options of the batch APIs of `BatchLLM`.
 
     A batch advances one step per poll, so tests do not wait for real time. The server's `Faults`
     apply to the requests of a batch, except for connection faults; each retry draws a new fault.
@@ -190,6 +191,45 @@ class _Batch:
         (self.output if kind == "succeeded" else self.errors).append(orjson.dumps(result))
 
 
+class BatchLLM(LoopbackLLM):
+    """A `LoopbackLLM` with the batch APIs of both providers.
+
+    Parameters
+    ----------
+    answer : mapping or callable
+    batches : Batches, optional
+        Duration, outcomes and faults of batches.
+    **options
+        Options of `LoopbackLLM`.
+    """
+
+    def __init__(self, answer: Any, *, batches: Batches | None = None, **options: Any) -> None:
+        #: The provider's side of batch jobs; tests may change its files, batches and options.
+        self.batch_server = BatchServer(batches or Batches(), self._check_key, self._item)
+        super().__init__(answer, **options)
+
+    def reset(self) -> None:
+        """Reset the server, and delete all batches."""
+        super().reset()
+        self.batch_server.reset()
+
+    @property
+    def batches(self) -> int:
+        """Number of batches created."""
+        return len(self.batch_server.batches)
+
+    def respond(self, call: HTTPRequest) -> Response:
+        """Return the response to a request."""
+        return self.batch_server.respond(call) or super().respond(call)
+
+    def _item(self, wire: WireFormat, call: HTTPRequest) -> Response:
+        self.requests += 1
+        try:
+            return self._answer(wire, call, live=False)
+        except ErrorResponse as error:
+            return error.response(wire)
+
+
 class BatchServer:
     """Serves both batch APIs: creates batches, advances them per poll, returns their results."""
 
@@ -211,7 +251,7 @@ class BatchServer:
         self.downloads = 0
         self._uploads = 0
         self._refused = 0
-        self._random = random.Random(7)  # noqa: S311 - not a secret
+        self._random = random.Random(7)
 
     def respond(self, call: HTTPRequest) -> Response | None:
         """Return the response of a batch API; None if the path belongs to neither."""
