@@ -1,12 +1,12 @@
 """Nearest-neighbor search by cosine: exact for small pools, a usearch HNSW graph for larger ones.
 
-`NearestVectors` indexes vectors by row number; pools map rows to texts. Its files can be mapped by
-several processes at the same time, because written rows never change.
+`NearestVectors` indexes vectors by row number; pools map rows to texts. The file of a saved graph
+can be mapped by several processes at the same time, because it never changes.
 """
 
 from __future__ import annotations
 
-from testnuc.index.files import DamagedIndexError, SavedIndex
+from testnuc.index.graph import DamagedIndexError, Graph, SavedGraph
 from testnuc.index.matching import SCORE_SLACK, check_dim, empty_matches, ranks_of, scanned
 from testnuc.index.nearest import EXACT_BELOW, NearestVectors
 
@@ -14,8 +14,9 @@ __all__ = [
     "EXACT_BELOW",
     "SCORE_SLACK",
     "DamagedIndexError",
+    "Graph",
     "NearestVectors",
-    "SavedIndex",
+    "SavedGraph",
     "check_dim",
     "empty_matches",
     "ranks_of",

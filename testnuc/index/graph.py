@@ -1,30 +1,75 @@
-"""The usearch HNSW graph of an index."""
+"""The usearch HNSW graph of an index, in memory or mapped from a file that never changes."""
 
 from __future__ import annotations
 
 import os
+import re
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import numpy as np
 
-from testnuc.index.files import checksum_of_file
-
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from testnuc._base.arrays import Float16s, Int64s
 
-
+_FORMAT = 2
+#: Names that `Graph.save` gives to files.
+_NAME = re.compile(r"graph\.[0-9a-f]+")
 _CONNECTIVITY = 16
 _EXPANSION_ADD = 128
 #: Rows inserted by a single thread: concurrent insertions into an empty graph do not see each
 #: other's vectors and can leave some unreachable.
 _SINGLE_THREADED = 1_024
-#: Bytes per write.
+#: Bytes per read and write.
 _BLOCK = 1 << 24
 #: Recall@10 on clustered unit vectors is 0.99 with expansion_search=64 up to this size, and needs
 #: 128 above.
 _WIDER_ABOVE = 100_000
+
+
+class DamagedIndexError(Exception):
+    """The file of a graph is missing or damaged; the graph must be rebuilt."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedGraph:
+    """The file of a graph, as its pool records it."""
+
+    dim: int
+    #: Rows that the graph covers.
+    rows: int
+    #: Name in the folder.
+    file: str
+    #: CRC-32 of the file.
+    crc: int
+    #: Version of the record.
+    form: int = _FORMAT
+
+    def facts(self) -> dict[str, Any]:
+        """Return the fields as plain values, for `of`."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> SavedGraph:
+        """Return the record with these fields; refuses those of another version."""
+        if facts.get("form") == 1 and "graph" in facts:
+            # version 1 also saved vectors and their ranks, which the store has
+            names = {"dim": "dim", "rows": "graph_rows", "file": "graph", "crc": "graph_crc"}
+            facts = {name: facts.get(old) for name, old in names.items()} | {"form": _FORMAT}
+        if facts.get("form") != _FORMAT or set(facts) != {field.name for field in fields(cls)}:
+            raise DamagedIndexError("the index was saved by another version")
+        # a store from elsewhere must not name other files: they are read, and deleted
+        if not isinstance(facts["file"], str) or not _NAME.fullmatch(facts["file"]):
+            raise DamagedIndexError("the index names files outside of its folder")
+        if not all(
+            type(facts[name]) is int and facts[name] >= 0 for name in ("dim", "rows", "crc")
+        ):
+            raise DamagedIndexError("the record of the index is damaged")
+        return cls(**facts)
 
 
 class Graph:
@@ -42,17 +87,21 @@ class Graph:
         return len(self._index)
 
     @classmethod
-    def map(cls, path: Path, dim: int, rows: int, crc: int) -> Graph:
-        """Memory-map a saved graph; OSError, RuntimeError, ValueError: no such graph."""
-        # usearch can crash the process on a damaged graph
-        if checksum_of_file(path) != crc:
-            raise ValueError(f"checksum mismatch in {path}")
-        graph = cls(dim)
-        graph._index.view(os.fspath(path), progress=_yielding)
-        if graph._index.ndim != dim or len(graph) > rows:
-            raise ValueError(f"{path} is another graph")
+    def map(cls, folder: Path, saved: SavedGraph) -> Graph:
+        """Memory-map a saved graph; raises `DamagedIndexError`."""
+        path = folder / saved.file
+        graph = cls(saved.dim)
+        try:
+            # usearch can crash the process on a damaged graph
+            if _checksum(path) != saved.crc:
+                raise DamagedIndexError(f"checksum mismatch in {path}")
+            graph._index.view(os.fspath(path), progress=_yielding)
+        except (OSError, RuntimeError, ValueError) as exc:
+            raise DamagedIndexError(str(exc)) from exc
+        if graph._index.ndim != saved.dim or len(graph) > saved.rows:
+            raise DamagedIndexError(f"{path} is another graph")
         graph.mapped = path
-        graph.rows = rows
+        graph.rows = saved.rows
         graph._widen()
         return graph
 
@@ -62,7 +111,7 @@ class Graph:
         graph = Graph(self._dim)
         try:
             # warms the page cache: usearch holds the GIL while it reads vectors
-            checksum_of_file(self.mapped)
+            _checksum(self.mapped)
             graph._index.load(os.fspath(self.mapped), progress=_yielding)
         except (OSError, RuntimeError):
             # another process has replaced the file; the mapping is still valid
@@ -71,17 +120,19 @@ class Graph:
         graph._widen()
         return graph
 
-    def save(self, path: Path) -> None:
+    def save(self, folder: Path) -> SavedGraph:
         """Write the graph to a new file and fsync it.
 
         The graph is first serialized in memory, which doubles its memory for a moment: usearch
         holds the GIL while it writes, and a slow disk would block the event loop for seconds.
         """
         content = memoryview(self._index.save(None, progress=_yielding))
+        path = folder / f"graph.{os.urandom(6).hex()}"
         with path.open("xb", buffering=0) as file:
             while content:
                 content = content[file.write(content[:_BLOCK]) :]
             os.fsync(file.fileno())
+        return SavedGraph(self._dim, self.rows, path.name, _checksum(path))
 
     def insert(self, rows: Int64s, vectors: Float16s, end: int) -> None:
         """Insert rows and their vectors, float16[n, dim]; the graph now covers rows below `end`."""
@@ -134,6 +185,15 @@ class Graph:
         # not saved with the graph
         if self.rows > _WIDER_ABOVE:
             self._index.expansion_search = 128
+
+
+def _checksum(path: Path) -> int:
+    """Return the CRC-32 of a file."""
+    found = 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            found = crc32(block, found)
+    return found
 
 
 # usearch holds the GIL for seconds while it reads or writes a large file; a progress callback lets

@@ -9,27 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from testnuc.errors import EmbeddingError, InvalidInputError
-from testnuc.index.files import (
-    DamagedIndexError,
-    FileRows,
-    MemoryRows,
-    SavedIndex,
-    checksum_of_file,
-    checksum_of_rows,
-    copy_rows,
-    map_rows,
-)
 from testnuc.index.graph import Graph
 from testnuc.index.matching import exact_candidates
 
 if TYPE_CHECKING:
-    from pathlib import Path
-    from typing import Self
+    from typing import Any
 
     from numpy.typing import NDArray
 
-    from testnuc._base.arrays import Float16s, Float32s, Int64s
-    from testnuc.index.files import RowArray
+    from testnuc._base.arrays import Array, Float16s, Float32s, Int64s
 
 #: Below this many vectors a matrix product is as fast as the graph, and exact.
 EXACT_BELOW = 5_000
@@ -45,6 +33,28 @@ _QUERY_CHUNK = 256
 _ROW_CHUNK = 8_192
 #: Candidates fetched from the graph beyond k, so that re-scoring can change their order.
 _EXTRA = 8
+#: Capacity of the first array of rows.
+_MIN_ROWS = 1_024
+
+
+class RowArray:
+    """Append-only rows, each of this shape: [capacity, ..] in `array`, of which written ones count.
+
+    A full array is replaced by a larger one; references to it stay valid.
+    """
+
+    def __init__(self, dtype: Any, shape: tuple[int, ...]) -> None:
+        self.array: Array = np.empty((0, *shape), dtype=dtype)
+
+    def write(self, start: int, rows: Array) -> None:
+        """Write rows at `start`."""
+        end = start + len(rows)
+        if end > len(self.array):
+            capacity = max(end, len(self.array) * 2, _MIN_ROWS)
+            grown = np.empty((capacity, *self.array.shape[1:]), dtype=self.array.dtype)
+            grown[:start] = self.array[:start]
+            self.array = grown
+        self.array[start:end] = rows
 
 
 class FairLock:
@@ -73,11 +83,13 @@ class NearestVectors:
     bit-identical whichever search found them. Equal similarities are ordered by `ranks`. Rows that
     are not in the graph yet are searched exactly.
 
-    Thread safety: one thread may add, remove and save while another searches. An addition holds the
-    lock for one chunk at a time.
+    Thread safety: one thread may add and remove, or save the graph, while another searches. An
+    addition holds the lock for one chunk at a time. A saved `graph` waits for its rows to be added.
     """
 
-    def __init__(self, dim: int, *, exact_below: int = EXACT_BELOW) -> None:
+    def __init__(
+        self, dim: int, *, exact_below: int = EXACT_BELOW, graph: Graph | None = None
+    ) -> None:
         if dim < 1:
             raise InvalidInputError(f"dim is {dim}; give at least 1")
         self.dim = dim
@@ -85,14 +97,14 @@ class NearestVectors:
         self._chunk = _ADD_CHUNK * (os.cpu_count() or 1)
         self._lock = FairLock()
         self._size = 0
-        self._vectors: RowArray = MemoryRows(np.float16, (dim,))
-        self._ranks: RowArray = MemoryRows(np.uint64, ())
-        self._alive = MemoryRows(np.bool_, ())
+        self._vectors = RowArray(np.float16, (dim,))
+        self._ranks = RowArray(np.uint64, ())
+        self._alive = RowArray(np.bool_, ())
         # the rows outside the graph as float32, cached for the matrix product
         self._single = np.empty((0, dim), dtype=np.float32)
-        self.graph: Graph | None = None
+        self.graph = graph
         #: Whether searches use the graph, which may still be under construction.
-        self._by_graph = False
+        self._by_graph = graph is not None
 
     def __len__(self) -> int:
         """Return the number of rows ever added, including removed ones."""
@@ -136,11 +148,6 @@ class NearestVectors:
     def vectors(self, rows: Int64s) -> Float16s:
         """Return the stored vectors of rows, float16[n, dim]."""
         found: Float16s = self._vectors.array[rows]
-        return found
-
-    def ranks(self, rows: Int64s) -> NDArray[np.uint64]:
-        """Return the ranks of rows, uint64[n]."""
-        found: NDArray[np.uint64] = self._ranks.array[rows]
         return found
 
     def search(
@@ -192,100 +199,10 @@ class NearestVectors:
             similarities[part, : best.shape[1]] = np.where(best >= 0, best_scores, np.float32(0))
         return rows, similarities
 
-    @classmethod
-    def open(cls, folder: Path, saved: SavedIndex, *, exact_below: int = EXACT_BELOW) -> Self:
-        """Memory-map a saved index; removals are not saved and must be applied again.
-
-        `DamagedIndexError`: a file is missing or damaged.
-        """
-        index = cls(saved.dim, exact_below=exact_below)
-        try:
-            index._vectors, index._ranks = map_rows(folder, saved)
-        except OSError as exc:
-            raise DamagedIndexError(str(exc)) from exc
-        if saved.graph is not None:
-            path = folder / saved.graph
-            try:
-                index.graph = Graph.map(path, saved.dim, saved.graph_rows, saved.graph_crc)
-            except (OSError, RuntimeError, ValueError) as exc:
-                index.close()
-                raise DamagedIndexError(str(exc)) from exc
-            index._by_graph = True
-        index._alive.write(0, np.ones(saved.rows, dtype=np.bool_))
-        index._size = saved.rows
-        return index
-
-    def save(self, folder: Path, before: SavedIndex | None) -> SavedIndex:
-        """Write unsaved rows and the graph to files; from then on, vectors are read from there.
-
-        `before` is the latest save of the same rows, by this process or another. The new one may
-        share files with it; its graph file is not deleted. `OSError`: the disk is full or
-        read-only; `before` stays valid.
-        """
-        if before is not None and before.rows > self._size:
-            return before
-        if before is not None and not all((folder / name).is_file() for name in before.files()):
-            before = None
-        vectors, ranks = self._move_to_files(folder, before)
-        vectors.sync()
-        ranks.sync()
-        known, vectors_crc, ranks_crc, graph, rows, crc = 0, 0, 0, None, 0, 0
-        if before is not None:
-            known, vectors_crc, ranks_crc = before.rows, before.vectors_crc, before.ranks_crc
-            graph, rows, crc = before.graph, before.graph_rows, before.graph_crc
-        if self.graph is not None and self.graph.mapped is None and self.graph.rows > rows:
-            path = folder / f"graph.{os.urandom(6).hex()}"
-            self.graph.save(path)
-            graph, rows, crc = path.name, self.graph.rows, checksum_of_file(path)
-        return SavedIndex(
-            dim=self.dim,
-            rows=self._size,
-            vectors=vectors.path.name,
-            ranks=ranks.path.name,
-            vectors_crc=checksum_of_rows(vectors.array[known : self._size], vectors_crc),
-            ranks_crc=checksum_of_rows(ranks.array[known : self._size], ranks_crc),
-            graph=graph,
-            graph_rows=rows,
-            graph_crc=crc,
-        )
-
-    def _move_to_files(self, folder: Path, before: SavedIndex | None) -> tuple[FileRows, FileRows]:
-        """Return files that contain all rows; reuses the files of `before`."""
-        vectors, ranks = self._vectors, self._ranks
-        if (
-            isinstance(vectors, FileRows)
-            and isinstance(ranks, FileRows)
-            and (before is None or before.vectors == vectors.path.name)
-        ):
-            return vectors, ranks
-        moved = copy_rows(folder, before, vectors, ranks, self._size)
-        self.close()
-        with self._lock:
-            self._vectors, self._ranks = moved
-        return moved
-
-    def _move_to_memory(self) -> None:
-        vectors, ranks = MemoryRows(np.float16, (self.dim,)), MemoryRows(np.uint64, ())
-        vectors.write(0, self._vectors.array[: self._size])
-        ranks.write(0, self._ranks.array[: self._size])
-        self.close()
-        self._vectors, self._ranks = vectors, ranks
-
-    def close(self) -> None:
-        """Close the files; running searches are not affected."""
-        self._vectors.close()
-        self._ranks.close()
-
     def _append(self, vectors: Float16s, ranks: NDArray[np.uint64]) -> None:
         start, size = self._size, self._size + len(vectors)
-        try:
-            self._vectors.write(start, vectors)
-            self._ranks.write(start, ranks)
-        except OSError:
-            # the disk is full
-            self._move_to_memory()
-            self._vectors.write(start, vectors)
-            self._ranks.write(start, ranks)
+        self._vectors.write(start, vectors)
+        self._ranks.write(start, ranks)
         self._alive.write(start, np.ones(len(vectors), dtype=np.bool_))
         self._size = size
 

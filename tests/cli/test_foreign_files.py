@@ -9,8 +9,9 @@ from contextlib import closing
 import orjson
 import pytest
 
+from bench._batch_api import Batches, BatchLLM
 from testnuc.cli.settings import _is_here
-from testnuc.testing import Batches, LoopbackLLM
+from testnuc.testing import LoopbackLLM
 from tests.cli.in_process import run_here
 from tests.conftest import LABELS, confident, messages
 
@@ -160,7 +161,7 @@ def test_which_addresses_are_of_this_machine(url, here):
 def test_a_store_does_not_say_where_the_key_goes(folder, command):
     """A batch at another server is asked for only where the user names the server."""
     polls = Batches(polls=1_000)
-    with LoopbackLLM(confident, batches=polls) as llm, LoopbackLLM(confident) as foreign:
+    with BatchLLM(confident, batches=polls) as llm, LoopbackLLM(confident) as foreign:
         store = folder / "store.db"
         left_behind(llm, store)
         address = move(store, "http://models.example/v1")
@@ -205,12 +206,11 @@ def move(store, address):
     return address
 
 
-def test_an_index_names_only_files_of_its_folder(folder):
-    from testnuc.index import DamagedIndexError, SavedIndex
+def test_an_index_names_only_a_file_of_its_folder():
+    from testnuc.index import DamagedIndexError, SavedGraph
 
-    made = SavedIndex(8, 0, "vectors.0a", "ranks.0a", 0, 0, "graph.0a").facts()
-    assert SavedIndex.of(made).files() == {"vectors.0a", "ranks.0a", "graph.0a"}
-    for name in ("../vectors.0a", "/etc/passwd", "..", "graph.0a/../../x", "other", 5):
-        for field in ("vectors", "ranks", "graph"):
-            with pytest.raises(DamagedIndexError, match="names files outside of its folder"):
-                SavedIndex.of({**made, field: name})
+    made = SavedGraph(dim=8, rows=0, file="graph.0a", crc=0).facts()
+    assert SavedGraph.of(made).file == "graph.0a"
+    for name in ("../graph.0a", "/etc/passwd", "..", "graph.0a/../../x", "other", 5):
+        with pytest.raises(DamagedIndexError, match="names files outside of its folder"):
+            SavedGraph.of({**made, "file": name})

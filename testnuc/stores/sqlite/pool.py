@@ -1,7 +1,7 @@
-"""The pool of the SQLite store: texts in the database, vectors in memory-mapped files.
+"""The pool of the SQLite store: texts and vectors in the database, their graph in a mapped file.
 
-The database is the source of truth. The index files only avoid rebuilding the graph, which takes
-minutes; they are verified when opened, and rebuilt if damaged.
+The database is the source of truth. The file only avoids rebuilding the graph, which takes minutes;
+it is verified when opened, and rebuilt if damaged.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from testnuc.errors import StoreError
 from testnuc.index import (
     EXACT_BELOW,
     DamagedIndexError,
+    Graph,
     NearestVectors,
     check_dim,
     empty_matches,
@@ -39,16 +40,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from testnuc.index import SavedIndex
+    from testnuc.index import SavedGraph
     from testnuc.stores.sqlite.database import SqliteDatabase
 
 _log = logging.getLogger("testnuc.stores")
 
 #: Texts per transaction and per read; bounds how long others wait.
 _CHUNK = 2_000
-#: Rows compared between the index files and the database.
-_COMPARED = 64
-#: The index is saved after a quarter of its size in new rows, within these bounds.
+#: The graph is saved after a quarter of its size in new rows, within these bounds.
 _SAVE_EVERY = (20_000, 100_000)
 #: Least number of unsaved rows for a save on close.
 _SAVE_ON_CLOSE = 1_000
@@ -62,7 +61,7 @@ class SqlitePool:
 
     Several processes can add and search. Row numbers are equal in all processes, so a snapshot is
     valid in all of them. A search without a snapshot includes texts that other processes added.
-    With fewer vectors than `exact_below` the search is exact. `folder` has the index files.
+    With fewer vectors than `exact_below` the search is exact. `folder` has the file of the graph.
     """
 
     def __init__(
@@ -243,7 +242,7 @@ class SqlitePool:
         return found
 
     async def close(self) -> None:
-        """Save the index if needed, and stop the threads."""
+        """Save the graph if needed, and stop the threads."""
         if self._closed:
             return
         self._closed = True
@@ -275,7 +274,7 @@ class SqlitePool:
 class IndexSync:
     """Synchronizes a `NearestVectors` with a pool of the store.
 
-    `folder` has the index files and no others; pools smaller than `exact_below` are not saved. All
+    `folder` has files of graphs and no others; pools smaller than `exact_below` are not saved. All
     methods are called from one thread. Other threads read attributes, which are replaced and never
     mutated.
     """
@@ -288,18 +287,18 @@ class IndexSync:
         self._folder = folder
         self._exact_below = exact_below
         self._connection: sqlite3.Connection | None = None
-        self._saved: SavedIndex | None = None
-        #: The saved record whose files proved to be damaged.
+        self._saved: SavedGraph | None = None
+        #: The saved record whose file proved to be damaged.
         self._damaged: str | None = None
         #: None while the pool has never had a text.
         self.nearest: NearestVectors | None = None
         #: Removals that were applied to `nearest`.
         self.removals = 0
-        #: Whether `load` found damaged files and rebuilt the index.
+        #: Whether `load` found a damaged file and rebuilt the graph.
         self.rebuilt = False
 
     def load(self) -> None:
-        """Open the saved index and catch up with the database."""
+        """Map the saved graph, and catch up with the database."""
         try:
             self._connection = self._database.connect()
             for _ in range(_ATTEMPTS):
@@ -307,12 +306,18 @@ class IndexSync:
                 if now is None or now.saved is None:
                     break
                 try:
-                    self.nearest, self._saved = self._opened(now)
+                    saved = now.graph()
+                    assert saved is not None
+                    graph = Graph.map(self._folder, saved)
+                    self.nearest = NearestVectors(
+                        now.dim, exact_below=self._exact_below, graph=graph
+                    )
+                    self._saved = saved
                     break
                 except DamagedIndexError as exc:
                     again = sql.state(self._connection, self._embedder)
                     if again is not None and again.saved != now.saved:
-                        # another process has saved meanwhile and deleted the old files
+                        # another process has saved meanwhile and deleted the old file
                         continue
                     _log.warning(
                         "the index in %s cannot be used (%s): rebuilding it from %d vectors",
@@ -337,7 +342,9 @@ class IndexSync:
             now = sql.state(self._connection, self._embedder)
             if now is None:
                 return
-            nearest = self.nearest or NearestVectors(now.dim, exact_below=self._exact_below)
+            nearest = self.nearest
+            if nearest is None:
+                nearest = NearestVectors(now.dim, exact_below=self._exact_below)
             while len(nearest) < now.size:
                 self._add_rows(nearest, now)
                 self.nearest = nearest
@@ -368,7 +375,7 @@ class IndexSync:
         nearest.add(vectors, ranks_of([text_hash for text_hash, _ in rows]))
 
     def close(self) -> None:
-        """Save the index if enough rows are unsaved, and close the connection."""
+        """Save the graph if enough rows are unsaved, and close the connection."""
         if self._connection is None:
             return
         try:
@@ -381,57 +388,43 @@ class IndexSync:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-        if self.nearest is not None:
-            self.nearest.close()
 
     def save(self) -> None:
-        """Save the index; a failure is logged and only makes the next opening slower."""
-        if self.nearest is None or len(self.nearest) < self._exact_below:
+        """Save the graph; a failure is logged and only makes the next opening slower."""
+        if not self._unsaved():
             return
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             for _ in range(_ATTEMPTS):
-                if self._try_to_save(self.nearest):
+                if self._try_to_save():
                     return
         except (OSError, sqlite3.Error, StoreError) as exc:
             _log.warning("the index in %s could not be saved: %s", self._folder, exc)
 
-    def _opened(self, now: sql.PoolState) -> tuple[NearestVectors, SavedIndex]:
-        assert self._connection is not None
-        saved = now.index()
-        assert saved is not None
-        nearest = NearestVectors.open(self._folder, saved, exact_below=self._exact_below)
-        # the files may belong to another copy of the store whose content diverged
-        some = np.unique(np.linspace(0, saved.rows - 1, _COMPARED).astype(np.int64))
-        texts = sql.texts_of(self._connection, now, some.tolist())
-        ranks = ranks_of([texts[i].hash for i in some.tolist() if i in texts])
-        if not np.array_equal(nearest.ranks(some), ranks):
-            nearest.close()
-            raise DamagedIndexError("its texts differ from those of the store")
-        return nearest, saved
-
     def _unsaved(self) -> int:
-        """Return the number of rows that the next opening would have to add again."""
+        """Return the number of rows that the next opening would have to insert into the graph."""
         if self.nearest is None or len(self.nearest) < self._exact_below:
             return 0
-        unsaved, unsaved_graph = len(self.nearest), self.nearest.graph_rows
-        if self._saved is not None:
-            unsaved -= self._saved.rows
-            unsaved_graph -= self._saved.graph_rows
-        return max(unsaved, unsaved_graph)
+        return self.nearest.graph_rows - (0 if self._saved is None else self._saved.rows)
 
-    def _try_to_save(self, nearest: NearestVectors) -> bool:
+    def _try_to_save(self) -> bool:
         assert self._connection is not None
+        assert self.nearest is not None
+        assert self.nearest.graph is not None
         now = sql.state(self._connection, self._embedder)
         assert now is not None
         before = None
-        if now.saved != self._damaged:
-            with contextlib.suppress(DamagedIndexError):
-                before = now.index()
-        saved = nearest.save(self._folder, before)
-        if saved == before:
-            self._saved = saved
+        with contextlib.suppress(DamagedIndexError):
+            before = now.graph()
+        if (
+            before is not None
+            and before.rows >= self.nearest.graph_rows
+            and now.saved != self._damaged
+            and (self._folder / before.file).is_file()
+        ):
+            self._saved = before
             return True
+        saved = self.nearest.graph.save(self._folder)
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             won = self._connection.execute(
@@ -440,24 +433,22 @@ class IndexSync:
             ).rowcount
         finally:
             self._connection.execute("COMMIT")
-        old = before.files() if before is not None else set()
         if not won:
-            # another process has saved first: share its files
-            self._delete(saved.files() - old)
+            # another process has saved first
+            self._delete({saved.file})
             return False
-        # the reference to the old files must leave the disk before the files do
+        # the reference to the old file must leave the disk before the file does
         self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-        self._delete(old - saved.files())
-        self._delete(self._orphans(saved))
+        self._delete(self._orphans(saved) | (set() if before is None else {before.file}))
         self._saved = saved
         return True
 
-    def _orphans(self, saved: SavedIndex) -> set[str]:
-        used, oldest = saved.files(), time.time() - _ORPHAN_AGE
+    def _orphans(self, saved: SavedGraph) -> set[str]:
+        oldest = time.time() - _ORPHAN_AGE
         return {
             path.name
             for path in self._folder.iterdir()
-            if path.name not in used and path.stat().st_mtime < oldest
+            if path.name != saved.file and path.stat().st_mtime < oldest
         }
 
     def _delete(self, names: set[str]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
-from testnuc.index import DamagedIndexError, SavedIndex
+from testnuc.index import DamagedIndexError, SavedGraph
 from testnuc.protocols import PoolText
 from testnuc.stores.sql_store import DamagedRowError, check_vectors
 from testnuc.stores.sqlite.schema import POOL_SHIFT
@@ -36,7 +36,7 @@ class PoolState:
     size: int
     #: Texts removed so far.
     removals: int
-    #: JSON of the latest saved index.
+    #: JSON of the latest saved graph.
     saved: str | None
 
     @property
@@ -44,15 +44,15 @@ class PoolState:
         """The ``pool.id`` of number 0."""
         return self.embedder << POOL_SHIFT
 
-    def index(self) -> SavedIndex | None:
-        """Return the saved index; raises `DamagedIndexError` if it cannot be used."""
+    def graph(self) -> SavedGraph | None:
+        """Return the saved graph; raises `DamagedIndexError` if it cannot be used."""
         if self.saved is None:
             return None
         try:
             facts = dict(orjson.loads(self.saved))
         except (TypeError, ValueError) as exc:
             raise DamagedIndexError("its record in the store is damaged") from exc
-        saved = SavedIndex.of(facts)
+        saved = SavedGraph.of(facts)
         if saved.dim != self.dim or saved.rows > self.size:
             raise DamagedIndexError("the index was saved from other content")
         return saved
