@@ -13,12 +13,12 @@ from testnuc.errors import StoreError
 from testnuc.index import SCORE_SLACK, NearestVectors, check_dim, empty_matches, ranks_of
 from testnuc.protocols import Matches, PoolText
 from testnuc.stores.postgres.schema import (
+    MAX_GRAPH_DIM,
     from_text,
     from_vectors,
     index_texts,
     to_text,
     to_vectors,
-    uses_bits,
 )
 from testnuc.stores.sql_store import DamagedRowError, damaged, rows_of
 
@@ -54,8 +54,6 @@ _Nearest = list[list[tuple[bytes, int, float]]]
 _EF_SEARCH, _MAX_EF_SEARCH = 160, 1_000
 #: Least ``hnsw.max_scan_tuples``; pgvector's default.
 _MAX_SCAN_TUPLES = 20_000
-#: Candidates per wanted text when the graph indexes signs only.
-_BIT_FACTOR = 20
 
 
 class PostgresPool:
@@ -162,7 +160,11 @@ class PostgresPool:
                 del parts
                 await _rank(matches, vectors, own, rows, pool)
             return matches
-        graph = limit >= self._exact_below and await self._graph(now, wait=not few)
+        graph = (
+            limit >= self._exact_below
+            and now.dim <= MAX_GRAPH_DIM
+            and await self._graph(now, wait=not few)
+        )
         step = _QUERY_CHUNK if graph else 1
         tasks = [
             asyncio.create_task(
@@ -297,7 +299,7 @@ class PostgresPool:
         return self._indexed
 
     async def _build(self, now: EmbedderRow) -> None:
-        build = partial(index_texts, number=now.id, dim=now.dim)
+        build = partial(index_texts, number=now.id)
         while not await self._database.run(build):  # noqa: ASYNC110 - another process builds it
             await asyncio.sleep(_POLL_INTERVAL)
         self._indexed = True
@@ -511,32 +513,24 @@ async def _nearest(
 
     Without the graph, each query is compared with every text. The graph is approximate, and may
     miss some: an iterative scan continues until enough rows pass the filter, or `max_scan_tuples`
-    is reached. Vectors with too many dimensions for a graph are searched by their signs and then
-    re-ranked.
+    is reached.
     """
-    pooled = f"FROM {embedder.texts} WHERE number IS NOT NULL AND number < $2"
     # without index scans, all rows are read and sorted
     settings = "SET LOCAL enable_indexscan = off"
     if graph:
-        wanted = count * _BIT_FACTOR if uses_bits(embedder.dim) else count
-        ef_search = min(max(_EF_SEARCH, 2 * wanted), _MAX_EF_SEARCH)
+        ef_search = min(max(_EF_SEARCH, 2 * count), _MAX_EF_SEARCH)
         settings = (
             # forces the graph: every other plan has to sort
             "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; "
             "SET LOCAL enable_sort = off; SET LOCAL hnsw.iterative_scan = relaxed_order; "
             f"SET LOCAL hnsw.ef_search = {ef_search}; "
-            f"SET LOCAL hnsw.max_scan_tuples = {max(_MAX_SCAN_TUPLES, 4 * wanted)}"
+            f"SET LOCAL hnsw.max_scan_tuples = {max(_MAX_SCAN_TUPLES, 4 * count)}"
         )
-        if uses_bits(embedder.dim):
-            signs = f"binary_quantize(%s)::bit({embedder.dim})"
-            order = f"{signs % 'vector'} <~> {signs % 'q.vector'}"
-            pooled = (
-                f"FROM (SELECT hash, number, vector {pooled} ORDER BY {order} LIMIT {wanted}) c"
-            )
     # the comment separates the cached plan of a scan, keyed by the statement, from the graph's
     select = (
         f"SELECT {'' if graph else '/* scan */'} hash, number, vector <#> q.vector AS distance "
-        f"{pooled} ORDER BY vector <#> q.vector LIMIT $3"
+        f"FROM {embedder.texts} WHERE number IS NOT NULL AND number < $2 "
+        "ORDER BY vector <#> q.vector LIMIT $3"
     )
     found: _Nearest = [[] for _ in queries]
     # SET LOCAL ends with the transaction; one round trip for all settings

@@ -33,7 +33,7 @@ _LOCK = 0x744E5543
 _MIN_PGVECTOR = (0, 8)
 #: Largest dimension of a halfvec, and of an HNSW index on halfvec.
 MAX_DIM = 16_000
-_MAX_GRAPH_DIM = 4_000
+MAX_GRAPH_DIM = 4_000
 #: Timeout for building an index, in seconds.
 _BUILD_TIMEOUT = 24 * 3600.0
 #: Escape character for NUL, which PostgreSQL cannot store in text.
@@ -216,12 +216,7 @@ async def create_texts(connection: Any, name: str, dim: int) -> None:
         )
 
 
-def uses_bits(dim: int) -> bool:
-    """Return whether the graph indexes only the signs of the components (binary quantization)."""
-    return dim > _MAX_GRAPH_DIM
-
-
-async def index_texts(connection: Any, number: int, dim: int) -> bool:
+async def index_texts(connection: Any, number: int) -> bool:
     """Build the graph of an embedder's pool if missing; False if another process is building it.
 
     Texts can be added during the build. The lock is tried, not awaited: a build waits for open
@@ -237,12 +232,9 @@ async def index_texts(connection: Any, number: int, dim: int) -> bool:
             await connection.execute("SET statement_timeout = 0")
             # an interrupted build leaves an invalid index
             await connection.execute(f"DROP INDEX IF EXISTS texts_{number}_graph")
-            column = f"(binary_quantize(vector)::bit({dim})) bit_hamming_ops"
-            if not uses_bits(dim):
-                column = "vector halfvec_ip_ops"
             await connection.execute(
                 f"CREATE INDEX CONCURRENTLY texts_{number}_graph ON texts_{number} "
-                f"USING hnsw ({column}) WHERE number IS NOT NULL",
+                "USING hnsw (vector halfvec_ip_ops) WHERE number IS NOT NULL",
                 timeout=_BUILD_TIMEOUT,
             )
         await connection.execute("RESET statement_timeout")
