@@ -9,6 +9,7 @@ encoding its request again gives another one.
 from __future__ import annotations
 
 import logging
+import os
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -45,7 +46,7 @@ from testnuc.providers._dialect import (
 from testnuc.providers._reasoning import LEAST
 from testnuc.providers._streams import joined
 from testnuc.transport.api_errors import as_error
-from testnuc.transport.endpoint import checked_headers, secrets_in
+from testnuc.transport.endpoint import Endpoint, checked_headers, secrets_in
 from testnuc.transport.keys import KeySource
 from testnuc.transport.redaction import without_key
 
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from testnuc.protocols import TokenUsage
-    from testnuc.transport.endpoint import Endpoint
 
 _log = logging.getLogger("testnuc.providers")
 
@@ -88,6 +88,13 @@ class _Prepared:
     suffix: bytes
     static_tokens: int
     output_tokens: int
+
+
+def endpoint_of(base_url: str | None, variable: str, default: str) -> tuple[Endpoint, str]:
+    """Return the address of a server, and what names it: an argument or environment variable."""
+    if base_url is None and os.environ.get(variable):
+        return Endpoint.parse(os.environ[variable], source=variable), variable
+    return Endpoint.parse(default if base_url is None else base_url, source="base_url"), "base_url"
 
 
 class HTTPProvider(ABC):
@@ -292,7 +299,10 @@ class HTTPProvider(ABC):
 
     @abstractmethod
     def parse(self, answer: dict[str, Any]) -> Message:
-        """Return the content of a 200 response; raises EmptyReplyError if it has none."""
+        """Return the content of a 200 response; raises `empty` if it has none.
+
+        Its ``id`` is a string or None.
+        """
 
     @abstractmethod
     def usage(self, answer: dict[str, Any]) -> TokenUsage | None:
@@ -322,11 +332,20 @@ class HTTPProvider(ABC):
             )
         if answer.get("error"):
             raise self._error_within(answer, body if stream is None else write_json(answer))
-        if isinstance(answer.get("id"), str):
-            answer["id"] = self.shown(printable(answer["id"][:_IDENTIFIER]))
-        message = self.parse(answer)
+        given = answer.get("id")
+        known = self.shown(printable(given[:_IDENTIFIER])) if isinstance(given, str) else None
+        message = self.parse({**answer, "id": known})
         # a stream that broke off
         return message if ended else replace(message, broken=True)
+
+    def empty(self, what: str, answer: dict[str, Any]) -> EmptyReplyError:
+        """Return the error of a 200 response without an answer."""
+        return EmptyReplyError(
+            f"{self._where}: the response has no {what}",
+            usage=self.usage(answer),
+            request_id=answer.get("id"),
+            status_code=200,
+        )
 
     def _error_within(self, answer: dict[str, Any], body: bytes) -> Exception:
         """Return the error that a 200 response holds; it is billed if the model wrote something."""

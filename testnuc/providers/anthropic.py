@@ -5,7 +5,6 @@ The clouds have the Messages API under a URL for each model.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,12 +15,12 @@ import orjson
 
 from testnuc._base.checks import checked_choice
 from testnuc._base.foreign import count
-from testnuc.errors import ConfigurationError, EmptyReplyError, InvalidInputError
+from testnuc.errors import ConfigurationError, InvalidInputError
 from testnuc.protocols import APIKey, Task, TokenUsage
 from testnuc.providers import _reasoning
 from testnuc.providers._answers import Body, Message, answer_schema, breaks_off, output_limit
 from testnuc.providers._dialect import Dialect, Structure
-from testnuc.providers._http import HTTPProvider
+from testnuc.providers._http import HTTPProvider, endpoint_of
 from testnuc.providers._streams import text_of
 from testnuc.transport.endpoint import Endpoint, missing_key
 from testnuc.transport.keys import key_of
@@ -138,10 +137,7 @@ class Anthropic(HTTPProvider):
             checked_choice("cache_ttl", cache_ttl, ("5m", "1h"))
         #: Of the prompt cache.
         self.cache_ttl = cache_ttl
-        source = "base_url"
-        if base_url is None and os.environ.get("ANTHROPIC_BASE_URL"):
-            base_url, source = os.environ["ANTHROPIC_BASE_URL"], "ANTHROPIC_BASE_URL"
-        endpoint = Endpoint.parse(_DEFAULT if base_url is None else base_url, source=source)
+        endpoint, _ = endpoint_of(base_url, "ANTHROPIC_BASE_URL", _DEFAULT)
         self._cloud = cloud = _cloud_of(endpoint, model) if isinstance(model, str) else None
         variable = "ANTHROPIC_API_KEY" if cloud is None else cloud.variable
         key = key_of(api_key, (variable,))
@@ -242,23 +238,16 @@ class Anthropic(HTTPProvider):
         answer : dict
             A message.
         """
-        usage = self.usage(answer)
-        request_id = answer["id"] if isinstance(answer.get("id"), str) else None
         reason, blocks = answer.get("stop_reason"), answer.get("content")
         if not isinstance(blocks, list):
-            raise EmptyReplyError(
-                f"{self._where}: the response has no content",
-                usage=usage,
-                request_id=request_id,
-                status_code=200,
-            )
+            raise self.empty("content", answer)
         texts = [b for b in blocks if isinstance(b, dict) and b.get("type") == "text"]
         truncated = reason in ("max_tokens", "model_context_window_exceeded")
         refused = reason == "refusal"
         return Message(
             text_of(texts),
-            usage,
-            request_id,
+            self.usage(answer),
+            answer.get("id"),
             "" if refused else None,
             truncated=truncated,
             broken=not (truncated or refused) and breaks_off(reason),

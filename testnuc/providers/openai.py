@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,7 +13,6 @@ import orjson
 from testnuc._base.foreign import count
 from testnuc.errors import (
     BadRequestError,
-    EmptyReplyError,
     InvalidInputError,
     ReplyError,
     UnknownModelError,
@@ -25,7 +23,7 @@ from testnuc.protocols import APIKey, Reply, Request, Task, TokenUsage
 from testnuc.providers import _reasoning, _responses
 from testnuc.providers._answers import Body, Message, answer_schema, breaks_off, output_limit
 from testnuc.providers._dialect import Dialect, Structure
-from testnuc.providers._http import HTTPProvider
+from testnuc.providers._http import HTTPProvider, endpoint_of
 from testnuc.providers._logprobs import TOP, with_logprobs, with_scores
 from testnuc.providers._streams import text_of
 from testnuc.transport.endpoint import Endpoint, checked_headers, missing_key
@@ -103,10 +101,7 @@ class OpenAI(HTTPProvider):
         responses: bool | None = None,
         trust_env: bool = False,
     ) -> None:
-        source = "base_url"
-        if base_url is None and os.environ.get("OPENAI_BASE_URL"):
-            base_url, source = os.environ["OPENAI_BASE_URL"], "OPENAI_BASE_URL"
-        endpoint = Endpoint.parse(_DEFAULT if base_url is None else base_url, source=source)
+        endpoint, source = endpoint_of(base_url, "OPENAI_BASE_URL", _DEFAULT)
         azure = endpoint.host.endswith(_AZURE)
         own = azure or endpoint.host == "api.openai.com"
         variable = "AZURE_OPENAI_API_KEY" if azure else "OPENAI_API_KEY"
@@ -274,10 +269,8 @@ class OpenAI(HTTPProvider):
         answer : dict
             A chat completion.
         """
-        request_id = answer["id"] if isinstance(answer.get("id"), str) else None
         if isinstance(answer.get("output"), list):
-            return self._parse_response(answer, request_id)
-        usage = self.usage(answer)
+            return self._parse_response(answer)
         choices = answer.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices else None
         message = choice.get("message") if isinstance(choice, dict) else None
@@ -285,12 +278,7 @@ class OpenAI(HTTPProvider):
         if finish == "content_filter":
             message = message or {}  # Azure sends none
         if not isinstance(choice, dict) or not isinstance(message, dict):
-            raise EmptyReplyError(
-                f"{self._where}: the response has no choices",
-                usage=usage,
-                request_id=request_id,
-                status_code=200,
-            )
+            raise self.empty("choices", answer)
         refusal = message.get("refusal")
         if not isinstance(refusal, str) or not refusal:
             refusal = "" if finish == "content_filter" else None
@@ -299,6 +287,7 @@ class OpenAI(HTTPProvider):
         # OpenRouter has the error of a server that died beside what it said
         broken = not truncated and (breaks_off(finish) or bool(choice.get("error")))
         logprobs = choice.get("logprobs")
+        usage, request_id = self.usage(answer), answer.get("id")
         return Message(content, usage, request_id, refusal, truncated, logprobs, broken)
 
     def usage(self, answer: dict[str, Any]) -> TokenUsage | None:
@@ -314,8 +303,7 @@ class OpenAI(HTTPProvider):
             names = ("prompt", "completion")
         return _usage(answer.get("usage"), answer.get("service_tier"), *names)
 
-    def _parse_response(self, answer: dict[str, Any], request_id: str | None) -> Message:
-        usage = self.usage(answer)
+    def _parse_response(self, answer: dict[str, Any]) -> Message:
         content, refusal, tokens = _responses.content(answer)
         details = answer.get("incomplete_details")
         reason = details.get("reason") if isinstance(details, dict) else None
@@ -325,6 +313,7 @@ class OpenAI(HTTPProvider):
         truncated = reason == "max_output_tokens" or status == "incomplete"
         broken = not truncated and breaks_off(status)
         logprobs = {"content": tokens}
+        usage, request_id = self.usage(answer), answer.get("id")
         return Message(content, usage, request_id, refusal, truncated, logprobs, broken)
 
 
