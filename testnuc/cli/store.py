@@ -69,11 +69,11 @@ async def stats(given: SimpleNamespace) -> None:
     require_store(given.place)
     lines = []
     async with opened_store(given.place) as opened:
-        predictions, texts = await moving.contents(opened)
+        predictions, texts = await opened.counts()
         for scope, facts in await opened.scopes():
             model = facts.get("model", "unknown model")
             labels = f"{len(facts['labels'])} labels" if "labels" in facts else "unknown labels"
-            lines.append(f"{predictions[scope]:>12,} predictions  {model}, {labels}")
+            lines.append(f"{predictions.get(scope, 0):>12,} predictions  {model}, {labels}")
         for embedder, dim in await opened.embedders():
             lines.append(f"{texts[embedder]:>12,} texts        {embedder}, {dim} dimensions")
     for line in lines or ["the store is empty"]:

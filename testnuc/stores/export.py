@@ -96,22 +96,6 @@ async def load(store: SqlStore, records: Iterable[Record]) -> Counter[str]:
     return counts
 
 
-async def contents(store: SqlStore) -> tuple[Counter[bytes], Counter[str]]:
-    """Count the predictions of each scope, and the pool texts of each embedder."""
-    predictions: Counter[bytes] = Counter()
-    after = b""
-    while rows := await store.predictions(after, BATCH):
-        predictions.update(row.scope for row in rows)
-        after = rows[-1].key
-    texts: Counter[str] = Counter()
-    for embedder, _ in await store.embedders():
-        pool = store.pool(embedder)
-        async for found in scanned(pool, BATCH):
-            texts[embedder] += len(found)
-        await pool.close()
-    return predictions, texts
-
-
 async def _of_pool(
     store: SqlStore, pool: Index, embedder: str, batch: int
 ) -> AsyncIterator[list[Record]]:

@@ -288,6 +288,19 @@ class SqlStore(Store):
         with rows_of(self.place):
             return [(name, dim) for name, dim in (of_types(row, str, int) for row in rows)]
 
+    async def counts(self) -> tuple[dict[bytes, int], dict[str, int]]:
+        """Return the number of predictions of each scope, and of pool texts of each embedder."""
+        predictions = await self._rows(
+            "SELECT s.scope, count(*) FROM predictions p JOIN scopes s ON s.id = p.scope "
+            "GROUP BY s.scope"
+        )
+        texts = await self._rows("SELECT name, size - removals FROM embedders")
+        with rows_of(self.place):
+            return (
+                dict(of_types(row, bytes, int) for row in predictions),
+                dict(of_types(row, str, int) for row in texts),
+            )
+
     async def learned(self) -> list[tuple[bytes, bytes]]:
         """Return all that was learned, with its key."""
         rows = await self._rows("SELECT scope, data FROM learned ORDER BY scope")
