@@ -139,7 +139,7 @@ def _by_testnuc(
     ):
         results = nuc.classify_many(texts)
         found = [list(row.prediction.labels) for row in results]  # type: ignore[union-attr]
-        given = [set(row.labels) for row in results]  # type: ignore[attr-defined]
+        given = [set(row.labels) for row in results]
         assert given == [set(names) for names in found], "labels are those of the LLM"
         return llm.calls, llm.input_tokens, found
 

@@ -129,6 +129,13 @@ class LabelSet:
             self._tree = (LabelTree.of(self.names),)
         return self._tree[0]
 
+    def some(self, names: Sequence[str]) -> LabelSet:
+        """Return a set of some of these labels, in the given order."""
+        described = {name: self.descriptions.get(name, "") for name in names}
+        return LabelSet(
+            described if self.descriptions else names, self.none_label, multilabel=self.multilabel
+        )
+
     def index(self, name: str) -> int | None:
         """Return the position of a label, compared exactly, or None."""
         return self._index.get(name)

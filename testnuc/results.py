@@ -19,12 +19,9 @@ from testnuc.types import (
     UNKNOWN,
     Classification,
     MultilabelClassification,
-    MultilabelPrediction,
     TreeClassification,
     Usage,
     error_text,
-    is_unmatched,
-    own_labels,
     row,
 )
 
@@ -141,19 +138,12 @@ def summary(results: Results) -> str:
     if errors:
         first = "" if errors[0].error is stopped else f" ({error_text(errors[0].error)})"
         sentences.append(f"{_count(len(errors), 'text')} failed{first}.")
-    several = [p for row in outside if isinstance(p := row.prediction, MultilabelPrediction)]
-    if several:
-        held = sum(len(p.unmatched) for p in several)
-        sentences.append(
-            f"{_count(len(several), 'answer')} {'holds' if len(several) == 1 else 'hold'} "
-            f"{_count(held, 'label')} outside the set, such as {several[0].unmatched[0][:60]!r}: "
-            "they do not count."
-        )
-    elif outside:
-        said = next((p.said for row in outside if (p := row.prediction) and p.said), None)
+    if outside:
+        said = next((p.unmatched[0] for row in outside if (p := row.prediction) and p.said), None)
         example = "" if said is None else f", such as {said[:60]!r}"
         sentences.append(
-            f"{_count(len(outside), 'answer')} {_is(len(outside))} outside the labels{example}."
+            f"{_count(len(outside), 'answer')} {'names' if len(outside) == 1 else 'name'} a label "
+            f"outside the set{example}: it does not count."
         )
     sentences.extend(_never_listed(results.coverage))
     changed = _count(results.changed, "label")
@@ -217,8 +207,8 @@ def _library(name: str) -> Any:
 
 def _outcome(row: Classification) -> tuple[list[str] | None, Prediction | None, bool]:
     """Return the labels of a text, its own prediction, and whether it has an error."""
-    labels = list(row.labels) if isinstance(row, MultilabelClassification) else [row.label or ""]
-    return None if row.label is None else labels, row.prediction, row.error is not None
+    labels = None if row.label is None else list(row.labels)
+    return labels, row.prediction, row.error is not None
 
 
 class Results(Sequence[Classification]):
@@ -307,13 +297,13 @@ class Results(Sequence[Classification]):
         With ``multilabel=True``, those whose answer holds a label outside the set.
         """
         outcomes = enumerate(self._outcomes())
-        return [self._rows[at] for at, (_, own, _) in outcomes if own and is_unmatched(own)]
+        return [self._rows[at] for at, (_, own, _) in outcomes if own and own.unmatched]
 
     @property
     def changed(self) -> int:
         """Number of texts whose label differs from their own prediction."""
         return sum(
-            set(labels) != set(own_labels(own) or [own.label] * (own.label != ""))
+            set(labels) != set(own.labels)
             for labels, own, _ in self._outcomes()
             if labels is not None and own is not None and own.label is not None
         )

@@ -26,7 +26,6 @@ __all__ = [
     "TreeClassification",
     "Usage",
     "error_text",
-    "is_unmatched",
     "row",
     "split_labels",
 ]
@@ -73,6 +72,16 @@ class Prediction:
     confidence: float | None = None
     #: The answer verbatim, if it differs from `label`.
     said: str | None = None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels that the answer gives."""
+        return (self.label,) if self.label else ()
+
+    @property
+    def unmatched(self) -> tuple[str, ...]:
+        """What the answer holds that is no label of the set."""
+        return (self.said or "",) if self.label is None else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,14 +159,25 @@ class Classification:
     trust_of_alternative: float | None = None
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of the text; empty if it has none."""
+        return (self.label,) if self.label else ()
+
+    @property
+    def own_labels(self) -> tuple[str, ...]:
+        """The labels of the text's own prediction."""
+        return () if self.prediction is None else self.prediction.labels
+
+    @property
     def own_label(self) -> str | None:
         """The label of the text's own prediction; None if there is none."""
         return None if self.prediction is None else self.prediction.label
 
     @property
     def changed(self) -> bool:
-        """Whether the vote gave another label than the text's own prediction."""
-        return None not in {self.own_label, self.label} and self.label != self.own_label
+        """Whether the vote gave other labels than the text's own prediction."""
+        known = None not in {self.own_label, self.label}
+        return known and set(self.labels) != set(self.own_labels)
 
     def explain(self) -> str:
         """Return how the label came about, in a few lines."""
@@ -243,11 +263,6 @@ class MultilabelClassification(Classification):
     #: voters.
     trusts: Mapping[str, float | None] = field(default_factory=dict)
 
-    @property
-    def own_labels(self) -> tuple[str, ...]:
-        """The labels of the text's own prediction."""
-        return own_labels(self.prediction)
-
     def explain(self) -> str:
         """Return how the labels came about, in a few lines."""
         given = _listed(self.labels) if self.label is not None else "unknown"
@@ -270,12 +285,6 @@ class MultilabelClassification(Classification):
         if self.error is not None:
             lines.append(f"error: {self.error}")
         return "\n".join(lines)
-
-    @property
-    def changed(self) -> bool:
-        """Whether the vote gave other labels than the text's own prediction."""
-        known = None not in {self.own_label, self.label}
-        return known and set(self.labels) != set(self.own_labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,18 +470,6 @@ def _listed(labels: Sequence[str], numbers: Sequence[float | None] = ()) -> str:
 def split_labels(label: str | None) -> list[str]:
     """Return the labels in one string; [] without one."""
     return label.split(SEPARATOR) if label else []
-
-
-def own_labels(prediction: Prediction | None) -> tuple[str, ...]:
-    """Return the labels of a prediction that can have several."""
-    return prediction.labels if isinstance(prediction, MultilabelPrediction) else ()
-
-
-def is_unmatched(prediction: Prediction) -> bool:
-    """Whether an answer is, or holds, a label outside the set."""
-    if isinstance(prediction, MultilabelPrediction):
-        return bool(prediction.unmatched)
-    return prediction.label is None
 
 
 def row(result: Classification, *, full: bool = False) -> dict[str, Any]:

@@ -148,7 +148,10 @@ def test_a_summary_in_plain_sentences():
     results = Results(odd, Usage(4, usd=0.5), 1.5)
     assert [row.index for row in results.unmatched] == [2]
     assert results.unmatched[0].prediction.said == "Dunno."
-    assert "1 answer is outside the labels, such as 'Dunno.'." in results.summary()
+    assert (
+        "1 answer names a label outside the set, such as 'Dunno.': it does not count."
+        in results.summary()
+    )
     assert "0.5000 USD" in results.summary()
     assert "failed" not in Results(results[2:], Usage(), 0.0).summary()
 

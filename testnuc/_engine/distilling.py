@@ -63,7 +63,7 @@ class _Trained(NamedTuple):
 def _trained(parts: Components, found: Run, vectors: Float16s) -> Head:
     """Return the head, with a certificate by what a person judged."""
     labels, learned = found.labels(), found.votes.settings.learned
-    several = parts.labels.multilabel
+    several = parts.settings.threshold is not None
     rows = np.flatnonzero(labels.known) if several else np.arange(found.batch.n_own)
     hashes = [found.batch.entries[row].hash for row in rows.tolist()]
     place = {key: row for row, key in enumerate(hashes)}

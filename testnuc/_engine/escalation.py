@@ -19,7 +19,6 @@ from testnuc._dispatch.scheduler import Scheduler
 from testnuc._engine.batch import FATAL_ERRORS
 from testnuc._engine.estimate import costs_of
 from testnuc.errors import InvalidInputError
-from testnuc.labels import LabelSet
 from testnuc.limits import Meter, Price, require_price
 from testnuc.protocols import PoolText
 from testnuc.trust.argmax import Argmax
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from testnuc._engine.components import Components
     from testnuc._engine.learning import Learning
     from testnuc._engine.run import Run
+    from testnuc.labels import LabelSet
     from testnuc.protocols import Provider, WireProvider
     from testnuc.trust import Review
     from testnuc.types import Usage
@@ -115,12 +115,7 @@ class RefereeModel:
         labels = self._parts.labels
         rng = np.random.default_rng(int.from_bytes(entry.hash[:8]))
         order = [sorted(names)[i] for i in rng.permutation(len(names)).tolist()]
-        described = {name: labels.descriptions.get(name, "") for name in order}
-        return LabelSet(
-            described if labels.descriptions else order,
-            none_label=labels.none_label,
-            multilabel=labels.multilabel,
-        )
+        return labels.some(order)
 
     def _predictor(self, labels: LabelSet) -> Predictor:
         parts = self._parts

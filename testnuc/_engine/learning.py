@@ -47,7 +47,7 @@ class Learning:
     def __init__(self, parts: Components) -> None:
         self._parts = parts
         #: How a rule is fitted.
-        self._way = ThresholdFit if parts.labels.multilabel else ArgmaxFit
+        self._way = ArgmaxFit if parts.settings.threshold is None else ThresholdFit
         self._lock = asyncio.Lock()
         #: What the store was last known to hold.
         self._data: bytes | None = None

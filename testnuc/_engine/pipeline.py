@@ -355,7 +355,7 @@ class Pipeline:
             not waves
             or settings.prior is not None
             # every voter counts in the share of every label
-            or self.labels.multilabel
+            or settings.threshold is not None
         ):
             yield _in_order(run, rows, settings.voters)
         else:

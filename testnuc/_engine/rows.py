@@ -87,8 +87,8 @@ def classification(run: Run, place: int, index: int, text: str) -> Classificatio
         "neighbors": nearest(run, place, max(run.votes.settings.k, _SHOWN)),
         "error": answers.errors.get(place) or run.batch.rejected.get(place),
     }
-    several = run.batch.labels.multilabel
-    return _of_labels(run, place, fields) if several else _of_label(run, place, fields)
+    one = run.votes.settings.threshold is None
+    return _of_label(run, place, fields) if one else _of_labels(run, place, fields)
 
 
 def nearest(run: Run, place: int, most: int) -> tuple[Neighbor, ...]:

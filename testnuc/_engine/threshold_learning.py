@@ -38,6 +38,8 @@ class ThresholdFit:
 
     def __init__(self, parts: Components, run: Run, vectors: Float16s) -> None:
         self._parts, self.run = parts, run
+        assert parts.settings.threshold is not None
+        self._threshold = parts.settings.threshold
         #: Position of each text, by hash.
         self.rows = {entry.hash: row for row, entry in enumerate(run.batch.own)}
         n, n_classes = run.batch.n_own, len(run.batch.labels.names)
@@ -96,7 +98,7 @@ class ThresholdFit:
 
         changed = np.zeros(len(scores), dtype=np.bool_)
         # where labels are the LLM's own, those that a vote would change
-        other = vote.share > self.run.votes.threshold if kept_own else given
+        other = vote.share > self._threshold if kept_own else given
         changed[vote.rows[scores.by_llm() != other]] = True
         context = ReviewContext(
             differing=int((changed & open_).sum()),
@@ -108,7 +110,9 @@ class ThresholdFit:
 
     def learned(self, judgments: tuple[Judgment, ...]) -> Learned:
         """Learn from all judgments."""
-        labels, usual = self._parts.labels, self.run.votes.threshold
+        labels = self._parts.labels
         judged = judged_of(judgments, self.rows, labels)
-        lesson = learn_thresholds(self._scores, judged, len(labels.names), usual, self._heads)
+        lesson = learn_thresholds(
+            self._scores, judged, len(labels.names), self._threshold, self._heads
+        )
         return Learned.of(lesson, judged, labels.names, judgments)

@@ -12,7 +12,6 @@ from testnuc.protocols import PoolText
 from testnuc.trust import Decision, Diagnosis, VoteSettings, correct, diagnose, factors
 from testnuc.types import Prediction
 from testnuc.voting import (
-    THRESHOLD,
     Labels,
     VotePolicy,
     VoteResult,
@@ -62,11 +61,6 @@ class Votes:
     def policy(self) -> VotePolicy:
         """The vote policy; weighted by similarity until one is decided."""
         return self.settings.policy or VotePolicy.weighted()
-
-    @property
-    def threshold(self) -> float:
-        """The share above which one of several labels is given."""
-        return THRESHOLD if self.policy.threshold is None else self.policy.threshold
 
     @property
     def block(self) -> int:
@@ -166,7 +160,7 @@ class Votes:
 
     def label(self, rows: slice | Int64s) -> Labels:
         """Label some of the own texts by their votes."""
-        if self._batch.labels.multilabel:
+        if self.settings.threshold is not None:
             return self.of_each_label(rows)
         return Labels.single((result := self.result(rows)).label, result.share)
 
@@ -227,6 +221,7 @@ class Votes:
             pool,
             n_classes=self._n_classes,
             policy=self.policy,
+            threshold=self.settings.threshold,
             checked=True,
         )
         # where nobody could vote, an answer of the text itself is known to hold
@@ -236,12 +231,13 @@ class Votes:
 
 def note_of_kept(votes: Votes, n: int) -> str:
     """Return how many of n texts a vote would change, where all keep the LLM's own labels."""
-    if not votes.settings.keeps_llm_labels or votes.settings.learned is not None:
+    settings, threshold = votes.settings, votes.settings.threshold
+    if threshold is None or not settings.keeps_llm_labels or settings.learned is not None:
         return ""
     voted = votes.of_each_label(slice(0, n))
-    other = (voted.share > THRESHOLD) != voted.is_given()
+    other = (voted.share > threshold) != voted.is_given()
     # at the threshold, the text itself decides
-    changed = len(np.unique(voted.rows[other & (voted.share != THRESHOLD)]))
+    changed = len(np.unique(voted.rows[other & (voted.share != threshold)]))
     if not changed:
         return ""
     return (
@@ -260,7 +256,7 @@ def load_kernels(labels: LabelSet, settings: VoteSettings) -> None:
         answers.put(place, Prediction(labels.names[0], 1.0))
     votes, rows = Votes(batch, answers, settings), np.arange(2)
     votes.label(rows)
-    if not labels.multilabel:
+    if settings.threshold is None:
         votes.result(rows, votes=True)
         votes.exit_early(rows, min(1, settings.k))
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +24,7 @@ from testnuc.errors import InvalidInputError
 from testnuc.trust.argmax import Argmax
 from testnuc.trust.auto_policy import MAX_NEIGHBORS
 from testnuc.trust.diagnosis import Decision
-from testnuc.voting import VotePolicy, VoteResult
+from testnuc.voting import THRESHOLD, VotePolicy, VoteResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,6 +58,8 @@ class VoteSettings:
 
     #: None: decided from the predictions, or by `decision`.
     policy: VotePolicy | None
+    #: Share of the vote above which a text has a label; None: it has the one of the largest share.
+    threshold: float | None = field(default=None, kw_only=True)
     #: Neighbors that vote, unless `decision` uses fewer.
     k: int
     #: Whether policy and k are decided from the predictions.
@@ -94,6 +96,7 @@ class VoteSettings:
             checked_whole("k", k, least=0, most=_MOST_NEIGHBORS)
         given = given_policy(policy)
         careful = multilabel and given.weight == "auto" and given.threshold is None
+        threshold = THRESHOLD if given.threshold is None else given.threshold
         if multilabel and given.weight == "auto":
             given = replace(given, weight="similarity")
         prior = target_shares(given.prior, names)
@@ -106,6 +109,7 @@ class VoteSettings:
         auto = fixed is None
         return cls(
             policy=fixed,
+            threshold=threshold if multilabel else None,
             k=(MAX_NEIGHBORS if auto else _DEFAULT_K) if k is None else k,
             auto=auto,
             fixed_k=k is not None,
