@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bench._recorded import read_recorded
+from testnuc._engine.threshold_learning import learn_thresholds
 from testnuc.index import NearestVectors
 from testnuc.trust.evidence import Draws
 from testnuc.trust.head import FOLDS, LinearHead, fit_folds
 from testnuc.trust.judgment import Judged
 from testnuc.trust.label_scores import LabelScores, scores_of
-from testnuc.trust.learned import Learned
-from testnuc.trust.thresholds import learn_thresholds
 from testnuc.voting import Labels, keep_own, vote_multilabel
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+    from testnuc.trust.learned import Learned
 
 __all__ = ["SIZES", "Unions", "recorded_unions", "simulated_unions"]
 
@@ -67,8 +68,7 @@ class Unions:
         rows = np.random.default_rng([seed, m]).permutation(n)[:m].astype(np.int64)
         draws, person = Draws.at_random(n, m), np.ones(m, dtype=np.bool_)
         judged = Judged(rows, _labels(self.gold[rows]), draws, person)
-        lesson = learn_thresholds(scores, judged, n_classes, 0.5, heads)
-        return Learned.of(lesson, judged, tuple(str(c) for c in range(n_classes)))
+        return learn_thresholds(scores, judged, tuple(map(str, range(n_classes))), 0.5, heads)
 
 
 def _labels(table: NDArray[np.bool_]) -> Labels:

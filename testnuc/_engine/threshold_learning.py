@@ -1,27 +1,51 @@
-"""Learn a rule for texts that can have several labels: thresholds of scores."""
+"""Learn a rule for texts that can have several labels: thresholds of scores.
+
+Candidates are the labels as they are; the vote or, if they are those of the vote, the LLM's own;
+the vote with thresholds by judgments, and the vote with a head. One of them is taken if the betting
+bounds of `testnuc.trust.evidence` prove that it raises the mean Jaccard index of a text.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from testnuc._engine.applying import judged_of
 from testnuc._engine.argmax_learning import MOST_TEXTS, Offer
-from testnuc.trust.head import fit_folds, folds_of
-from testnuc.trust.label_scores import scores_of
+from testnuc.trust.evidence import Gain, gain_of
+from testnuc.trust.head import FOLDS, fit_folds, folds_of
+from testnuc.trust.label_scores import counts, fit_thresholds, jaccard, scores_of
 from testnuc.trust.learned import Learned
 from testnuc.trust.review_context import ReviewContext
-from testnuc.trust.thresholds import Thresholds, learn_thresholds
+from testnuc.trust.thresholds import Decides, Thresholds
+from testnuc.voting import places_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from testnuc._base.arrays import Bools, Float16s
     from testnuc._engine.components import Components
     from testnuc._engine.run import Run
-    from testnuc.trust.judgment import Judgment
+    from testnuc.trust.head import LinearHead
+    from testnuc.trust.judgment import Judged, Judgment
+    from testnuc.trust.label_scores import LabelScores
 
 #: Texts that a head is fitted on, and cells of these texts times labels, at most.
 _FITTED, _CELLS = 40_000, 1 << 26
+#: The errors of all bounds together: 90 % confidence.
+_ALPHA = 0.1
+#: Judgments from which thresholds are fitted.
+_LEAST_JUDGED = 20
+#: Candidate -> its part of the error, in plain words.
+_CANDIDATES: dict[Decides, tuple[float, str]] = {
+    "settings": (0.0, "the vote settings"),
+    "llm": (1.0, "the LLM's own labels"),
+    "vote": (1.0, "the vote"),
+    "thresholds": (2.0, "the vote, with thresholds by your judgments"),
+    "head": (2.0, "the vote and a model of your texts, with thresholds by your judgments"),
+}
 #: What gives labels, before anything is learned and after.
 _KEPT = ("the vote", "what was learned so far")
 #: Labels that are shown with a text: those with at least this score.
@@ -79,9 +103,9 @@ class ThresholdFit:
             np.minimum.at(trust, vote.rows, np.where(given, likely, 1 - likely))
         else:
             assert isinstance(before.rule, Thresholds)
-            found = before.rule.decide(scores)
-            assert found.trust is not None
-            likely, given, trust = found.share, found.is_given(), found.trust
+            labels = before.rule.decide(scores)
+            assert labels.trust is not None
+            likely, given, trust = labels.share, labels.is_given(), labels.trust
         names, kept_own = parts.labels.names, parts.pipeline.settings.keeps_llm_labels
         kept = () if kept_own else (_KEPT[before is not None],)
 
@@ -112,7 +136,74 @@ class ThresholdFit:
         """Learn from all judgments."""
         labels = self._parts.labels
         judged = judged_of(judgments, self.rows, labels)
-        lesson = learn_thresholds(
-            self._scores, judged, len(labels.names), self._threshold, self._heads
+        return learn_thresholds(
+            self._scores, judged, labels.names, self._threshold, self._heads, judgments
         )
-        return Learned.of(lesson, judged, labels.names, judgments)
+
+
+def learn_thresholds(
+    scores: LabelScores,
+    judged: Judged,
+    names: tuple[str, ...],
+    usual: float,
+    heads: Sequence[LinearHead] = (),
+    judgments: tuple[Judgment, ...] = (),
+) -> Learned:
+    """Learn from judged texts; those that were not drawn at random are known, but teach nothing.
+
+    `usual` is the threshold of the vote settings, and `heads` are those behind the scores, if any;
+    `judged` are the known ones of all `judgments`.
+    """
+    n_classes = len(names)
+    rows, truth, known = judged.rows, judged.right, judged.right.known
+    drawn, proving = judged.draws.drawn, judged.draws.only(judged.draws.drawn)
+    some, used = scores.at(rows), np.flatnonzero(known & drawn)
+    taught, right = some.at(used), truth.at(used)
+    enough = len(used) >= _LEAST_JUDGED
+    # what the labels are already is no candidate
+    same = "llm" if (scores.given == scores.by_llm()).all() else "vote"
+    tried = {kind: part for kind, (part, _) in _CANDIDATES.items() if kind != same}
+    rules = {}
+    for kind in tried:
+        if (kind == "head" and not heads) or (kind in {"thresholds", "head"} and not enough):
+            continue
+        limits = np.full((FOLDS, n_classes), usual, dtype=np.float32)
+        if kind in {"thresholds", "head"}:
+            limits = fit_thresholds(taught, right, n_classes, usual, with_head=kind == "head")
+        rules[kind] = Thresholds(kind, limits, tuple(heads) if kind == "head" else ())
+    before, gains = jaccard(*counts(some, truth, some.given)), {}
+    for kind, rule in rules.items():
+        after = jaccard(*counts(some, truth, rule.given(some)))
+        values = np.where(known, after - before, 0.0)[drawn]
+        alpha = _ALPHA * tried[kind] / sum(tried.values())
+        gains[kind] = gain_of(values, proving, alpha) if alpha else Gain(0.0, 0.0, 0.0)
+    chosen = max(rules, key=lambda kind: gains[kind].low)
+    rule = rules[chosen]
+    hits, count, sizes = counts(some, truth, rule.given(some))
+    exact = (hits == sizes) & (count == sizes) & known
+    rule = rule.calibrated(taught, right, exact[used])
+    labels, applies = rule.decide(scores), np.zeros(len(scores.own), dtype=np.bool_)
+    assert labels.chance is not None
+    assert labels.trust is not None
+    applies[places_of(scores.vote.starts, rows)[0]] = some.vote.among(truth)
+    given = np.flatnonzero(labels.is_given())
+    rule = replace(
+        rule,
+        given_rows=labels.rows[given].astype(np.int32),
+        given_labels=labels.label[given],
+        given_chances=labels.chance[given].astype(np.float32),
+        given_right=applies[given],
+    )
+    return Learned(
+        labels=names,
+        name=_CANDIDATES[chosen][1],
+        rule=rule,
+        gain=gains[chosen],
+        judged=judgments,
+        texts=len(labels),
+        trust=labels.trust.astype(np.float32),
+        rows=rows,
+        right=exact,
+        person=judged.person,
+        draws=judged.draws,
+    )

@@ -28,8 +28,6 @@ from testnuc.trust.thresholds import Thresholds
 if TYPE_CHECKING:
     from testnuc._base.arrays import Bools, Float32s, Int64s
     from testnuc.trust.certificates import Certificate
-    from testnuc.trust.judgment import Judged
-    from testnuc.trust.thresholds import Lesson
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
@@ -58,25 +56,6 @@ class Learned:
     right: Bools
     person: Bools
     draws: Draws = field(repr=False)
-
-    @classmethod
-    def of(
-        cls,
-        lesson: Lesson,
-        judged: Judged,
-        labels: tuple[str, ...],
-        judgments: tuple[Judgment, ...] = (),
-    ) -> Learned:
-        """Return what `judged`, the known ones of all judgments, taught."""
-        return cls(
-            labels=labels,
-            judged=judgments,
-            texts=len(lesson.trust),
-            rows=judged.rows,
-            person=judged.person,
-            draws=judged.draws,
-            **lesson._asdict(),
-        )
 
     @property
     def decides(self) -> str:

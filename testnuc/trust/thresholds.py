@@ -1,47 +1,27 @@
 """The rule where a text can have several labels: all whose score is above a threshold.
 
-Candidates are the labels as they are; the vote or, if they are those of the vote, the LLM's own;
-the vote with thresholds by judgments, and the vote with a head. One of them is taken if the betting
-bounds of `testnuc.trust.evidence` prove that it raises the mean Jaccard index of a text. Trust is
-calibrated in two steps, each without the fold of the text: that a label applies, by its score and
-whether the LLM gave it; that all labels of a text are right, by the product of the former.
+Trust is calibrated in two steps, each without the fold of the text: that a label applies, by its
+score and whether the LLM gave it; that all labels of a text are right, by the product of these.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from testnuc._base.display import brief
 from testnuc.trust.calibration import LABEL_PRIOR, Prior, by_fold, log_odds
-from testnuc.trust.evidence import Gain, gain_of
 from testnuc.trust.head import FOLDS, LinearHead
-from testnuc.trust.label_scores import counts, fit_thresholds, jaccard
-from testnuc.voting import Labels, places_of
+from testnuc.voting import Labels
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from testnuc._base.arrays import Array, Bools, Float32s, Float64s, Int32s
-    from testnuc.trust.judgment import Judged
     from testnuc.trust.label_scores import LabelScores
 
 Decides = Literal["settings", "llm", "vote", "thresholds", "head"]
 
-#: The errors of all bounds together: 90 % confidence.
-_ALPHA = 0.1
-#: Judgments from which thresholds are fitted.
-_LEAST_JUDGED = 20
-#: Candidate -> its part of the error, in plain words.
-_CANDIDATES: dict[Decides, tuple[float, str]] = {
-    "settings": (0.0, "the vote settings"),
-    "llm": (1.0, "the LLM's own labels"),
-    "vote": (1.0, "the vote"),
-    "thresholds": (2.0, "the vote, with thresholds by your judgments"),
-    "head": (2.0, "the vote and a model of your texts, with thresholds by your judgments"),
-}
 #: Of the chance that all labels of a text are right.
 _TEXT_PRIOR = Prior(np.array([0.0, 1.0]), np.array([0.5, 4.0]), (None, 0))
 #: Scores nearer to 0 and 1 count as this near.
@@ -172,73 +152,6 @@ class Thresholds:
             heads=tuple(LinearHead(weights.astype(np.float32), several=True) for weights in heads),
             **{name: arrays[name] for name in _ARRAYS},
         )
-
-
-class Lesson(NamedTuple):
-    """What judged texts teach where texts can have several labels."""
-
-    rule: Thresholds
-    #: What gives the labels, in plain words.
-    name: str
-    gain: Gain
-    #: float32[n], trust of all texts.
-    trust: Float32s
-    #: bool[m], whether each judged text has exactly its labels.
-    right: Bools
-
-
-def learn_thresholds(
-    scores: LabelScores,
-    judged: Judged,
-    n_classes: int,
-    usual: float,
-    heads: Sequence[LinearHead] = (),
-) -> Lesson:
-    """Learn from judged texts; those that were not drawn at random are known, but teach nothing.
-
-    `usual` is the threshold of the vote settings, and `heads` are those behind the scores, if any.
-    """
-    rows, truth, known = judged.rows, judged.right, judged.right.known
-    drawn, proving = judged.draws.drawn, judged.draws.only(judged.draws.drawn)
-    some, used = scores.at(rows), np.flatnonzero(known & drawn)
-    taught, right = some.at(used), truth.at(used)
-    enough = len(used) >= _LEAST_JUDGED
-    # what the labels are already is no candidate
-    same = "llm" if (scores.given == scores.by_llm()).all() else "vote"
-    tried = {kind: part for kind, (part, _) in _CANDIDATES.items() if kind != same}
-    rules = {}
-    for kind in tried:
-        if (kind == "head" and not heads) or (kind in {"thresholds", "head"} and not enough):
-            continue
-        limits = np.full((FOLDS, n_classes), usual, dtype=np.float32)
-        if kind in {"thresholds", "head"}:
-            limits = fit_thresholds(taught, right, n_classes, usual, with_head=kind == "head")
-        rules[kind] = Thresholds(kind, limits, tuple(heads) if kind == "head" else ())
-    before, gains = jaccard(*counts(some, truth, some.given)), {}
-    for kind, rule in rules.items():
-        after = jaccard(*counts(some, truth, rule.given(some)))
-        values = np.where(known, after - before, 0.0)[drawn]
-        alpha = _ALPHA * tried[kind] / sum(tried.values())
-        gains[kind] = gain_of(values, proving, alpha) if alpha else Gain(0.0, 0.0, 0.0)
-    chosen = max(rules, key=lambda kind: gains[kind].low)
-    rule = rules[chosen]
-    hits, count, sizes = counts(some, truth, rule.given(some))
-    exact = (hits == sizes) & (count == sizes) & known
-    rule = rule.calibrated(taught, right, exact[used])
-    found, applies = rule.decide(scores), np.zeros(len(scores.own), dtype=np.bool_)
-    assert found.chance is not None
-    assert found.trust is not None
-    applies[places_of(scores.vote.starts, rows)[0]] = some.vote.among(truth)
-    given = np.flatnonzero(found.is_given())
-    rule = replace(
-        rule,
-        given_rows=found.rows[given].astype(np.int32),
-        given_labels=found.label[given],
-        given_chances=found.chance[given].astype(np.float32),
-        given_right=applies[given],
-    )
-    trust = found.trust.astype(np.float32)
-    return Lesson(rule, _CANDIDATES[chosen][1], gains[chosen], trust, exact)
 
 
 def _text_odds(scores: LabelScores, given: Bools, chances: Float64s) -> Float64s:

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from testnuc import InvalidInputError, StoreError
+from testnuc._engine.threshold_learning import learn_thresholds
 from testnuc.metrics import score_multilabel
 from testnuc.trust.evidence import Draws
 from testnuc.trust.head import FOLDS, fit_folds, predict_folds
 from testnuc.trust.judgment import Judged
 from testnuc.trust.label_scores import counts, fit_thresholds, jaccard, scores_of
 from testnuc.trust.learned import Learned
-from testnuc.trust.thresholds import learn_thresholds
 from testnuc.voting import Labels, vote_multilabel
 
 CLASSES, DIM = 6, 16
@@ -65,8 +65,8 @@ def learned_of(scores, gold, heads, m, seed=0):
 
 
 def taught_by(scores, judged, heads):
-    lesson = learn_thresholds(scores, judged, CLASSES, 0.5, heads)
-    return Learned.of(lesson, judged, tuple(f"label {c}" for c in range(CLASSES)))
+    names = tuple(f"label {c}" for c in range(CLASSES))
+    return learn_thresholds(scores, judged, names, 0.5, heads)
 
 
 @pytest.mark.slow
