@@ -444,16 +444,16 @@ class Head:
 
     def _said(self, vectors: Float16s) -> Iterator[tuple[float, list[_Candidate]]]:
         """Yield the trust of each text, and the labels that anything speaks for."""
-        found = self.labels_of(vectors)
+        labels = self.labels_of(vectors)
         # a text with one label has one candidate
-        chance = found.trust if found.chance is None else found.chance
-        assert found.trust is not None
+        chance = labels.trust if labels.chance is None else labels.chance
+        assert labels.trust is not None
         assert chance is not None
-        names = [self.labels[one] for one in found.label.tolist()]
-        given, share = found.is_given().tolist(), found.share.tolist()
+        names = [self.labels[one] for one in labels.label.tolist()]
+        given, share = labels.is_given().tolist(), labels.share.tolist()
         candidates = list(zip(names, given, share, chance.tolist(), strict=True))
         for trust, (first, end) in zip(
-            found.trust.tolist(), pairwise(found.starts.tolist()), strict=True
+            labels.trust.tolist(), pairwise(labels.starts.tolist()), strict=True
         ):
             yield trust, candidates[first:end]
 

@@ -184,22 +184,22 @@ class LabelSet:
         if len(said) > self._too_long:
             return None
         folded = fold_case(said)
-        found = self._strict.get(folded)
-        if found is None:
-            found = self._loose.get(fold_punctuation(folded.replace("`", " ")), -1)
-        return None if found < 0 else found
+        place = self._strict.get(folded)
+        if place is None:
+            place = self._loose.get(fold_punctuation(folded.replace("`", " ")), -1)
+        return None if place < 0 else place
 
     def _match_folded(self, said: str) -> int | None:
         folded = fold_case(said)
-        found = self._strict.get(folded)
-        if found is not None:
-            return found
+        place = self._strict.get(folded)
+        if place is not None:
+            return place
         folded = fold_punctuation(folded)
-        found = self._loose.get(folded)
-        if found is None:
+        place = self._loose.get(folded)
+        if place is None:
             similar = typo_of(folded, self._loose.keys())
-            found = -1 if similar is None else self._loose[similar]
-        return None if found < 0 else found
+            place = -1 if similar is None else self._loose[similar]
+        return None if place < 0 else place
 
     def split(self, label: str) -> list[str]:
         """Return the labels of a text that are given in one string; where it has one, this one."""
@@ -277,16 +277,17 @@ class LabelSet:
         Labels outside the set are dropped, and of duplicates the largest confidence counts. An
         answer that has no other labels than those outside abstains.
         """
-        found: dict[int, float | None] = {}
+        confidence_of: dict[int, float | None] = {}
         outside = []
         for name, confidence in pairs:
             place = self.match(name)
             if place is None:
                 outside.append(name)
             else:
-                known = (found.get(place), confidence)
-                found[place] = max((sure for sure in known if sure is not None), default=None)
-        labels, confidences = tuple(self.names[place] for place in found), tuple(found.values())
+                both = (confidence_of.get(place), confidence)
+                confidence_of[place] = max((one for one in both if one is not None), default=None)
+        labels = tuple(self.names[place] for place in confidence_of)
+        confidences = tuple(confidence_of.values())
         stated = [sure for sure in confidences if sure is not None]
         return MultilabelPrediction(
             label=SEPARATOR.join(labels) if labels or not outside else None,

@@ -72,15 +72,15 @@ def result_of(record: Mapping[str, Any], index: int, text_column: str) -> Classi
     error = text_of(record.get("nuc_error"))
     asked = own is not None or said is not None or confidence is not None
     text = record[text_column]
-    made, several = _several(record, confidence, said)
+    kind, several = _several(record, confidence, said)
     if record.get("nuc_path") is not None:
-        made, several = TreeClassification, _path(record)
+        kind, several = TreeClassification, _path(record)
     fields: dict[str, Any] = {
         "label": text_of(record["nuc_label"]),
         "prediction": Prediction(own, confidence, said) if asked else None,
         **several,
     }
-    return made(
+    return kind(
         **fields,
         index=index,
         text=text if isinstance(text, str) else "" if text is None else str(text),

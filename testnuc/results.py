@@ -318,7 +318,7 @@ class Results(Sequence[Classification]):
         """
         least, level = certificate.trust, getattr(certificate, "level", None)
         label = getattr(certificate, "label", None)
-        found = []
+        certified = []
         for result in self:
             trust = result.trust
             if level is not None and isinstance(result, TreeClassification):
@@ -326,8 +326,8 @@ class Results(Sequence[Classification]):
             elif label is not None and isinstance(result, MultilabelClassification):
                 trust = result.trusts.get(label)
             if trust is not None and trust >= least:
-                found.append(result)
-        return found
+                certified.append(result)
+        return certified
 
     def summary(self) -> str:
         """Return the outcome of the run in a few sentences: labels, failures, calls and cost."""
@@ -341,8 +341,8 @@ class Results(Sequence[Classification]):
         MissingDependencyError
             pandas is not installed.
         """
-        made: pd.DataFrame = _library("pandas").DataFrame(_columns(self))
-        return made
+        frame: pd.DataFrame = _library("pandas").DataFrame(_columns(self))
+        return frame
 
     def to_review(self, n: int | None = None) -> pd.DataFrame:
         """Return a pandas data frame, the least trusted texts first, unknown trust on top.
@@ -377,8 +377,8 @@ class Results(Sequence[Classification]):
             **dict.fromkeys(texts, library.String),
             **dict.fromkeys(("trust", "own_confidence", "trust_of_alternative"), library.Float64),
         }
-        made: pl.DataFrame = library.DataFrame(_columns(self), schema_overrides=typed)
-        return made
+        frame: pl.DataFrame = library.DataFrame(_columns(self), schema_overrides=typed)
+        return frame
 
     def to_jsonl(self, path: str | os.PathLike[str]) -> None:
         """Write everything as JSON Lines: a line for each text, the last one for the run.

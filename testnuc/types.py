@@ -52,9 +52,9 @@ class Reason(str):
 
     def __new__(cls, code: str, sentence: str) -> Self:
         """Return a sentence with a code."""
-        made = super().__new__(cls, sentence)
-        made.code = code
-        return made
+        reason = super().__new__(cls, sentence)
+        reason.code = code
+        return reason
 
     def __reduce__(self) -> tuple[type[Reason], tuple[str, str]]:
         return Reason, (self.code, str(self))
@@ -313,11 +313,11 @@ class TreeClassification(Classification):
         level : int
             1: the top level.
         """
-        found: dict[str, float] = {}
+        weights: dict[str, float] = {}
         for label, weight in self.votes.items():
             node = LEVELS.join(label.split(LEVELS)[:level])
-            found[node] = found.get(node, 0.0) + weight
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+            weights[node] = weights.get(node, 0.0) + weight
+        return dict(sorted(weights.items(), key=lambda item: -item[1]))
 
     def trust_at(self, level: int) -> float | None:
         """Return the trust of the node at a level; of the label, if its path is shorter.

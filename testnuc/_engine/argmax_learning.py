@@ -121,16 +121,16 @@ class ArgmaxFit:
             dissent=_dissent(judged, candidates),
         )
         kept = verdict.chosen.labels if decides == "vote" else self._kept_by_settings()
-        found = model.probabilities(taught)
-        label = rule.label(taught, kept, found)
+        probabilities = model.probabilities(taught)
+        label = rule.label(taught, kept, probabilities)
         right = (label[where] == gold) & (gold >= 0)
         coefficients = fit_trust(
-            taught, found, label, rows, right[draws.drawn], proving.probability
+            taught, probabilities, label, rows, right[draws.drawn], proving.probability
         )
-        trust = chances(taught, found, label, coefficients)
+        trust = chances(taught, probabilities, label, coefficients)
         rule = replace(rule, coefficients=coefficients)
         if tree is not None:
-            rule = rule.with_levels(tree, found, label, trust, judged)
+            rule = rule.with_levels(tree, probabilities, label, trust, judged)
         return Learned(
             labels=self._parts.labels.names,
             name=verdict.chosen.name,
@@ -159,8 +159,8 @@ class ArgmaxFit:
             labels = rule.apply(texts, kept, self._parts.labels.tree)
             assert labels.trust is not None
             return labels.first(), np.nan_to_num(labels.trust)
-        found = default_model(self._candidates).probabilities(texts)
-        trust = found[np.arange(len(texts)), np.maximum(own, 0)].astype(np.float64)
+        probabilities = default_model(self._candidates).probabilities(texts)
+        trust = probabilities[np.arange(len(texts)), np.maximum(own, 0)].astype(np.float64)
         return own, np.where(own >= 0, trust, 0.0)
 
     def _kept_by_settings(self) -> Int32s:

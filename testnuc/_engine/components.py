@@ -146,17 +146,17 @@ class Components:
             meter=self.meter,
             telemetry=self.telemetry,
         )
-        made = partial(self._predictor_of, provider, instructions)
+        predictor_of = partial(self._predictor_of, provider, instructions)
         #: Labels in a prompt, or "levels"; None: all.
         self.shortlist, note = checked_shortlist(
             shortlist,
             self.labels,
             method,
             per_call,
-            made,
+            predictor_of,
             over_http=implements(provider, WireProvider),
         )
-        self.predictor, self._automatic = made(self.shortlist), shortlist == "auto"
+        self.predictor, self._automatic = predictor_of(self.shortlist), shortlist == "auto"
         self.scheduler = Scheduler(
             self.predictor.answer,
             self.store,
@@ -189,7 +189,7 @@ class Components:
         #: In the live lane and in the batch lane; None: unknown.
         self.prices = price, priced(batch=True)
         #: Where prompts show some labels: the scope of predictions by prompts with all labels.
-        self.full_scope = None if self.shortlist is None else made(None).scope
+        self.full_scope = None if self.shortlist is None else predictor_of(None).scope
         self.instructions = instructions
         # commands about this store need not repeat these options
         self._facts = _known(

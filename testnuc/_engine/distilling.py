@@ -36,17 +36,17 @@ _CALIBRATED = 50
 async def distill(parts: Components) -> Head:
     """Train a head on the labels that a client gives to its pool now; makes no call."""
     most = most_texts(len(parts.labels.names), _MOST_TEXTS)
-    found, vectors = await parts.pipeline.pool_predictions.labeled(
+    run, vectors = await parts.pipeline.pool_predictions.labeled(
         parts.pipeline.settings, most, NEIGHBORS
     )
-    if found.batch.n_own < _LEAST_TEXTS:
+    if run.batch.n_own < _LEAST_TEXTS:
         raise InvalidInputError(
-            f"the pool has {found.batch.n_own} texts with a prediction; label at least "
+            f"the pool has {run.batch.n_own} texts with a prediction; label at least "
             f"{_LEAST_TEXTS} first, by `classify_many` or `predict_pool`"
         )
-    await asyncio.to_thread(found.votes.decide_by_settings)
-    await parts.pipeline.settle(found)
-    return await asyncio.to_thread(_trained, parts, found, vectors)
+    await asyncio.to_thread(run.votes.decide_by_settings)
+    await parts.pipeline.settle(run)
+    return await asyncio.to_thread(_trained, parts, run, vectors)
 
 
 class _Trained(NamedTuple):
@@ -60,12 +60,12 @@ class _Trained(NamedTuple):
     rule: SetRule | None = None
 
 
-def _trained(parts: Components, found: Run, vectors: Float16s) -> Head:
+def _trained(parts: Components, run: Run, vectors: Float16s) -> Head:
     """Return the head, with a certificate by what a person judged."""
-    labels, learned = found.labels(), found.votes.settings.learned
+    labels, learned = run.labels(), run.votes.settings.learned
     several = parts.settings.threshold is not None
-    rows = np.flatnonzero(labels.known) if several else np.arange(found.batch.n_own)
-    hashes = [found.batch.entries[row].hash for row in rows.tolist()]
+    rows = np.flatnonzero(labels.known) if several else np.arange(run.batch.n_own)
+    hashes = [run.batch.entries[row].hash for row in rows.tolist()]
     place = {key: row for row, key in enumerate(hashes)}
     judged = judged_of(() if learned is None else learned.judged, place, parts.labels)
     answered = judged.right.known
@@ -73,13 +73,13 @@ def _trained(parts: Components, found: Run, vectors: Float16s) -> Head:
     used = np.flatnonzero(answered & judged.draws.drawn)
     by_judged = len(used) >= _CALIBRATED
     fit = _several if several else _one
-    made = fit(found, labels.at(rows), vectors[rows], hashes, judged, used if by_judged else None)
+    trained = fit(run, labels.at(rows), vectors[rows], hashes, judged, used if by_judged else None)
     certificate = None
     if judged.person[used].any():
         certificate = certify(
-            made.trust,
+            trained.trust,
             judged.rows,
-            made.right & answered,
+            trained.right & answered,
             judged.draws.uniform,
             judged.person,
             accuracy=0.9,
@@ -87,26 +87,26 @@ def _trained(parts: Components, found: Run, vectors: Float16s) -> Head:
         )
     return Head(
         parts.labels.names,
-        made.weights,
-        made.curve,
+        trained.weights,
+        trained.curve,
         embedder=parts.embedder,
         trained_on=TrainedOn(
             texts=len(rows),
             judged=int(answered.sum()),
             model=parts.model,
             date=datetime.now(UTC).date().isoformat(),
-            labels=_source(found),
-            agreement=made.agreement,
+            labels=_source(run),
+            agreement=trained.agreement,
             calibrated_on="judged texts" if by_judged else "agreement with the labels",
         ),
-        drift=TrustDrift(float(made.trust.mean()), float(made.trust.std()), len(rows)),
+        drift=TrustDrift(float(trained.trust.mean()), float(trained.trust.std()), len(rows)),
         certificate=certificate,
-        sets=made.rule,
+        sets=trained.rule,
     )
 
 
 def _one(
-    found: Run,
+    run: Run,
     labels: Labels,
     vectors: Float16s,
     hashes: Sequence[bytes],
@@ -114,16 +114,16 @@ def _one(
     used: Int64s | None,
 ) -> _Trained:
     """Fit a head that gives one label; trust by the judged texts `used`, None: by agreement."""
-    n_classes = len(found.batch.labels.names)
+    n_classes = len(run.batch.labels.names)
     label, folds = labels.first(), folds_of(hashes)
     targets = one_hot(label, n_classes)
-    if found.votes.settings.head_decides and found.learned is not None:
-        shares = found.learned.labels.table(n_classes)
+    if run.votes.settings.head_decides and run.learned is not None:
+        shares = run.learned.labels.table(n_classes)
         targets = np.where((label >= 0)[:, None], shares, 0).astype(np.float32)
     out = predict_folds(fit_folds(vectors, targets, folds), vectors, folds)
-    made = out.argmax(axis=1)
-    odds = log_odds(out[np.arange(len(out)), made])
-    right, agrees = made[judged.rows] == judged.right.first(), made == label
+    predicted = out.argmax(axis=1)
+    odds = log_odds(out[np.arange(len(out)), predicted])
+    right, agrees = predicted[judged.rows] == judged.right.first(), predicted == label
     some = np.flatnonzero(label >= 0)
     if used is None:
         curve = fit_line(odds[some], agrees[some], np.ones(len(some)))
@@ -134,7 +134,7 @@ def _one(
 
 
 def _several(
-    found: Run,
+    run: Run,
     labels: Labels,
     vectors: Float16s,
     hashes: Sequence[bytes],
@@ -142,7 +142,7 @@ def _several(
     used: Int64s | None,
 ) -> _Trained:
     """Fit a head that gives several labels; `used` as for `_one`."""
-    n_classes, folds = len(found.batch.labels.names), folds_of(hashes)
+    n_classes, folds = len(run.batch.labels.names), folds_of(hashes)
     taught = labels.table(n_classes, labels.is_given())
     gold = judged.right.table(n_classes, judged.right.is_given())
     targets = taught.astype(np.float32)
@@ -165,10 +165,10 @@ def _weights(judged: Judged, used: Int64s) -> Float64s:
     return weights
 
 
-def _source(found: Run) -> str:
-    learned = found.votes.settings.learned
+def _source(run: Run) -> str:
+    learned = run.votes.settings.learned
     if learned is not None and learned.decides != "settings":
         return f"those of {learned.name}"
-    voted = found.votes.decision is None or found.votes.decision.policy is not None
-    voted = voted and found.votes.settings.k > 0 and not found.votes.settings.keeps_llm_labels
+    voted = run.votes.decision is None or run.votes.decision.policy is not None
+    voted = voted and run.votes.settings.k > 0 and not run.votes.settings.keeps_llm_labels
     return "those of the vote of neighbors" if voted else "the LLM's own answers"

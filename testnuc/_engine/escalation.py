@@ -99,11 +99,11 @@ class RefereeModel:
             ask = predictor.ask(entry.text, entry.hash, place)
             ask.answer = predictor.answer
             asks.append(ask)
-        found: list[Prediction | Exception] = [Prediction(None)] * len(texts)
+        answers: list[Prediction | Exception] = [Prediction(None)] * len(texts)
         async with aclosing(self._scheduler.run(asks)) as outcomes:
             async for ask, outcome in outcomes:
-                found[ask.place] = outcome
-        return found
+                answers[ask.place] = outcome
+        return answers
 
     async def aclose(self) -> None:
         """Wait for calls in flight, and close the connections."""
@@ -202,8 +202,8 @@ class Escalation:
         hashes = [entry.hash for entry in entries]
         new = 0
         for start in range(0, len(hashes) if parts.pipeline.join_pool else 0, _CHUNK):
-            found = await parts.pool.stored_vectors(hashes[start : start + _CHUNK])
-            new += sum(vector is None for vector in found)
+            vectors = await parts.pool.stored_vectors(hashes[start : start + _CHUNK])
+            new += sum(vector is None for vector in vectors)
         judged = min(_REFEREED, len(entries)) if self._is_due(len(parts.pool) + new) else 0
         most = judged + int(self._part * len(entries))
         task = referee.predictor.task

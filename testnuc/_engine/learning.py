@@ -174,7 +174,7 @@ class Learning:
         size = max(len(parts.pool), len(entries))
         await self.load()
         before = self.learned
-        left = size - (len(before.judged) if before is not None else 0)
+        unjudged = size - (len(before.judged) if before is not None else 0)
         return await self._learn(
             [
                 Judgment(
@@ -182,7 +182,7 @@ class Learning:
                     entry.hash,
                     right[place],
                     "person",
-                    chance := 1 / max(left - place, 1),
+                    chance := 1 / max(unjudged - place, 1),
                     chance,
                     size,
                     uniform=True,

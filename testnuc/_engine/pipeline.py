@@ -175,7 +175,7 @@ class Pipeline:
             return
         asks = await self._unstored(run, places, most)
         sampler = Sampler(self.method, self.predictor, run)
-        found: list[tuple[Ask, Prediction | Exception]] = []
+        answers: list[tuple[Ask, Prediction | Exception]] = []
         try:
             # a slow call continues, and the run joins it
             async with (
@@ -184,19 +184,19 @@ class Pipeline:
             ):
                 async for answer in outcomes:
                     # not a comprehension: it would lose them when the time is over
-                    found.append(answer)  # noqa: PERF401
+                    answers.append(answer)  # noqa: PERF401
         except TimeoutError:
             if scheduler.closed:
                 # pool and embedder are closed as well
                 raise ProviderError("the client was closed") from None
         except FATAL_ERRORS:
             # else the run hands over what is answered or stored
-            if all(isinstance(outcome, Exception) for _, outcome in found):
+            if all(isinstance(outcome, Exception) for _, outcome in answers):
                 entries = [run.batch.entries[place] for place in places]
                 if scheduler.closed or not any(await self.retriever.stored(entries)):
                     raise
                 return
-        for ask, outcome in found:
+        for ask, outcome in answers:
             sampler.settle(ask, outcome)
 
     async def _unstored(self, run: Run, places: Sequence[int], most: int) -> list[Ask]:
@@ -246,10 +246,10 @@ class Pipeline:
         await asyncio.sleep(0)
         # a text without a vector neither joins the pool nor has neighbors
         rows = [at for at in range(len(texts)) if at not in rejected]
-        found = vectors[rows] if rejected else vectors
+        embedded = vectors[rows] if rejected else vectors
         searched = [texts[row] for row in rows]
         together = together and self.join_pool
-        upto = await self.pool.add(searched, found) if together and rows else None
+        upto = await self.pool.add(searched, embedded) if together and rows else None
         snapshot = None
         if self.examples is not None:
             upto = await self.examples.snapshot() if upto is None else upto
@@ -260,10 +260,10 @@ class Pipeline:
             own = {} if self.join_pool else dict(zip(hashes, vectors, strict=True))
             snapshot = Snapshot(upto, own, askable)
         matches = await self.retriever.search(
-            searched, found, settings.retrieved, upto=upto, together=together
+            searched, embedded, settings.retrieved, upto=upto, together=together
         )
         if self.join_pool and rows and not together:
-            await self.pool.add(searched, found)
+            await self.pool.add(searched, embedded)
         if rejected:
             every = empty_matches(len(texts), matches.ids.shape[1])
             every.ids[rows], every.similarities[rows] = matches.ids, matches.similarities
@@ -406,8 +406,8 @@ class Pipeline:
     ) -> None:
         """Predict the texts at distinct places that have no outcome yet."""
         scheduler = self.lanes[lane]
-        left = self._open(run, places)
-        sampler = Sampler(self.method, self.predictor, run, left)
+        open_ = self._open(run, places)
+        sampler = Sampler(self.method, self.predictor, run, open_)
         # a stage of the batch lane takes hours: the examples of all texts are one stage
         whole = lane != "live"
         asks: Iterator[Ask] | AsyncGenerator[list[Ask], None] = sampler.asks()
@@ -481,8 +481,8 @@ class Pipeline:
             try:
                 await self._predict(run, places, lane, lambda _: on_texts(1))
             except FATAL_ERRORS as error:
-                found = sum(prediction is not None for prediction in run.answers.predictions)
-                raise with_count(error, answered + found - stored) from error
+                predicted = sum(prediction is not None for prediction in run.answers.predictions)
+                raise with_count(error, answered + predicted - stored) from error
             answered += len(texts) - stored - len(run.answers.errors)
 
     async def _decide(self, run: Run) -> Decision:

@@ -56,9 +56,9 @@ def coverage(parts: Components, run: Run) -> dict[str, int]:
     labels, lists = parts.labels, run.batch.shortlists
     if lists is None:
         return {}
-    found, note = coverage_of(lists, labels.names, labels.none_label)
+    counts, note = coverage_of(lists, labels.names, labels.none_label)
     run.notes.append(note)
-    return found
+    return counts
 
 
 def summarize(parts: Components, results: Results, distinct_texts: int) -> None:
@@ -95,9 +95,9 @@ def warn_of_few(parts: Components, run: Run) -> None:
     if run.votes.diagnosis is not None:
         _warn(parts, few_predictions(run.votes.diagnosis.predictions))
     if settings.policy is not None and not settings.needs_no_neighbors and not run.failure:
-        found = int((run.batch.neighbors >= 0).sum(axis=1).max(initial=0))
+        most = int((run.batch.neighbors >= 0).sum(axis=1).max(initial=0))
         stored = parts.pipeline.neighbors == "stored"
-        _warn(parts, few_neighbors(settings.k, len(parts.pool), found, stored=stored))
+        _warn(parts, few_neighbors(settings.k, len(parts.pool), most, stored=stored))
 
 
 def _warn(parts: Components, warning: SmallPoolWarning | None) -> None:

@@ -93,15 +93,15 @@ def classification(run: Run, place: int, index: int, text: str) -> Classificatio
 
 def nearest(run: Run, place: int, most: int) -> tuple[Neighbor, ...]:
     """Return the nearest neighbors of the own text at a place, most similar first."""
-    found = []
+    shown = []
     others = run.votes.neighbors(np.array([place]))[0, :most].tolist()
     similarities = run.batch.similarities[place, :most].tolist()
     for other, similarity in zip(others, similarities, strict=True):
         if other >= 0:
             own = run.answers.predictions[other]
             label, confidence = (None, None) if own is None else (own.label, own.confidence)
-            found.append(Neighbor(run.batch.entries[other].text, similarity, label, confidence))
-    return tuple(found)
+            shown.append(Neighbor(run.batch.entries[other].text, similarity, label, confidence))
+    return tuple(shown)
 
 
 def _of_label(run: Run, place: int, fields: dict[str, Any]) -> Classification:

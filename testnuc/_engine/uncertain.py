@@ -112,8 +112,8 @@ async def ask_unsure(
         yield rows[places].tolist()
         own = run.answers.label[rows]
         places = await asyncio.to_thread(sampler.next, own)
-    left = np.flatnonzero(~sampler.asked)
-    if not len(left):
+    skipped = np.flatnonzero(~sampler.asked)
+    if not len(skipped):
         if rule.min_agreement < 1:
             run.notes.append(
                 f"the LLM was asked about all {len(rows):,} texts, so no call was saved: it was "
@@ -132,11 +132,11 @@ async def ask_unsure(
             "model of its answers to label this text"
             + (f"; the first error: {first}" if first else "")
         )
-        for place in rows[left].tolist():
+        for place in rows[skipped].tolist():
             run.answers.put(place, problem)
         return
-    labels = Labels.single(sampler.labels[left], trust=sampler.trust[left].astype(np.float64))
-    run.sampler = _layer(run.batch.n_own, rows[left], labels)
+    labels = Labels.single(sampler.labels[skipped], trust=sampler.trust[skipped].astype(np.float64))
+    run.sampler = _layer(run.batch.n_own, rows[skipped], labels)
     if settings.learned is not None and settings.argmax is not None and proved:
         own = run.answers.label[rows]
         judged = _judged(run, rows, settings.learned)
@@ -151,8 +151,8 @@ async def ask_unsure(
         "every text, with 90 % confidence"
     )
     run.notes.append(
-        f"the LLM was asked about {len(rows) - len(left):,} of {len(rows):,} texts, and a model of "
-        f"its answers labeled the other {len(left):,}: {why}"
+        f"the LLM was asked about {len(rows) - len(skipped):,} of {len(rows):,} texts, and a model "
+        f"of its answers labeled the other {len(skipped):,}: {why}"
     )
 
 
@@ -175,5 +175,7 @@ def _fitted_again(
     if heads is None or (taught and (judged is None or (judged >= 0).sum() < _TAUGHT)):
         return None
     plain = replace(texts, judged=None)
-    made = fit_model(plain, power=model.power, care=model.care, start=heads, rounds=SKIPPED_ROUNDS)
-    return teach(made, texts) if taught else made
+    fitted = fit_model(
+        plain, power=model.power, care=model.care, start=heads, rounds=SKIPPED_ROUNDS
+    )
+    return teach(fitted, texts) if taught else fitted

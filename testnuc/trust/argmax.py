@@ -77,20 +77,20 @@ class Argmax:
             return self._applied(texts, kept, tree)
         models = (self.model, *self.bases)
         labels = [model.neighbor_labels(texts) for model in models]
-        made: list[Labels] = []
+        parts: list[Labels] = []
         for rows in np.array_split(np.arange(len(texts)), _PARTS * -(-cells // MOST_CELLS)):
             part, places = texts.part(rows)
             grounds = [m.ground(part, of[places]) for m, of in zip(models, labels, strict=True)]
-            made.append(self._applied(part, kept[rows], tree, grounds))
-        return Labels.stacked(made)
+            parts.append(self._applied(part, kept[rows], tree, grounds))
+        return Labels.stacked(parts)
 
     def _applied(
         self, texts: Texts, kept: Int32s, tree: LabelTree | None, grounds: Sequence[Ground] = ()
     ) -> Labels:
-        found = self.model.probabilities(texts, grounds[0] if grounds else None)
-        label = self.label(texts, kept, found, grounds[1:])
-        trust = chances(texts, found, label, self.coefficients)
-        return labels_of(found, label, trust, tree, shares=self.decides == "head")
+        probabilities = self.model.probabilities(texts, grounds[0] if grounds else None)
+        label = self.label(texts, kept, probabilities, grounds[1:])
+        trust = chances(texts, probabilities, label, self.coefficients)
+        return labels_of(probabilities, label, trust, tree, shares=self.decides == "head")
 
     def label(
         self, texts: Texts, kept: Int32s, found: Float32s, grounds: Sequence[Ground] = ()
@@ -239,7 +239,7 @@ def parts_by_level(found: Float32s, label: Int32s, tree: LabelTree) -> Float32s:
     Parts of what a model, whose probabilities are float32[b, C], gives all labels except the text's
     own.
     """
-    made = np.zeros((len(found), tree.depth - 1), dtype=np.float32)
+    parts = np.zeros((len(found), tree.depth - 1), dtype=np.float32)
     at = np.flatnonzero(label >= 0)
     given = label[at]
     own = found[at, given].astype(np.float64)
@@ -250,8 +250,8 @@ def parts_by_level(found: Float32s, label: Int32s, tree: LabelTree) -> Float32s:
         starts = np.flatnonzero(np.diff(nodes[order], prepend=-1))
         mass = np.add.reduceat(found[at][:, order], starts, axis=1, dtype=np.float64)
         below = mass[np.arange(len(at)), nodes[given]] - own
-        made[at, level - 1] = np.clip(below / rest, 0, 1)
-    return made
+        parts[at, level - 1] = np.clip(below / rest, 0, 1)
+    return parts
 
 
 def trust_of_level(trust: Float64s | np.float64, part: Floats) -> Float64s:

@@ -279,12 +279,12 @@ def _judged_votes(labels: Int32s, cosines: Float32s, n_classes: int, k: int | No
 
 def _candidates(votes: _Votes) -> tuple[Candidate, ...]:
     """Evaluate each candidate vote by held-out near neighbors."""
-    found = []
+    lines = []
     for p, weight in enumerate(_OWN_WEIGHTS):
         for q, n in enumerate(votes.ks):
             changes = votes.changes(p, q)
             changed = changes.astype(np.float64)
-            found.append(
+            lines.append(
                 Candidate(
                     k=n,
                     own_weight=weight,
@@ -295,7 +295,7 @@ def _candidates(votes: _Votes) -> tuple[Candidate, ...]:
                     overruled=at_similarity_one(votes.similarity, changed, votes.row).value,
                 )
             )
-    return tuple(found)
+    return tuple(lines)
 
 
 def _excluded_labels(votes: _Votes, n_classes: int, k: int, policy: VotePolicy) -> tuple[int, ...]:

@@ -53,8 +53,8 @@ _DRIFT_ERRORS, _DRIFT_LEAST, _DRIFT_FROM = 4.0, 0.02, 100
 def log_odds(chance: Floats) -> Float64s:
     """Return the log odds of chances, finite also for 0 and 1."""
     p = np.clip(chance.astype(np.float64), _TINY, 1 - _TINY)
-    found: Float64s = np.log(p / (1 - p))
-    return found
+    odds: Float64s = np.log(p / (1 - p))
+    return odds
 
 
 def chance_of(odds: Floats, line: Sequence[float]) -> Float64s:
@@ -101,8 +101,8 @@ def _logistic(x: Float64s, right: Bools, weights: Floats, prior: Prior) -> Float
 
     bounds = None if prior.least is None else [(low, None) for low in prior.least]
     best = minimize(loss, prior.mean, jac=True, method="L-BFGS-B", bounds=bounds)
-    found: Float64s = best.x
-    return found
+    coefficients: Float64s = best.x
+    return coefficients
 
 
 def chances(texts: Texts, found: Float32s, label: Int32s, coefficients: Float64s) -> Float64s:
@@ -193,8 +193,8 @@ def fit_set_rule(
     def jaccard(threshold: float) -> float:
         given = probabilities > threshold
         both, either = (given & taught).sum(axis=1), (given | taught).sum(axis=1)
-        found = np.where(either > 0, both / np.maximum(either, 1), 1.0)
-        return float(found.mean()) if len(sizes) else 0.0
+        index = np.where(either > 0, both / np.maximum(either, 1), 1.0)
+        return float(index.mean()) if len(sizes) else 0.0
 
     threshold = max(_GRID.tolist(), key=jaccard)
     given = probabilities > np.float32(threshold)

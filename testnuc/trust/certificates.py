@@ -179,17 +179,19 @@ def certify(
         rows, right, uniform = rows[used], right[used], (uniform & person)[used]
     known = np.nan_to_num(trust, nan=-np.inf)
     ranked = _Ranked(known, known[rows], right, uniform, _LOOK * (1 - confidence))
-    made = Certificate(accuracy, confidence, *ranked.largest(accuracy), int(uniform.sum()))
-    if made.coverage:
-        return made
+    certificate = Certificate(accuracy, confidence, *ranked.largest(accuracy), int(uniform.sum()))
+    if certificate.coverage:
+        return certificate
     reason, more = ranked.why(accuracy)
     highest = int(np.ceil(accuracy / _LEVEL - _TINY)) - 1
     for step in range(highest, round(_LOWEST / _LEVEL) - 1, -1):
         lower = round(step * _LEVEL, 2)
         part = ranked.largest(lower)[1]
         if part:
-            return replace(made, reason=reason, judgments_needed=more, achievable=(lower, part))
-    return replace(made, reason=reason, judgments_needed=more)
+            return replace(
+                certificate, reason=reason, judgments_needed=more, achievable=(lower, part)
+            )
+    return replace(certificate, reason=reason, judgments_needed=more)
 
 
 @dataclass(frozen=True, eq=False)

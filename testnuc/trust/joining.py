@@ -68,21 +68,21 @@ def join_reviews(reviews: Mapping[str, Review]) -> JoinedReview:
         votes = Counter(item.answer for _, item in people)
         shared += len(people) > 1
         disagreements += len(votes) > 1
-        made = replace(said[0][1], index=index)
+        joint = replace(said[0][1], index=index)
         if votes:
             answer, most = votes.most_common(1)[0]
             if 2 * most > len(people):
-                made = replace(made, answer=answer, source="person")
+                joint = replace(joint, answer=answer, source="person")
             else:
                 undecided += 1
-                made = replace(made, answer=None, source=None)
+                joint = replace(joint, answer=None, source=None)
             if len(votes) > 1:
-                made = replace(made, said=tuple((name, item.answer) for name, item in people))
+                joint = replace(joint, said=tuple((name, item.answer) for name, item in people))
         else:
             # a referee's answer, if there is one
-            answered = next((item for _, item in said if item.source is not None), made)
-            made = replace(made, answer=answered.answer, source=answered.source)
-        items.append(made)
+            answered = next((item for _, item in said if item.source is not None), joint)
+            joint = replace(joint, answer=answered.answer, source=answered.source)
+        items.append(joint)
     return JoinedReview(first.with_items(items), shared, disagreements, undecided)
 
 

@@ -121,8 +121,8 @@ def scores_of(
         votes.append(Labels(starts, label, shares[at], vote.voters > 0, given[at]))
         by_head.append(head[at])
         own.append(mine[at])
-    vote, found = Labels.stacked(votes), np.concatenate(by_head)
-    return LabelScores(vote, found, np.concatenate(own), pool.known[:n], folds)
+    vote, probabilities = Labels.stacked(votes), np.concatenate(by_head)
+    return LabelScores(vote, probabilities, np.concatenate(own), pool.known[:n], folds)
 
 
 def counts(scores: LabelScores, right: Labels, given: Bools) -> tuple[Int64s, Int64s, Int64s]:
@@ -146,15 +146,15 @@ def fit_thresholds(
     `right` are the labels that the texts should have, and `usual` is the threshold of the vote
     settings. With a head, thresholds are for scores with it.
     """
-    found = np.full((FOLDS, n_classes), usual, dtype=np.float32)
+    thresholds = np.full((FOLDS, n_classes), usual, dtype=np.float32)
     for fold in range(FOLDS):
         others = np.flatnonzero((scores.folds != fold) & scores.vote.known)
         if len(others):
             some = scores.at(others)
-            found[fold] = _thresholds(
+            thresholds[fold] = _thresholds(
                 some.vote, some.scores(with_head=with_head), right.at(others), n_classes, usual
             )
-    return found
+    return thresholds
 
 
 def _thresholds(
@@ -169,7 +169,7 @@ def _thresholds(
     grid = np.append(_GRID, usual)
     sums = [jaccard(*counted(scores > threshold), sizes).sum() for threshold in grid]
     pooled = grid[int(np.argmax(sums - _STRENGTH * (grid - usual) ** 2))]
-    found = np.full(n_classes, pooled, dtype=np.float32)
+    thresholds = np.full(n_classes, pooled, dtype=np.float32)
     grid = np.append(_GRID, pooled)
     penalty = _STRENGTH * (grid - pooled) ** 2
     given = scores > pooled
@@ -191,8 +191,8 @@ def _thresholds(
             passed = scores[at] > grid[:, None]
             sums = np.where(passed, inside, without).sum(axis=1)
             best = int(np.argmax(sums - penalty))
-            found[label] = grid[best]
+            thresholds[label] = grid[best]
             given[at] = passed[best]
             hits[row] += given[at] & right[at]
             count[row] += given[at]
-    return found
+    return thresholds

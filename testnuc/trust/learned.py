@@ -116,7 +116,7 @@ class Learned:
             trust, rows, right, used = self._of_label(label)
             # texts drawn at random from all are drawn at random from those with the label
             uniform, person = uniform[used], person[used]
-        made = certify(
+        certificate = certify(
             trust.astype(np.float64),
             rows,
             right,
@@ -126,8 +126,8 @@ class Learned:
             confidence=confidence,
         )
         if label is not None:
-            return LabelCertificate(**asdict(made), label=label)
-        return replace(made, level=level)
+            return LabelCertificate(**asdict(certificate), label=label)
+        return replace(certificate, level=level)
 
     def wants_decisions(self, certificate: Certificate) -> bool:
         """Whether texts on which strategies differ would help more than texts drawn at random."""
@@ -252,12 +252,12 @@ class Learned:
 @lru_cache(maxsize=2)
 def _proved(learned: Learned) -> str:
     """Return how far labels are proved to be right, and what would help most next."""
-    made = learned.certify()
-    if made.coverage:
-        return f"Proved: {made}. Next, judging the least trusted texts would help most."
-    text = f"No labels are proved to be {made.accuracy * 100:g} % right yet"
-    decisions = learned.wants_decisions(made)
-    text += f": {made.reason}." if not (decisions and made.judgments_needed) else "."
+    certificate = learned.certify()
+    if certificate.coverage:
+        return f"Proved: {certificate}. Next, judging the least trusted texts would help most."
+    text = f"No labels are proved to be {certificate.accuracy * 100:g} % right yet"
+    decisions = learned.wants_decisions(certificate)
+    text += f": {certificate.reason}." if not (decisions and certificate.judgments_needed) else "."
     if decisions:
         text += " Judging 50 more texts on which strategies differ would help most."
-    return f"{text} {made.hint}." if made.achievable else text
+    return f"{text} {certificate.hint}." if certificate.achievable else text

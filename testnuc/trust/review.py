@@ -288,7 +288,7 @@ class Review(Sequence[ReviewItem]):
             labels, texts = _facts(record)
             items = [_item(index, given) for index, given in enumerate(record["items"])]
             context = record.get("context")
-            found = cls(
+            review = cls(
                 items,
                 labels,
                 texts,
@@ -301,11 +301,11 @@ class Review(Sequence[ReviewItem]):
         for item in items:
             if item.source is not None:
                 try:
-                    answer = found.as_given(item.answer)
-                    found.answer(item.index, answer, item.source)  # type: ignore[arg-type]
+                    answer = review.as_given(item.answer)
+                    review.answer(item.index, answer, item.source)  # type: ignore[arg-type]
                 except InvalidInputError as exc:
                     raise InvalidInputError(f"{path}, item {item.index + 1}: {exc}") from exc
-        return found
+        return review
 
     def __len__(self) -> int:
         return len(self._items)
@@ -421,10 +421,10 @@ def _neighbor(text: Any, similarity: Any, label: Any, confidence: Any) -> Neighb
 
 
 def _chance(value: Any) -> float | None:
-    found = _number(value)
-    if found is not None and not 0 <= found <= 1.000001:  # a sum of shares, rounded
-        raise ValueError(f"a chance is {found}")
-    return found
+    number = _number(value)
+    if number is not None and not 0 <= number <= 1.000001:  # a sum of shares, rounded
+        raise ValueError(f"a chance is {number}")
+    return number
 
 
 def _number(value: Any) -> float | None:

@@ -67,32 +67,32 @@ def review_queue(results: Iterable[Classification], n: int = 20) -> list[ReviewR
 
 
 def _reasons(row: Classification, far: float, copy: float) -> list[tuple[float, str]]:
-    found = []
+    reasons = []
     if row.error is not None:
-        found.append((2.0, f"call failed: {row.error}"))
+        reasons.append((2.0, f"call failed: {row.error}"))
     if row.label is None:
         said = row.prediction.said if row.prediction is not None else None
         outside = row.own_label is None and said is not None
         why = f"the answer {said[:60]!r} matches no label" if outside and said else row.reason
-        found.append((2.0, why or "no label"))
+        reasons.append((2.0, why or "no label"))
     if row.trust is not None and row.trust < 1:
         share = f"trust is {row.trust:.2f}"
         if row.trust < _HEAVY:
             share += ": most of the vote went to other labels"
-        found.append((1 - row.trust, share))
+        reasons.append((1 - row.trust, share))
     own = row.prediction.label if row.prediction is not None else None
     if own is not None and row.label is not None and own != row.label:
-        found.append((_HEAVY, f"the vote changed {own!r} to {row.label!r}"))
+        reasons.append((_HEAVY, f"the vote changed {own!r} to {row.label!r}"))
     for neighbor in row.neighbors[:1]:
         if neighbor.similarity >= copy and neighbor.label not in {None, row.label}:
-            found.append(
+            reasons.append(
                 (
                     _HEAVY,
                     f"a near copy is labeled {neighbor.label!r}: {neighbor.text[:60]!r}",
                 )
             )
         if neighbor.similarity < far:
-            found.append(
+            reasons.append(
                 (_HEAVY, f"far from all others: the nearest has {neighbor.similarity:.2f}")
             )
-    return found
+    return reasons

@@ -100,10 +100,10 @@ class Thresholds:
         folds, rows = scores.folds, scores.vote.rows[used]
         applies = scores.vote.among(right)[used]
         of_label = by_fold(z[used], applies, np.ones(len(rows)), folds[rows], LABEL_PRIOR)
-        made = replace(self, of_label=of_label)
-        odds = _text_odds(scores, made.given(scores), made._chances(scores))  # noqa: SLF001
+        rule = replace(self, of_label=of_label)
+        odds = _text_odds(scores, rule.given(scores), rule._chances(scores))  # noqa: SLF001
         x = np.column_stack([np.ones(len(odds)), odds])
-        return replace(made, of_text=by_fold(x, exact, np.ones(len(x)), folds, _TEXT_PRIOR))
+        return replace(rule, of_text=by_fold(x, exact, np.ones(len(x)), folds, _TEXT_PRIOR))
 
     def _features(self, scores: LabelScores) -> tuple[Float64s, Bools]:
         """Return float64[T, 3]: one, log odds by the score, and whether the LLM gave the label.
@@ -124,16 +124,16 @@ class Thresholds:
 
     def apply(self, scores: LabelScores) -> Labels:
         """Label texts."""
-        found = self.decide(scores)
+        labels = self.decide(scores)
         return Labels.pairs(
-            len(found),
-            found.rows,
-            found.label,
-            found.share,
-            given=found.given,
-            chance=found.chance,
-            trust=found.trust,
-            known=found.known,
+            len(labels),
+            labels.rows,
+            labels.label,
+            labels.share,
+            given=labels.given,
+            chance=labels.chance,
+            trust=labels.trust,
+            known=labels.known,
         )
 
     def packed(self) -> tuple[dict[str, Any], dict[str, Array]]:

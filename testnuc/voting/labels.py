@@ -120,10 +120,10 @@ class Labels:
 
     def first(self) -> Int32s:
         """Return the first label that each text has, int32[n]; -1 = none."""
-        found = np.full(len(self), -1, dtype=np.int32)
+        first = np.full(len(self), -1, dtype=np.int32)
         given = np.flatnonzero(self.is_given())[::-1]
-        found[self.rows[given]] = self.label[given]
-        return found
+        first[self.rows[given]] = self.label[given]
+        return first
 
     def table(self, n_classes: int, values: Array | None = None) -> Array:
         """Return a value of each candidate, [m], by default the share, in a table, [n, C].
@@ -243,6 +243,6 @@ def places_of(starts: Int64s, rows: Ints) -> tuple[Int64s, Int64s]:
     The items of row i are at ``starts[i]:starts[i + 1]``.
     """
     counts = np.diff(starts)[rows]
-    made = starts_of(counts)
-    at = np.repeat(starts[rows] - made[:-1], counts) + np.arange(made[-1])
-    return at, made
+    new_starts = starts_of(counts)
+    at = np.repeat(starts[rows] - new_starts[:-1], counts) + np.arange(new_starts[-1])
+    return at, new_starts

@@ -218,8 +218,8 @@ def in_blocks(
     bounds = [n_rows * i // threads for i in range(threads + 1)]
     executor = _executor()
     others = [executor.submit(run, bounds[i], bounds[i + 1]) for i in range(1, threads)]
-    found = [run(bounds[0], bounds[1]), *(future.result() for future in others)]
-    return next((row for row in found if row >= 0), -1)
+    bad_rows = [run(bounds[0], bounds[1]), *(future.result() for future in others)]
+    return next((row for row in bad_rows if row >= 0), -1)
 
 
 @functools.cache
