@@ -79,6 +79,11 @@ class Prediction:
         return (self.label,) if self.label else ()
 
     @property
+    def confidences(self) -> tuple[float | None, ...]:
+        """The LLM's own confidence in each of them."""
+        return (self.confidence,) if self.label else ()
+
+    @property
     def unmatched(self) -> tuple[str, ...]:
         """What the answer holds that is no label of the set."""
         return (self.said or "",) if self.label is None else ()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from testnuc.errors import ConfigurationError, EmbeddingError, ProviderError, StoreError
-from testnuc.types import MultilabelPrediction, Prediction
+from testnuc.types import Prediction
 from testnuc.voting import Labels
 
 if TYPE_CHECKING:
@@ -125,14 +125,11 @@ class Answers:
     def labels(self) -> Labels:
         """Return the labels at each place."""
         if self._labels is None:
-            if self._batch.labels.multilabel:
-                self._labels = Labels.of([self._listed(p) for p in self.predictions])
-            else:
-                self._labels = Labels.single(self.label, self.confidence)
+            self._labels = Labels.of([self._listed(p) for p in self.predictions])
         return self._labels
 
     def _listed(self, prediction: Prediction | None) -> list[tuple[int, float | None]] | None:
-        if not isinstance(prediction, MultilabelPrediction) or prediction.label is None:
+        if prediction is None or prediction.label is None:
             return None
         places = map(self._batch.labels.index, prediction.labels)
         pairs = zip(places, prediction.confidences, strict=True)
