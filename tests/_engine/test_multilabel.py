@@ -456,8 +456,10 @@ async def test_the_service_answers_lists(nuc_of):
                 answered = (await response.json())["results"]
             async with session.get("/openapi.json") as response:
                 document = await response.json()
-    fields = document["components"]["schemas"]["Result"]["properties"]
-    assert fields["labels"]["items"] == {"enum": LABELS}
+    schemas = document["components"]["schemas"]
+    items = schemas["Result"]["properties"]["labels"]["items"]
+    assert items == {"$ref": "#/components/schemas/Label"}
+    assert schemas["Label"] == {"enum": LABELS}
     for result in answered[:12]:
         assert result["label"] == "; ".join(result["labels"])
         assert set(result["labels"]) <= set(result["shares"])
