@@ -16,6 +16,7 @@ import numpy as np
 
 from testnuc import Head, LabelSet, TestNUC
 from testnuc.protocols import Answer, Reply
+from testnuc.types import MultilabelClassification, MultilabelPrediction
 
 LABELS = ["refund", "delivery", "login", "fees"]
 SETS = [("refund",), ("delivery",), ("refund", "login"), (), ("login", "fees")]
@@ -75,15 +76,25 @@ def client(path, *, several, model=None):
 
 
 def seen(results):
-    """Return what a test compares."""
-    return [[row.label, list(getattr(row, "labels", ())), row.trust, row.source] for row in results]
+    """Return what a test compares; the lists of several labels alone, as the stored files do."""
+    return [
+        [
+            row.label,
+            list(row.labels) if isinstance(row, MultilabelClassification) else [],
+            row.trust,
+            row.source,
+        ]
+        for row in results
+    ]
 
 
 def own(results):
     """Return what the LLM said of each text."""
+    said = [row.prediction for row in results]
+    several = [isinstance(p, MultilabelPrediction) for p in said]
     return [
-        [p.label, list(getattr(p, "labels", ())), p.confidence, list(getattr(p, "unmatched", ()))]
-        for p in (row.prediction for row in results)
+        [p.label, list(p.labels if many else ()), p.confidence, list(p.unmatched if many else ())]
+        for p, many in zip(said, several, strict=True)
     ]
 
 

@@ -39,6 +39,7 @@ from testnuc import (
 )
 from testnuc.errors import RefusalError
 from testnuc.protocols import Answer, Reply
+from testnuc.types import MultilabelClassification, MultilabelPrediction
 
 FLAT = ["card", "cash", "loan", "rate", "fees"]
 TREE = ["pay > card", "pay > cash", "lend > loan", "lend > rate", "other"]
@@ -195,7 +196,8 @@ def labels_of(result):
     """Return what a user reads as the label of a result."""
     if result.label is None:
         return None
-    return frozenset(result.labels) if hasattr(result, "labels") else result.label
+    several = isinstance(result, MultilabelClassification)
+    return frozenset(result.labels) if several else result.label
 
 
 def facts(result):
@@ -209,7 +211,7 @@ def facts_of_prediction(result):
     own = result.prediction
     if own is None:
         return None
-    if hasattr(own, "labels"):
+    if isinstance(own, MultilabelPrediction):
         return own.label, own.labels, own.confidences, own.unmatched
     return own.label, own.confidence
 
