@@ -95,7 +95,7 @@ async def _testnuc(
 ) -> int:
     """Run the full path of testnuc: limits, retries, single-flight, store, encode, parse.
 
-    `many`: from `classify_many` to results, embeddings included; without it, the calls alone.
+    `many`: from `classify_many` to results, without a vote or a pool; without it, the calls alone.
     """
     from testnuc import TestNUC
     from testnuc.testing import HashEmbedder
@@ -109,6 +109,7 @@ async def _testnuc(
         store=store,
         limits=Limits(concurrency=concurrency),
         k=0 if many else None,
+        join_pool=not many,
     ) as nuc:
         if many:
             return sum(label in _LABELS for label in (await nuc.classify_many(texts)).labels)

@@ -163,6 +163,20 @@ async def test_a_test_set_kept_out_of_the_pool(client_of):
         assert llm.calls <= 60
 
 
+@pytest.mark.parametrize("policy", ["auto", "majority"])
+async def test_without_a_vote_or_a_pool_nothing_is_embedded(client_of, policy):
+    embedder, texts = HashEmbedder(), messages(6)
+    options = {"embedder": embedder, "k": 0, "join_pool": False, "policy": policy}
+    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm, **options)) as nuc:
+        results = await nuc.classify_many(texts)
+        alone = await nuc.classify(texts[0])
+        assert len(nuc) == 0
+    assert results.labels == [gold(t) for t in texts]
+    assert alone.label == gold(texts[0])
+    assert embedder.embedded == 0
+    assert llm.calls == 6
+
+
 async def test_a_failed_text_is_voted_on_by_its_neighbors(client_of):
     texts = messages(30)
 

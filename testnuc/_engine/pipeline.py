@@ -236,6 +236,11 @@ class Pipeline:
         together: bool,
     ) -> tuple[TextBatch, str]:
         """Return texts with their neighbors, and how to embed faster."""
+        needs = settings.retrieved or self.join_pool or self.examples or self.shortlist
+        if not needs:
+            # no vote, now or later
+            on_embedded(len(texts))
+            return self.retriever.alone(texts, settings).batch, ""
         hashes, started = [entry.hash for entry in texts], time.perf_counter()
         vectors, rejected = await self.embedding.each([e.text for e in texts], hashes, on_embedded)
         advice = self.embedding.advice(time.perf_counter() - started)

@@ -132,5 +132,5 @@ class Forecast:
         self._output = self._with(self._output, float(output_tokens))
 
     def _with(self, before: tuple[float, float], new: float) -> tuple[float, float]:
-        _, second, largest = sorted((new, *(self._FADE * number for number in before)))
-        return second, largest
+        second, largest = self._FADE * before[0], self._FADE * before[1]
+        return (largest, new) if new > largest else (max(second, new), largest)
