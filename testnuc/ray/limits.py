@@ -1,8 +1,8 @@
 """Rate limit, concurrency and budget of a whole job.
 
 `SharedLimits` holds them, in one named actor. Every worker that calls a provider has a
-`LimitsClient`, which calls `acquire` for permits and reservations, and `settle` when they are
-returned. Requests that are made at the same time travel in one call.
+`LimitsClient`, which calls `grant` for each permit and reservation. Those that are returned travel
+together, in calls of `settle`.
 
 A worker that sends nothing for `SILENCE` seconds counts as dead, and so does the previous process
 of an actor that was restarted: its permits are free again, and its reservations are booked in full,
@@ -22,7 +22,7 @@ from testnuc.errors import TestNUCError
 from testnuc.limits import Admission, BudgetAccount, Meter, Permit, Reservation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from testnuc.limits import Budget, Limits, Mark
     from testnuc.types import Usage
@@ -34,15 +34,11 @@ SILENCE = 20.0
 _LIMIT_HEADERS = ("x-ratelimit-", "anthropic-ratelimit-")
 #: Seconds between two calls of `settle` at most: the worker is alive.
 _HEARTBEAT = 5.0
-#: Most in-flight calls of `acquire`: one waits, and one has new requests.
-_MOST_POLLS = 2
 
 #: The actor that a worker lives in, and a name of its own: different after a restart.
 WorkerId = tuple[str, str]
 #: The number of a request; a method of `Admission` or `BudgetAccount`, and its arguments.
 LimitsCall = tuple[int, str, tuple[Any, ...], dict[str, Any]]
-#: The number of a request; None, or why it is refused.
-Granted = tuple[int, Exception | None]
 
 
 class _Worker:
@@ -50,8 +46,6 @@ class _Worker:
 
     def __init__(self, now: float) -> None:
         self.seen_at = now
-        self.changed = asyncio.Event()
-        self.granted: list[Granted] = []
         self.waiting: dict[int, asyncio.Task[None]] = {}
         self.permits: dict[int, Permit] = {}
         self.reservations: dict[int, Reservation] = {}
@@ -70,26 +64,21 @@ class SharedLimits:
         self._failure: Exception | None = None
         self._counts: dict[WorkerId, Mark] = {}
 
-    async def acquire(self, worker: WorkerId, requests: Sequence[LimitsCall]) -> list[Granted]:
-        """Queue requests for permits and reservations; return what is granted, once there is any.
-
-        An earlier call of the same worker that still waits returns at once, so that a worker has
-        at most two in flight.
-        """
-        state = self._seen(worker)
-        for request in requests:
-            number = request[0]
-            if number in state.cancelled:
-                state.cancelled.discard(number)
-            else:
-                waiting = asyncio.create_task(self._grant(state, request), name="testnuc-grant")
-                state.waiting[number] = waiting
-        state.changed.set()
-        if not state.granted:
-            state.changed.clear()
-            await state.changed.wait()
-        granted, state.granted = state.granted, []
-        return granted
+    async def grant(self, worker: WorkerId, request: LimitsCall) -> Exception | None:
+        """Wait for a permit or a reservation; returns why it is refused, or None."""
+        state, number = self._seen(worker), request[0]
+        if number in state.cancelled:
+            state.cancelled.discard(number)
+            return None
+        waiting = state.waiting[number] = asyncio.create_task(self._hold(state, request))
+        await asyncio.wait([waiting])
+        state.waiting.pop(number, None)
+        if waiting.cancelled():
+            # a worker that was only slow raises, instead of waiting for ever
+            return TestNUCError(f"silent for more than {SILENCE:g} s")
+        error = waiting.exception()
+        assert error is None or isinstance(error, Exception)
+        return error
 
     async def settle(self, worker: WorkerId, settled: Sequence[LimitsCall], counts: Mark) -> None:
         """Return permits and reservations, and note what the worker's meter has counted so far."""
@@ -123,21 +112,13 @@ class SharedLimits:
         """Return why the job failed: Ray's own exception holds only the text of ours."""
         return self._failure
 
-    async def _grant(self, state: _Worker, request: LimitsCall) -> None:
+    async def _hold(self, state: _Worker, request: LimitsCall) -> None:
         number, method, arguments, options = request
-        refusal = None
-        try:
-            if method == "acquire":
-                permit = await self._admission.acquire(*arguments, **options)
-                state.permits[number] = permit
-            else:
-                assert self._account is not None
-                state.reservations[number] = await self._account.reserve(*arguments)
-        except Exception as error:  # noqa: BLE001 - raised in the worker
-            refusal = error
-        state.waiting.pop(number, None)
-        state.granted.append((number, refusal))
-        state.changed.set()
+        if method == "acquire":
+            state.permits[number] = await self._admission.acquire(*arguments, **options)
+        else:
+            assert self._account is not None
+            state.reservations[number] = await self._account.reserve(*arguments)
 
     def _return_permit(
         self, permit: Permit, method: str, arguments: tuple[Any, ...], options: Mapping[str, Any]
@@ -148,13 +129,13 @@ class SharedLimits:
         getattr(self._admission, method)(permit, *facts, **options)
 
     def _cancel(self, state: _Worker, number: int) -> None:
-        if number in state.waiting:
-            state.waiting.pop(number).cancel()
-        elif number in state.permits:
+        if number in state.permits:
             self._admission.abandoned(state.permits.pop(number))
         elif number in state.reservations:
             assert self._account is not None
             self._account.release(state.reservations.pop(number))
+        elif number in state.waiting:
+            state.waiting.pop(number).cancel()
         else:
             state.cancelled.add(number)
 
@@ -171,16 +152,13 @@ class SharedLimits:
         return state
 
     def _remove(self, state: _Worker) -> None:
-        for number, task in state.waiting.items():
-            task.cancel()
-            # a worker that was only slow raises, instead of waiting for ever
-            state.granted.append((number, TestNUCError(f"silent for more than {SILENCE:g} s")))
+        for waiting in state.waiting.values():
+            waiting.cancel()
         for permit in state.permits.values():
             self._admission.failed(permit)
         for reservation in state.reservations.values():
             assert self._account is not None
             self._account.keep(reservation)
-        state.changed.set()
 
 
 class _RemotePermit(Permit):
@@ -226,7 +204,7 @@ class LimitsClient:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         # methods of an actor are called by `.remote(..)`
-        self._acquire = getattr(limits.acquire, "remote", limits.acquire)
+        self._grant = getattr(limits.grant, "remote", limits.grant)
         self._settle = getattr(limits.settle, "remote", limits.settle)
         self._counts = counts
         #: Whether tokens, or the money they cost, are bounded.
@@ -237,10 +215,7 @@ class LimitsClient:
         self._worker = (actor or unique, unique)
         self._clock = clock
         self._numbers = count()
-        self._requests: list[LimitsCall] = []
-        self._waiting: dict[int, asyncio.Future[None]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._polls = 0
+        self._sender: asyncio.Task[None] | None = None
         self._settled: list[LimitsCall] = []
         self._news = asyncio.Event()
         self._sending = asyncio.Lock()
@@ -251,14 +226,13 @@ class LimitsClient:
 
     def open(self) -> None:
         """Start to send settlements and heartbeats."""
-        self._start(self._send_settlements(), "testnuc-settle")
+        self._sender = asyncio.create_task(self._send_settlements(), name="testnuc-settle")
 
     async def close(self) -> None:
-        """Cancel all calls of the actor."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """Stop to send settlements and heartbeats."""
+        if self._sender is not None:
+            self._sender.cancel()
+            await asyncio.gather(self._sender, return_exceptions=True)
 
     async def flush(self) -> None:
         """Wait until all settlements and the counters of the meter have arrived."""
@@ -360,44 +334,17 @@ class LimitsClient:
         if self.broken is not None:
             raise self.broken
         number = next(self._numbers)
-        granted = self._waiting[number] = asyncio.get_running_loop().create_future()
-        self._requests.append((number, method, arguments, options))
-        if self._polls < _MOST_POLLS:
-            self._polls += 1
-            self._start(self._poll(), "testnuc-acquire")
         try:
-            await granted
+            refusal = await self._grant(self._worker, (number, method, arguments, options))
         except asyncio.CancelledError:
             # granted or not by now: it is returned
             self._send(number, "cancel")
             raise
-        finally:
-            self._waiting.pop(number, None)
+        except Exception as error:
+            raise self._break(error) from error
+        if refusal is not None:
+            raise refusal
         return number
-
-    async def _poll(self) -> None:
-        """Send requests, and resolve what is granted, for as long as one waits."""
-        while self.broken is None and (self._requests or (self._waiting and self._polls == 1)):
-            requests, self._requests = self._requests, []
-            try:
-                granted = await self._acquire(self._worker, requests)
-            except Exception as error:  # noqa: BLE001 - raised where calls are admitted
-                self._break(error)
-                break
-            for number, refusal in granted:
-                future = self._waiting.get(number)
-                if future is None or future.done():
-                    continue
-                if refusal is None:
-                    future.set_result(None)
-                else:
-                    future.set_exception(refusal)
-        self._polls -= 1
-
-    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _send_settlements(self) -> None:
         while self.broken is None:
@@ -407,10 +354,8 @@ class LimitsClient:
             self._news.clear()
             await self.flush()
 
-    def _break(self, error: Exception) -> None:
-        """Fail all requests, those that wait and later ones."""
+    def _break(self, error: Exception) -> Exception:
+        """Return the error of this request and of all later ones."""
         self.broken = TestNUCError(f"the shared limits of this job cannot be reached: {error}")
         self.broken.__cause__ = error
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(self.broken)
+        return self.broken

@@ -162,7 +162,7 @@ def test_a_refusal_pauses_all_workers_and_headers_are_heeded():
 
 def test_requests_that_never_fit_and_lost_limits_are_errors():
     class Gone:
-        async def acquire(self, *_):
+        async def grant(self, *_):
             raise OSError("no route")
 
         async def settle(self, *_):
@@ -189,7 +189,7 @@ def test_a_worker_that_was_silent_for_too_long_raises_and_goes_on():
         def __init__(self, limits):
             self.limits = limits
             self.runs = asyncio.Event()
-            self.acquire = limits.acquire
+            self.grant = limits.grant
 
         async def settle(self, *arguments):
             await self.runs.wait()
@@ -216,7 +216,8 @@ def test_a_cancellation_that_overtakes_its_request_takes_no_permit():
         limits = SharedLimits(Limits(concurrency=1), clock=loop.time)
         worker = ("actor", "process")
         await limits.settle(worker, [(0, "cancel", (), {})], Meter().mark())
-        requests = [(n, "acquire", (0, 0), {}) for n in range(2)]
-        assert await limits.acquire(worker, requests) == [(1, None)]
+        for number in range(2):
+            assert await limits.grant(worker, (number, "acquire", (0, 0), {})) is None
+        assert await limits.in_flight() == 1
 
     virtual.run(main)
