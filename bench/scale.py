@@ -170,7 +170,7 @@ async def _classify(
     pipeline = parts.pipeline
     steps.watch(parts.pool, "search", "search")
     steps.watch(pipeline.retriever, "build", "texts")
-    steps.watch(pipeline, "predict", "ask")
+    steps.watch(pipeline, "complete", "ask")
     steps.watch(parts.embedding, "each", "vectors")
     steps.watch(parts.pool, "labels", "labels")
     steps.watch(parts.pool, "add", "add")
