@@ -311,6 +311,8 @@ class Results(Sequence[Classification]):
     def certified(self, certificate: Certificate) -> list[Classification]:
         """Return the results whose trust reaches that of a certificate.
 
+        It says nothing of labels that a referee gave, or a model where the LLM was not asked.
+
         Parameters
         ----------
         certificate : Certificate
@@ -320,6 +322,8 @@ class Results(Sequence[Classification]):
         label = getattr(certificate, "label", None)
         certified = []
         for result in self:
+            if result.source == "referee" or (result.source == "head" and not result.prediction):
+                continue
             trust = result.trust
             if level is not None and isinstance(result, TreeClassification):
                 trust = result.trust_at(level)

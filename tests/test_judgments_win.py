@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 import testnuc
 from testnuc.report.page import render
+from testnuc.results import Results
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, confident, messages
 from tests.report.test_report import Elements
@@ -132,3 +134,49 @@ async def test_though_the_run_stops_early(client_of):
             results = await nuc.classify_many([*TEXTS, NEW])
             assert results.stopped is not None
             assert all(is_said(r.text, r.label, r.source) for r in results)
+
+
+async def test_under_other_vote_settings_judgments_win_and_nothing_else_is_proved(
+    client_of, tmp_path
+):
+    """Trust and certificates are of the labels that were judged, and other votes give others."""
+    with LoopbackLLM(confident) as llm:
+        given = client_of(llm, policy="auto", store=tmp_path / "s.db")
+        async with testnuc.TestNUC(**given) as nuc:
+            await nuc.classify_many(TEXTS)
+            review = await nuc.review(200, "certify")
+            for item in review:
+                review.answer(item.index, item.own_label)
+            learned = await nuc.learn(review)
+            assert learned.decides == "settings"
+            assert learned.certify().coverage
+        async with testnuc.TestNUC(**{**given, "policy": "majority"}) as nuc:
+            results = await nuc.classify_many(TEXTS)
+            made = nuc.learned.certify()
+            assert not made.coverage
+            assert "under other vote settings" in made.reason
+            assert "learn from the same reviews again" in results.summary()
+            assert results.certified(made) == []
+            said = {item.text: item.answer for item in review}
+            assert all(r.label == said[r.text] for r in results if r.source == "person")
+            assert sum(r.source == "person" for r in results) == 200
+            await nuc.learn(review)
+            assert nuc.learned.certify().coverage
+        async with testnuc.TestNUC(**given) as nuc:
+            assert "other vote settings" in nuc.learned.certify().reason
+
+
+async def test_a_certificate_says_nothing_of_labels_by_others(client_of, tmp_path):
+    with LoopbackLLM(confident) as llm:
+        async with testnuc.TestNUC(**client_of(llm, policy="auto")) as nuc:
+            results = await nuc.classify_many(TEXTS)
+            review = await nuc.review(200, "certify")
+            for item in review:
+                review.answer(item.index, item.own_label)
+            made = (await nuc.learn(review)).certify()
+            results = await nuc.classify_many(TEXTS)
+    rows = list(results.certified(made))
+    assert len(rows) > 200
+    rows[0] = replace(rows[0], source="referee")
+    rows[1] = replace(rows[1], source="head", prediction=None)
+    assert Results(rows, results.usage, 0.0).certified(made) == rows[2:]

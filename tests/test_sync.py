@@ -16,6 +16,7 @@ import pytest
 
 import testnuc
 from testnuc import InvalidInputError, Limits, SyncTestNUC, TestNUC, TestNUCError
+from testnuc.errors import ConfigurationError
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, confident, messages
 
@@ -85,6 +86,32 @@ def test_threads_share_one(client_of):
         assert len(background()) == 1
     assert [r.text for r in results] == messages(40)
     assert llm.calls == 40
+
+
+async def test_an_async_client_in_two_threads_says_so_and_does_not_wait_for_ever(client_of):
+    reached, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(HashEmbedder):
+        async def embed(self, texts):
+            reached.set()
+            await go_on.wait()
+            return await super().embed(texts)
+
+    async with (
+        LoopbackLLM(confident) as llm,
+        TestNUC(**client_of(llm, embedder=Slow())) as nuc,
+    ):
+        here = asyncio.create_task(nuc.classify_many(messages(20)))
+        await reached.wait()
+
+        async def there():
+            # it would wait for a future of this loop
+            await asyncio.wait_for(nuc.classify_many(messages(20)), 20)
+
+        with pytest.raises(ConfigurationError, match="create one for each loop"):
+            await asyncio.to_thread(asyncio.run, there())
+        go_on.set()
+        assert (await here).labels.count(None) == 0
 
 
 def test_errors_come_to_the_caller_as_they_are(client_of):

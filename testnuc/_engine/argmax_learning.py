@@ -143,6 +143,7 @@ class ArgmaxFit:
             right=right,
             person=judged.person,
             draws=draws,
+            settings=self._parts.settings.basis,
         )
 
     def _kept(self, learned: Learned | None) -> tuple[Int32s, Float64s]:

@@ -256,6 +256,7 @@ class Components:
         """
         checked_choice("lane", lane, ("live", "batch"))
         self._check_process()
+        self.transport.require_loop()
         self._process = os.getpid()
         if lane == "batch" and self.shortlist == "levels" and not self._automatic:
             raise InvalidInputError(

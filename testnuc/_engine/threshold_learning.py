@@ -136,9 +136,10 @@ class ThresholdFit:
         """Learn from all judgments."""
         labels = self._parts.labels
         judged = judged_of(judgments, self.rows, labels)
-        return learn_thresholds(
+        learned = learn_thresholds(
             self._scores, judged, labels.names, self._threshold, self._heads, judgments
         )
+        return replace(learned, settings=self._parts.settings.basis)
 
 
 def learn_thresholds(

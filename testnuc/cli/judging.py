@@ -26,7 +26,7 @@ from testnuc.report.marks import read_marks
 from testnuc.results import Results, read_results, run_record
 from testnuc.trust.certificates import Certificate
 from testnuc.trust.joining import join_reviews
-from testnuc.trust.learned import Learned
+from testnuc.trust.learned import LATER, Learned
 from testnuc.trust.review import Review, ReviewItem
 
 #: The accuracy, and the confidence, of `testnuc certify` without options.
@@ -204,8 +204,12 @@ async def certify(given: SimpleNamespace) -> None:
         certificate = learned.certify(
             given.accuracy, given.confidence, level=given.level, label=label
         )
+        stats = await nuc.stats()
         table = await texts_for(nuc, held, source, output)
         found = await labeled(nuc, table, source)
+    later = learned.later(min(stats.texts, stats.predicted))
+    if later > 0:
+        to_stderr(f"note: {later:,} texts came after judged ones were drawn; {LATER}")
     results = found.results
     covered = results.certified(certificate)
     print(certificate)

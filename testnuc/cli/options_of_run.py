@@ -75,11 +75,9 @@ async def with_options_of_run(client: Options, source: str) -> Options:
 
 def _with_run(client: Options, run: Mapping[str, Any]) -> Options:
     """Return the options, with those of a run where the command line names none."""
-    merged: dict[str, Any] = dict(client)
     of_vote = ("k", "policy")
-    if run.get("multilabel"):
-        # shares, and the thresholds that are learned on them, depend on these
-        merged = {name: client_options()[name] for name in of_vote} | merged
+    # labels that no strategy is proved to improve stay those of the run
+    merged = {name: client_options()[name] for name in of_vote} | client
     for name in ("model", "labels", *OF_ANSWERS, *of_vote):
         # a note can be edited; the client checks the other options
         fits = name not in TEXT_FACTS or isinstance(run.get(name), str | None)

@@ -154,6 +154,7 @@ class OpenAIEmbedder:
         ProviderError
             A call failed for another reason than its texts.
         """
+        self._transport.require_loop()
         found: list[Float32s | Exception] = []
         for part in _parts(texts):
             found += await self._embed(part)

@@ -219,18 +219,25 @@ class Connections:
             await session.http.close()
 
     def _session(self, provider: WireProvider) -> _Session:
-        session = self._sessions.get(id(provider)) or self._open(provider)
-        if self._loop is not asyncio.get_running_loop():
+        self.require_loop()
+        return self._sessions.get(id(provider)) or self._open(provider)
+
+    def require_loop(self) -> None:
+        """Raise an error in another event loop than that of the first call.
+
+        There, a wait for what this one does would never end.
+        """
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        if self._loop is not loop:
             raise ConfigurationError(
                 "a client belongs to the event loop of its first call; create one for each loop"
             )
-        return session
 
     def _open(self, provider: WireProvider) -> _Session:
         if self._closed:
             raise ConfigurationError("the client is closed; create a new one")
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
         pool = ConnectionPool(self._limit)
         session = _Session(
             provider,

@@ -183,6 +183,10 @@ class Transport:
         call = Call(request, estimate_tokens(provider, request, needed=bounded), None, provider)
         return await (self._run(call) if self._telemetry is None else self._traced(call))
 
+    def require_loop(self) -> None:
+        """Raise an error in another event loop than that of the first call."""
+        self._connections.require_loop()
+
     async def aclose(self) -> None:
         """Close all connections. No call may follow."""
         await self._connections.aclose()

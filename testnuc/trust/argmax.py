@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from testnuc._base.display import brief
-from testnuc.trust.calibration import chances
+from testnuc.trust.calibration import UNCALIBRATED, chances
 from testnuc.trust.head import LinearHead
 from testnuc.trust.model import MOST_CELLS, HeadModel, VoteModel, float32
 from testnuc.voting import Labels
@@ -69,6 +69,17 @@ class Argmax:
         """
         backed, alone = self.dissent
         return backed > alone
+
+    @property
+    def follows_settings(self) -> bool:
+        """Whether other vote settings give other labels."""
+        return self.decides == "settings"
+
+    def uncalibrated(self) -> Argmax:
+        """Return the same without what judgments say of trust."""
+        levels = self.level_trust
+        unknown = None if levels is None else np.full_like(levels, np.nan)
+        return replace(self, coefficients=UNCALIBRATED, level_trust=unknown)
 
     def apply(self, texts: Texts, kept: Int32s, tree: LabelTree | None = None) -> Labels:
         """Label texts; `kept`, by the vote settings, stays unless a head decides."""

@@ -44,6 +44,8 @@ _TINY = 1e-4
 #: Labels that are less probable do not count in the chance that a label applies.
 _LEAST = 0.02
 _GRID = np.arange(0.05, 0.951, 0.05)
+#: Coefficients by which trust is the model's own probability.
+UNCALIBRATED = np.tile([0.0, 1.0, 0.0], (FOLDS, 1))
 #: Drift: standard errors between the mean trust of new texts and that of the texts trained on, and
 #: the least difference that is reported. It is tested at 100, 200, 400, .. texts: with 20 such
 #: tests the chance of a false alarm is 0.1 %.
@@ -125,8 +127,7 @@ def fit_trust(
     random, each with this `probability`.
     """
     if not len(rows):
-        # the model's own probability
-        return np.tile([0.0, 1.0, 0.0], (FOLDS, 1))
+        return UNCALIBRATED
     z = _features(texts, found, label)[rows]
     weights = probability**-_WEIGHING
     weights = np.minimum(weights / weights.mean(), _HEAVIEST)

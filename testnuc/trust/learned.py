@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
@@ -28,6 +28,13 @@ from testnuc.trust.thresholds import Thresholds
 if TYPE_CHECKING:
     from testnuc._base.arrays import Bools, Float32s, Int64s
     from testnuc.trust.certificates import Certificate
+
+#: Of texts that came after the draws.
+LATER = "a certificate takes them to be like the others, so if they differ, judge some drawn anew"
+_OTHER_SETTINGS = (
+    "the texts were judged under other vote settings (policy, k, prior); learn from the same "
+    "reviews again"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
@@ -56,6 +63,10 @@ class Learned:
     right: Bools
     person: Bools
     draws: Draws = field(repr=False)
+    #: `VoteSettings.basis` where it was learned; "": an older version did not say.
+    settings: str = ""
+    #: Whether a client with other vote settings uses it, see `under`.
+    unproved: bool = False
 
     @property
     def decides(self) -> str:
@@ -78,6 +89,26 @@ class Learned:
     def answers(self) -> dict[bytes, tuple[str | None, str]]:
         """The label (several in one string) and the source of each judged text, by its hash."""
         return {j.hash: (j.label, j.source) for j in self.judged if j.source is not None}
+
+    def later(self, texts: int) -> int:
+        """Return how many of so many texts came after draws that certificates count."""
+        return texts - min((j.texts for j in self.judged if j.uniform), default=texts)
+
+    def under(self, settings: str) -> Learned:
+        """Return what holds under these vote settings.
+
+        Judgments do. Trust and certificates are of labels that other settings do not give.
+        """
+        if self.settings in {"", settings} or not self.rule.follows_settings:
+            return self
+        unknown = np.full(len(self.rows), np.nan)
+        return replace(
+            self,
+            rule=self.rule.uncalibrated(),
+            trust=np.full_like(self.trust, np.nan),
+            draws=Draws(self.draws.texts, unknown, unknown, np.zeros(len(unknown), np.bool_)),
+            unproved=True,
+        )
 
     def certify(
         self,
@@ -125,6 +156,8 @@ class Learned:
             accuracy=accuracy,
             confidence=confidence,
         )
+        if self.unproved:
+            certificate = replace(certificate, reason=_OTHER_SETTINGS)
         if label is not None:
             return LabelCertificate(**asdict(certificate), label=label)
         return replace(certificate, level=level)
@@ -192,11 +225,15 @@ class Learned:
                 f"Thresholds are from {thresholds[least]:.2f} ({least!r}) to "
                 f"{thresholds[most]:.2f} ({most!r})."
             )
+        if self.unproved:
+            return "\n".join([*lines, f"Trust is not calibrated: {_OTHER_SETTINGS}."])
         lines.append(
             f"Trust is the chance that {self.rule.trusted}, calibrated on {proving:,} judged texts."
             if proving
             else "Trust is not calibrated: no judged text was drawn at random."
         )
+        if (later := self.later(self.texts)) > 0:
+            lines.append(f"{later:,} texts came after judged ones were drawn: {LATER}.")
         lines.append(_proved(self))
         return "\n".join(lines)
 
@@ -210,6 +247,7 @@ class Learned:
                 "gain": [self.gain.value, self.gain.low, self.gain.high],
                 "texts": self.texts,
                 "population": self.draws.texts,
+                "settings": self.settings,
                 "judged": [judgment.record() for judgment in self.judged],
                 **header,
             },
@@ -235,6 +273,9 @@ class Learned:
         try:
             header, arrays = unpack(data)
             rule: type[Argmax | Thresholds] = Argmax if "models" in header else Thresholds
+            of_texts: dict[str, Any] = {
+                name: arrays.pop(name) for name in ("trust", "rows", "right", "person")
+            }
             return cls(
                 labels=tuple(header["labels"]),
                 name=header["name"],
@@ -242,7 +283,8 @@ class Learned:
                 texts=header["texts"],
                 judged=tuple(map(Judgment.of, header["judged"])),
                 draws=Draws.taken_from(arrays, header["population"]),
-                **{name: arrays.pop(name) for name in ("trust", "rows", "right", "person")},
+                settings=str(header.get("settings", "")),
+                **of_texts,
                 rule=rule.unpacked(header, arrays),
             )
         except (zlib.error, orjson.JSONDecodeError, KeyError, TypeError, ValueError) as exc:

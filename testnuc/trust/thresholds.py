@@ -66,6 +66,15 @@ class Thresholds:
     given_chances: Float32s = field(default_factory=lambda: np.empty(0, np.float32))
     given_right: Bools = field(default_factory=lambda: np.empty(0, np.bool_))
 
+    @property
+    def follows_settings(self) -> bool:
+        """Whether other vote settings give other labels."""
+        return self.decides != "llm"
+
+    def uncalibrated(self) -> Thresholds:
+        """Return the rule of the vote settings, without what judgments say of trust."""
+        return Thresholds("settings", self.limits)
+
     def given(self, scores: LabelScores) -> Bools:
         """Return which labels texts get, bool[T]."""
         if self.decides == "settings":

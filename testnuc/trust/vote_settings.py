@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import orjson
 
 from testnuc._base.checks import checked_whole
 from testnuc._base.display import brief
@@ -120,6 +121,14 @@ class VoteSettings:
         )
 
     @property
+    def basis(self) -> str:
+        """What gives labels without judgments, in one string, to be compared."""
+        fixed = None if self.policy is None else [*self.policy.fields]
+        prior = None if self.prior is None else [*self.prior, self.prior_power]
+        given = [fixed, prior, self.k, self.fixed_k, self.llm_by_default, self.threshold]
+        return orjson.dumps(given, option=orjson.OPT_SERIALIZE_NUMPY).decode()
+
+    @property
     def keeps_llm_labels(self) -> bool:
         """Whether texts have the LLM's own labels, several each; neighbors only weigh them."""
         return self.llm_by_default and (self.learned is None or self.learned.decides == "settings")
@@ -156,6 +165,7 @@ class VoteSettings:
 
     def with_learned(self, learned: Learned) -> VoteSettings:
         """Return these settings, as a user gave them, with what was learned."""
+        learned = learned.under(self.basis)
         rule = learned.rule
         if not isinstance(rule, Argmax) or rule.decides != "vote":
             return replace(self, learned=learned)

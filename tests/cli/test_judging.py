@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from testnuc.cli.options_of_run import command
+from testnuc.cli.reading import read_table
 from testnuc.errors import InvalidInputError
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from testnuc.trust.review import Review
@@ -78,6 +79,38 @@ def certified_rows(*arguments):
     assert code == 0, err
     with Path("certified.csv").open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def test_labels_stay_those_of_the_policy_of_the_run(tickets):
+    """Too few judgments prove anything, so that nothing but the judged texts may change."""
+    with LoopbackLLM(wrong_at_random) as llm:
+        given = [*options(llm), "--policy", "majority"]
+        assert run_here("classify", tickets, *given, "-o", "before.csv")[0] == 0
+    assert run_here("review", "before.csv", "-n", "5", "-o", "review.json")[0] == 0
+    judged("review.json")
+    code, out, err = run_here("learn", "before.csv", "review.json", "-o", "after.csv")
+    assert (code, "they stay" in out) == (0, True), err
+    before, after = (read_table(f, "text").rows for f in ("before.csv", "after.csv"))
+    assert any(row["nuc_label"] != row["nuc_own_label"] for row in before)
+    for old, new in zip(before, after, strict=True):
+        assert new["nuc_source"] == "person" or new["nuc_label"] == old["nuc_label"]
+
+
+def test_a_certificate_says_how_many_texts_came_after_the_draws(tickets):
+    given = ["--store", "labels.db", "-o"]
+    with LoopbackLLM(wrong_at_random) as llm:
+        assert run_here("classify", tickets, *options(llm), *given, "old.csv")[0] == 0
+        assert (
+            run_here("review", "old.csv", "-n", "30", "--goal", "certify", *given, "r.json")[0] == 0
+        )
+        judged("r.json")
+        code, out, err = run_here("learn", "old.csv", "r.json", "--store", "labels.db")
+        assert (code, "came after" in out) == (0, False), err
+        assert "came after" not in run_here("certify", "old.csv", "--store", "labels.db")[2]
+        Path("new.txt").write_text("\n".join(map(text_of, range(240, 290))))
+        assert run_here("classify", "new.txt", *options(llm), *given, "new.csv")[0] == 0
+        code, _, err = run_here("certify", "new.csv", "--store", "labels.db")
+    assert (code, "note: 50 texts came after judged ones were drawn" in err) == (0, True), err
 
 
 @pytest.mark.slow

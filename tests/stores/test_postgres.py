@@ -207,6 +207,28 @@ def test_a_store_serves_one_event_loop_after_another(url):
     gc.collect()  # here, not in another test
 
 
+async def test_a_store_that_is_open_in_another_event_loop_says_so(url):
+    store = PostgresStore(url)
+    await store.open()
+
+    async def there():
+        with pytest.raises(StoreError, match="open in another event loop"):
+            await asyncio.wait_for(store.open(), 20)
+
+    await asyncio.to_thread(asyncio.run, there())
+    await store.put_predictions([stored(0)])
+    await store.close()
+
+    async def afterwards():
+        await store.open()
+        found = await store.get_predictions([stored(0).key])
+        await store.close()
+        return found
+
+    # its own loop still runs, but the store was closed there
+    assert None not in await asyncio.to_thread(asyncio.run, afterwards())
+
+
 # -- what is stored --------------------------------------------------------------------------------
 
 

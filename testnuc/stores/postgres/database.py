@@ -192,9 +192,10 @@ class PostgresDatabase:
             await asyncio.wait(mine)
         self._closed = True
         pool, self._pool = self._pool, None
+        loop, self._loop = self._loop, None
         if pool is None:
             return
-        if self._loop is not asyncio.get_running_loop():
+        if loop is not asyncio.get_running_loop():
             _terminate(pool)
             return
         try:
@@ -216,7 +217,13 @@ class PostgresDatabase:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             # connections are bound to the event loop they were opened in
-            if self._pool is not None and self._process == os.getpid():
+            here = self._process == os.getpid()
+            if here and self._loop is not None and self._loop.is_running():
+                raise StoreError(
+                    f"the store {self.address.public} is open in another event loop, which its "
+                    "connections belong to; make a store for each loop"
+                )
+            if self._pool is not None and here:
                 _terminate(self._pool)
             elif self._pool is not None:
                 # of the process that was forked: closing would disturb its event loop
