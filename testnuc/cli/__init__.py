@@ -388,10 +388,16 @@ def main() -> None:
         # a text that the terminal cannot show must not end the command, as it does not on stderr
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        sys.exit(app(standalone_mode=False))
+        status = app(standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(status)
     except TestNUCError as exc:
         mistake = isinstance(exc, InvalidInputError | ConfigurationError | StoreError)
         _fail(str(exc), 2 if mistake else 1)
+    except OSError as exc:
+        # a full disk behind stdout; else Python writes the rest at exit, and reports the same again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _fail(str(exc), 1)
     except typer.Abort:
         _fail("aborted", 1)
     except _USAGE_ERROR as exc:

@@ -15,6 +15,7 @@ import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from testnuc._base.jsonl import bytes_of
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.reading import to_stderr
 from testnuc.errors import InvalidInputError
@@ -41,15 +42,14 @@ def judge_on_page(review: Review, path: str, *, open_page: bool | None) -> bool:
     """
     if not (_can_open() if open_page is None else open_page):
         return False
-    shown = True
+    shown, page = True, _Page(review, path)
     try:
-        shown = run_to_end(_Page(review, path).until_done())
+        shown = run_to_end(page.until_done())
     except KeyboardInterrupt:
         # on a new line, after ^C
         to_stderr("")
     if shown:
-        # the disk may have been full before
-        review.save(path)
+        page.save()
     return shown
 
 
@@ -82,6 +82,9 @@ class _Page:
         self._path = path
         # what a judgment replaces, and what is there again without it
         self._before = list(review)
+        self._held = self._content()
+        #: Whether judgments are not in the file: the disk may be full.
+        self._unsaved = not self._held
         self._origin = ""
         self._seen = False
         self._ended: asyncio.Future[bool]
@@ -138,7 +141,7 @@ class _Page:
 
     async def _judged(self, request: web.Request) -> web.Response:
         """Take a list of [position, whether it is judged, the answer]."""
-        review = self._review
+        review, self._unsaved = self._review, True
         try:
             for place, is_judged, said in orjson.loads(await request.read()):
                 before = self._before[place]
@@ -152,9 +155,24 @@ class _Page:
             return web.Response(status=400, text=str(exc))
         return self._saved()
 
+    def save(self) -> None:
+        """Save what is not saved yet; what somebody else wrote meanwhile is kept."""
+        if not self._unsaved:
+            return
+        if self._content() not in {b"", self._held}:
+            raise InvalidInputError(
+                f"{self._path} was changed meanwhile, perhaps by another `testnuc review`, and is "
+                "kept; end this one, and judge the rest there"
+            )
+        self._review.save(self._path)
+        self._held, self._unsaved = self._content(), False
+
+    def _content(self) -> bytes:
+        return bytes_of(self._path) if Path(self._path).exists() else b""
+
     def _saved(self) -> web.Response:
         try:
-            self._review.save(self._path)
+            self.save()
         except InvalidInputError as exc:
             return web.Response(status=507, text=str(exc))
         return web.Response(status=204)

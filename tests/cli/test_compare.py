@@ -2,6 +2,9 @@
 
 import csv
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +31,17 @@ def files(tmp_path):
         rows.writerows([["text", "nuc_label"], ["other", "x"]])
         rows.writerows(reversed(list(zip(texts, voted, strict=True))))
     return first, second
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="platform: no /dev/full")
+def test_a_full_disk_behind_stdout_is_one_line(files):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "testnuc", "compare", *map(str, files)],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[1:] == ["testnuc: [Errno 28] No space left on device"]
 
 
 def test_labels_that_differ_are_counted_by_pair_with_examples(files):

@@ -109,6 +109,37 @@ def test_each_judgment_is_saved_at_once_and_taken_back(person, tmp_path):
     ]  # fmt: skip
 
 
+def test_what_somebody_else_saved_meanwhile_is_kept(person, tmp_path):
+    """As where the same review is open in two terminals."""
+    path = tmp_path / "review.json"
+    review_of(4).save(path)
+
+    def elsewhere(self):
+        assert self.send("judgments", [[0, True, "refund"]])[0] == 204
+        other = Review.load(path)
+        other.answer(1, "login")
+        other.save(path)
+
+    def judge(self):
+        elsewhere(self)
+        status, why = self.send("judgments", [[2, True, "login"]])
+        assert (status, "was changed meanwhile" in why) == (507, True)
+        assert answers(path)[:3] == [("refund", "person"), ("login", "person"), (None, None)]
+        path.rename(tmp_path / "kept.json")
+        assert self.send("done", None)[0] == 204
+
+    def forget(self):
+        elsewhere(self)
+        assert self.send("done", None)[0] == 204
+
+    person(judge)
+    assert judge_on_page(Review.load(path), str(path), open_page=True)
+    assert answers(path)[1:3] == [(None, None), ("login", "person")]
+    person(forget)
+    assert judge_on_page(Review.load(path), str(path), open_page=True)
+    assert answers(path)[1:3] == [("login", "person")] * 2
+
+
 def test_others_cannot_judge_and_nothing_wrong_is_saved(person, tmp_path):
     path = tmp_path / "gone" / "review.json"
 
