@@ -20,8 +20,9 @@ from testnuc.errors import InvalidInputError, StoreError
 from testnuc.protocols import StoredPrediction
 from testnuc.stores import resolve
 from testnuc.stores.sqlite import SqliteStore, schema
-from testnuc.testing import HashEmbedder
+from testnuc.testing import HashEmbedder, LoopbackLLM
 from testnuc.types import Prediction
+from tests.conftest import confident, messages
 
 
 def stored(i, label="refund"):
@@ -252,6 +253,31 @@ async def test_says_whose_file_it_is(filled):
     connection.close()
     # the main file says so from the first moment on: it is looked at before SQLite opens it
     assert filled.read_bytes()[68:72] == schema.APPLICATION_ID.to_bytes(4, "big")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="platform: an open file cannot be deleted")
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+async def test_a_file_that_is_deleted_meanwhile_ends_the_run_that_would_pay_for_nothing(
+    client_of, tmp_path, how
+):
+    store = tmp_path / "s.db"
+
+    def answer(text):
+        if llm.calls == 20:
+            store.rename(tmp_path / "away.db")
+            if how == "replaced":
+                store.write_bytes(b"")
+        return confident(text)
+
+    async with (
+        LoopbackLLM(answer) as llm,
+        testnuc.TestNUC(**client_of(llm, store=store, k=0, max_concurrency=2)) as nuc,
+    ):
+        results = await nuc.classify_many(messages(200))
+    assert isinstance(results.stopped, StoreError)
+    assert "deleted or replaced while it was open" in str(results.stopped)
+    assert llm.calls < 60
+    assert sum(label is not None for label in results.labels) >= 20
 
 
 async def test_nothing_is_left_beside_a_closed_store(filled):
