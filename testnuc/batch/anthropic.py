@@ -11,7 +11,15 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from testnuc._base.foreign import count
-from testnuc.batch.base import BatchAPI, BatchResultLine, RemoteBatch, mapping, string, written
+from testnuc.batch.base import (
+    BatchAPI,
+    BatchResultLine,
+    RemoteBatch,
+    identifier,
+    mapping,
+    string,
+    written,
+)
 from testnuc.errors import ProviderError, ServerError, printable
 
 if TYPE_CHECKING:
@@ -131,7 +139,7 @@ class AnthropicBatches(BatchAPI):
         total, answered = sum(counts.values()), counts["succeeded"]
         status = self._words(found.get("processing_status")).lower()
         return RemoteBatch(
-            id=printable(found["id"]),
+            id=printable(identifier(found["id"])),
             status=status,
             ended=status == "ended",
             total=total,

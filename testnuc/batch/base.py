@@ -265,9 +265,14 @@ def string(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
+def identifier(value: object) -> str:
+    """Return an id, which some servers write as a number; "" if it is none."""
+    return str(value) if type(value) is int else string(value)
+
+
 def _id_of(batch: object) -> str:
     """Return the id of a record; "" if it has none."""
-    return string(mapping(batch).get("id"))
+    return identifier(mapping(batch).get("id"))
 
 
 def written(value: object) -> bytes:

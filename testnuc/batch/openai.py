@@ -21,6 +21,7 @@ from testnuc.batch.base import (
     BatchResultLine,
     QueueFullError,
     RemoteBatch,
+    identifier,
     mapping,
     named,
     string,
@@ -118,7 +119,7 @@ class OpenAIBatches(BatchAPI):
             async for listed, _ in pages:
                 for one in listed:
                     tag = mapping(one.get("metadata")).get(_TAG)
-                    if tag == name or (file and one.get("input_file_id") == file):
+                    if tag == name or (file and identifier(one.get("input_file_id")) == file):
                         return str(one["id"])
         return None
 
@@ -144,8 +145,8 @@ class OpenAIBatches(BatchAPI):
     def _remote(self, found: dict[str, Any], wait: float | None) -> RemoteBatch:
         counts = mapping(found.get("request_counts"))
         completed, failed = count(counts.get("completed")), count(counts.get("failed")) or 0
-        files = [found.get(name) for name in ("output_file_id", "error_file_id")]
-        results = tuple(file for file in files if isinstance(file, str) and file)
+        files = [identifier(found.get(name)) for name in ("output_file_id", "error_file_id")]
+        results = tuple(filter(None, files))
         status = self._words(found.get("status")).lower()
         error = self._error(found) if status == "failed" else None
         answered, unanswered = completed or 0, None
@@ -155,9 +156,9 @@ class OpenAIBatches(BatchAPI):
         elif not completed and (files[0] or (completed is None and (error is None or results))):
             # an output contradicts a count of 0
             unanswered = 0
-        uploaded = found.get("input_file_id")
+        uploaded = identifier(found.get("input_file_id"))
         return RemoteBatch(
-            id=printable(found["id"]),
+            id=printable(identifier(found["id"])),
             status=status,
             ended=status in _ENDED,
             total=count(counts.get("total")) or 0,
@@ -165,7 +166,7 @@ class OpenAIBatches(BatchAPI):
             answered=answered,
             unanswered=unanswered,
             results=results,
-            uploads=(uploaded,) if isinstance(uploaded, str) and uploaded else (),
+            uploads=(uploaded,) if uploaded else (),
             error=error,
             poll_after=wait,
         )

@@ -41,6 +41,15 @@ _TURN = re.compile(
     r"^[^\w\n]{0,20}(text|sample|user|human|assistant|input)\b ?\d{0,9}[^\w\n:]{0,9}:",
     re.IGNORECASE | re.MULTILINE,
 )
+#: Names of what a model considered: no answer of it.
+_CONSIDERED = re.compile(
+    r"alternat|candidat|consider|draft|exclu|option|other|possib|reject|runner|unlikely",
+    re.IGNORECASE,
+)
+#: Fields in which a model that goes through all labels says whether one applies.
+_APPLIES = ("applies", "applicable", "present", "relevant", "selected", "value", "match", "matches")
+_SCORES = ("confidence", "score", "probability")
+_DENIALS = frozenset({"false", "no", "0", "0.0"})
 _BETWEEN = re.compile(r"[\s,]*")
 _ID = re.compile(r"(?:text|sample|id)? ?#? ?([0-9]{1,9})(?:\.0*)?", re.IGNORECASE)
 _DECODER = json.JSONDecoder()
@@ -281,7 +290,11 @@ def _items(value: Any, *, multilabel: bool, alone: bool) -> list[dict[str, Any]]
         value = _lowered(value)
         if field in value or "label" in value:
             return [value]
-        lists = [inner for inner in value.values() if isinstance(inner, list)]
+        lists = [
+            inner
+            for name, inner in value.items()
+            if isinstance(inner, list) and not _CONSIDERED.search(name[:_ATTEMPT])
+        ]
         if len(lists) != 1:
             return None
         value, alone = lists[0], False
@@ -330,7 +343,7 @@ def _answer(item: dict[str, Any], content: str) -> Answer | ReplyError:
 def _several(item: dict[str, Any], content: str) -> Answer | ReplyError:
     """Return the labels of an answer, in its order; duplicates and unknown labels stay.
 
-    A label with the confidence 0 does not apply.
+    A label with the confidence 0, or one that a field such as ``"applies"`` denies, does not apply.
     """
     given = item["labels"] if "labels" in item else item.get("label")
     if isinstance(given, dict):
@@ -344,6 +357,8 @@ def _several(item: dict[str, Any], content: str) -> Answer | ReplyError:
     labels = []
     for one in given:
         entry = _lowered(one) if isinstance(one, dict) else {"label": one}
+        if any(str(entry.get(name)).lower() in _DENIALS for name in (*_APPLIES, *_SCORES)):
+            continue
         entry.setdefault("confidence", item.get("confidence"))
         answer = _answer(entry, content)
         if isinstance(answer, ReplyError):

@@ -439,8 +439,17 @@ class HTTPProvider(ABC):
         return () if place is None else (Answer(labels.names[place]),)
 
     def recover(self, request: Request, error: UnreadableReplyError) -> Reply:
-        """Read what the model said from an error: some servers refuse their models' answers."""
-        return self._read(request, Message(error.content or "", None, error.request_id))
+        """Read what the model said from an error: some servers refuse their models' answers.
+
+        The output limit may have cut it off after a draft, which is why it was refused.
+        """
+        said = Message(error.content or "", None, error.request_id)
+        if not self._label_alone(request.task, said):
+            said = replace(said, truncated=True)
+        try:
+            return self._read(request, said)
+        except TruncatedReplyError:
+            raise error from None
 
     def error(self, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
         """Return the error of a non-200 response."""

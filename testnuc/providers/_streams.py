@@ -17,6 +17,8 @@ from testnuc._base.foreign import count_values, read_json
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+#: Types of parts in which a model drafts its answer.
+_REASONING = ("reasoning", "thinking", "thought", "reasoning_text", "summary_text")
 _OTHERS = (b"event:", b"id:", b":", b"retry:")
 #: Most lines of a stream, its events, of which each token has one, and their values.
 _MOST_LINES, _MOST_EVENTS, _MOST_VALUES = 100_000, 10_000, 100_000
@@ -148,9 +150,10 @@ def _chat(events: list[dict[str, Any]], finishes: list[Any]) -> dict[str, Any]:
 
 
 def text_of(content: Any) -> str:
-    """Return the text of a message: a string, or a list of parts."""
+    """Return the text of a message: a string, or a list of parts, but for those of reasoning."""
     if isinstance(content, list):
-        texts = (part.get("text") for part in content if isinstance(part, dict))
+        parts = [part for part in content if isinstance(part, dict)]
+        texts = (part.get("text") for part in parts if part.get("type") not in _REASONING)
         return "".join(text for text in texts if isinstance(text, str))
     return content if isinstance(content, str) else ""
 

@@ -16,7 +16,7 @@ from tenacity import AsyncRetrying, retry_if_exception
 
 from testnuc.errors import AuthenticationError, CallTimeoutError, ProviderError, ServerError
 from testnuc.limits import LONG, retry_after
-from testnuc.transport.connections import MOST_BYTES, read_response
+from testnuc.transport.connections import MOST_BYTES, OK, read_response
 from testnuc.transport.failures import host, is_retryable, safe_cause, translate
 from testnuc.transport.retries import backoff
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("testnuc.transport")
 
-_OK = range(200, 300)
 #: Most bytes of a download: results of 100,000 requests have a few GB at most.
 _MOST_OF_DOWNLOAD = 8 * 2**30
 #: Lines after which other tasks may run.
@@ -159,7 +158,7 @@ class AuxiliaryRequests:
                 _within(patience, provider) as timer,
                 self._connections.stream(provider, url) as response,
             ):
-                if response.status not in _OK:
+                if response.status not in OK:
                     answer = await read_response(response, MOST_BYTES, provider, ServerError)
                     self._check(provider, *answer)
                 while piece := await response.content.readany():
@@ -219,7 +218,7 @@ class AuxiliaryRequests:
     def _check(
         self, provider: WireProvider, status: int, headers: Mapping[str, str], data: bytes
     ) -> None:
-        if status in _OK:
+        if status in OK:
             return
         error = provider.error(status, headers, data)
         if isinstance(error, ProviderError) and error.retry_after is None:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from testnuc.protocols import WireProvider
     from testnuc.transport.pool import PostResponse
 
-#: Statuses of a complete answer; a proxy that changes a response makes it 203.
-_OK = frozenset({200, 201, 203, 206})
+#: Statuses of an answer: a proxy that changes a response makes it 203, a gateway may write 202.
+OK = range(200, 300)
 #: Most bytes of a response, decompressed: a hundred times what any answer has. A provider whose
 #: responses are longer says so in `most_bytes`.
 MOST_BYTES = 16 * 2**20
@@ -47,7 +47,7 @@ class HTTPAnswer(NamedTuple):
     @property
     def ok(self) -> bool:
         """Whether it is a complete answer, not an error."""
-        return self.status in _OK
+        return self.status in OK
 
 
 async def read_response(
@@ -62,7 +62,7 @@ async def read_response(
     A longer one is an error of this kind, and its connection is closed. aiohttp decompresses in
     parts of bounded size, as they are read. `large` is held while more than a few parts are read.
     """
-    content, ok = response.content, response.status in _OK
+    content, ok = response.content, response.status in OK
     largest = most if ok else min(most, _MOST_OF_ERROR)
     try:
         # most responses are there as a whole

@@ -205,6 +205,20 @@ async def test_an_answer_that_the_server_refused_is_read(failed):
         assert nuc.usage.usd is None
 
 
+@pytest.mark.parametrize(
+    "cut", [f"First thought: {GOOD}. But wait, the", f"{GOOD}\nHowever", f"<think>{GOOD} or"]
+)
+async def test_a_draft_that_the_server_refused_is_not_the_answer(cut):
+    """It checks JSON after the output limit has cut the model off."""
+    error = {"message": "m", "code": "json_validate_failed", "failed_generation": cut}
+
+    def said(body, texts):
+        return (400, error) if form_of(body) is not None else GOOD.replace("refund", "delivery")
+
+    async with model(said) as (url, _), client(url) as nuc:
+        assert (await nuc.classify_many(texts_of(1)))[0].label == "delivery"
+
+
 async def test_a_server_that_fails_on_a_schema_is_asked_without(caplog):
     message = (
         "[{'type': 'literal_error', 'loc': ('body', 'response_format', 'type'), "

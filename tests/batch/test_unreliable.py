@@ -560,3 +560,34 @@ async def test_what_was_not_executed_is_sent_again_at_once(model, lane):
         results = await nuc.classify_many(TEXTS, lane="batch")
         assert not results.errors
         assert (llm.calls, nuc.usage.calls) == (40, 40)
+
+
+async def test_ids_are_numbers(model, lane):
+    fields = ("id", "input_file_id", "output_file_id", "error_file_id")
+    numbers, names = {}, {}
+
+    def number(name):
+        if name not in numbers:
+            numbers[name] = 1000 + len(numbers)
+            names[str(numbers[name])] = name
+        return numbers[name]
+
+    async with BatchLLM(confident) as llm:
+        answer_of = llm.batch_server.respond
+
+        def respond(call):
+            path = "/".join(names.get(part, part) for part in call.path.split("/"))
+            body = call.body
+            if body[:1] == b"{":
+                asked = orjson.loads(body)
+                given = asked.get("input_file_id")
+                body = orjson.dumps(asked | ({"input_file_id": names[given]} if given else {}))
+            response = answer_of(replace(call, path=path, body=body))
+            if response is not None and not path.endswith(("/content", "/results")):
+                value = orjson.loads(response.body)
+                value |= {name: number(value[name]) for name in fields if value.get(name)}
+                response.body = orjson.dumps(value)
+            return response
+
+        llm.batch_server.respond = respond
+        await billed_once(llm, lane, model)

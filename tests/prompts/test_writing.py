@@ -341,3 +341,23 @@ def test_a_label_is_located_in_the_object_that_has_its_id(content, labels):
 def test_an_alternative_is_not_the_answer():
     content = '{"label": "a", "alternatives": [{"label": "a"}]}'
     assert label_spans(content, ["a"])[0][0] == content.index('"a"') + 1
+
+
+@pytest.mark.parametrize("name", ["alternatives", "rejected", "Considered labels", "draft"])
+def test_labels_that_the_model_considered_are_not_the_answer(name):
+    (answer,) = parse_reply(json.dumps({"category": "a", name: [{"label": "b"}]}), 1)
+    assert isinstance(answer, UnreadableReplyError)
+    both = {name: [{"label": "b"}], "answers": [{"label": "a"}]}
+    assert [answer.label for answer in parse_reply(json.dumps(both), 1)] == ["a"]
+
+
+@pytest.mark.parametrize("field", ["applies", "Present", "value", "confidence", "score"])
+@pytest.mark.parametrize("denial", [False, "no", "false", 0, 0.0, "0"])
+def test_of_all_labels_with_a_word_on_each_those_count_that_apply(field, denial):
+    said = [{"label": "a", field: True}, {"label": "b", field: denial}]
+    (answer,) = parse_reply(json.dumps({"labels": said}), 1, multilabel=True)
+    assert [label for label, _ in answer.labels] == ["a"]
+    # what else is said of a label denies nothing
+    said = [{"label": "a", "id": 0, "negated": False}]
+    (answer,) = parse_reply(json.dumps({"labels": said}), 1, multilabel=True)
+    assert [label for label, _ in answer.labels] == ["a"]

@@ -51,6 +51,12 @@ def test_content_in_parts():
     ]
     reply = OpenAI("m", base_url=LOCAL).decode(request(), completion(parts))
     assert reply.answers == (Answer("a", 1.0),)
+    # what the model thought is no part of the answer
+    thought = {"type": "reasoning", "text": '{"label": "b"}, or rather'}
+    reply = OpenAI("m", base_url=LOCAL).decode(request(), completion([thought, *parts]))
+    assert reply.answers == (Answer("a", 1.0),)
+    with pytest.raises(EmptyReplyError):
+        OpenAI("m", base_url=LOCAL).decode(request(), completion([thought]))
 
 
 @pytest.mark.parametrize(

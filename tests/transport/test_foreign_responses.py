@@ -226,7 +226,9 @@ def test_no_cause_holds_bytes_of_a_response():
     assert safe_cause(aiohttp.ClientConnectorError(proxy, OSError())) is None
 
 
-@pytest.mark.parametrize("status", [b"201 Created", b"203 Changed", b"206 Part"])
+@pytest.mark.parametrize(
+    "status", [b"201 Created", b"202 Accepted", b"203 Changed", b"206 Part", b"299 Fine"]
+)
 async def test_an_answer_with_another_status_of_success_is_one(status):
     async def respond(number, writer):
         writer.write(whole(ANSWER, status))

@@ -100,6 +100,8 @@ def content(random: Random, response: Response) -> None:
         '{"answers": [{"id": 0, "label": "refund"}]}', '{"answers": []}', "\u202e\u0000\x1b[2J",
         '{"id": ' + "1" * 5000 + ', "label": "refund"}', "`" * 30_000, "\n" * 50_000,
         '{"label": "no such label", "confidence": "' + "9" * 5000 + '%"}',
+        '{"category": "?", "alternatives": [{"label": "no such label"}]}',
+        [{"type": "reasoning", "text": '{"label": "no such label"} or'}],
     ))  # fmt: skip
     response.names.append(f"content {said[:16]!r}")
     value = response.value()
