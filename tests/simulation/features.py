@@ -234,7 +234,7 @@ class History:
         operations = (
             self.many, self.many, self.one, self.stream, self.add, self.pool, self.review,
             self.review, self.learn_texts, self.unlearn, self.diagnose, self.distill, self.reopen,
-            self.estimate,
+            self.other_votes, self.estimate,
         )  # fmt: skip
         try:
             await self.many(world.texts)
@@ -491,6 +491,18 @@ class History:
                     f"{first.text!r} is {facts(first)}, and {facts(second)} by a new client"
                 )
                 return
+
+    async def other_votes(self):
+        """Under other vote settings judged labels stay, and no certificate is of other labels."""
+        if self.options("store") is None or self.nuc.learned is None:
+            return
+        votes = VotePolicy(weight="uniform", own_weight=0.25)
+        async with self.world.client(policy=votes, referee=None, labeler="llm") as other:
+            self.check_results(await other.classify_many(self.world.texts), self.world.texts)
+            learned = other.learned
+            kept = learned is not None and learned.decides == "settings"
+            if kept and learned.certify(0.5).coverage:
+                self.world.complain("what was judged certifies the labels of other votes")
 
     # -- what holds for every result --
 
