@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Recorded", "distinct_rows", "read_recorded", "recorded_of"]
+__all__ = ["Recorded", "distinct_rows", "labeled", "read_recorded", "recorded_of"]
 
 _NEIGHBORS = 30
 
@@ -60,7 +60,7 @@ def read_recorded(path: Path, cache: Path, model: str) -> Recorded:
         Embedder.
     """
     rows = distinct_rows(path)
-    names, own, gold, hashes = _labeled(rows)
+    names, own, gold, hashes = labeled(rows)
     digest = blake2b(b"".join(hashes) + model.encode(), digest_size=8).hexdigest()
     file = cache / f"{path.stem.split('.')[0]}.{digest}.npy"
     if file.is_file():
@@ -95,12 +95,12 @@ def recorded_of(
     name: str, rows: dict[str, dict[str, Any]], vectors: NDArray[np.float16]
 ) -> Recorded:
     """Return the set of some rows with vectors of their texts."""
-    names, own, gold, hashes = _labeled(rows)
+    names, own, gold, hashes = labeled(rows)
     near = _neighbors(vectors)
     return Recorded(name, "", Texts(vectors, own, *near, folds_of(hashes), len(names)), gold)
 
 
-def _labeled(
+def labeled(
     rows: dict[str, dict[str, Any]],
 ) -> tuple[list[str], NDArray[np.int32], NDArray[np.int32], list[bytes]]:
     """Return the label names, the recorded and right labels, and the hashes of texts."""

@@ -566,12 +566,12 @@ class TestNUC:
         ----------
         n : int
             Number of texts; fewer where there are not as many.
-        goal : {"decide", "certify", "correct"}, optional
+        goal : {"decide", "certify", "count", "correct"}, optional
             "decide": drawn from the texts to which strategies give different labels; shows which is
-            best. "certify": from all texts; proves how many labels are right. "correct": the least
-            trusted texts, where a person corrects most; proves nothing. Default: four in five
-            texts for "decide", the others for "certify". With ``multilabel=True`` there is no
-            "decide", and the default is "certify".
+            best. "certify": from all texts; proves how many labels are right. "count": from all
+            texts, for `Results.count_labels`. "correct": the least trusted texts, where a person
+            corrects most; proves nothing. Default: a mixture of "decide" and "certify". With
+            ``multilabel=True`` there is no "decide", and the default is "certify".
         seed : int
 
         Returns

@@ -13,6 +13,7 @@ from testnuc._base.html import facts, grid
 from testnuc._base.jsonl import table, write_whole
 from testnuc.errors import InvalidInputError, MissingDependencyError, TestNUCError
 from testnuc.records import file_row, line_of, result_of, rounded, text_of, usage_of
+from testnuc.trust.counts import counted
 from testnuc.types import (
     CELLS,
     SEPARATOR,
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     import polars as pl
 
     from testnuc.trust import Certificate, Diagnosis, Review
+    from testnuc.trust.counts import Counts
+    from testnuc.trust.learned import Learned
     from testnuc.types import Prediction
 
 __all__ = ["Results", "read_results", "run_record"]
@@ -332,6 +335,49 @@ class Results(Sequence[Classification]):
             if trust is not None and trust >= least:
                 certified.append(result)
         return certified
+
+    def count_labels(
+        self,
+        learned: Learned,
+        by: Sequence[str | None] | None = None,
+        *,
+        confidence: float = 0.95,
+        together: bool = False,
+        level: int | None = None,
+        judge_error: float = 0.0,
+    ) -> Counts:
+        """Count the labels: their shares as the judged texts correct them, with intervals.
+
+        Parameters
+        ----------
+        learned : Learned
+            `TestNUC.learned`, with the judged texts. Those drawn at random from all are the sample:
+            ``review(n, "count")`` draws nothing else.
+        by : sequence of str, optional
+            The group of each result, such as its month; None: it is in no group.
+        confidence : float
+            With this probability an interval holds: each alone, or with `together` all of them.
+        level : int, optional
+            Of labels in a tree, 1 = the top. Default: whole labels.
+        judge_error : float
+            The part of the judgments that may be wrong.
+
+        Raises
+        ------
+        InvalidInputError
+            No judged text was drawn at random from all, or `by` has another length.
+        """
+        if by is not None and len(by) != len(self):
+            raise InvalidInputError(f"by has {len(by):,} values for {len(self):,} results")
+        return counted(
+            self,
+            learned,
+            by,
+            confidence=confidence,
+            together=together,
+            level=level,
+            judge_error=judge_error,
+        )
 
     def summary(self) -> str:
         """Return the outcome of the run in a few sentences: labels, failures, calls and cost."""

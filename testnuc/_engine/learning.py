@@ -150,7 +150,7 @@ class Learning:
                     item.probability,
                     item.floor,
                     review.texts,
-                    item.goal == "certify" and item.probability is not None,
+                    item.goal in {"certify", "count"} and item.probability is not None,
                 )
                 for item in review[: last + 1]
             ]

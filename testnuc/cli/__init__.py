@@ -4,7 +4,7 @@
 
     options           shared options, and `runs`, which connects a declaration to its function
 
-    batch, classify, compare, demo, evaluate, judging, report, serve, store
+    batch, classify, compare, count, demo, evaluate, judging, report, serve, store
                       what each command does
     answering         judging in the terminal; `judging_page` on a page
 
@@ -204,9 +204,9 @@ def diagnose(
 def review(
     sources: list[str] = _SOURCES,
     n: int = once(50, "-n", help="Number of texts to draw.", min=1),
-    goal: Literal["decide", "certify", "correct"] | None = once(
+    goal: Literal["decide", "certify", "count", "correct"] | None = once(
         None,
-        help="decide: texts whose label is disputed; certify: at random; correct: least trusted.",
+        help="decide: disputed labels; certify, count: at random; correct: least trusted.",
         show_default="mostly decide",
     ),
     output: str | None = output_to(
@@ -254,6 +254,27 @@ def certify(
     text_column: str = _TEXT_COLUMN,
 ) -> None:
     """Find the trust above which labels are right, as proved by the judged texts."""
+
+
+@runs(app, "count:run", *EVIDENCE_OPTIONS, labels=_OF_RUN)
+def count(
+    source: str = _RESULTS_OR_STORE,
+    by: str | None = once(None, help="Count by the values of this column, and compare them."),
+    period: Literal["year", "quarter", "month", "week", "day"] | None = once(
+        None, help="The column of --by has dates: count by periods."
+    ),
+    confidence: float = typer.Option(0.95, help="Probability that an interval holds."),
+    together: bool = once(False, "--together", help="All intervals hold together, not each alone."),
+    level: int | None = typer.Option(
+        None, help="Of labels in a tree, 1 = the top.", show_default="whole labels"
+    ),
+    judge_error: float = once(0.0, help="Part of the judgments that may be wrong."),
+    output: str | None = output_to("A .csv or .json file for the counts."),
+    plot: str | None = writes(None, help="A .png, .svg or .pdf file for the figure."),
+    overwrite: bool = _OVERWRITE,
+    text_column: str = _TEXT_COLUMN,
+) -> None:
+    """Count labels: shares with intervals, corrected by the judged texts; makes no call."""
 
 
 @runs(app, "judging:distill", *CALL_OPTIONS, "min_trust", labels=_OF_RUN)

@@ -42,7 +42,7 @@ _ADDRESSES = {
 }
 #: Commands that have an address only because keys of stored answers contain it.
 _SEND_NOTHING = frozenset(
-    {"certify", "diagnose", "distill", "learn", "report", "review", "unlearn"}
+    {"certify", "count", "diagnose", "distill", "learn", "report", "review", "unlearn"}
 )
 #: Parameters of a PostgreSQL URL that name a server.
 _SERVERS = ("host", "hostaddr", "service", "servicefile")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 #: What a review is for; None, the default, is a mixture of the first two.
-GOALS = ("decide", "certify", "correct")
+GOALS = ("decide", "certify", "count", "correct")
 #: The part of a mixture that is drawn from the texts on which candidates differ.
 _DECIDE = 0.8
 #: The record of a review file.
@@ -362,7 +362,8 @@ def draw(
     some = [row for row in every if differing[row]]
     rng.shuffle(some)
     taken: set[int] = set()
-    part = {None: _DECIDE, "decide": 1.0, "certify": 0.0}[goal]
+    part = {None: _DECIDE, "decide": 1.0}.get(goal, 0.0)
+    at_random = "count" if goal == "count" else "certify"
     found: list[Drawn] = []
     left, left_some = len(every), len(some)
     while len(found) < n and left:
@@ -379,7 +380,7 @@ def draw(
         rest = (1 - share) / left
         floor = share / left_some + rest if left_some else rest
         probability = floor if differing[row] else rest
-        found.append(Drawn(row, "decide" if decide else "certify", probability, floor))
+        found.append(Drawn(row, "decide" if decide else at_random, probability, floor))
         left -= 1
         left_some -= bool(differing[row])
     return found

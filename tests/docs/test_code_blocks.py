@@ -49,6 +49,13 @@ nuc = testnuc.TestNUC(LABELS, model="openai/gpt-4o-mini")
     "fewer-calls.md": """
 pool = texts = [f"message {i} {'about it ' * (i % 4)}" for i in range(60)]
 """,
+    "counting.md": """
+pool = [f"message {i} {'about it ' * (i % 4)}" for i in range(60)]
+months = [f"2026-0{1 + i // 30}" for i in range(60)]
+
+def judgment_of(text):
+    return "login"
+""",
     "multilabel.md": """
 texts = [f"message {i} {'about it ' * (i % 4)}" for i in range(60)]
 

@@ -1,0 +1,386 @@
+"""How many texts have each label, corrected by judged texts, with intervals."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from testnuc._base.checks import checked_number, hash_text
+from testnuc._base.display import brief, columns
+from testnuc.errors import InvalidInputError, MissingDependencyError
+from testnuc.trust.shares import JudgedSample, Share
+from testnuc.types import LEVELS, split_labels
+
+if TYPE_CHECKING:
+    from testnuc.trust.judgment import Judgment
+    from testnuc.trust.learned import Learned
+    from testnuc.types import Classification
+
+#: Judged texts, drawn at random, that a group needs for an interval.
+LEAST_JUDGED = 10
+#: How a text without any of the labels is shown.
+_NONE = "(none of these)"
+#: Labels that a plot shows.
+_PLOTTED = 6
+
+
+@dataclass(frozen=True, slots=True)
+class LabelCount:
+    """How many rows of a group have a label."""
+
+    __repr__ = brief
+
+    #: None: none of the labels is right.
+    label: str | None
+    #: The value of the column that rows are grouped by; None: all rows.
+    group: str | None
+    #: Rows of the group.
+    rows: int
+    #: Of these, the share that has the label; None: the group has too few judged texts.
+    share: Share | None
+    #: The share by the LLM's own labels.
+    llm: float
+    #: Distinct texts of the group that are a random sample and judged.
+    judged: int
+    #: About how many more judgments would halve the interval; without one, would give one.
+    judgments_needed: int
+    #: The share less that in all other groups; None: there is no other, or one is unknown.
+    difference: Share | None = None
+
+    @property
+    def number(self) -> int | None:
+        """The estimated number of rows that have the label."""
+        return None if self.share is None else round(self.share.value * self.rows)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Counts(Sequence[LabelCount]):
+    """Counts of labels, by group and label. ``print`` it."""
+
+    __repr__ = brief
+
+    items: Sequence[LabelCount]
+    #: The probability that an interval holds: each alone, or all together.
+    confidence: float = 0.95
+    together: bool = False
+    notes: Sequence[str] = field(default=())
+
+    @overload
+    def __getitem__(self, index: int) -> LabelCount: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[LabelCount]: ...
+
+    def __getitem__(self, index: int | slice) -> LabelCount | Sequence[LabelCount]:
+        return self.items[index]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return plain values, a record for each group and label: for JSON, CSV and data frames."""
+        return [
+            {
+                "group": item.group,
+                "label": item.label,
+                "share": None if item.share is None else item.share.value,
+                "low": None if item.share is None else item.share.low,
+                "high": None if item.share is None else item.share.high,
+                "number": item.number,
+                "rows": item.rows,
+                "llm_share": item.llm,
+                "judged": item.judged,
+                "judgments_needed": item.judgments_needed,
+                "difference": None if item.difference is None else item.difference.value,
+                "difference_low": None if item.difference is None else item.difference.low,
+                "difference_high": None if item.difference is None else item.difference.high,
+            }
+            for item in self.items
+        ]
+
+    def __str__(self) -> str:
+        grouped = any(item.group is not None for item in self.items)
+        compared = any(item.difference is not None for item in self.items)
+        head = ["label", "share", "rows", "LLM alone", "judged", "to halve"]
+        rows = [[*(["group"] if grouped else []), *head, *(["less the others"] * compared)]]
+        for item in self.items:
+            share, number = item.share, item.number
+            cells = [
+                item.label or _NONE,
+                "too few judged" if share is None else str(share),
+                f"{item.rows:,}" if number is None else f"{number:,} of {item.rows:,}",
+                f"{100 * item.llm:.1f} %",
+                f"{item.judged:,}",
+                f"+{item.judgments_needed:,}",
+            ]
+            if grouped:
+                cells.insert(0, "all" if item.group is None else item.group)
+            if compared:
+                cells.append(_signed(item.difference))
+            rows.append(cells)
+        kind = "all intervals together" if self.together else "each interval alone"
+        return "\n".join([columns(rows), f"{self.confidence:.0%} intervals: {kind}", *self.notes])
+
+    def plot(self, labels: Sequence[str] | None = None) -> Any:
+        """Return a matplotlib figure of shares with intervals, by group or by label.
+
+        Parameters
+        ----------
+        labels : sequence of str, optional
+            Default: the six labels with the largest shares.
+
+        Raises
+        ------
+        MissingDependencyError
+            matplotlib is not installed (extra ``plots``).
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as exc:
+            raise MissingDependencyError(
+                "plots need matplotlib: pip install 'testnuc[plots]'"
+            ) from exc
+        shown = [item for item in self.items if item.share is not None]
+        sizes = Counter[str]()
+        for item in shown:
+            if item.label is not None and item.share is not None:
+                sizes[item.label] = max(sizes[item.label], round(1e6 * item.share.value))
+        chosen = list(labels or [label for label, _ in sizes.most_common(_PLOTTED)])
+        groups = list(dict.fromkeys(item.group for item in shown if item.group is not None))
+        figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+        axes = figure.subplots()
+        series = chosen if groups else [None]
+        for place, name in enumerate(series):
+            points = [
+                (groups.index(item.group) if item.group in groups else chosen.index(label), share)
+                for item in shown
+                if (share := item.share) is not None
+                and (label := item.label) in chosen
+                and (name is None or label == name)
+                and (item.group in groups) == bool(groups)
+            ]
+            x = np.array([at for at, _ in points]) + (place - (len(series) - 1) / 2) * 0.08
+            value, low, high = (
+                100 * np.array([getattr(share, name) for _, share in points])
+                for name in ("value", "low", "high")
+            )
+            axes.errorbar(
+                x,
+                value,
+                yerr=[value - low, high - value],
+                marker="o",
+                linestyle="-" if groups else "",
+                capsize=3,
+                label=name,
+            )
+        axes.set_xticks(range(len(groups or chosen)), groups or chosen, rotation=30, ha="right")
+        axes.set_ylabel("share of the texts, %")
+        axes.set_ylim(bottom=0)
+        axes.spines[["top", "right"]].set_visible(False)
+        if groups:
+            axes.legend(frameon=False, fontsize="small")
+        return figure
+
+
+def counted(
+    results: Sequence[Classification],
+    learned: Learned,
+    groups: Sequence[str | None] | None = None,
+    **options: Any,
+) -> Counts:
+    """Count the labels of results by what was judged; `options` are those of `count_labels`."""
+    own = []
+    for result in results:
+        prediction = result.prediction
+        # of a text that the LLM was not asked for, the label that it got
+        unasked = () if result.source == "person" else result.labels
+        own.append(unasked if prediction is None else prediction.labels)
+    texts = [result.text for result in results]
+    return count_labels(texts, own, learned.judged, learned.labels, groups, **options)
+
+
+def count_labels(
+    texts: Sequence[str],
+    own: Sequence[Sequence[str]],
+    judged: Sequence[Judgment],
+    labels: Sequence[str],
+    groups: Sequence[str | None] | None = None,
+    *,
+    confidence: float = 0.95,
+    together: bool = False,
+    level: int | None = None,
+    judge_error: float = 0.0,
+) -> Counts:
+    """Count labels in rows of texts.
+
+    The strata of a label are the texts that the LLM gave it, and the others. Judged texts that were
+    drawn at random from all count as a sample, all other judged ones as what they are.
+
+    Parameters
+    ----------
+    texts : sequence of str
+        Of each row; a text may occur in several.
+    own : sequence of sequence of str
+        The LLM's own labels of each row.
+    judged : sequence of Judgment
+    labels : sequence of str
+        The label set.
+    groups : sequence of str, optional
+        The group of each row; None: the row is in no group.
+    confidence : float
+        With this probability an interval holds: each alone, or with `together` all of them.
+    level : int, optional
+        Of labels in a tree, 1 = the top. Default: whole labels.
+    judge_error : float
+        The part of the judgments that may be wrong; a wrong one is taken to name any other label.
+
+    Raises
+    ------
+    InvalidInputError
+        No judged text was drawn at random from all.
+    """
+    checked_number("confidence", confidence, 0.5, 0.9999)
+    checked_number("judge_error", judge_error, 0, 0.4)
+    counting = _Counting(texts, own, judged, labels, level)
+    names = [] if groups is None else sorted({name for name in groups if name is not None})
+    selected: dict[str | None, list[int]] = {None: list(range(len(texts)))}
+    for name in names:
+        selected[name] = [row for row, group in enumerate(groups or ()) if group == name]
+    kinds = len(counting.labels) * len(selected)
+    each = 1 - (1 - confidence) / kinds if together else confidence
+    items = {name: counting.of(name, rows, each, judge_error) for name, rows in selected.items()}
+    for name in names if len(names) > 1 else ():
+        rest = [row for other in names if other != name for row in selected[other]]
+        others = counting.of(None, rest, each, judge_error)
+        items[name] = [
+            replace(one, difference=one.share.less(other.share))
+            if one.share is not None and other.share is not None
+            else one
+            for one, other in zip(items[name], others, strict=True)
+        ]
+    return Counts(
+        [item for some in items.values() for item in some], confidence, together, counting.notes
+    )
+
+
+class _Counting:
+    """Texts, what the LLM says of them, and the judged ones among them."""
+
+    def __init__(
+        self,
+        texts: Sequence[str],
+        own: Sequence[Sequence[str]],
+        judged: Sequence[Judgment],
+        labels: Sequence[str],
+        level: int | None,
+    ) -> None:
+        def cut(label: str) -> str:
+            return label if level is None else LEVELS.join(label.split(LEVELS)[:level])
+
+        #: The last one: none of the labels.
+        self.labels: list[str | None] = [*dict.fromkeys(map(cut, labels)), None]
+        number = {label: at for at, label in enumerate(self.labels)}
+        places: dict[bytes, int] = {}
+        #: The position of the distinct text of each row.
+        self.place = np.array(
+            [places.setdefault(hash_text(text), len(places)) for text in texts], dtype=np.int64
+        )
+        #: bool[n, C]: the LLM's labels of each distinct text.
+        self.own = np.zeros((len(places), len(self.labels)), dtype=np.bool_)
+        for place, some in zip(self.place.tolist(), own, strict=True):
+            self.own[place, [number[cut(name)] for name in some if cut(name) in number]] = True
+        people = any(one.source == "person" for one in judged)
+        judge = "person" if people else "referee"
+        used = [one for one in judged if one.hash in places and one.source in {judge, None}]
+        #: int64[m], bool[m, C]: where judged texts are, and their labels.
+        self.rows = np.array([places[one.hash] for one in used], dtype=np.int64)
+        self.drawn = np.array([bool(one.uniform) for one in used], dtype=np.bool_)
+        self.missing = np.array([one.source is None for one in used], dtype=np.bool_)
+        self.hits = np.zeros((len(used), len(self.labels)), dtype=np.bool_)
+        for at, one in enumerate(used):
+            right = [number[cut(name)] for name in split_labels(one.label) if cut(name) in number]
+            self.hits[at, right or [-1]] = True
+        # of a text that was skipped and not drawn at random, nothing is known
+        kept = self.drawn | ~self.missing
+        self.rows, self.hits = self.rows[kept], self.hits[kept]
+        self.drawn, self.missing = self.drawn[kept], self.missing[kept]
+        if not self.drawn.any():
+            raise InvalidInputError(
+                'no judged text was drawn at random from all; draw some: `review(goal="count")`, '
+                "on the command line `testnuc review RESULTS --goal count`"
+            )
+        self.notes = [f"right: by {'your judgments' if people else 'the referee, not by a person'}"]
+        before = max(one.texts for one in used)
+        if len(places) > before:
+            self.notes.append(
+                f"the judged texts were drawn from {before:,} texts, these are {len(places):,}: "
+                "the others are taken to be alike; draw some of them, too"
+            )
+        if skipped := int((self.drawn & self.missing).sum()):
+            self.notes.append(f"{skipped:,} judged texts were skipped, which widens the intervals")
+
+    def of(
+        self, group: str | None, rows: Sequence[int], confidence: float, judge_error: float
+    ) -> list[LabelCount]:
+        """Count the labels of some rows."""
+        copies = np.bincount(self.place[rows], minlength=len(self.own)).astype(np.float64)
+        inside = np.flatnonzero(copies)
+        here = np.isin(self.rows, inside)
+        sample = JudgedSample(
+            np.searchsorted(inside, self.rows[here]),
+            self.drawn[here],
+            self.missing[here],
+            copies[inside],
+        )
+        judged, own = int(sample.drawn.sum()), self.own[inside]
+        llm = (copies[inside] @ own) / max(len(rows), 1)
+        shares: list[Share | None] = [None] * len(self.labels)
+        if judged >= min(LEAST_JUDGED, len(inside)) > 0:
+            bounds = sample.totals(own.astype(np.int64), self.hits[here], confidence=confidence)
+            shares = [
+                _corrected(Share(*map(float, one)), judge_error, len(self.labels))
+                for one in zip(*bounds, strict=True)
+            ]
+        # the width falls by the root of the number, and is zero once all are judged
+        more = 3 * judged * (len(inside) - judged) / max(len(inside) + 3 * judged, 1)
+        return [
+            LabelCount(
+                label,
+                group,
+                len(rows),
+                share,
+                float(part),
+                judged,
+                round(more) if share is not None else LEAST_JUDGED - judged,
+            )
+            for label, share, part in zip(self.labels, shares, llm, strict=True)
+            if label is not None or self.hits[:, -1].any()
+        ]
+
+
+def _corrected(share: Share, error: float, kinds: int) -> Share:
+    """Return a share as it would be if a part of the judgments named another label.
+
+    The interval holds for any smaller part as well. Source: Rogan and Gladen 1978, "Estimating
+    prevalence from the results of a screening test".
+    """
+    other = error / max(kinds - 1, 1)
+
+    def true(observed: float) -> float:
+        return float(np.clip((observed - other) / (1 - error - other), 0, 1))
+
+    return Share(
+        true(share.value),
+        min(share.low, true(share.low)),
+        max(share.high, true(share.high)),
+    )
+
+
+def _signed(share: Share | None) -> str:
+    if share is None:
+        return ""
+    return f"{100 * share.value:+.1f} ({100 * share.low:+.1f} to {100 * share.high:+.1f})"

@@ -1,0 +1,76 @@
+"""``testnuc count``: from a labeled file with dates to shares with intervals."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from testnuc.testing import LoopbackLLM
+from tests.cli.in_process import run_here
+from tests.cli.test_judging import LABELS, TEXTS, judged, options, true_label
+
+
+@pytest.fixture
+def tickets(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with Path("tickets.csv").open("w", newline="") as file:
+        rows = [[text, f"2026-0{1 + at // 120}-15"] for at, text in enumerate(TEXTS)]
+        csv.writer(file).writerows([["text", "created"], *rows])
+    return "tickets.csv"
+
+
+def calls_all_a_refund(text):
+    """What is not a login is called a refund half of the time."""
+    label = true_label(text)
+    number = int(text.split("#")[1])
+    return ("refund" if label == "delivery" and number % 2 else label), 0.9
+
+
+@pytest.mark.slow
+def test_labels_are_counted_by_month(tickets):
+    with LoopbackLLM(calls_all_a_refund) as llm:
+        code, _, err = run_here("classify", tickets, *options(llm), "-o", "out.csv")
+        assert code == 0, err
+        code, _, err = run_here("count", "out.csv")
+        assert code == 2
+        assert "nothing was judged in out.csv yet" in err
+        assert "testnuc review out.csv -n 100 --goal count" in err
+        code, _, err = run_here("review", "out.csv", "-n", "90", "--goal", "count")
+        assert code == 0, err
+        assert {item.goal for item in judged("review.json")} == {"count"}
+        code, _, err = run_here("learn", "out.csv", "review.json")
+        assert code == 0, err
+
+        code, out, err = run_here("count", "out.csv", "-o", "counts.json")
+        assert code == 0, err
+        by_label = {row["label"]: row for row in json.loads(Path("counts.json").read_bytes())}
+        assert set(by_label) == set(LABELS)
+        for row in by_label.values():
+            assert row["low"] <= 1 / 3 <= row["high"]
+            assert (row["rows"], row["judged"]) == (240, 90)
+        assert by_label["refund"]["llm_share"] > 0.45
+        assert "95% intervals: each interval alone" in out
+        assert "by your judgments" in out
+
+        month = ["--by", "created", "--period", "month", "-o", "months.csv", "--plot", "months.svg"]
+        code, out, err = run_here("count", "out.csv", *month)
+        assert code == 0, err
+        with Path("months.csv").open(newline="") as file:
+            groups = {row["group"] for row in csv.DictReader(file)}
+        assert groups == {"", "2026-01", "2026-02"}
+        assert "less the others" in out
+        assert Path("months.svg").read_bytes().startswith(b"<?xml")
+        assert llm.calls == 240
+
+        for wrong, said in (
+            (["--by", "date"], "there is no column 'date'"),
+            (["--by", "nuc_label", "--period", "month"], "is no date"),
+            (["--period", "month"], "--period needs --by"),
+            (["--confidence", "2"], "confidence is 2"),
+            (["--plot", "a.txt"], "name a .png"),
+            (["-o", "counts.json"], "exists"),
+        ):
+            code, _, err = run_here("count", "out.csv", *wrong)
+            assert code == 2
+            assert said in err

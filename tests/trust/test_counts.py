@@ -1,0 +1,174 @@
+"""Labels are counted: by group, with copies, several labels and levels of a tree."""
+
+import numpy as np
+import pytest
+
+from testnuc._base.checks import hash_text
+from testnuc.errors import InvalidInputError
+from testnuc.trust.counts import count_labels
+from testnuc.trust.judgment import Judgment
+
+LABELS = ("refund", "delivery", "login")
+
+
+def judgment(text, label, source="person", *, uniform=True, texts=300):
+    chance = 1 / texts if uniform else None
+    return Judgment(text, hash_text(text), label, source, chance, chance, texts, uniform)
+
+
+def world(n=300, wrong=0.2, seed=0):
+    rng = np.random.default_rng(seed)
+    right = rng.choice(LABELS, n, p=[0.5, 0.3, 0.2])
+    # what is wrong is called a refund
+    said = np.where(rng.random(n) < wrong, "refund", right)
+    return [f"text {at}" for at in range(n)], [str(x) for x in right], [[str(x)] for x in said]
+
+
+def judged_at_random(texts, right, m, seed=0):
+    rows = np.random.default_rng(seed).choice(len(texts), m, replace=False)
+    return [judgment(texts[row], right[row], texts=len(texts)) for row in rows]
+
+
+def test_judgments_correct_the_count_of_the_llm():
+    texts, right, said = world(wrong=0.4)
+    counts = count_labels(texts, said, judged_at_random(texts, right, 150), LABELS)
+    refund = counts[0]
+    assert refund.label == "refund"
+    assert refund.llm - 0.5 > 0.1
+    assert refund.share.low <= right.count("refund") / len(texts) <= refund.share.high
+    assert refund.share.high < refund.llm
+    assert sum(count.share.value for count in counts) == pytest.approx(1, abs=0.05)
+    assert [count.judged for count in counts] == [150] * 3
+    assert "refund" in str(counts)
+    assert "each interval alone" in str(counts)
+
+
+def test_intervals_of_all_labels_together_are_wider():
+    texts, right, said = world()
+    judged = judged_at_random(texts, right, 100)
+    alone = count_labels(texts, said, judged, LABELS)
+    together = count_labels(texts, said, judged, LABELS, together=True)
+    for one, other in zip(alone, together, strict=True):
+        assert other.share.low < one.share.low
+        assert other.share.high > one.share.high
+
+
+def test_groups_are_counted_apart_and_compared():
+    texts, right, said = world(600)
+    groups = ["phone" if label == "refund" else "mail" for label in right]
+    counts = count_labels(texts, said, judged_at_random(texts, right, 300), LABELS, groups)
+    by = {(count.group, count.label): count for count in counts}
+    assert by["phone", "refund"].share.low > 0.9
+    assert by["mail", "refund"].share.high < 0.1
+    assert by["phone", "refund"].difference.low > 0.8
+    assert by["mail", "refund"].difference.high < -0.8
+    assert by[None, "refund"].difference is None
+    assert by["phone", "refund"].rows + by["mail", "refund"].rows == 600
+
+
+def test_a_group_of_few_judged_texts_has_no_share_but_a_number():
+    texts, right, said = world()
+    groups = ["new" if at < 20 else "old" for at in range(300)]
+    old = [one for one in judged_at_random(texts, right, 100) if int(one.text[5:]) >= 20]
+    counts = count_labels(texts, said, [*old, judgment(texts[0], right[0])], LABELS, groups)
+    new = next(count for count in counts if count.group == "new")
+    assert new.share is None
+    assert new.number is None
+    assert (new.judged, new.judgments_needed) == (1, 9)
+    assert "too few judged" in str(counts)
+
+
+def test_a_text_counts_as_often_as_it_occurs():
+    texts, right, said = world()
+    judged = judged_at_random(texts, right, 300)
+    rows = [*range(300), *[0] * 300]
+    counts = count_labels([texts[r] for r in rows], [said[r] for r in rows], judged, LABELS)
+    true = [right[row] for row in rows]
+    for count in counts:
+        assert count.number == true.count(count.label)
+        assert count.share.low == count.share.high
+
+
+def test_several_labels_for_a_text():
+    texts, right, said = world()
+    twice = [[*some, "login"] for some in said]
+    judged = [
+        judgment(one.text, "; ".join(dict.fromkeys([one.label, "login"])))
+        for one in judged_at_random(texts, right, 150)
+    ]
+    counts = {count.label: count for count in count_labels(texts, twice, judged, LABELS)}
+    assert counts["login"].share.low > 0.95
+    assert 0.3 < counts["refund"].share.value < 0.7
+
+
+def test_levels_of_a_tree():
+    texts, right, said = world()
+    paths = {"refund": "money > refund", "delivery": "parcel", "login": "money > login"}
+    counts = count_labels(
+        texts,
+        [[paths[label] for label in some] for some in said],
+        judged_at_random(texts, [paths[label] for label in right], 300),
+        list(paths.values()),
+        level=1,
+    )
+    money = sum(label != "delivery" for label in right)
+    assert {count.label: count.number for count in counts} == {
+        "money": money,
+        "parcel": 300 - money,
+    }
+
+
+def test_none_of_the_labels_is_counted_where_it_was_judged():
+    texts, right, said = world()
+    judged = judged_at_random(texts, [None if x == "login" else x for x in right], 150)
+    counts = count_labels(texts, said, judged, LABELS)
+    assert counts[-1].label is None
+    none = counts[-1].share
+    assert none.low <= right.count("login") / 300 <= none.high
+    assert "(none of these)" in str(counts)
+
+
+def test_what_counts_is_said():
+    texts, right, said = world()
+    person = judged_at_random(texts, right, 50)
+    referee = [judgment(texts[at], right[at], "referee") for at in range(100)]
+    skipped = [judgment("text 299", None, None)]
+    counts = count_labels(texts, said, [*person, *referee, *skipped], LABELS)
+    assert counts[0].judged <= 51
+    assert "right: by your judgments" in counts.notes
+    only = count_labels(texts, said, referee, LABELS)
+    assert "right: by the referee, not by a person" in only.notes
+    some = count_labels(texts[:200], said[:200], person, LABELS)
+    assert some[0].rows == 200
+    more = count_labels([*texts, "new"], [*said, []], person, LABELS)
+    assert any("drawn from 300 texts, these are 301" in note for note in more.notes)
+
+
+def test_wrong_judgments_widen_the_interval():
+    texts, right, said = world()
+    judged = judged_at_random(texts, right, 100)
+    sure = count_labels(texts, said, judged, LABELS)
+    unsure = count_labels(texts, said, judged, LABELS, judge_error=0.05)
+    for one, other in zip(sure, unsure, strict=True):
+        assert other.share.low <= one.share.low
+        assert other.share.high >= one.share.high
+    assert str(sure) != str(unsure)
+
+
+def test_without_a_random_sample_it_is_an_error():
+    texts, right, said = world()
+    chosen = [judgment(texts[0], right[0], uniform=False)]
+    with pytest.raises(InvalidInputError, match="drawn at random"):
+        count_labels(texts, said, chosen, LABELS)
+
+
+def test_a_plot_by_group():
+    pytest.importorskip("matplotlib")
+    texts, right, said = world()
+    groups = [f"2024-0{1 + at // 150}" for at in range(300)]
+    judged = judged_at_random(texts, right, 150)
+    by_month = count_labels(texts, said, judged, LABELS, groups).plot()
+    (axes,) = by_month.axes
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["2024-01", "2024-02"]
+    (axes,) = count_labels(texts, said, judged, LABELS).plot(["login"]).axes
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["login"]
