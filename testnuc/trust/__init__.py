@@ -14,6 +14,7 @@
     thresholds      that where it can have several, by `label_scores`
     certificates    the trust above which labels are proved to be right
     calibration     trust: the chance that a label is right, also of a head, and its drift
+    counts          how many texts have each label; `shares`, their intervals
     uncertainty     uncertainty sampling: which texts skip the LLM
 """
 
