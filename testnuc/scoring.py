@@ -22,6 +22,7 @@ __all__ = [
     "Comparison",
     "Evaluation",
     "Measured",
+    "accuracy_of",
     "checked_gold",
     "compare",
     "evaluated",
@@ -34,8 +35,8 @@ __all__ = [
 
 #: Standard errors of a 95 % interval.
 _Z = 1.96
-#: Resamples of the bootstrap, and its seed: the same results have the same interval.
-_RESAMPLES, _SEED = 1_000, 0
+#: Cells of an array of the jackknife.
+_CELLS = 1_000_000
 #: Pairs of labels that are printed.
 _PAIRS = 10
 
@@ -54,10 +55,16 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Accuracy of results on texts with known labels. ``print`` it."""
+    """Accuracy of results on texts with known labels. ``print`` it.
 
-    #: Number of texts.
+    Texts that a person judged are left out: their label is the judgment. A text that is repeated
+    counts as often in the values, and as one draw in the intervals.
+    """
+
+    #: Number of texts that are scored.
     texts: int
+    #: Texts that a person judged, which are left out.
+    judged: int
     #: Texts without a label, which count as errors.
     unlabeled: int
     accuracy: Measured
@@ -65,7 +72,7 @@ class Evaluation:
     own_accuracy: Measured
     #: `accuracy` minus `own_accuracy`, on the same texts.
     gain: Measured
-    #: Mean F1 over all labels that occur, with an interval by bootstrap.
+    #: Mean F1 over all labels that occur, with an interval by the jackknife.
     macro_f1: Measured
     own_macro_f1: Measured
     #: What gave the label (`Classification.source`) -> number of texts and accuracy.
@@ -82,6 +89,7 @@ class Evaluation:
             f"  the LLM alone {self.own_accuracy}, difference {points(gain)}",
             f"macro F1   {self.macro_f1}",
             f"  the LLM alone {self.own_macro_f1}",
+            *([f"{self.judged:,} texts that a person judged are left out"] if self.judged else []),
             *(
                 f"accuracy of labels by {source}: {of}, {texts:,} texts"
                 for source, (texts, of) in self.by_source.items()
@@ -106,6 +114,8 @@ class Comparison:
     accuracies: tuple[Measured, Measured] | None = None
     #: The second accuracy minus the first, on the same texts.
     gain: Measured | None = None
+    #: Texts that a person judged in one of the runs, which the accuracies leave out.
+    judged: int = 0
 
     __repr__ = brief
 
@@ -118,6 +128,8 @@ class Comparison:
             first, second = self.accuracies
             lines.append(f"accuracy {first}, then {second}")
             lines.append(f"difference {points(self.gain)}")
+        if self.judged:
+            lines.append(f"{self.judged:,} texts that a person judged are left out of the accuracy")
         for one, other, texts in self.pairs[:_PAIRS]:
             lines.append(f"{texts:>7,}  {one or 'no label'} -> {other or 'no label'}")
         return "\n".join(lines)
@@ -128,9 +140,9 @@ def points(of: Measured) -> str:
     return f"{100 * of.value:+.1f} points ({100 * of.low:+.1f} to {100 * of.high:+.1f}, 95 %)"
 
 
-def wilson(right: int, texts: int) -> Measured:
+def wilson(right: float, texts: float) -> Measured:
     """Return a proportion with its Wilson score interval."""
-    if not texts:
+    if texts <= 0:
         return Measured(math.nan, 0.0, 1.0)
     part, square = right / texts, _Z * _Z
     middle = (part + square / (2 * texts)) / (1 + square / texts)
@@ -142,7 +154,7 @@ def wilson(right: int, texts: int) -> Measured:
     )
 
 
-def paired_difference(wins: int, losses: int, texts: int) -> Measured:
+def paired_difference(wins: float, losses: float, texts: float) -> Measured:
     """Return the difference of two paired accuracies.
 
     On `wins` texts only the second is right, on `losses` only the first. The interval is the
@@ -155,10 +167,39 @@ def paired_difference(wins: int, losses: int, texts: int) -> Measured:
     return Measured((wins - losses) / texts, low, high)
 
 
-def gain_of(right: Sequence[tuple[bool, bool]]) -> Measured:
-    """Return the second accuracy minus the first, of whether each is right about a text."""
+def accuracy_of(right: Sequence[bool], texts: Sequence[str]) -> Measured:
+    """Return the part of some texts that is right; a repeated text is one draw."""
+    part = _independent(np.array(right, np.float64), texts) / max(len(right), 1)
+    return wilson(sum(right) * part, len(right) * part)
+
+
+def gain_of(right: Sequence[tuple[bool, bool]], texts: Sequence[str]) -> Measured:
+    """Return the second accuracy minus the first, of whether each is right about a text.
+
+    A repeated text is one draw.
+    """
     wins, losses = sum(b and not a for a, b in right), sum(a and not b for a, b in right)
-    return paired_difference(wins, losses, len(right))
+    gains = np.array([int(b) - int(a) for a, b in right], np.float64)
+    part = _independent(gains, texts) / max(len(right), 1)
+    return paired_difference(wins * part, losses * part, len(right) * part)
+
+
+def _independent(values: Float64s, texts: Sequence[str]) -> float:
+    """Return how many independent texts have a mean as exact as that of these values.
+
+    A repeated text is one draw. The variance of the mean is the larger one of two: by the sums of
+    the deviations of each text, and as if copies had the same value (Kish 1965).
+    """
+    n, copies = len(values), Counter(texts)
+    if len(copies) == n:
+        return n
+    away: dict[str, float] = defaultdict(float)
+    for text, value in zip(texts, values - values.mean(), strict=True):
+        away[text] += float(value)
+    kish = n * n / sum(number**2 for number in copies.values())
+    together = sum(sums**2 for sums in away.values())
+    apart = n * n * float(values.var())
+    return min(kish, apart / together if together else kish)
 
 
 def matched(first: Sequence[str], second: Sequence[str]) -> list[tuple[int, int]]:
@@ -197,62 +238,100 @@ def checked_gold(
 def evaluated(results: Results, labels: Sequence[str]) -> Evaluation:
     """Return the accuracy of results, from the known label of each text, in order.
 
+    Texts that a person judged are left out.
+
     Raises
     ------
     InvalidInputError
-        There is not one for each text.
+        There is not one for each text, or a person judged all of them.
     """
-    gold = checked_gold(results, labels)
-    given, own = results.labels, [row.own_label for row in results]
+    known = checked_gold(results, labels)
+    pairs = [(row, of) for row, of in zip(results, known, strict=True) if row.source != "person"]
+    if not pairs:
+        raise InvalidInputError(
+            f"a person judged all {len(known):,} texts, so their labels are the judgments; give "
+            "texts that were not judged"
+        )
+    gold, texts = [of for _, of in pairs], [row.text for row, _ in pairs]
+    given, own = [row.label for row, _ in pairs], [row.own_label for row, _ in pairs]
     right = [label == of for label, of in zip(given, gold, strict=True)]
     alone = [label == of for label, of in zip(own, gold, strict=True)]
-    counts: dict[str, list[bool]] = defaultdict(list)
-    for row, hit in zip(results, right, strict=True):
+    by: dict[str, list[int]] = defaultdict(list)
+    for at, (row, _) in enumerate(pairs):
         if row.label is not None:
-            counts[row.source or "llm"].append(hit)
+            by[row.source or "llm"].append(at)
     return Evaluation(
         texts=len(gold),
+        judged=len(known) - len(gold),
         unlabeled=given.count(None),
-        accuracy=wilson(sum(right), len(gold)),
-        own_accuracy=wilson(sum(alone), len(gold)),
-        gain=gain_of(list(zip(alone, right, strict=True))),
-        macro_f1=_macro_f1(gold, given),
-        own_macro_f1=_macro_f1(gold, own),
-        by_source={s: (len(hits), wilson(sum(hits), len(hits))) for s, hits in counts.items()},
+        accuracy=accuracy_of(right, texts),
+        own_accuracy=accuracy_of(alone, texts),
+        gain=gain_of(list(zip(alone, right, strict=True)), texts),
+        macro_f1=_macro_f1(gold, given, texts),
+        own_macro_f1=_macro_f1(gold, own, texts),
+        by_source={
+            source: (
+                len(places),
+                accuracy_of([right[at] for at in places], [texts[at] for at in places]),
+            )
+            for source, places in by.items()
+        },
         results=results,
     )
 
 
-def _macro_f1(gold: Sequence[str], given: Sequence[str | None]) -> Measured:
-    """Return the mean F1 over all labels that occur, with its bootstrap interval."""
-    names = sorted({*gold, *(label for label in given if label is not None)})
-    number = {name: at for at, name in enumerate(names)}
-    # texts with the same two labels are alike: resample their counts
-    cells = Counter(
-        (number[a], -1 if b is None else number[b]) for a, b in zip(gold, given, strict=True)
+def _macro_f1(gold: Sequence[str], given: Sequence[str | None], texts: Sequence[str]) -> Measured:
+    """Return the mean F1 over all labels that occur, with its interval by the jackknife.
+
+    One text at a time is left out, with its copies (Efron and Tibshirani 1993, "An introduction to
+    the bootstrap", chapter 11). With few texts for a label the mean F1 is biased, so that a
+    percentile bootstrap covers it too seldom; the jackknife estimates the bias, too.
+    """
+    names = {*gold, *(label for label in given if label is not None)}
+    number = {name: at for at, name in enumerate(sorted(names))}
+    cells: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for text, of, label in zip(texts, gold, given, strict=True):
+        cells[text].append((number[of], -1 if label is None else number[label]))
+    # texts with the same labels are left out once
+    alike = Counter(tuple(sorted(of_text)) for of_text in cells.values())
+    counts = np.array([*alike.values()], np.int64)
+    total = _counted([cell for of_text in cells.values() for cell in of_text], len(number))
+    value = float(_f1_of(total))
+    left_out = []
+    kinds, size = [*alike], max(_CELLS // len(number), 1)
+    for start in range(0, len(kinds), size):
+        parts = np.stack([_counted(kind, len(number)) for kind in kinds[start : start + size]])
+        left_out.append(_f1_of(total - parts))
+    scores, n = np.concatenate(left_out), len(cells)
+    if n == 1:
+        return Measured(value, 0.0, 1.0)
+    mean = float(np.average(scores, weights=counts))
+    error = _Z * math.sqrt((n - 1) * float(np.average((scores - mean) ** 2, weights=counts)))
+    middle = value - (n - 1) * (mean - value)
+    return Measured(
+        value, max(min(middle - error, value), 0.0), min(max(middle + error, value), 1.0)
     )
-    where = np.array(list(cells), np.int64)
-    count = np.array(list(cells.values()), np.int64)
-    drawn = np.random.default_rng(_SEED).multinomial(
-        len(gold), count / count.sum(), size=_RESAMPLES
-    )
-    scores = _f1_of(drawn, where, len(names))
-    low, high = np.quantile(scores, (0.025, 0.975))
-    value = float(_f1_of(count[None], where, len(names))[0])
-    return Measured(value, min(float(low), value), max(float(high), value))
 
 
-def _f1_of(counts: Int64s, cells: Int64s, classes: int) -> Float64s:
-    """Return the macro F1 of each row of counts of (gold, given) cells."""
-    f1 = np.zeros((len(counts), classes))
-    occurs = np.zeros((len(counts), classes), bool)
-    for c in range(classes):
-        expected = counts[:, cells[:, 0] == c].sum(axis=1)
-        said = counts[:, cells[:, 1] == c].sum(axis=1)
-        hit = counts[:, (cells[:, 0] == c) & (cells[:, 1] == c)].sum(axis=1)
-        occurs[:, c] = expected + said > 0
-        f1[:, c] = 2 * hit / np.maximum(expected + said, 1)
-    mean: Float64s = f1.sum(axis=1) / np.maximum(occurs.sum(axis=1), 1)
+def _counted(cells: Sequence[tuple[int, int]], classes: int) -> Int64s:
+    """Return how often labels are right, given, and both: int64[3, classes].
+
+    `cells` are numbers of labels: the right one, and the given one, -1 = none.
+    """
+    counts = np.zeros((3, classes), np.int64)
+    for of, label in cells:
+        counts[0, of] += 1
+        if label >= 0:
+            counts[1, label] += 1
+            counts[2, label] += of == label
+    return counts
+
+
+def _f1_of(counts: Int64s) -> Float64s:
+    """Return the macro F1 of counts, int64[.., 3, classes], as `_counted` returns them."""
+    occurs = counts[..., 0, :] + counts[..., 1, :]
+    f1 = 2 * counts[..., 2, :] / np.maximum(occurs, 1)
+    mean: Float64s = f1.sum(axis=-1) / np.maximum((occurs > 0).sum(axis=-1), 1)
     return mean
 
 
@@ -268,7 +347,8 @@ def compare(
     first, second : Results
         Texts are matched by their wording; repeated texts in order.
     labels : sequence of str, optional
-        The known label of each text of `first`, in order.
+        The known label of each text of `first`, in order. Texts that a person judged in one of the
+        runs are left out of the accuracies.
 
     Returns
     -------
@@ -288,13 +368,20 @@ def compare(
     counts = Counter((a.label, b.label) for a, b in differing)
     ordered = [(one, other, texts) for (one, other), texts in counts.most_common()]
     accuracies = gain = None
+    judged = 0
     if gold is not None:
-        right = [(first[a].label == gold[a], second[b].label == gold[a]) for a, b in places]
-        accuracies = (
-            wilson(sum(a for a, _ in right), len(right)),
-            wilson(sum(b for _, b in right), len(right)),
-        )
-        gain = gain_of(right)
+        open_ = [at for at in places if "person" not in (first[at[0]].source, second[at[1]].source)]
+        if not open_:
+            raise InvalidInputError(
+                f"a person judged all {len(pairs):,} texts that are in both runs, so their labels "
+                "are the judgments; leave the known labels out"
+            )
+        right = [(first[a].label == gold[a], second[b].label == gold[a]) for a, b in open_]
+        texts = [first[a].text for a, _ in open_]
+        one, other = zip(*right, strict=True)
+        accuracies = (accuracy_of(one, texts), accuracy_of(other, texts))
+        gain = gain_of(right, texts)
+        judged = len(pairs) - len(open_)
     return Comparison(
         texts=len(pairs),
         only_first=len(first) - len(pairs),
@@ -303,4 +390,5 @@ def compare(
         pairs=ordered,
         accuracies=accuracies,
         gain=gain,
+        judged=judged,
     )

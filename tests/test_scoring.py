@@ -14,7 +14,15 @@ from testnuc import Classification, Prediction, Results, TestNUC, Usage
 from testnuc._base.display import brief
 from testnuc.errors import InvalidInputError
 from testnuc.metrics import score
-from testnuc.scoring import evaluated, paired_difference, wilson
+from testnuc.scoring import (
+    _macro_f1,
+    accuracy_of,
+    compare,
+    evaluated,
+    gain_of,
+    paired_difference,
+    wilson,
+)
 from testnuc.testing import LoopbackLLM
 from tests.conftest import confident, gold, messages
 
@@ -63,8 +71,28 @@ def test_the_interval_of_an_accuracy_is_that_of_wilson():
     assert (wilson(7, 7).value, wilson(7, 7).high) == (1.0, 1.0)
 
 
-@pytest.mark.slow
-def test_the_bootstrap_covers_the_true_macro_f1():
+def test_the_interval_of_macro_f1_covers_the_truth_with_few_texts_for_a_label():
+    # 77 labels and 300 texts: a percentile bootstrap covers .46
+    dice, classes = np.random.default_rng(0), 77
+    accuracy = dice.beta(4, 1.5, classes)
+    size, other = (
+        dice.dirichlet(np.full(classes, 5)),
+        dice.dirichlet(np.full(classes, 0.1), classes),
+    )
+    chances = (size * (1 - accuracy))[:, None] * other + np.diag(size * accuracy)
+    hit = np.diag(chances)
+    true = float(np.mean(2 * hit / (chances.sum(axis=0) + chances.sum(axis=1))))
+    names, held = [f"label {c}" for c in range(classes)], []
+    for _ in range(60):
+        drawn = dice.choice(classes**2, 300, p=chances.ravel() / chances.sum())
+        gold, given = [[names[c] for c in of] for of in divmod(drawn, classes)]
+        found = _macro_f1(gold, given, list(map(str, range(300))))
+        held.append(found.low <= true <= found.high)
+        assert found.value == pytest.approx(score(gold, given).macro_f1)
+    assert np.mean(held) >= 0.85
+
+
+def test_the_interval_of_macro_f1_covers_the_truth_of_three_labels():
     dice = np.random.default_rng(1)
     chances = np.array([0.35, 0.1, 0.05, 0.3, 0.15, 0.05])
     cells = [("a", "a"), ("a", "b"), ("b", "a"), ("b", "b"), ("c", "c"), ("c", None)]
@@ -73,9 +101,46 @@ def test_the_bootstrap_covers_the_true_macro_f1():
     held = 0
     for _ in range(100):
         drawn = dice.choice(6, 150, p=chances)
-        of = evaluated(results([cells[c][1] for c in drawn]), [cells[c][0] for c in drawn])
-        held += of.macro_f1.low <= true <= of.macro_f1.high
+        gold, given = zip(*(cells[c] for c in drawn), strict=True)
+        found = _macro_f1(gold, given, list(map(str, range(150))))
+        held += found.low <= true <= found.high
     assert held >= 88
+
+
+def test_copies_of_a_text_are_one_draw():
+    # a text in fifteen comes twenty times, and these are wrong more often
+    dice, held = np.random.default_rng(2), {"accuracy": [], "gain": [], "macro F1": []}
+    popular, true = 1 / 15, (14 * 0.95 + 20 * 0.4) / 34
+    for _ in range(100):
+        often = dice.random(400) < popular
+        right = dice.random(400) < np.where(often, 0.4, 0.95)
+        at = np.repeat(np.arange(400), np.where(often, 20, 1))
+        texts, hits = list(map(str, at)), right[at].tolist()
+        found = accuracy_of(hits, texts)
+        held["accuracy"].append(found.low <= true <= found.high)
+        found = gain_of([(False, hit) for hit in hits], texts)
+        held["gain"].append(found.low <= true <= found.high)
+        # all texts are "a", the wrong ones are called "b": F1 of "b" is 0
+        found = _macro_f1(["a"] * len(hits), ["a" if hit else "b" for hit in hits], texts)
+        held["macro F1"].append(found.low <= true / (1 + true) <= found.high)
+    assert {name: np.mean(of) >= 0.88 for name, of in held.items()} == dict.fromkeys(held, True)
+
+
+def test_texts_that_a_person_judged_are_left_out():
+    # what a person judged is right by that judgment
+    right = ["a"] * 10
+    given, sources = ["a"] * 6 + ["b"] * 4, ["person"] * 5 + ["vote"] * 5
+    of = evaluated(results(given, sources=sources), right)
+    assert (of.texts, of.judged, of.accuracy.value) == (5, 5, 0.2)
+    assert set(of.by_source) == {"vote"}
+    assert "5 texts that a person judged are left out" in str(of)
+    with pytest.raises(InvalidInputError, match="a person judged all 10 texts"):
+        evaluated(results(given, sources=["person"] * 10), right)
+    both = compare(results(["b"] * 10), results(given, sources=sources), right)
+    assert (both.judged, both.accuracies[1].value, both.texts) == (5, 0.2, 10)
+    assert "5 texts that a person judged" in str(both)
+    with pytest.raises(InvalidInputError, match="a person judged all 10 texts"):
+        compare(results(given), results(given, sources=["person"] * 10), right)
 
 
 async def test_evaluate_refuses_before_a_call_and_measures_with_one_each(client_of):

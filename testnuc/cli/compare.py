@@ -65,18 +65,28 @@ def _accuracies(
             f"neither {files[0]} nor {files[1]} has a column {gold!r}; name the column of correct "
             "labels with --gold"
         )
-    right = [
-        (one == true, other == true)
-        for (one, other), pair in zip(labels, pairs, strict=True)
-        if (true := _label(pair[where], gold)) is not None
-    ]
+    right, texts, judged = [], [], 0
+    for (one, other), pair in zip(labels, pairs, strict=True):
+        if (true := _label(pair[where], gold)) is None:
+            continue
+        if any(row.get("nuc_source") == "person" for row in pair):
+            judged += 1
+            continue
+        right.append((one == true, other == true))
+        texts.append(str(pair[0][tables[0].text_column]))
+    if judged:
+        to_stderr(
+            f"{judged:,} texts that a person judged are left out of the accuracy: their label is "
+            "the judgment"
+        )
     if not right:
-        raise InvalidInputError(f"{files[where]} has no label in column {gold!r}")
+        others = " of the other texts" if judged else ""
+        raise InvalidInputError(f"{files[where]} has no label{others} in column {gold!r}")
     rows = [
         f"accuracy {sum(pair[at] for pair in right) / len(right):.3f}  {file}"
         for at, file in enumerate(files)
     ]
-    gain = points(gain_of(right))
+    gain = points(gain_of(right, texts))
     rows.append(f"difference {gain}, over {len(right):,} texts with a correct label")
     return rows
 

@@ -78,6 +78,7 @@ def run(given: SimpleNamespace) -> None:
             show_estimate(texts, client, kept)
             return
         results = labeled = label_all(texts, client, kept)
+    where, results = _not_judged(where, results, file)
     right = [gold[at] for at in where]
     scores: Sequence[Scores] | Sequence[MultilabelScores]
     if several:
@@ -95,6 +96,23 @@ def run(given: SimpleNamespace) -> None:
         write_whole(output, [(json.dumps(content, indent=2) + "\n").encode()])
     if labeled is not None:
         end(labeled, kept)
+
+
+def _not_judged(
+    where: Sequence[int], results: Sequence[Classification], file: str
+) -> tuple[list[int], list[Classification]]:
+    """Leave out the texts that a person judged: their label is the judgment."""
+    pairs = [pair for pair in zip(where, results, strict=True) if pair[1].source != "person"]
+    if not pairs:
+        raise InvalidInputError(
+            f"a person judged all {len(where):,} labeled texts of {file}, so their labels are the "
+            "judgments; give texts that were not judged"
+        )
+    if left_out := len(where) - len(pairs):
+        to_stderr(
+            f"{left_out:,} texts that a person judged are left out: their label is the judgment"
+        )
+    return [at for at, _ in pairs], [result for _, result in pairs]
 
 
 def _gold(rows: Sequence[Mapping[str, Any]], column: str, *, several: bool) -> dict[int, str]:

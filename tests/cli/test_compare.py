@@ -82,3 +82,13 @@ def test_errors_name_the_option(files, more, says):
     assert code == 2
     assert says in err
     assert "Traceback" not in err
+
+
+def test_judged_texts_are_left_out_of_accuracies(tmp_path):
+    first, second = tmp_path / "a.csv", tmp_path / "b.csv"
+    first.write_text("text,nuc_label,truth\none,b,a\ntwo,b,a\nthree,a,a\n")
+    second.write_text("text,nuc_label,nuc_source\none,a,person\ntwo,b,vote\nthree,a,vote\n")
+    code, out, err = run_here("compare", first, second, "--gold", "truth")
+    assert code == 0, err
+    assert "1 texts that a person judged are left out" in err
+    assert out.count("accuracy 0.500") == 2

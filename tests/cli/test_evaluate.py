@@ -178,3 +178,19 @@ def test_scores_of_nothing_are_refused():
         score([], [])
     with pytest.raises(InvalidInputError, match="gold has 2 labels"):
         score(["a", "b"], ["a"])
+
+
+def test_judged_texts_are_not_scored_by_their_judgments(tmp_path):
+    given = tmp_path / "given.csv"
+    rows = [("one", "a", "a", "person"), ("two", "a", "b", "vote"), ("three", "a", "a", "vote")]
+    lines = [",".join(row) for row in [("text", "label", "nuc_label", "nuc_source"), *rows]]
+    given.write_text("\n".join(lines) + "\n")
+    scores = tmp_path / "scores.json"
+    code, _, err = run_here("evaluate", given, "-o", scores)
+    assert code == 0, err
+    assert "1 texts that a person judged are left out" in err
+    assert json.loads(scores.read_text())["voted"]["accuracy"] == 0.5
+    given.write_text("\n".join(lines[:2]) + "\n")
+    code, _, err = run_here("evaluate", given)
+    assert code != 0
+    assert "a person judged all 1 labeled texts" in err
