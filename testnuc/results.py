@@ -14,6 +14,7 @@ from testnuc._base.jsonl import table, write_whole
 from testnuc.errors import InvalidInputError, MissingDependencyError, TestNUCError
 from testnuc.records import file_row, line_of, result_of, rounded, text_of, usage_of
 from testnuc.trust.counts import counted
+from testnuc.trust.counts import debiased as pseudo_outcomes
 from testnuc.types import (
     CELLS,
     SEPARATOR,
@@ -383,15 +384,26 @@ class Results(Sequence[Classification]):
         """Return the outcome of the run in a few sentences: labels, failures, calls and cost."""
         return summary(self)
 
-    def to_pandas(self) -> pd.DataFrame:
+    def to_pandas(self, debiased: Learned | None = None) -> pd.DataFrame:
         """Return a pandas data frame with a row for each text, without neighbors and votes.
+
+        Parameters
+        ----------
+        debiased : Learned, optional
+            Adds a column ``debiased_LABEL`` for each label, to be averaged or regressed on other
+            variables in place of the label: the texts that were judged at random correct it. Use
+            robust standard errors, clustered by text where texts repeat. It is no label of a text.
 
         Raises
         ------
         MissingDependencyError
             pandas is not installed.
         """
-        frame: pd.DataFrame = _library("pandas").DataFrame(_columns(self))
+        columns = _columns(self)
+        if debiased is not None:
+            more = pseudo_outcomes(self, debiased)
+            columns |= {f"debiased_{label}": column for label, column in more.items()}
+        frame: pd.DataFrame = _library("pandas").DataFrame(columns)
         return frame
 
     def to_review(self, n: int | None = None) -> pd.DataFrame:

@@ -193,14 +193,41 @@ def counted(
     **options: Any,
 ) -> Counts:
     """Count the labels of results by what was judged; `options` are those of `count_labels`."""
-    own = []
-    for result in results:
-        prediction = result.prediction
-        # of a text that the LLM was not asked for, the label that it got
-        unasked = () if result.source == "person" else result.labels
-        own.append(unasked if prediction is None else prediction.labels)
-    texts = [result.text for result in results]
+    texts, own = _said(results)
     return count_labels(texts, own, learned.judged, learned.labels, groups, **options)
+
+
+def debiased(results: Sequence[Classification], learned: Learned) -> dict[str, list[float]]:
+    """Return for each label a column whose means and regressions are unbiased.
+
+    A value is 1 or 0 by the LLM's label; of a text that was judged and drawn at random, the LLM's
+    error, divided by the probability of being drawn, is added. So it can be far from 0 and 1.
+
+    Sources: Robins, Rotnitzky and Zhao 1994; Egami and others 2023, "Using imperfect surrogates for
+    downstream inference: design-based supervised learning" (NeurIPS).
+
+    Raises
+    ------
+    InvalidInputError
+        No judged text was drawn at random from all.
+    """
+    texts, own = _said(results)
+    counting = _Counting(texts, own, learned.judged, learned.labels, None)
+    used = counting.drawn & ~counting.missing
+    rows, said = counting.rows[used], counting.own.astype(np.float64)
+    values = said.copy()
+    values[rows] += (counting.hits[used] - said[rows]) * (len(said) / max(len(rows), 1))
+    columns = values[counting.place].T.tolist()
+    return {label: column for label, column in zip(counting.labels, columns, strict=True) if label}
+
+
+def _said(results: Sequence[Classification]) -> tuple[list[str], list[Sequence[str]]]:
+    """Return the texts of results, and the LLM's labels; the given ones where it was not asked."""
+    own: list[Sequence[str]] = []
+    for result in results:
+        unasked = () if result.source == "person" else result.labels
+        own.append(unasked if result.prediction is None else result.prediction.labels)
+    return [result.text for result in results], own
 
 
 def count_labels(

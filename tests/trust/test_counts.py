@@ -1,12 +1,15 @@
 """Labels are counted: by group, with copies, several labels and levels of a tree."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from testnuc._base.checks import hash_text
 from testnuc.errors import InvalidInputError
-from testnuc.trust.counts import count_labels
+from testnuc.trust.counts import count_labels, debiased
 from testnuc.trust.judgment import Judgment
+from testnuc.types import Classification, Prediction
 
 LABELS = ("refund", "delivery", "login")
 
@@ -172,3 +175,47 @@ def test_a_plot_by_group():
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["2024-01", "2024-02"]
     (axes,) = count_labels(texts, said, judged, LABELS).plot(["login"]).axes
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["login"]
+
+
+def result(index, text, own):
+    return Classification(
+        index, text, own, 1.0, 1.0, 1, True, prediction=Prediction(own, 0.9), source="llm"
+    )
+
+
+def test_debiased_columns_average_to_what_ppi_estimates():
+    texts, right, said = world(wrong=0.4)
+    judged = judged_at_random(texts, right, 100)
+    results = [result(at, text, said[at][0]) for at, text in enumerate(texts)]
+    columns = debiased(results, SimpleNamespace(judged=judged, labels=LABELS))
+    rows = [int(one.text[5:]) for one in judged]
+    for label in LABELS:
+        f = np.array([some == [label] for some in said], dtype=float)
+        y = np.array([right[row] == label for row in rows], dtype=float)
+        # prediction-powered inference with lambda 1
+        assert np.mean(columns[label]) == pytest.approx(f.mean() + (y - f[rows]).mean(), abs=1e-9)
+        untouched = np.setdiff1d(np.arange(300), rows)
+        assert np.array(columns[label])[untouched].tolist() == f[untouched].tolist()
+
+
+@pytest.mark.slow
+def test_a_regression_on_debiased_columns_is_unbiased():
+    # the LLM errs only where x is 1: by its own labels, x seems to matter
+    rng = np.random.default_rng(0)
+    slopes, naive = [], []
+    for seed in range(200):
+        texts, right, said = world(400, wrong=0, seed=seed)
+        x = rng.random(400) < 0.5
+        said = [
+            ["refund"] if x[at] and rng.random() < 0.4 else some for at, some in enumerate(said)
+        ]
+        results = [result(at, text, said[at][0]) for at, text in enumerate(texts)]
+        learned = SimpleNamespace(judged=judged_at_random(texts, right, 100, seed), labels=LABELS)
+        y = np.array(debiased(results, learned)["refund"])
+        f = np.array([some == ["refund"] for some in said], dtype=float)
+        true = np.array([label == "refund" for label in right], dtype=float)
+        slopes.append(y[x].mean() - y[~x].mean() - (true[x].mean() - true[~x].mean()))
+        naive.append(f[x].mean() - f[~x].mean() - (true[x].mean() - true[~x].mean()))
+    assert np.mean(naive) > 0.15
+    # three standard errors
+    assert abs(np.mean(slopes)) < 3 * np.std(slopes) / np.sqrt(200)
