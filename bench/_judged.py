@@ -11,6 +11,7 @@ import numpy as np
 from testnuc.trust.calibration import chances, fit_trust
 from testnuc.trust.candidates import candidates_of, choose, default_model, differing
 from testnuc.trust.certificates import certify
+from testnuc.trust.dissent import dissent_of
 from testnuc.trust.evidence import Draws
 from testnuc.trust.model import HeadModel
 from testnuc.trust.review import Drawn, draw
@@ -135,6 +136,21 @@ class Judge:
     def mixture(self, seed: int, m: int) -> tuple[NDArray[np.int64], Draws]:
         """Draw as the default review does."""
         return self.drawn(self.reviewed([], m, None, np.random.default_rng(seed)))
+
+    def refereed(self, seed: int, m: int) -> tuple[NDArray[np.int64], Draws]:
+        """Draw as for a referee: half of the texts are disagreements."""
+        open_, random = np.ones_like(self.differ), np.random.default_rng(seed)
+        nothing = np.zeros(len(open_))
+        return self.drawn(draw(m, None, self.differ, open_, nothing, random, decide=0.5))
+
+    def is_better(self, rows: NDArray[np.int64]) -> bool:
+        """Whether who judges is shown to be better than the LLM, as a referee must be."""
+        rows = rows[self.judgments[rows] >= 0]
+        own, *others = [candidate.labels[rows] for candidate in self.candidates]
+        differ = float(self.differ.mean())
+        return dissent_of(
+            own, np.array(others), self.judgments[rows], self.differ[rows], differ
+        ).better
 
     def reviewed(
         self, before: list[Drawn], m: int, goal: str | None, random: np.random.Generator

@@ -173,8 +173,16 @@ def _referee(judge: Judge, other: Recorded, draws: int) -> Row:
     gains: list[float] = []
     above: list[float] = []
     reached: dict[float, list[float]] = {part: [] for part in _ESCALATED}
+    better = 0
     for seed in range(draws):
-        learned = asked.learned(*asked.disagreements(seed, _REFEREE_CALLS))
+        rows, drawn = asked.refereed(seed, _REFEREE_CALLS)
+        if not asked.is_better(rows):
+            gains.append(0.0)
+            for found in reached.values():
+                found.append(judge.data.alone)
+            continue
+        better += 1
+        learned = asked.learned(rows, drawn)
         gains.append(100 * judge.gain(learned.labels))
         order = np.argsort(learned.trust, kind="stable")
         for part, found in reached.items():
@@ -188,15 +196,18 @@ def _referee(judge: Judge, other: Recorded, draws: int) -> Row:
     cells: Row = {}
     for part, found in reached.items():
         cells[f"{part:.0%}"] = float(np.mean(found))
-        cells[f"{part:.0%} random"] = kept + part * (other.alone - kept)
+        used = better / draws
+        of_used = kept - (1 - used) * judge.data.alone
+        cells[f"{part:.0%} random"] = kept + part * (used * other.alone - of_used)
     return {
         "pair": f"{judge.data.name} -> {other.name.split('.', 1)[-1]}",
         "labeler": judge.data.alone,
         "referee": other.alone,
+        "used": better / draws,
         "gain": float(np.mean(gains)),
         "worst": min(gains),
         **cells,
-        "worst against random": 100 * min(above),
+        "worst against random": 100 * min(above, default=0.0),
     }
 
 
@@ -234,8 +245,9 @@ _ALL = {
         _reviews,
     ),
     "referee": _Part(
-        f"gain in points after {_REFEREE_CALLS} referee calls; accuracy where the part of lowest "
-        "trust is escalated, and where a random part is; the worst difference in points",
+        f"how often {_REFEREE_CALLS} answers of a referee show that it is better, so that they are "
+        "used; gain in points; accuracy where the part of lowest trust is escalated, and where a "
+        "random part is; the worst difference in points",
         lambda _judge, _draws: (),
     ),
 }

@@ -12,6 +12,7 @@ from testnuc._engine.applying import judged_classes, judged_of, texts_among
 from testnuc.trust.argmax import Argmax
 from testnuc.trust.calibration import chances, fit_trust
 from testnuc.trust.candidates import (
+    SKIPPED,
     LabelCandidate,
     candidates_of,
     choose,
@@ -19,6 +20,7 @@ from testnuc.trust.candidates import (
     default_model,
     differing,
 )
+from testnuc.trust.dissent import dissent_of
 from testnuc.trust.learned import Learned
 from testnuc.trust.model import NEIGHBORS, HeadModel, most_texts, teach
 from testnuc.trust.review import GOALS
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
     from testnuc._engine.components import Components
     from testnuc._engine.run import Run
     from testnuc.trust.candidates import Verdict
-    from testnuc.trust.judgment import Judged, Judgment
+    from testnuc.trust.dissent import Dissent
+    from testnuc.trust.judgment import Judgment
     from testnuc.trust.model import Texts
 
 #: Texts that candidates are fitted on at most.
@@ -94,14 +97,17 @@ class ArgmaxFit:
                 given.setdefault(names[int(kept[row])], []).append("what was learned so far")
             return given.items()
 
-        context = self._context(() if before is None else before.judged, open_)
+        context = self._context(() if before is None else before.used, open_)
         return Offer(trust, differing(candidates), shown, context)
 
     def learned(self, judgments: tuple[Judgment, ...]) -> Learned:
         """Learn from all judgments."""
         texts, candidates, tree = self._texts, self._candidates, self._parts.labels.tree
-        judged = judged_of(judgments, self.rows, self._parts.labels)
-        where, gold, draws = judged.rows, judged.right.first(), judged.draws
+        dissent = self._dissent(judgments)
+        used = [j for j in judgments if dissent.better or j.source != "referee"]
+        judged = judged_of(used, self.rows, self._parts.labels)
+        where, draws = judged.rows, judged.draws
+        gold = np.where(judged.right.known, judged.right.first(), SKIPPED)
         proving = draws.only(draws.drawn)
         rows, labels = where[draws.drawn], gold[draws.drawn]
         support = differing(candidates)
@@ -118,14 +124,22 @@ class ArgmaxFit:
             vote=chosen_parts(candidates)[0],
             bases=() if proving.all_uniform else bases,
             coefficients=np.empty(0),
-            dissent=_dissent(judged, candidates),
+            dissent=(dissent.backed, dissent.alone),
+            referee_better=dissent.better,
         )
         kept = verdict.chosen.labels if decides == "vote" else self._kept_by_settings()
         probabilities = model.probabilities(taught)
         label = rule.label(taught, kept, probabilities)
         right = (label[where] == gold) & (gold >= 0)
+        # a skipped text is missing: neither right nor wrong
+        said = labels != SKIPPED
         coefficients = fit_trust(
-            taught, probabilities, label, rows, right[draws.drawn], proving.probability
+            taught,
+            probabilities,
+            label,
+            rows[said],
+            right[draws.drawn][said],
+            proving.probability[said],
         )
         trust = chances(taught, probabilities, label, coefficients)
         rule = replace(rule, coefficients=coefficients)
@@ -144,6 +158,17 @@ class ArgmaxFit:
             person=judged.person,
             draws=draws,
             settings=self._parts.settings.basis,
+        )
+
+    def _dissent(self, judgments: Sequence[Judgment]) -> Dissent:
+        """Compare the referee with the LLM."""
+        said = [j for j in judgments if j.source == "referee"]
+        judged = judged_of(said, self.rows, self._parts.labels)
+        given, differ = judged.right.first(), differing(self._candidates)
+        own, *others = [c.labels[judged.rows[given >= 0]] for c in self._candidates]
+        at = judged.rows[given >= 0]
+        return dissent_of(
+            own, np.array(others), given[given >= 0], differ[at], float(differ.mean())
         )
 
     def _kept(self, learned: Learned | None) -> tuple[Int32s, Float64s]:
@@ -196,16 +221,6 @@ class ArgmaxFit:
             instructions=self._parts.instructions,
             none_label=labels.none_label,
         )
-
-
-def _dissent(judged: Judged, candidates: Sequence[LabelCandidate]) -> tuple[int, int]:
-    """Return how often candidates agree with a referee that contradicts the LLM, and how not."""
-    rows, gold = judged.rows, judged.right.first()
-    against = ~judged.person & (gold >= 0) & (candidates[0].labels[rows] != gold)
-    backed = np.zeros(len(rows), dtype=np.bool_)
-    for candidate in candidates[1:]:
-        backed |= candidate.labels[rows] == gold
-    return int((against & backed).sum()), int((against & ~backed).sum())
 
 
 def _parts_of(

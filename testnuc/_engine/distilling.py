@@ -67,7 +67,7 @@ def _trained(parts: Components, run: Run, vectors: Float16s) -> Head:
     rows = np.flatnonzero(labels.known) if several else np.arange(run.batch.n_own)
     hashes = [run.batch.entries[row].hash for row in rows.tolist()]
     place = {key: row for row, key in enumerate(hashes)}
-    judged = judged_of(() if learned is None else learned.judged, place, parts.labels)
+    judged = judged_of(() if learned is None else learned.used, place, parts.labels)
     answered = judged.right.known
     # trust is calibrated on those that were drawn at random, if there are enough
     used = np.flatnonzero(answered & judged.draws.drawn)

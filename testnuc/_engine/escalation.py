@@ -38,8 +38,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("testnuc.client")
 
-#: Disagreements that a referee judges, again when the pool is so many times as large.
+#: Texts that a referee judges, again when the pool is so many times as large.
 _REFEREED, _GROWTH = 100, 1.5
+#: The part of these where strategies differ; on the others they mostly agree, so that a referee
+#: that knows nothing is found out.
+_DIFFERING = 0.5
 #: Texts looked up at a time.
 _CHUNK = 2_048
 
@@ -261,10 +264,11 @@ class Escalation:
         return bool(size >= _GROWTH * known.texts)
 
     async def _learn_once(self) -> str | None:
-        """Learn from a hundred disagreements that the client's referee judges.
+        """Learn from a hundred texts that the client's referee judges.
 
-        They are judged again when the pool has grown by half. Where a text can have several labels,
-        these are texts drawn at random. Returns why nothing could be learned.
+        Strategies differ on half of them; the others are drawn at random, as all are where a text
+        can have several labels. They are judged again when the pool has grown by half. Returns why
+        nothing could be learned.
         """
         assert self._parts.referee is not None
         async with self._lock:
@@ -272,7 +276,10 @@ class Escalation:
             if not self._is_due(size):
                 return None
             try:
-                review = await self._learning.review(_REFEREED, self._learning.goals[0], 0)
+                several = self._parts.settings.threshold is not None
+                goal = self._learning.goals[0] if several else None
+                decide = None if several else _DIFFERING
+                review = await self._learning.review(_REFEREED, goal, 0, decide)
             except InvalidInputError:
                 # too few texts have a prediction
                 return None
@@ -293,9 +300,10 @@ class Escalation:
         if not rule.referee_better:
             backed, alone = rule.dissent
             return (
-                f"nothing was escalated: {self.referee.model} is not shown to be better; where the "
-                f"two differ, neighbors or a model of your texts agree with it {backed} times, and "
-                f"not {alone} times"
+                f"nothing was escalated, and its answers are not used: {self.referee.model} is not "
+                "shown to be better; where it contradicts the LLM, neighbors or a model of your "
+                f"texts agree with it {backed} times, and not {alone} times; judge texts yourself "
+                "to be sure"
             )
         n = int(self._part * run.batch.n_own)
         trust = np.nan_to_num(layer.labels.trust, nan=-1.0)

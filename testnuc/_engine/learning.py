@@ -64,8 +64,13 @@ class Learning:
         """What texts are drawn for to be judged; the first one is to learn most."""
         return self._way.goals
 
-    async def review(self, n: int, goal: str | None, seed: int) -> Review:
-        """Draw texts of the pool to be judged."""
+    async def review(
+        self, n: int, goal: str | None, seed: int, decide: float | None = None
+    ) -> Review:
+        """Draw texts of the pool to be judged.
+
+        `decide`: the part, instead of a goal, that is drawn where candidates differ.
+        """
         checked_whole("n", n, least=1)
         if goal is not None and goal not in self.goals:
             raise InvalidInputError(
@@ -74,19 +79,28 @@ class Learning:
         await self.load()
         fitted = await self._fitted()
         # read once: it can be another later
-        return await asyncio.to_thread(self._drawn, fitted, n, goal, seed, self.learned)
+        return await asyncio.to_thread(self._drawn, fitted, n, goal, seed, self.learned, decide)
 
     def _drawn(
-        self, fit: Fit, n: int, goal: str | None, seed: int, before: Learned | None
+        self,
+        fit: Fit,
+        n: int,
+        goal: str | None,
+        seed: int,
+        before: Learned | None,
+        decide: float | None,
     ) -> Review:
         parts, run = self._parts, fit.run
-        seen = set() if before is None else {j.hash for j in before.judged}
+        # answers of a referee that are not used leave a text open
+        seen = set() if before is None else {j.hash for j in before.used}
         open_ = np.array([key not in seen for key in fit.rows], dtype=np.bool_)
         offer = fit.offer(before, open_)
         rng = np.random.default_rng([seed, len(seen)])
         items: list[ReviewItem] = []
-        goal = goal or fit.goal(before)
-        for drawn in draw(n, goal, offer.support, open_, offer.trust, rng):
+        if decide is None:
+            goal = goal or fit.goal(before)
+        drawing = {} if decide is None else {"decide": decide}
+        for drawn in draw(n, goal, offer.support, open_, offer.trust, rng, **drawing):
             row, trust = drawn.row, float(offer.trust[drawn.row])
             entry, own = run.batch.entries[row], run.answers.predictions[row]
             items.append(
@@ -140,6 +154,8 @@ class Learning:
         if not review.judged:
             raise InvalidInputError("the review has no answer yet; answer some of its items")
         last = review.judged[-1].index
+        # a person who confirms some answers of a referee chooses which
+        mixed = {item.source for item in review} >= {"person", "referee"}
         return await self._learn(
             [
                 Judgment(
@@ -150,7 +166,9 @@ class Learning:
                     item.probability,
                     item.floor,
                     review.texts,
-                    item.goal in {"certify", "count"} and item.probability is not None,
+                    item.goal in {"certify", "count"}
+                    and item.probability is not None
+                    and not (mixed and item.source == "person"),
                 )
                 for item in review[: last + 1]
             ]
@@ -254,8 +272,23 @@ def _merged(earlier: Sequence[Judgment], new: Sequence[Judgment]) -> tuple[Judgm
         old = judged.get(judgment.hash)
         if old is None:
             judged[judgment.hash] = judgment
-        elif judgment.source is not None and (old.source, judgment.source) != ("person", "referee"):
-            judged[judgment.hash] = replace(old, label=judgment.label, source=judgment.source)
+            continue
+        change = (old.source, judgment.source)
+        if judgment.source is None or change == ("person", "referee"):
+            continue
+        if change == ("referee", "person") and judgment.probability is not None:
+            # of the same review, or drawn again, as if the referee had not been asked
+            del judged[judgment.hash]
+            judged[judgment.hash] = judgment
+            continue
+        same_draw = judgment.probability == old.probability
+        judged[judgment.hash] = replace(
+            old,
+            label=judgment.label,
+            source=judgment.source,
+            # who confirms an answer of a referee by hand chooses which
+            uniform=judgment.uniform if same_draw or "referee" in change else old.uniform,
+        )
     return tuple(judged.values())
 
 

@@ -7,6 +7,7 @@
     review          texts to be judged; `review_context`, `joining` of several people's
     review_queue    results ranked for a look by hand
     judgment        judgments, a referee that gives them, and what was learned as bytes
+    dissent         whether a referee is shown to be better than the LLM
     candidates      labeling strategies, and the choice between them by `evidence`
     model           the LLM's label, votes and a `head` joined into one labeler
     learned         what was learned, with its rule

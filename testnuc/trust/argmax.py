@@ -55,20 +55,12 @@ class Argmax:
     #: Counts of texts on which a referee contradicted the LLM: another candidate agreed with the
     #: referee; none did.
     dissent: tuple[int, int] = (0, 0)
+    #: Whether it is shown to be better, see `testnuc.trust.dissent`: else its answers are not used.
+    referee_better: bool = False
     #: Of labels in a tree: trust of all texts at each level above the label, float32[depth - 1,
     #: texts], and whether the level was right for the judged ones; None: they are not.
     level_trust: Float32s | None = None
     level_right: Bools | None = None
-
-    @property
-    def referee_better(self) -> bool:
-        """Whether `dissent` suggests that the referee is more accurate than the LLM.
-
-        Its answers that contradict the LLM are then more often than not those of another candidate:
-        neighbors and model do not know them, so mistakes rarely agree.
-        """
-        backed, alone = self.dissent
-        return backed > alone
 
     @property
     def follows_settings(self) -> bool:
@@ -157,7 +149,8 @@ class Argmax:
             if model.moves is not None:
                 arrays[f"moves{number}"] = model.moves.astype(np.float16)
             models.append([model.care, model.power])
-        return {"decides": self.decides, "dissent": self.dissent, "models": models}, arrays
+        facts = {"dissent": self.dissent, "referee_better": self.referee_better}
+        return {"decides": self.decides, **facts, "models": models}, arrays
 
     @classmethod
     def unpacked(cls, header: dict[str, Any], arrays: dict[str, Array]) -> Argmax:
@@ -180,6 +173,8 @@ class Argmax:
             bases=tuple(models[1:]),
             coefficients=arrays["coefficients"],
             dissent=tuple(header["dissent"]),
+            # older versions did not compare with the chance
+            referee_better=header.get("referee_better", False),
             level_trust=arrays.get("level_trust"),
             level_right=arrays.get("level_right"),
         )

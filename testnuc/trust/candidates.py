@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 ALPHA = 0.1
 #: Judgments from which a model that has learned from them is a candidate.
 _TEACHABLE = 20
+#: In place of the right label of a text that was skipped; -1: none of the labels is right.
+SKIPPED = -2
 _LLM = "the LLM's own labels"
 _MODEL = "neighbors and a model of your texts"
 _SIZES = {0.0: "", 0.5: ", class sizes evened out half the way", 1.0: ", class sizes evened out"}
@@ -105,7 +107,8 @@ def choose(
 
     The bounds hold together with 90 % confidence, at any number of judgments. `texts` have none.
     `rows`, int64[m], are the judged texts in the order they were drawn, `labels`, int32[m], the
-    right labels, -1 = none of them, and `support`, bool[n], the texts that could be drawn with at
+    right labels, -1 = none of them, `SKIPPED` = unknown: then each bound assumes what is worst for
+    it. `support`, bool[n], are the texts that could be drawn with at
     least the probability `draws.floor`. `taught`: whether a model that learns from the judged texts
     is a candidate, too. `grounds` are those of the candidates' models, if the choice is repeated.
     """
@@ -123,7 +126,8 @@ def choose(
             return Gain(0.0, 0.0, 0.0)
         given = candidate.labels[rows]
         values = ((given == labels) & known).astype(np.float64) - ((own == labels) & known)
-        return gain_of(values, draws, ALPHA * candidate.share / total)
+        unknown = (labels == SKIPPED) & (given != own)
+        return gain_of(values, draws, ALPHA * candidate.share / total, unknown)
 
     every = list(candidates)
     gains = [gained(candidate) for candidate in candidates]

@@ -125,12 +125,18 @@ def capital(values: Float64s, draws: Draws, means: Float64s) -> Float64s:
     return result
 
 
-def gain_of(values: Float64s, draws: Draws, alpha: float) -> Gain:
+def gain_of(values: Float64s, draws: Draws, alpha: float, unknown: Bools | None = None) -> Gain:
     """Return the gain of a candidate, and bounds that hold with 1 - alpha each.
 
     `values` are 1 where the candidate is right and the LLM's own label is not, -1 the other way
-    round.
+    round. Where `unknown`, bool[m], a text was skipped: the lower bound takes it as -1, the upper
+    one as 1.
     """
+    if unknown is not None and unknown.any():
+        worst = gain_of(np.where(unknown, -1.0, values), draws, alpha)
+        best = gain_of(np.where(unknown, 1.0, values), draws, alpha)
+        value = gain_of(values, draws, alpha).value
+        return Gain(float(np.clip(value, worst.low, best.high)), worst.low, best.high)
     needed = np.log(1 / alpha)
     low, high = -1.0, 1.0
     above = capital(values, draws, _GRID) >= needed

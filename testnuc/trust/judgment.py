@@ -89,8 +89,8 @@ class Judgment:
 class Referee:
     """A better model, whose answers are judgments.
 
-    `TestNUC.classify_many` lets it judge a hundred texts on which strategies differ, once, and
-    learns from them as `TestNUC.learn` does.
+    `TestNUC.classify_many` lets it judge a hundred texts once, half of them where strategies
+    differ, and learns from them as `TestNUC.learn` does.
 
     Parameters
     ----------
@@ -98,8 +98,9 @@ class Referee:
         As for `TestNUC`. A name of the same provider has the client's address and key.
     escalate : float
         The part of the texts of each `classify_many`, those of lowest trust, that it labels.
-        Nothing is escalated unless the neighbors or a model of your texts agree with most of its
-        answers that contradict the LLM; `Results.escalated` says so.
+        Nothing is escalated, and none of its answers is used, unless neighbors or a model of your
+        texts back its contradictions of the LLM, most of them and more often than by chance, and
+        it contradicts the LLM not too often; `Results.escalated` says so.
 
     Examples
     --------

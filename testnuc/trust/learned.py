@@ -86,9 +86,16 @@ class Learned:
         return dict(zip(self.labels, rule.limits.mean(axis=0).tolist(), strict=True))
 
     @property
+    def used(self) -> tuple[Judgment, ...]:
+        """The judgments that count: without those of a referee that is not shown to be better."""
+        if isinstance(self.rule, Thresholds) or self.rule.referee_better:
+            return self.judged
+        return tuple(j for j in self.judged if j.source != "referee")
+
+    @property
     def answers(self) -> dict[bytes, tuple[str | None, str]]:
         """The label (several in one string) and the source of each judged text, by its hash."""
-        return {j.hash: (j.label, j.source) for j in self.judged if j.source is not None}
+        return {j.hash: (j.label, j.source) for j in self.used if j.source is not None}
 
     def later(self, texts: int) -> int:
         """Return how many of so many texts came after draws that certificates count."""
@@ -208,6 +215,11 @@ class Learned:
         said = " and ".join(part for part in by[: 2 if referee else 1] if part) or "none"
         proving = int(self.draws.drawn.sum())
         lines = [f"{people + referee:,} of {self.texts:,} texts are judged: {said}."]
+        if referee and len(self.used) < len(self.judged):
+            lines.append(
+                "The referee's answers are not used: neighbors and models of your texts do not "
+                "show that it is better than the LLM."
+            )
         if self.decides == "settings":
             lines.append(
                 "No strategy is proved to be better than the labels as they are: they stay, "

@@ -86,7 +86,8 @@ class Review(Sequence[ReviewItem]):
     """Texts to be judged, from `TestNUC.review`; judge them by `answer` or `ask`.
 
     Judge the items in their order, and stop at any of them: `TestNUC.learn` counts an item that was
-    skipped, up to the last one that is answered, as one of which no label is right.
+    skipped, up to the last one that is answered, as unknown. It bounds gains by the worst case, and
+    a certificate counts it as wrong.
 
     Parameters
     ----------
@@ -348,10 +349,13 @@ def draw(
     open_: Bools,
     trust: Floats,
     rng: np.random.Generator,
+    *,
+    decide: float = _DECIDE,
 ) -> list[Drawn]:
     """Draw texts without replacement.
 
     `differing`, bool[N], are texts on which candidates differ, and `open_` those not judged before.
+    `decide`: the part that is drawn from the former if there is no goal.
     """
     if goal == "correct":
         rows = np.flatnonzero(open_)
@@ -362,7 +366,7 @@ def draw(
     some = [row for row in every if differing[row]]
     rng.shuffle(some)
     taken: set[int] = set()
-    part = {None: _DECIDE, "decide": 1.0}.get(goal, 0.0)
+    part = {None: decide, "decide": 1.0}.get(goal, 0.0)
     at_random = "count" if goal == "count" else "certify"
     found: list[Drawn] = []
     left, left_some = len(every), len(some)
@@ -370,8 +374,8 @@ def draw(
         if goal == "decide" and not left_some:
             break
         share = part if left_some else 0.0
-        decide = bool(rng.random() < share)
-        source = some if decide else every
+        deciding = bool(rng.random() < share)
+        source = some if deciding else every
         # the next one of a shuffled list that is still there: uniform over those that are
         while source[-1] in taken:
             source.pop()
@@ -380,7 +384,7 @@ def draw(
         rest = (1 - share) / left
         floor = share / left_some + rest if left_some else rest
         probability = floor if differing[row] else rest
-        found.append(Drawn(row, "decide" if decide else at_random, probability, floor))
+        found.append(Drawn(row, "decide" if deciding else at_random, probability, floor))
         left -= 1
         left_some -= bool(differing[row])
     return found

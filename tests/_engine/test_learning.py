@@ -465,6 +465,43 @@ async def test_nothing_is_escalated_to_a_referee_that_is_not_better():
         client(Says(), escalate=0.1)
 
 
+async def test_no_answer_of_a_referee_that_tosses_a_coin_is_used():
+    labels = LABELS[:2]
+    texts = [f"c{i % 2} number {i}" for i in range(400)]
+
+    def nine_of_ten(text):
+        return labels[int(text[1]) ^ (noise(text) < 10)]
+
+    coin = Says(lambda text: labels[noise(text + "x") % 2], "coin")
+    async with TestNUC(labels, Says(nine_of_ten), embedder=Clustered()) as nuc:
+        alone = await nuc.classify_many(texts)
+    referee = Referee(coin, 0.1)
+    async with TestNUC(labels, Says(nine_of_ten), embedder=Clustered(), referee=referee) as nuc:
+        results = await nuc.classify_many(texts)
+        assert "its answers are not used" in results.escalated
+        assert results.labels == alone.labels
+        assert "referee" not in {row.source for row in results}
+        assert "The referee's answers are not used" in str(nuc.learned)
+        # people may judge the same texts
+        assert len(await nuc.review(400, goal="certify")) == 400
+
+
+async def test_answers_of_a_referee_that_a_person_confirms_are_a_sample_only_if_all_are():
+    async with client(Says()) as nuc:
+        await nuc.classify_many(texts_of(300))
+        review = await nuc.review(40, goal="certify")
+        await nuc.ask(review, Says(noisy))
+        await nuc.learn(review)
+        # what agrees is confirmed
+        for item in [item for item in review if item.answer == gold(item.text)]:
+            review.answer(item.index, item.answer)
+        learned = await nuc.learn(review)
+        assert learned.certify(0.5).judged == 0
+        for item in review:
+            review.answer(item.index, gold(item.text))
+        assert (await nuc.learn(review)).certify(0.5).judged == 40
+
+
 @pytest.mark.slow
 async def test_clients_that_learn_at_once_keep_all_judgments(tmp_path):
     texts, path = texts_of(200), tmp_path / "s.db"

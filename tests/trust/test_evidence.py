@@ -161,3 +161,21 @@ def test_who_stops_at_the_first_proof_is_seldom_wrong(strata):
             draws = Draws.at_random(300, 60, len(inside))
         wrong += stopping(values[rows], draws, 0.0) >= np.log(1 / _ALPHA)
     assert wrong <= 100
+
+
+def test_skipped_texts_prove_no_gain():
+    # as many wins as losses; whoever judges skips half of the losses
+    wrong = {"as if neither is right": 0, "unknown": 0}
+    for seed in range(30):
+        dice = np.random.default_rng(seed)
+        among, values = np.arange(1_000) < 400, np.zeros(1_000)
+        values[:400] = dice.permutation(np.repeat([-1.0, 1.0], 200))
+        rows, draws = two_strata(dice, among, 200)
+        skipped = (values[rows] < 0) & (dice.random(200) < 0.5)
+        seen = np.where(skipped, 0.0, values[rows])
+        wrong["as if neither is right"] += gain_of(seen, draws, _ALPHA).low > 0
+        found = gain_of(seen, draws, _ALPHA, skipped)
+        wrong["unknown"] += found.low > 0
+        assert found.low <= found.value <= found.high
+    assert wrong["as if neither is right"] > 15
+    assert wrong["unknown"] <= 3
