@@ -5,6 +5,7 @@
     auto_policy     whether and how neighbors vote, by predictions alone; `diagnosis`
     vote_settings   policy, k, decision, prior and what was learned, replaced as a whole
     review          texts to be judged; `review_context`, `joining` of several people's
+    agreement       how far their judgments agree
     review_queue    results ranked for a look by hand
     judgment        judgments, a referee that gives them, and what was learned as bytes
     dissent         whether a referee is shown to be better than the LLM

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 from testnuc._base.display import brief
 from testnuc.errors import InvalidInputError
+from testnuc.trust.agreement import agreement_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from testnuc.trust.agreement import Agreement
     from testnuc.trust.review import Review, ReviewItem
 
 
@@ -30,6 +32,8 @@ class JoinedReview:
     disagreements: int
     #: Number of those without a majority.
     undecided: int
+    #: Of the judgments of the shared texts; None: there are none.
+    agreement: Agreement | None = None
 
     def __str__(self) -> str:
         if not self.shared:
@@ -38,7 +42,7 @@ class JoinedReview:
         return (
             f"{len(self.review.judged):,} texts are judged; on {self.disagreements:,} of "
             f"{self.shared:,} that several people judged they differ: {settled:,} settled by the "
-            f"majority, {self.undecided:,} open."
+            f"majority, {self.undecided:,} open.\n{self.agreement}"
         )
 
 
@@ -61,12 +65,14 @@ def join_reviews(reviews: Mapping[str, Review]) -> JoinedReview:
     for name, review in reviews.items():
         for item in review:
             of_text.setdefault(item.text, []).append((name, item))
-    shared = disagreements = undecided = 0
+    disagreements = undecided = 0
+    shared: list[list[str | None]] = []
     items = []
     for index, said in enumerate(of_text.values()):
         people = [(name, item) for name, item in said if item.source == "person"]
         votes = Counter(item.answer for _, item in people)
-        shared += len(people) > 1
+        if len(people) > 1:
+            shared.append([item.answer for _, item in people])
         disagreements += len(votes) > 1
         joint = replace(said[0][1], index=index)
         if votes:
@@ -83,7 +89,13 @@ def join_reviews(reviews: Mapping[str, Review]) -> JoinedReview:
             answered = next((item for _, item in said if item.source is not None), joint)
             joint = replace(joint, answer=answered.answer, source=answered.source)
         items.append(joint)
-    return JoinedReview(first.with_items(items), shared, disagreements, undecided)
+    return JoinedReview(
+        first.with_items(items),
+        len(shared),
+        disagreements,
+        undecided,
+        agreement_of(shared, len(reviews)) if shared else None,
+    )
 
 
 def _checked(reviews: Mapping[str, Review]) -> Review:

@@ -2,10 +2,14 @@
 
 from dataclasses import replace
 
+import krippendorff
+import numpy as np
 import pytest
+from sklearn.metrics import cohen_kappa_score
 
 from testnuc._base.checks import hash_text
 from testnuc.errors import InvalidInputError
+from testnuc.trust.agreement import agreement_of
 from testnuc.trust.joining import join_reviews
 from testnuc.trust.review import Review, ReviewItem
 
@@ -58,6 +62,47 @@ def test_a_person_counts_for_more_than_a_referee():
     assert [(i.answer, i.source) for i in joined.review] == [("a", "person"), ("c", "referee")]
     assert joined.disagreements == 0
     assert "none of them by several" in str(joined)
+
+
+def test_agreement_is_that_of_the_libraries():
+    dice = np.random.default_rng(0)
+    ann = [LABELS[c] for c in dice.integers(0, 3, 80)]
+    ben = [label if dice.random() < 0.8 else LABELS[dice.integers(3)] for label in ann]
+    eve = ["-" if dice.random() < 0.4 else label for label in ann]
+    two = join_reviews({"ann": review_of(ann), "ben": review_of(ben)}).agreement
+    assert two.kappa[0] == pytest.approx(cohen_kappa_score(ann, ben))
+    assert two.equal[0] == np.mean(np.array(ann) == ben)
+    assert two.error == (1 - two.equal[0]) / 2
+    several = join_reviews({n: review_of(of) for n, of in zip("abe", (ann, ben, eve), strict=True)})
+    assert several.agreement.kappa is None
+    for made, people in ((two, (ann, ben)), (several.agreement, (ann, ben, eve))):
+        numbers = [[np.nan if x == "-" else LABELS.index(x) for x in of] for of in people]
+        expected = krippendorff.alpha(numbers, level_of_measurement="nominal")
+        assert made.alpha[0] == pytest.approx(expected)
+        assert made.alpha[1] < expected < made.alpha[2]
+    assert f"Cohen's kappa {two.kappa[0]:.2f} (" in str(two)
+    assert f"a judge errs in at least {two.error:.1%} on average" in str(two)
+
+
+def test_intervals_of_agreement_cover_the_truth():
+    # two judges of two labels, right in nine of ten texts: kappa and alpha are .64
+    held = {"kappa": 0, "alpha": 0, "equal": 0}
+    for seed in range(100):
+        dice = np.random.default_rng(seed)
+        gold = dice.integers(0, 2, 150)
+        said = [gold ^ (dice.random(150) < 0.1) for _ in range(2)]
+        made = agreement_of([[LABELS[a], LABELS[b]] for a, b in zip(*said, strict=True)], 2)
+        for name, true in (("kappa", 0.64), ("alpha", 0.64), ("equal", 0.82)):
+            _, low, high = getattr(made, name)
+            held[name] += low <= true <= high
+    assert min(held.values()) >= 90
+
+
+def test_equal_judgments_say_nothing_of_chance():
+    made = join_reviews({"ann": review_of(["a", "a"]), "ben": review_of(["a", "a"])}).agreement
+    assert np.isnan(made.alpha[0])
+    assert "alpha unknown (all judgments are equal)" in str(made)
+    assert made.error == 0
 
 
 def test_chosen_texts_are_joined_by_their_text():
