@@ -142,7 +142,8 @@ def _after(learned: Learned, certificate: Certificate, given: SimpleNamespace) -
         asked = [*_options_of(certificate, certificate.accuracy), "-o", free_name("certified.csv")]
         return (
             f"next, write the {certificate.coverage:.0%} of the texts whose labels are at least "
-            f"{certificate.accuracy:.0%} right: {next_command('certify', given, *asked)}"
+            f"{certificate.accuracy:.0%} right by your judgments: "
+            f"{next_command('certify', given, *asked)}"
         )
     n, what, goal = 50, "where strategies differ", []
     if not learned.wants_decisions(certificate):

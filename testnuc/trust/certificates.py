@@ -104,8 +104,8 @@ class Certificate:
         at = "" if self.level is None else f" at level {self.level} of the labels"
         return (
             f"{self.coverage:.0%} of the texts, those with a trust of at least {self.trust:.2f}, "
-            f"are at least {self.accuracy:.0%} right{at}, with {self.confidence:.0%} confidence "
-            f"({self.judged:,} judged texts, drawn at random)"
+            f"are at least {self.accuracy:.0%} right{at} by your judgments, with "
+            f"{self.confidence:.0%} confidence ({self.judged:,} judged texts, drawn at random)"
         )
 
 

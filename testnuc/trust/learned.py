@@ -229,7 +229,8 @@ class Learned:
             value, low, high = (100 * x for x in (self.gain.value, self.gain.low, self.gain.high))
             lines.append(
                 f"Labels come from {self.name}: expected gain {value:+.1f} points"
-                f"{self.rule.measured} over all texts (from {low:+.1f} to {high:+.1f})."
+                f"{self.rule.measured} over all texts, by your judgments (from {low:+.1f} to "
+                f"{high:+.1f})."
             )
         if thresholds := self.thresholds:
             least, most = (which(thresholds, key=thresholds.__getitem__) for which in (min, max))
@@ -309,7 +310,8 @@ def _proved(learned: Learned) -> str:
     certificate = learned.certify()
     if certificate.coverage:
         return f"Proved: {certificate}. Next, judging the least trusted texts would help most."
-    text = f"No labels are proved to be {certificate.accuracy * 100:g} % right yet"
+    accuracy = f"{certificate.accuracy * 100:g} % right by your judgments"
+    text = f"No labels are proved to be {accuracy} yet"
     decisions = learned.wants_decisions(certificate)
     text += f": {certificate.reason}." if not (decisions and certificate.judgments_needed) else "."
     if decisions:
