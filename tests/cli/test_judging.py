@@ -501,7 +501,7 @@ def test_marks_correct_but_prove_nothing(tickets, form):
         (["review", "no.json"], "no file no.json"),
         (["review", "tickets.csv", "--labels", "a,b"], "nuc_label"),
         (["review", "labeled.csv", "--labels", "a,b"], "--labels of the run"),
-        (["review", "tickets.csv", "--goal", "best"], "'decide', 'certify', 'correct'"),
+        (["review", "tickets.csv", "--goal", "best"], "'decide', 'certify', 'count', 'correct'"),
         (["review", "tickets.csv", "-o", "review.csv"], ".json"),
         (["distill", "labeled.csv", "-o", "tickets.csv"], "name a .head file"),
         (["learn", "tickets.csv", "no.json", "--labels", "a,b"], "no file no.json"),
