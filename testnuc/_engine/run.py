@@ -218,6 +218,12 @@ class Run:
         if decision is not None and not settings.head_decides and not self.is_skipped(place):
             if decision.policy is None:
                 return Reason("llm_kept", decision.reason)
+            if not votes.reached(np.array([place]))[0]:
+                return Reason(
+                    "not_similar",
+                    f"no neighbor has a similarity of {decision.min_nearest:.2f}, up to which near "
+                    "copies support the vote: the LLM's label is kept",
+                )
             own = int(self.answers.label[place])
             if own in decision.kept:
                 return Reason(

@@ -105,6 +105,12 @@ class Votes:
             decision = diagnosis.decision
         self.decide(decision, diagnosis)
 
+    def reached(self, rows: Int64s) -> Bools:
+        """Return which of some own texts have a neighbor that is similar enough to be voted on."""
+        least = -1.0 if self.decision is None else self.decision.min_nearest
+        nearest: Bools = self._batch.similarities[rows].max(axis=1, initial=-1) >= least
+        return nearest
+
     def fit_prior(self) -> None:
         """Compute the prior correction; call it when all predictions are set."""
         prior, n = self.settings.prior, self._batch.n_own
@@ -182,8 +188,8 @@ class Votes:
     def _vote(self, rows: Int64s, *, votes: bool = False) -> VoteResult:
         k, answers = self.settings.k, self._answers
         neighbors, own = self.neighbors(rows)[:, :k], answers.label[rows]
-        if self.decision is not None and self.decision.kept:
-            kept = np.isin(own, self.decision.kept)
+        if self.decision is not None:
+            kept = np.isin(own, self.decision.kept) | ~self.reached(rows)
             neighbors = np.where(kept[:, None], np.int64(-1), neighbors)
         return vote_pool(
             neighbors,

@@ -25,7 +25,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     "string": {"type": "string"},
     "string?": {"type": ["string", "null"]},
 }
-_CODES = "llm_kept neighbors_disagree not_embedded none_of_the_labels low_trust other"
+_CODES = "llm_kept neighbors_disagree not_similar not_embedded none_of_the_labels low_trust other"
 _STATES = ["starting", "ready", "paused", "draining"]
 _ERRORS = {
     "400": "The body is not JSON.",

@@ -15,6 +15,10 @@ with an interval:
 
 Labels whose texts lose by the vote, by the same held-out neighbors and with a correction for
 multiple tests, are excluded from it: texts with such a label keep it.
+
+Near copies can be unlike the other texts, which no label shows. So all of this is done only with
+texts whose nearest neighbors are as similar as those of near copies, or less in small steps
+(`_reach`); the others keep their labels.
 """
 
 from __future__ import annotations
@@ -52,6 +56,11 @@ _NEAR = 0.2
 _EVEN = 0.25
 #: Least number of changed labels for judging a candidate or a label.
 _MIN_CHANGED = 30
+#: Evidence reaches texts at twice the distance if these are at least and at most so many times the
+#: texts before, and agree with their neighbors no more often, up to so many standard errors.
+_FEWEST_FURTHER, _MOST_FURTHER, _RISE = 0.25, 2.0, 3.0
+#: Smallest distance of neighbors that is doubled.
+_LEAST_DISTANCE = 0.01
 #: Probability of excluding any label from the vote by mistake.
 _FALSE_ALARM = 0.05
 _BINS = 10
@@ -98,7 +107,10 @@ def diagnose(
     shares = np.bincount(own, minlength=n_classes) / max(count, 1)
     by_chance = float((shares**2).sum()) if count else 1.0
     pairs = _Pairs.of(labels, ids, row_ids, sims, by_chance)
-    copies, copies_high, copies_low = pairs.near_copies()
+    reach = _reach(labels, sims)
+    near = cosines[:, 1:].max(axis=1, initial=-1) >= reach
+    near_pairs = _Pairs.of(labels[near], ids[near], row_ids[near], sims[near], by_chance)
+    copies, copies_high, copies_low = near_pairs.near_copies()
     candidates: tuple[Candidate, ...] = ()
     decision, warnings = Decision(None, 0, ""), []
     if count < MIN_PREDICTIONS:
@@ -120,14 +132,14 @@ def diagnose(
         )
         why = "near copies agree little beyond chance"
     else:
-        votes = _judged_votes(labels, cosines, n_classes, k)
-        candidates = _candidates(votes)
+        votes = _judged_votes(labels[near], cosines[near], n_classes, k)
+        candidates = _candidates(votes, count)
         decision = _choose(candidates, (1 - copies_high) * (1 - by_chance))
         reason, why = decision.reason, "near copies support no vote"
         if decision.policy is not None:
             why = "near copies support this vote"
             kept = _excluded_labels(votes, n_classes, decision.k, decision.policy)
-            decision = replace(decision, kept=kept)
+            decision = replace(decision, kept=kept, min_nearest=reach)
     if count and shares.max() > _DOMINANT:
         warnings.append(
             f"the labels are unbalanced: {shares.max():.0%} of the predictions have the same label"
@@ -146,6 +158,36 @@ def diagnose(
         why=why,
         differing=int((winners[0] != own).sum()),
     )
+
+
+def _reach(labels: Int32s, sims: Float32s) -> float:
+    """Return how similar the nearest neighbor of a text must be for evidence to reach the text.
+
+    From the 200 texts with the most similar neighbors on, the distance is doubled as long as the
+    number of texts grows neither hardly (a gap) nor by far (other texts), and they do not agree
+    with their nearest neighbors more often, as they would if the LLM erred less on them.
+    """
+    if not sims.shape[1]:
+        return -1.0
+    known = labels[:, 1] >= 0
+    distances = 1 - sims[known, 0].astype(np.float64)
+    order = np.argsort(distances, kind="stable")
+    distances, agree = distances[order], (labels[known, 0] == labels[known, 1])[order]
+    if len(distances) < MIN_PREDICTIONS:
+        return -1.0
+    distance = max(float(distances[MIN_PREDICTIONS - 1]), _LEAST_DISTANCE)
+    inside = int(np.searchsorted(distances, distance, side="right"))
+    while inside < len(distances):
+        reached = int(np.searchsorted(distances, 2 * distance, side="right"))
+        further, beyond = reached - inside, len(distances) - inside
+        if not _FEWEST_FURTHER * min(inside, beyond) <= further <= _MOST_FURTHER * inside:
+            break
+        rate = agree[:reached].mean()
+        error = np.sqrt(rate * (1 - rate) * (1 / inside + 1 / further))
+        if agree[inside:reached].mean() - agree[:inside].mean() > _RISE * error:
+            break
+        distance, inside = 2 * distance, reached
+    return 1 - distance
 
 
 def _kappa(agreement: float, by_chance: float) -> float:
@@ -277,8 +319,8 @@ def _judged_votes(labels: Int32s, cosines: Float32s, n_classes: int, k: int | No
     return _Votes(ks, labels[:, 0], full, row, similarity, labels[row, rank + 1], winners)
 
 
-def _candidates(votes: _Votes) -> tuple[Candidate, ...]:
-    """Evaluate each candidate vote by held-out near neighbors."""
+def _candidates(votes: _Votes, count: int) -> tuple[Candidate, ...]:
+    """Evaluate each candidate vote, which changes some of `count` labels, by near neighbors."""
     lines = []
     for p, weight in enumerate(_OWN_WEIGHTS):
         for q, n in enumerate(votes.ks):
@@ -288,7 +330,7 @@ def _candidates(votes: _Votes) -> tuple[Candidate, ...]:
                 Candidate(
                     k=n,
                     own_weight=weight,
-                    changed=float((votes.full[p, q] != votes.own).mean()),
+                    changed=float((votes.full[p, q] != votes.own).sum() / count),
                     gain=at_similarity_one(votes.similarity, votes.sides(p, q), votes.row)
                     if changes.sum() >= _MIN_CHANGED
                     else Interval(0.0, 0.0),

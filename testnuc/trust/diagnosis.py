@@ -65,6 +65,8 @@ class Decision:
     #: Indices of labels that the vote never changes, because held-out near neighbors of their texts
     #: disagree with the vote.
     kept: tuple[int, ...] = ()
+    #: Texts whose nearest neighbor is less similar keep their labels.
+    min_nearest: float = -1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,3 +22,33 @@ def clusters(n=400, n_classes=5, dim=16, wrong=0.3, spread=0.2, seed=0):
     ids, similarities = index.search(vectors, 30, exclude=np.arange(n, dtype=np.int64))
     folds = folds_of([bytes([int(b)]) for b in random.integers(0, 256, n)])
     return Texts(vectors, own, ids, similarities, folds, n_classes), gold
+
+
+def with_near_copies(seed, n_classes=5, purity=0.6, spread=1.0, size=5, n=2_000, dim=32):
+    """Return neighbors, similarities, labels and gold; on near copies, a tenth, the LLM errs more.
+
+    It errs on 15 % of the near copies, which have the same right label, and on 5 % of the others.
+    These lie in topics: a part `purity` has the topic's label, the others have any.
+    """
+    random = np.random.default_rng(seed)
+
+    def around(centers, width):
+        vectors = centers + width * random.normal(size=centers.shape)
+        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+    copies, topics = n // 10, 40
+    originals = around(np.zeros((copies // size, dim)), 1)
+    topic = random.integers(0, topics, n - copies)
+    others = around(around(np.zeros((topics, dim)), 1)[topic], spread / np.sqrt(dim))
+    vectors = np.concatenate([around(np.repeat(originals, size, axis=0), 0.03), others])
+    labels = random.integers(0, n_classes, topics)[topic]
+    mixed = random.random(len(topic)) >= purity
+    labels[mixed] = random.integers(0, n_classes, mixed.sum())
+    gold = np.concatenate([np.repeat(random.integers(0, n_classes, copies // size), size), labels])
+    wrong = random.random(n) < np.where(np.arange(n) < copies, 0.15, 0.05)
+    own = np.where(wrong, (gold + random.integers(1, n_classes, n)) % n_classes, gold)
+    vectors = vectors.astype(np.float16)
+    index = NearestVectors(dim, exact_below=n + 1)
+    index.add(vectors, np.arange(n, dtype=np.uint64))
+    ids, similarities = index.search(vectors, 30, exclude=np.arange(n, dtype=np.int64))
+    return ids, similarities, own.astype(np.int32), gold.astype(np.int32)
