@@ -44,6 +44,8 @@ _SEVERAL = -1
 _ID = re.compile(rb'"id"\s*:\s*("[^"]+"|\d+)')
 #: One that says little: Ollama draws a number below 999, other servers count, or take the time.
 _FEW_DIGITS = re.compile(rb"(\D*[^0-9A-Za-z])?\d{0,13}")
+#: Most bytes that are written at once.
+_MOST_AT_ONCE = 2**16
 #: Responses that are remembered, to recognize one that is repeated.
 _MOST_REMEMBERED = 1024
 
@@ -71,10 +73,12 @@ class _Connection(ResponseHandler):
             if self.transport is not None:
                 self.transport.abort()
             return
-        if not self.idle or not data:
+        # the end of a response makes the connection idle meanwhile
+        unasked = self.idle and bool(data)
+        if not unasked:
             # nothing: what follows a large response may still be in the parser
             super().data_received(data)
-        if self.idle and self.transport is not None and (data or self._buffer):
+        if self.idle and self.transport is not None and (unasked or self._buffer):
             _log.info("a connection is closed: a server sent what it was not asked for")
             self.close()
 
@@ -146,7 +150,10 @@ class Post:
         """Send the request with a body; does not wait, as the response may come before its end."""
         if transport is None or transport.is_closing():
             raise aiohttp.ClientConnectionResetError("the connection is closed")
-        transport.write(b"%b%d\r\n\r\n%b" % (self._head, len(body), body))
+        request = b"%b%d\r\n\r\n%b" % (self._head, len(body), body)
+        # in parts, or TLS would not say that a large one is not sent yet
+        for start in range(0, len(request), _MOST_AT_ONCE):
+            transport.write(request[start : start + _MOST_AT_ONCE])
 
 
 class PostResponse:
@@ -196,7 +203,7 @@ class ConnectionPool(aiohttp.TCPConnector):
             protocol.set_response_params(read_until_eof=True)
             post.send(protocol.transport, body)
             message, content = await protocol.read()
-            while message.code < 200 and message.code != 101:
+            while 100 <= message.code < 200 and message.code != 101:
                 message, content = await protocol.read()
         except HttpProcessingError as exc:
             connection.close()
@@ -209,9 +216,11 @@ class ConnectionPool(aiohttp.TCPConnector):
         return PostResponse(connection, message, content)
 
     def _release(self, key: Any, protocol: ResponseHandler, *, should_close: bool = False) -> None:
-        # a part of the request is not sent yet
         transport = protocol.transport
-        unsent = transport is not None and transport.get_write_buffer_size() > 0
-        super()._release(key, protocol, should_close=should_close or unsent)
+        if transport is not None and (should_close or transport.get_write_buffer_size() > 0):
+            # not `close`, which waits until the server has read the rest of the request
+            transport.abort()
+            should_close = True
+        super()._release(key, protocol, should_close=should_close)
         if isinstance(protocol, _Connection):
             protocol.idle = True

@@ -544,3 +544,74 @@ async def test_a_server_whose_ids_are_not_unique_is_sent_one_more_call_at_most(n
     labels, sent, _ = await labels_of_repeated(1, every=0, name=name)
     assert labels == "ab" * 15
     assert sent <= most
+
+
+@pytest.mark.parametrize(
+    "head", [b"Content-Length: 32\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n"]
+)
+@pytest.mark.parametrize("cut", [60, -5])
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, "uvloop"])
+def test_the_connection_of_a_response_that_comes_in_parts_is_used_again(loop, head, cut):
+    if loop == "uvloop":
+        loop = pytest.importorskip("uvloop", reason="platform: no uvloop").new_event_loop
+    body = ANSWER if b"Length" in head else b"%x\r\n%s\r\n0\r\n\r\n" % (len(ANSWER), ANSWER)
+    response = b"HTTP/1.1 200 OK\r\n" + head + body
+    connections = set()
+
+    async def respond(number, writer):
+        connections.add(writer)
+        writer.write(response[:cut])
+        await writer.drain()
+        await asyncio.sleep(0.01)  # the first part has been read
+        writer.write(response[cut:])
+
+    async def run():
+        async with raw(respond) as (wire, _), sending() as transport:
+            return [(await transport.call(wire, ONE)).answers[0].label for _ in range(3)]
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        assert runner.run(run()) == ["a", "a", "a"]
+    assert len(connections) == 1
+
+
+async def test_a_call_that_is_given_up_sends_no_more_of_its_request():
+    """Its connection would stay open, with the request in memory, until the server reads on."""
+    reached, given_up, served = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    size = 0
+
+    async def connected(reader, writer):
+        nonlocal size
+        await reader.readuntil(b"\r\n\r\n")
+        reached.set()
+        await given_up.wait()
+        with suppress(ConnectionError):
+            while part := await reader.read(2**20):
+                size += len(part)
+        writer.close()
+        served.set()
+
+    large = Request(ONE.task, "x" * 32_000_000, ONE.texts)
+    server = await asyncio.start_server(connected, "127.0.0.1", 0, limit=1024)
+    wire = Wire(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1")
+    try:
+        async with sending() as transport:
+            call = asyncio.ensure_future(transport.call(wire, large))
+            await reached.wait()
+            call.cancel()
+            await asyncio.wait([call])
+            given_up.set()
+            await served.wait()
+    finally:
+        server.close()
+        await server.wait_closed()
+    assert call.cancelled()
+    assert size < 32_000_000
+
+
+async def test_a_status_below_100_is_an_error():
+    async def respond(number, writer):
+        writer.write(whole(ANSWER, b"099 Strange"))
+
+    async with raw(respond) as (wire, _), sending() as transport:
+        with pytest.raises(ServerError, match="99"):
+            await transport.call(wire, ONE)
