@@ -127,7 +127,8 @@ class UncertaintySampler:
             return open_
         self._round += 1
         chance, labels = self._predicted(np.where(self.asked, own, -1).astype(np.int32))
-        audit = self.first[own[self.first] >= 0]
+        audit = self.first
+        # where the LLM gives no label, a label of the classifier is a change
         agrees = labels[audit] == own[audit]
         order = open_[np.argsort(-chance[open_], kind="stable")]
         error = _ERROR / (self._round * (self._round + 1))
