@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from testnuc.trust.calibration import chances, fit_trust
 from testnuc.trust.candidates import candidates_of, choose, default_model, differing
-from testnuc.trust.certificates import certify
+from testnuc.trust.certificates import Strata, error_of, strata_of
 from testnuc.trust.dissent import dissent_of
 from testnuc.trust.evidence import Draws
 from testnuc.trust.model import HeadModel
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from bench._recorded import Recorded
     from testnuc.trust.candidates import LabelCandidate, Verdict
-    from testnuc.trust.certificates import Certificate
     from testnuc.trust.model import Ground
 
 __all__ = ["Judge", "Learned", "Outcomes", "chance_of"]
@@ -233,16 +232,40 @@ class Judge:
         made = fit_trust(texts, found, labels, rows, right, draws.probability)
         return np.nan_to_num(chances(texts, found, labels, made))
 
-    def certificate(
-        self, learned: Learned, rows: NDArray[np.int64], draws: Draws
-    ) -> tuple[Certificate, bool]:
-        """Return a certificate of 90 % by 90 %, and whether it is wrong."""
-        right = learned.labels == self.data.gold
-        made = certify(
-            learned.trust, rows, right[rows], draws.uniform, accuracy=0.9, confidence=0.9
-        )
-        inside = learned.trust >= made.trust
-        return made, bool(inside.any() and right[inside].mean() < made.accuracy)
+    def proof(
+        self, learned: Learned, rows: NDArray[np.int64], draws: int, seed: int
+    ) -> tuple[float, bool]:
+        """Return the draws that certify the first part to be 90 % right, inf if so many do not.
+
+        And whether any part is ever certified that is not, with a look after each draw. `rows` were
+        judged before the draws.
+        """
+        right, trust = learned.labels == self.data.gold, learned.trust
+        none, error = np.zeros(len(rows), dtype=np.bool_), error_of(0.9, 0)
+        start = Strata.of(trust, rows, right[rows], none)
+        places = strata_of(trust, start.lowest)
+        accurate = [
+            bool(right[places <= stratum].mean() >= 0.9) for stratum in range(len(start.lowest))
+        ]
+        places[rows] = -1
+        random = np.random.default_rng(seed)
+        left = [
+            random.permutation(np.flatnonzero(places == stratum)).tolist()
+            for stratum in range(len(start.lowest))
+        ]
+        counts, wrong = np.zeros((2, len(left)), dtype=np.int64)
+        state = replace(start, draws=counts, wrong=wrong)
+        first, proven = np.inf, 0
+        for draw_ in range(draws):
+            for stratum in state.next(1, proven + 1).tolist():
+                counts[stratum] += 1
+                wrong[stratum] += not right[left[stratum].pop()]
+            while proven < len(left) and state.evidence(proven + 1, 0.9) >= -np.log(error):
+                first = min(first, draw_ + 1)
+                if not accurate[proven]:
+                    return first, True
+                proven += 1
+        return first, False
 
 
 def chance_of(table: NDArray[np.floating], labels: NDArray[np.int32]) -> NDArray[np.float64]:

@@ -20,22 +20,19 @@ from bench._recorded import read_recorded
 from bench._report import Report
 from bench.trust import auroc
 from testnuc.metrics import calibration_error
-from testnuc.trust.certificates import wants_decisions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from bench._judged import Outcomes
     from bench._recorded import Recorded
-    from testnuc.trust.review import Drawn
 
 _JUDGED = (20, 50, 100, 200)
 _RANDOM = (50, 100, 300, 500)
 _ESCALATED = (0.05, 0.10, 0.20)
 _REFEREE_CALLS = 100
-_CERTIFY = 300
-#: Judgments after each review.
-_REVIEWED = (50, 100, 150, 200, 300)
+#: Judgments that are learned from before a certificate, and all at most.
+_LEARNED, _CERTIFY = 50, 500
 _BINS = 15
 #: A small set, as a part of each set.
 _SMALL = 500
@@ -105,49 +102,23 @@ def _trust(judge: Judge, draws: int) -> Iterator[Row]:
 
 
 def _certificates(judge: Judge, draws: int) -> Iterator[Row]:
-    """Texts certified to be 90 % right with 90 % confidence, and how often that is wrong."""
-    parts, wrong = [], 0
-    for seed in range(draws):
-        rows, drawn = judge.any_texts(seed, _CERTIFY)
-        learned = judge.learned(rows, drawn, everywhere=True)
-        made, is_wrong = judge.certificate(learned, rows, drawn)
-        parts.append(made.coverage)
-        wrong += is_wrong
-    yield {
-        "set": judge.data.name,
-        "certified": float(np.mean(parts)),
-        "least": min(parts),
-        "wrong": wrong / draws,
-    }
-
-
-def _reviews(judge: Judge, draws: int) -> Iterator[Row]:
-    """Texts certified where reviews follow the advice, by the number of judgments."""
-    parts = np.zeros((draws, len(_REVIEWED)))
+    """Judgments to a certificate that 30 % of the texts are 90 % right; how often one is wrong."""
+    needed = np.zeros(draws)
     wrong = 0
     for seed in range(draws):
-        random = np.random.default_rng(seed)
-        found: list[Drawn] = []
-        goal: str | None = None
-        for place, m in enumerate(_REVIEWED):
-            found = judge.reviewed(found, m - len(found), goal, random)
-            rows, drawn = judge.drawn(found)
-            learned = judge.learned(rows, drawn)
-            made, is_wrong = judge.certificate(learned, rows, drawn)
-            if made.coverage:
-                # one stops at the first proof
-                parts[seed, place:] = made.coverage
-                wrong += is_wrong
-                break
-            goal = (
-                "decide"
-                if wants_decisions(learned.decides, learned.right, learned.draws, made)
-                else "certify"
-            )
-    cells: Row = {}
-    for m, of_draw in zip(_REVIEWED, parts.T, strict=True):
-        cells |= {f"{m}": float((of_draw > 0).mean()), f"{m} part": float(of_draw.mean())}
-    yield {"set": judge.data.name, **cells, "wrong": wrong / draws}
+        rows, drawn = judge.mixture(seed, _LEARNED)
+        learned = judge.learned(rows, drawn)
+        needed[seed], is_wrong = judge.proof(learned, rows, _CERTIFY - _LEARNED, seed)
+        wrong += is_wrong
+    low, median, high = np.quantile(needed + _LEARNED, (0.25, 0.5, 0.75), method="higher")
+    yield {
+        "set": judge.data.name,
+        "median": float(median),
+        "a quarter by": float(low),
+        "three quarters by": float(high),
+        "proved": float(np.isfinite(needed).mean()),
+        "wrong": wrong / draws,
+    }
 
 
 def _small(judge: Judge, draws: int) -> Iterator[Row]:
@@ -234,15 +205,11 @@ _ALL = {
     ),
     "trust": _Part("trust before and after 100 judgments", _trust, 0.25),
     "certificates": _Part(
-        f"part certified to be 90 % right with 90 % confidence by {_CERTIFY} random judgments, "
-        "and how often that is wrong",
+        f"judgments, {_LEARNED} of them of a default review, until 30 % of the texts are certified "
+        f"to be 90 % right with 90 % confidence, and how often a certificate is wrong, with a look "
+        f"after each of {_CERTIFY} judgments",
         _certificates,
         5.0,
-    ),
-    "reviews": _Part(
-        "how often some texts are certified to be 90 % right by m judgments of reviews as they are "
-        "advised, and their part; how often the first certificate is wrong",
-        _reviews,
     ),
     "referee": _Part(
         f"how often {_REFEREE_CALLS} answers of a referee show that it is better, so that they are "
@@ -292,7 +259,8 @@ def _tasks(arguments: argparse.Namespace, cache: Path) -> list[_Task]:
     if not paths:
         sys.exit(f"bench evidence: no such .jsonl files in {folder}; check the path")
     draws = min(arguments.draws, 10) if arguments.quick else arguments.draws
-    known = {path: read_recorded(path, cache, arguments.embedder) for path in every}
+    read = every if "referee" in arguments.parts else paths
+    known = {path: read_recorded(path, cache, arguments.embedder) for path in read}
     # the longest first, so that no process waits at the end
     paths.sort(key=lambda path: -len(known[path].gold) * known[path].texts.n_classes)
     found = []

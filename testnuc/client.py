@@ -568,10 +568,11 @@ class TestNUC:
             Number of texts; fewer where there are not as many.
         goal : {"decide", "certify", "count", "correct"}, optional
             "decide": drawn from the texts to which strategies give different labels; shows which is
-            best. "certify": from all texts; proves how many labels are right. "count": from all
+            best. "certify": from the most trusted texts; proves how many labels are right, and
+            nothing is learned from it (before anything is learned: from all). "count": from all
             texts, for `Results.count_labels`. "correct": the least trusted texts, where a person
             corrects most; proves nothing. Default: a mixture of "decide" and "certify". With
-            ``multilabel=True`` there is no "decide", and the default is "certify".
+            ``multilabel=True`` there is no "decide", and the default is "count".
         seed : int
 
         Returns

@@ -320,20 +320,15 @@ class Results(Sequence[Classification]):
         Parameters
         ----------
         certificate : Certificate
-            From `Learned.certify`. Of one label: the results that have it with that trust.
+            From `Learned.certify`. Of one label: the results that have it.
         """
-        least, level = certificate.trust, getattr(certificate, "level", None)
-        label = getattr(certificate, "label", None)
+        least, label = certificate.trust, getattr(certificate, "label", None)
         certified = []
         for result in self:
             if result.source == "referee" or (result.source == "head" and not result.prediction):
                 continue
-            trust = result.trust
-            if level is not None and isinstance(result, TreeClassification):
-                trust = result.trust_at(level)
-            elif label is not None and isinstance(result, MultilabelClassification):
-                trust = result.trusts.get(label)
-            if trust is not None and trust >= least:
+            has = label is None or label in (result.labels or ())
+            if has and result.trust is not None and result.trust >= least:
                 certified.append(result)
         return certified
 

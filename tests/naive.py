@@ -6,6 +6,7 @@ voter is (label or -1, similarity, confidence or None), the text itself first.
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 import struct
@@ -243,39 +244,31 @@ def log_capital(values, probabilities, floors, texts, mean, bets):
     return math.log(max(had, default=1.0))
 
 
-def chance_of_wrong(most, texts, wrong, draws):
-    """Chance that at most so many of the drawn texts are wrong, without replacement."""
-    ways = sum(
-        math.comb(wrong, i) * math.comb(texts - wrong, draws - i)
-        for i in range(most + 1)
-        if i <= draws
-    )
-    return Fraction(ways, math.comb(texts, draws))
+def log_evidence(left, draws, wrong, budget, accuracy):
+    """Return the log evidence that fewer than `budget` of the texts left are wrong.
 
-
-def proves(judged, texts, accuracy, error):
-    """Whether judged texts of a part prove that enough of its labels are right.
-
-    `judged` has (right, drawn at random from all that were left), in the order they were judged.
+    Lists over strata: texts left before the draws, the draws, the wrong ones among them.
     """
-    too_many = 0
-    while texts - too_many >= accuracy * texts:
-        too_many += 1
-    known = known_wrong = wrong = draws = 0
-    least = None
-    for right, uniform in judged:
-        if uniform:
-            rate = Fraction(too_many - known_wrong, texts - known)
-            least = rate if least is None else min(least, rate)
-            draws, wrong = draws + 1, wrong + (not right)
-        else:
-            known, known_wrong = known + 1, known_wrong + (not right)
-    if too_many - known_wrong - wrong > texts - known - draws:
-        return True
-    if not draws or least <= 0:
-        return False
-    of_all = min(texts, math.floor(least * texts))
-    return chance_of_wrong(wrong, texts, of_all, draws) <= error
+    a, b = 0.2, 1 / (1 - accuracy) - 0.2
+    predicted = 0.0
+    for n, w in zip(draws, wrong, strict=True):
+        for i in range(w):
+            predicted += math.log((a + i) / (a + b + i))
+        for i in range(n - w):
+            predicted += math.log((b + i) / (a + b + w + i))
+    highest = -math.inf
+    ranges = [range(w, m - n + w + 1) for m, n, w in zip(left, draws, wrong, strict=True)]
+    for of in itertools.product(*ranges):
+        if sum(of) < budget:
+            continue
+        total = 0.0
+        for m, n, w, count in zip(left, draws, wrong, of, strict=True):
+            for i in range(w):
+                total += math.log((count - i) / (m - i))
+            for i in range(n - w):
+                total += math.log((m - count - i) / (m - w - i))
+        highest = max(highest, total)
+    return predicted - highest
 
 
 def class_masses(rows, scale):

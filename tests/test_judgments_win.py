@@ -136,6 +136,14 @@ async def test_though_the_run_stops_early(client_of):
             assert all(is_said(r.text, r.label, r.source) for r in results)
 
 
+async def proved(nuc):
+    """Judge more texts, drawn by trust, as the LLM labels them; returns the certificate."""
+    review = await nuc.review(60, "certify")
+    for item in review:
+        review.answer(item.index, item.own_label)
+    return (await nuc.learn(review)).certify()
+
+
 async def test_under_other_vote_settings_judgments_win_and_nothing_else_is_proved(
     client_of, tmp_path
 ):
@@ -144,12 +152,12 @@ async def test_under_other_vote_settings_judgments_win_and_nothing_else_is_prove
         given = client_of(llm, policy="auto", store=tmp_path / "s.db")
         async with testnuc.TestNUC(**given) as nuc:
             await nuc.classify_many(TEXTS)
-            review = await nuc.review(200, "certify")
+            review = await nuc.review(100, "certify")
             for item in review:
                 review.answer(item.index, item.own_label)
             learned = await nuc.learn(review)
             assert learned.decides == "settings"
-            assert learned.certify().coverage
+            assert (await proved(nuc)).coverage
         async with testnuc.TestNUC(**{**given, "policy": "majority"}) as nuc:
             results = await nuc.classify_many(TEXTS)
             made = nuc.learned.certify()
@@ -158,10 +166,11 @@ async def test_under_other_vote_settings_judgments_win_and_nothing_else_is_prove
             assert "learn from the same reviews again" in results.summary()
             assert results.certified(made) == []
             said = {item.text: item.answer for item in review}
-            assert all(r.label == said[r.text] for r in results if r.source == "person")
-            assert sum(r.source == "person" for r in results) == 200
+            by_person = {r.text: r.label for r in results if r.source == "person"}
+            assert said.items() <= by_person.items()
+            assert sum(r.source == "person" for r in results) == 160
             await nuc.learn(review)
-            assert nuc.learned.certify().coverage
+            assert (await proved(nuc)).coverage
         async with testnuc.TestNUC(**given) as nuc:
             assert "other vote settings" in nuc.learned.certify().reason
 
@@ -170,13 +179,14 @@ async def test_a_certificate_says_nothing_of_labels_by_others(client_of, tmp_pat
     with LoopbackLLM(confident) as llm:
         async with testnuc.TestNUC(**client_of(llm, policy="auto")) as nuc:
             results = await nuc.classify_many(TEXTS)
-            review = await nuc.review(200, "certify")
+            review = await nuc.review(100, "certify")
             for item in review:
                 review.answer(item.index, item.own_label)
-            made = (await nuc.learn(review)).certify()
+            await nuc.learn(review)
+            made = await proved(nuc)
             results = await nuc.classify_many(TEXTS)
     rows = list(results.certified(made))
-    assert len(rows) > 200
+    assert len(rows) >= 72
     rows[0] = replace(rows[0], source="referee")
     rows[1] = replace(rows[1], source="head", prediction=None)
     assert Results(rows, results.usage, 0.0).certified(made) == rows[2:]

@@ -72,6 +72,7 @@ def judged_of(
         ),
         draws_of(known, len(place)),
         np.array([j.source != "referee" for j in known], dtype=np.bool_),
+        tuple(j.ranking for j in known),
     )
 
 
@@ -91,6 +92,18 @@ def judged_classes(
     }
 
 
+def taught_classes(
+    run: Run, judged: Mapping[int, tuple[tuple[int, ...] | None, str]], learned: Learned
+) -> dict[int, int]:
+    """Return the class of each text whose judgment was learned from, of those `judged_classes`."""
+    proving, entries = learned.proving, run.batch.entries
+    return {
+        place: classes[0]
+        for place, (classes, _) in judged.items()
+        if classes and entries[place].hash not in proving
+    }
+
+
 def _single(run: Run, learned: Learned, vectors: Float16s | None) -> Labels:
     batch, n_own = run.batch, run.batch.n_own
     kept = run.labels().first()
@@ -99,8 +112,8 @@ def _single(run: Run, learned: Learned, vectors: Float16s | None) -> Labels:
     if vectors is None:
         return Labels.single(kept, trust=np.full(n_own, np.nan))
     known = np.full(len(vectors), -1, dtype=np.int32)
-    for place, (classes, _) in judged.items():
-        known[place] = classes[0] if classes else -1
+    for place, one in taught_classes(run, judged, learned).items():
+        known[place] = one
     texts = Texts(
         vectors,
         run.answers.label,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from testnuc._engine.applying import judged_classes, judged_of, texts_among
-from testnuc.trust.argmax import Argmax
+from testnuc._engine.applying import judged_classes, judged_of, taught_classes, texts_among
+from testnuc.trust.argmax import Argmax, right_by_level
 from testnuc.trust.calibration import chances, fit_trust
 from testnuc.trust.candidates import (
     SKIPPED,
@@ -157,8 +157,26 @@ class ArgmaxFit:
             right=right,
             person=judged.person,
             draws=draws,
+            drawn=np.zeros(len(where), dtype=np.bool_),
+            given=label,
             settings=self._parts.settings.basis,
         )
+
+    def checked(self, before: Learned, judgments: tuple[Judgment, ...]) -> Learned:
+        """Return the same with all judgments, and nothing learned from them."""
+        rule, tree = before.rule, self._parts.labels.tree
+        assert isinstance(rule, Argmax)
+        # that a drawn text has no answer but a referee's counts as wrong
+        used = [
+            j
+            for j in judgments
+            if j.source != "referee" or rule.referee_better or j.ranking == before.ranking
+        ]
+        judged = judged_of(used, before.places(self.rows), self._parts.labels)
+        given, gold = before.given[judged.rows], judged.right.first()
+        if tree is not None:
+            rule = replace(rule, level_right=right_by_level(given, gold, tree))
+        return before.checked(judgments, judged, (given == gold) & (gold >= 0), rule)
 
     def _dissent(self, judgments: Sequence[Judgment]) -> Dissent:
         """Compare the referee with the LLM."""
@@ -176,7 +194,7 @@ class ArgmaxFit:
         texts, own = self._texts, self._texts.own
         if learned is not None:
             known = judged_classes(self.run, range(len(texts)), learned)
-            pairs = [(row, classes[0]) for row, (classes, _) in known.items() if classes]
+            pairs = [*taught_classes(self.run, known, learned).items()]
             judged = np.array(pairs, dtype=np.int64).reshape(-1, 2)
             texts = texts.with_judged(judged[:, 0], judged[:, 1].astype(np.int32))
             rule = learned.rule

@@ -80,10 +80,10 @@ def _trained(parts: Components, run: Run, vectors: Float16s) -> Head:
             trained.trust,
             judged.rows,
             trained.right & answered,
-            judged.draws.uniform,
-            judged.person,
+            judged.draws.uniform & judged.person,
             accuracy=0.9,
             confidence=0.9,
+            endless=True,
         )
     return Head(
         parts.labels.names,

@@ -24,7 +24,7 @@ from testnuc.embedders.cache import embedder_name
 from testnuc.errors import InvalidInputError, StoreError
 from testnuc.trust.judgment import Judgment
 from testnuc.trust.learned import Learned
-from testnuc.trust.review import Review, ReviewItem, draw
+from testnuc.trust.review import Drawn, Review, ReviewItem, draw
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -99,8 +99,14 @@ class Learning:
         items: list[ReviewItem] = []
         if decide is None:
             goal = goal or fit.goal(before)
-        drawing = {} if decide is None else {"decide": decide}
-        for drawn in draw(n, goal, offer.support, open_, offer.trust, rng, **drawing):
+        ranking = ""
+        if goal == "certify" and before is not None and _is_ranked(before, fit):
+            ranking = before.ranking
+            found = [Drawn(row, goal) for row in before.next_to_prove(n, rng)]
+        else:
+            drawing = {} if decide is None else {"decide": decide}
+            found = draw(n, goal, offer.support, open_, offer.trust, rng, **drawing)
+        for drawn in found:
             row, trust = drawn.row, float(offer.trust[drawn.row])
             entry, own = run.batch.entries[row], run.answers.predictions[row]
             items.append(
@@ -125,6 +131,7 @@ class Learning:
             parts.model,
             offer.context,
             multilabel=labels.multilabel,
+            ranking=ranking,
         )
 
     async def _fitted(self) -> Fit:
@@ -169,6 +176,7 @@ class Learning:
                     item.goal in {"certify", "count"}
                     and item.probability is not None
                     and not (mixed and item.source == "person"),
+                    review.ranking,
                 )
                 for item in review[: last + 1]
             ]
@@ -249,7 +257,16 @@ class Learning:
                 before = self.learned
                 judged = _merged(() if before is None else before.judged, new)
                 fitted = await self._fitted()
-                learned = await asyncio.to_thread(fitted.learned, judged)
+                if (
+                    before is not None
+                    and _is_ranked(before, fitted)
+                    and all(j.ranking == before.ranking for j in new)
+                ):
+                    # they were drawn to certify the labels as they are
+                    learned = await asyncio.to_thread(fitted.checked, before, judged)
+                else:
+                    learned = await asyncio.to_thread(fitted.learned, judged)
+                    learned = replace(learned, ranking=learned.ranking_of([*fitted.rows]))
                 if swap is None or not parts.internals.shared:
                     break
                 data = await asyncio.to_thread(learned.to_bytes)
@@ -260,6 +277,11 @@ class Learning:
             # once, on success: a concurrent run uses the former settings
             parts.pipeline.settings = parts.settings.with_learned(learned)
         return learned
+
+
+def _is_ranked(learned: Learned, fit: Fit) -> bool:
+    """Whether the first texts of the pool are those that were ranked."""
+    return learned.ranking != "" and learned.ranking == learned.ranking_of([*fit.rows])
 
 
 def _merged(earlier: Sequence[Judgment], new: Sequence[Judgment]) -> tuple[Judgment, ...]:
@@ -276,7 +298,9 @@ def _merged(earlier: Sequence[Judgment], new: Sequence[Judgment]) -> tuple[Judgm
         change = (old.source, judgment.source)
         if judgment.source is None or change == ("person", "referee"):
             continue
-        if change == ("referee", "person") and judgment.probability is not None:
+        if change == ("referee", "person") and (
+            judgment.probability is not None or judgment.ranking
+        ):
             # of the same review, or drawn again, as if the referee had not been asked
             del judged[judgment.hash]
             judged[judgment.hash] = judgment

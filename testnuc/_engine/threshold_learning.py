@@ -89,9 +89,9 @@ class ThresholdFit:
         return MOST_TEXTS, parts.settings.k
 
     @staticmethod
-    def goal(_: Learned | None) -> str:
+    def goal(before: Learned | None) -> str:
         """Return the goal of a review if none is given."""
-        return "certify"
+        return "certify" if before is None else "count"
 
     def offer(self, before: Learned | None, open_: Bools) -> Offer:
         """Return what a review draws from; `open_`: bool[n], texts that are not judged."""
@@ -140,6 +140,23 @@ class ThresholdFit:
             self._scores, judged, labels.names, self._threshold, self._heads, judgments
         )
         return replace(learned, settings=self._parts.settings.basis)
+
+    def checked(self, before: Learned, judgments: tuple[Judgment, ...]) -> Learned:
+        """Return the same with all judgments, and nothing learned from them."""
+        judged = judged_of(judgments, before.places(self.rows), self._parts.labels)
+        rule = before.rule
+        assert isinstance(rule, Thresholds)
+        n_classes, m = len(before.labels), len(judged.rows)
+        place = np.full(before.texts, m)
+        place[judged.rows] = np.arange(m)
+        # the last row: texts that are not judged
+        truth = np.zeros((m + 1, n_classes), dtype=np.bool_)
+        truth[:m] = judged.right.table(n_classes, judged.right.is_given())
+        given = np.zeros_like(truth)
+        at = place[rule.given_rows], rule.given_labels
+        given[at] = True
+        right = (given == truth)[:m].all(axis=1) & judged.right.known
+        return before.checked(judgments, judged, right, replace(rule, given_right=truth[at]))
 
 
 def learn_thresholds(
@@ -207,4 +224,5 @@ def learn_thresholds(
         right=exact,
         person=judged.person,
         draws=judged.draws,
+        drawn=np.zeros(len(rows), dtype=np.bool_),
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from testnuc._engine.applying import judged_classes, texts_among
+from testnuc._engine.applying import judged_classes, taught_classes, texts_among
 from testnuc._engine.run import Layer
 from testnuc.errors import NotAnsweredError
 from testnuc.trust import UncertaintySampler, UncertaintySampling, random_part
@@ -157,10 +157,9 @@ async def ask_unsure(
 
 
 def _judged(run: Run, rows: Int64s, learned: Learned) -> Int32s:
-    """Return the class of each judged text, -1 for the others."""
-    judged = judged_classes(run, rows.tolist(), learned)
-    classes = [judged[row][0] if row in judged else None for row in rows.tolist()]
-    return np.array([one[0] if one else -1 for one in classes], dtype=np.int32)
+    """Return the class of each judged text that was learned from, -1 for the others."""
+    judged = taught_classes(run, judged_classes(run, rows.tolist(), learned), learned)
+    return np.array([judged.get(row, -1) for row in rows.tolist()], dtype=np.int32)
 
 
 def _fitted_again(

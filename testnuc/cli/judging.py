@@ -113,7 +113,7 @@ async def learn(given: SimpleNamespace) -> None:
             learned = await take(nuc)
             found = await labeled(nuc, table, source)
     print(learned)
-    if all(judgment.probability is None for judgment in learned.judged):
+    if all(judgment.probability is None and not judgment.ranking for judgment in learned.judged):
         to_stderr(
             "note: marked texts were chosen, not drawn, so they correct and train, but prove "
             "nothing; draw some with `testnuc review`, or give --at-random if they were drawn"
@@ -147,7 +147,7 @@ def _after(learned: Learned, certificate: Certificate, given: SimpleNamespace) -
         )
     n, what, goal = 50, "where strategies differ", []
     if not learned.wants_decisions(certificate):
-        n, what = certificate.judgments_needed, "drawn at random"
+        n, what = certificate.judgments_needed, "drawn by trust"
         goal = ["--goal", "certify"]
     then = next_command("review", given, "-n", str(n), *goal)
     text = f"next, judge {n:,} more texts, {what}, then learn from them, too: {then}"
@@ -177,7 +177,7 @@ def _lesson(files: Sequence[str], *, at_random: bool) -> Callable[[TestNUC], Awa
                 f"{', '.join(files)} has no answers; give some: testnuc review {files[0]}, or "
                 "move the file here that the page saved to your downloads"
             )
-        if any(item.probability is not None for item in judged):
+        if judged.drawn:
             return lambda nuc: nuc.learn(judged)
         texts = [item.text for item in judged.judged]
         labels = [judged.as_given(item.answer) for item in judged.judged]
@@ -208,9 +208,9 @@ async def certify(given: SimpleNamespace) -> None:
         stats = await nuc.stats()
         table = await texts_for(nuc, held, source, output)
         found = await labeled(nuc, table, source)
-    later = learned.later(min(stats.texts, stats.predicted))
+    later = min(stats.texts, stats.predicted) - learned.texts
     if later > 0:
-        to_stderr(f"note: {later:,} texts came after judged ones were drawn; {LATER}")
+        to_stderr(f"note: {later:,} texts came after labels were learned; {LATER}")
     results = found.results
     covered = results.certified(certificate)
     print(certificate)

@@ -122,15 +122,11 @@ class Argmax:
 
         `found`, `label` and `trust` are those of all texts, as for `labels_of`.
         """
-        given, gold = label[judged.rows], judged.right.first()
-        known = (given >= 0) & (gold >= 0)
-        nodes = [tree.nodes(level) for level in range(1, tree.depth)]
         levels = [trust_of_level(trust, part) for part in parts_by_level(found, label, tree).T]
-        right = [known & (of[given] == of[gold]) for of in nodes]
         return replace(
             self,
-            level_trust=np.array(levels, dtype=np.float32).reshape(len(nodes), -1),
-            level_right=np.array(right, dtype=np.bool_).reshape(len(nodes), -1),
+            level_trust=np.array(levels, dtype=np.float32).reshape(tree.depth - 1, -1),
+            level_right=right_by_level(label[judged.rows], judged.right.first(), tree),
         )
 
     def packed(self) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -178,6 +174,14 @@ class Argmax:
             level_trust=arrays.get("level_trust"),
             level_right=arrays.get("level_right"),
         )
+
+
+def right_by_level(given: Int32s, gold: Int32s, tree: LabelTree) -> Bools:
+    """Return whether labels are right at each level above them, bool[depth - 1, m]; -1 = none."""
+    known = (given >= 0) & (gold >= 0)
+    nodes = [tree.nodes(level) for level in range(1, tree.depth)]
+    right = [known & (of[given] == of[gold]) for of in nodes]
+    return np.array(right, dtype=np.bool_).reshape(len(nodes), -1)
 
 
 def labels_of(

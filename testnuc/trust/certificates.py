@@ -1,15 +1,21 @@
-"""The trust above which labels are right to a given part, proved by judged texts.
+"""The trust above which labels are right to a given part, proved by judged texts, at any time.
 
-Texts that were drawn at random from all that were left are a sample; all other judged texts are
-known, but say nothing of the rest. A part of the texts is tested by the exact hypergeometric test.
-Where texts were judged between the draws, the sample is of what they left: a part that would hold
-few enough right labels then still has at least a known number of wrong ones among its other texts.
+The ranking is frozen before the draws. It is cut into strata; each draw is uniform among the texts
+of its stratum that are left, whatever chose the stratum. All texts judged before are known.
+A part is the first strata together. The evidence that it is accurate is a likelihood ratio: of a
+prediction of each draw by the earlier ones, to the highest likelihood of any numbers of wrong
+labels in the strata that would make the part not accurate. It is a test supermartingale: it exceeds
+1 / e with a chance of at most e, however often one looks (Ville). Parts are tested in growing
+order, and the first failure ends it, so that no error is split among them (Bauer 1991).
+
+Sources: Waudby-Smith and Ramdas 2020, "Confidence sequences for sampling without replacement";
+2024, "Estimating means of bounded random variables by betting"; Spertus, Sridhar and Stark 2024,
+"Sequential stratified inference for the mean"; Wasserman, Ramdas and Balakrishnan 2020.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -22,22 +28,24 @@ if TYPE_CHECKING:
     from testnuc._base.arrays import Bools, Float64s, Int64s
     from testnuc.trust.evidence import Draws
 
-#: Parts of the texts are tested in growing order, from this one on, until one fails.
-_START, _STEP = 0.3, 0.01
-#: A proof is looked for after each review, so that each look may use only this part of the error.
-_LOOK = 0.5
-#: More judgments are planned so that this part is proved with this chance, as far as is known: by
-#: the judged ones of it, and so many others whose part right lies between the accuracy and 1. So
-#: many of the part are judged before one looks again.
-_PLANNED, _LIKELY, _OTHERS, _AT_ONCE = 0.4, 0.6, 20, 60
-#: Judged disagreements that prove a candidate that wins twice as often as it loses.
-_ENOUGH = 100
-#: Judgments that are asked for are a multiple of this.
-_ROUND = 10
+#: Parts of the texts that are tested, in this order.
+PARTS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+#: Of the error, the first ranking has this part, each later one the same part of what is left.
+_FIRST = 0.8
+#: Draws are predicted as if a part were wrong in a fifth of what it may be: Beta(0.2, 1/p - 0.2).
+_WRONG = 0.2
+#: For new texts: the texts are a sample of so many times as many.
+_ENDLESS = 1e5
 #: Lower accuracies that are tried are multiples of this, and at least so high.
 _LEVEL, _LOWEST = 0.05, 0.5
+#: Judgments that are asked for are a multiple of this.
+_ROUND = 10
 #: What is computed may be wrong by this.
 _TINY = 1e-9
+#: Steps of the two nested searches for the highest likelihood, and the highest multiplier.
+_OUTER, _INNER, _STEEPEST = 16, 24, 20.0
+#: Judged disagreements that prove a candidate that wins twice as often as it loses.
+_ENOUGH = 100
 #: Fields by the names that they had in files of older versions.
 _EARLIER = {"part": "coverage", "more": "judgments_needed", "provable": "achievable"}
 
@@ -49,22 +57,23 @@ class Certificate:
     Parameters
     ----------
     accuracy, confidence : float
-        At least `accuracy` of the labels above `trust` are right, with this confidence over the
-        draw of the judged texts, against what was judged.
+        At least `accuracy` of the labels of distinct texts above `trust` are right by what was
+        judged, with this confidence over the draws: however often one looks, and over all
+        certificates of a pool.
     trust : float
         inf where nothing is certified.
     coverage : float
-        Of the texts, 0 to 1, that are at or above `trust`.
+        Of the distinct texts, 0 to 1, that are at or above `trust`.
     judged : int
-        Judged texts that were drawn at random from all that were left.
+        Judged texts that were drawn at random since trust was learned.
     reason : str
         Why nothing is certified, and what it would take; empty where something is.
     judgments_needed : int
-        About how many more texts, judged at random from all, it would take; 0 where something is
-        certified, or where more judgments do not help.
+        About how many more judged texts of a review for "certify" it would take; 0 where something
+        is certified, or where more judgments do not help.
     level : int, optional
-        Of labels in a tree: the level that is right, 1 = the top; `trust` is that of this level.
-        None: whole labels.
+        Of labels in a tree: the level that is right, 1 = the top; `trust` is that of the whole
+        label. None: whole labels.
     achievable : tuple of float, optional
         Where nothing is certified: the highest lower accuracy that could be, and its part of the
         texts. A level that is chosen after looking is a little less sure than `confidence`.
@@ -103,8 +112,8 @@ class Certificate:
             return f"not certified: {self.reason}" + (f". {self.hint}" if self.achievable else "")
         at = "" if self.level is None else f" at level {self.level} of the labels"
         return (
-            f"{self.coverage:.0%} of the texts, those with a trust of at least {self.trust:.2f}, "
-            f"are at least {self.accuracy:.0%} right{at} by your judgments, with "
+            f"{self.coverage:.0%} of the distinct texts, those with a trust of at least "
+            f"{self.trust:.2f}, are at least {self.accuracy:.0%} right{at} by your judgments, with "
             f"{self.confidence:.0%} confidence ({self.judged:,} judged texts, drawn at random)"
         )
 
@@ -113,8 +122,7 @@ class Certificate:
 class LabelCertificate(Certificate):
     """A proved accuracy of one label, where a text can have several.
 
-    `trust` is that of the label (`MultilabelClassification.trusts`), and `coverage` that of the
-    texts that have it.
+    `coverage` is that of the distinct texts that have it.
     """
 
     __repr__ = brief
@@ -124,7 +132,7 @@ class LabelCertificate(Certificate):
     def __str__(self) -> str:
         # slots: super() without arguments would not find its class
         text = Certificate.__str__(self)
-        return text.replace("of the texts,", f"of the texts with the label {self.label!r},", 1)
+        return text.replace("texts,", f"texts with the label {self.label!r},", 1)
 
 
 def wants_decisions(decides: str, right: Bools, draws: Draws, certificate: Certificate) -> bool:
@@ -139,193 +147,250 @@ def wants_decisions(decides: str, right: Bools, draws: Draws, certificate: Certi
     return not certificate.coverage and (unsettled or not certificate.judgments_needed)
 
 
-def certify(
-    trust: Float64s,
-    rows: Int64s,
-    right: Bools,
-    uniform: Bools,
-    person: Bools | None = None,
-    *,
-    accuracy: float,
-    confidence: float,
-) -> Certificate:
-    """Certify the largest part of the texts, highest trust first, that judgments prove accurate.
-
-    Fixed-sequence testing (Bauer 1991): parts are tested in growing order, and the first failure
-    ends it. Which parts are tested depends on how many judged texts they hold, but not on the
-    judgments: each is the first that may hold one more wrong label than the one before.
-
-    A look has half of the error: one looks again after further judgments. The bound holds for
-    finite samples where trust and labels do not depend on the judgments. Here each text's are made
-    by the judgments of the other folds; `bench evidence` counts how often certificates are wrong.
-
-    Parameters
-    ----------
-    trust : float64[n]
-        NaN = unknown, never certified.
-    rows : int64[m]
-        All judged texts, in the order they were drawn.
-    right : bool[m]
-        Whether their labels are right.
-    uniform : bool[m]
-        Whether they were drawn at random from all texts that were left.
-    person : bool[m], optional
-        Whether a person judged them; default: all. What a referee judged is no sample: where it was
-        drawn at random it may as well not have been, else it is known as the referee says.
-    accuracy, confidence : float
-    """
-    if person is not None:
-        used = person | ~uniform
-        rows, right, uniform = rows[used], right[used], (uniform & person)[used]
-    known = np.nan_to_num(trust, nan=-np.inf)
-    ranked = _Ranked(known, known[rows], right, uniform, _LOOK * (1 - confidence))
-    certificate = Certificate(accuracy, confidence, *ranked.largest(accuracy), int(uniform.sum()))
-    if certificate.coverage:
-        return certificate
-    reason, more = ranked.why(accuracy)
-    highest = int(np.ceil(accuracy / _LEVEL - _TINY)) - 1
-    for step in range(highest, round(_LOWEST / _LEVEL) - 1, -1):
-        lower = round(step * _LEVEL, 2)
-        part = ranked.largest(lower)[1]
-        if part:
-            return replace(
-                certificate, reason=reason, judgments_needed=more, achievable=(lower, part)
-            )
-    return replace(certificate, reason=reason, judgments_needed=more)
+def error_of(confidence: float, ranking: int) -> float:
+    """Return the part of the error that the n-th frozen ranking has, from 0 on: the sum is all."""
+    return (1 - confidence) * _FIRST * (1 - _FIRST) ** ranking
 
 
 @dataclass(frozen=True, eq=False)
-class _Ranked:
-    """Texts by their trust, and the judged ones among them, as for `certify`."""
+class Strata:
+    """The texts by frozen trust, cut where the parts end: arrays of k, the most trusted first."""
 
-    #: Of all texts; -inf: unknown.
-    trust: Float64s
-    #: Of the judged texts.
-    judged: Float64s
-    right: Bools
-    uniform: Bools
-    #: The chance that a look gives a wrong certificate.
-    error: float
+    #: The lowest trust of each stratum.
+    lowest: Float64s
+    texts: Int64s
+    #: Texts judged before the ranking was frozen, and those of them that are wrong.
+    known: Int64s
+    known_wrong: Int64s
+    #: Draws since, and those of them that are wrong; a skipped text counts as wrong.
+    draws: Int64s
+    wrong: Int64s
 
-    @cached_property
-    def ascending(self) -> Float64s:
-        """The trust of all texts, sorted."""
-        return np.sort(self.trust)
+    @classmethod
+    def of(
+        cls,
+        trust: Float64s,
+        rows: Int64s,
+        right: Bools,
+        drawn: Bools,
+        inside: Bools | None = None,
+    ) -> Strata:
+        """Count judged texts: `drawn` ones uniformly inside their strata, the others known before.
 
-    def largest(self, accuracy: float) -> tuple[float, float]:
-        """Return the lowest trust that is proved, and the part of the texts; inf and 0: none.
-
-        A part that may hold no more wrong labels than a smaller one proves less, and one that may
-        hold none fails by a single bad draw: these are left out, but for the last part.
+        Arguments as for `certify`.
         """
-        best, most = (np.inf, 0.0), None
-        every = self._thresholds(_START)
-        for threshold in every:
-            wrong, limit = self._counted(threshold, accuracy)
-            if threshold != every[-1] and (most is None or limit <= most):
-                most = max(limit, 0) if most is None else most
-                continue
-            if wrong > limit:
+        lowest = edges(trust)
+        k = len(lowest)
+
+        def counted(values: Float64s) -> Int64s:
+            return np.bincount(strata_of(values, lowest), minlength=k + 1)[:k].astype(np.int64)
+
+        if inside is not None:
+            used = inside[rows]
+            rows, right, drawn = rows[used], right[used], drawn[used]
+        judged = trust[rows]
+        return cls(
+            lowest,
+            counted(trust if inside is None else trust[inside]),
+            counted(judged[~drawn]),
+            counted(judged[~drawn & ~right]),
+            counted(judged[drawn]),
+            counted(judged[drawn & ~right]),
+        )
+
+    def evidence(self, parts: int, accuracy: float, *, endless: bool = False) -> float:
+        """Return the log evidence that the first strata together are accurate."""
+        texts, draws, wrong = self.texts[:parts], self.draws[:parts], self.wrong[:parts]
+        if endless:
+            left = texts * _ENDLESS
+            budget = (1 - accuracy) * float(left.sum())
+        else:
+            left = (texts - self.known[:parts]).astype(np.float64)
+            budget = too_many(int(texts.sum()), accuracy) - float(self.known_wrong[:parts].sum())
+        return float(log_evidence(left, draws, wrong, budget, accuracy))
+
+    def proven(self, accuracy: float, error: float, *, endless: bool = False) -> int:
+        """Return how many of the first strata together are proved to be accurate."""
+        for parts in range(1, len(self.lowest) + 1):
+            if self.evidence(parts, accuracy, endless=endless) < -np.log(error):
+                return parts - 1
+        return len(self.lowest)
+
+    def next(self, n: int, parts: int) -> Int64s:
+        """Return the strata of the next n draws to prove the first `parts` strata.
+
+        Each is the one with the most texts for each draw, so that draws become proportional.
+        """
+        draws, found = self.draws[:parts].copy(), []
+        open_ = self.texts[:parts] - self.known[:parts]
+        for _ in range(n):
+            per = np.where(draws < open_, self.texts[:parts] / (draws + 1.0), -1)
+            if per.max(initial=-1) < 0:
                 break
-            best, most = (threshold, self._texts(threshold) / len(self.trust)), limit
-        return best
-
-    def _texts(self, threshold: float) -> int:
-        """Return the number of texts with at least this trust."""
-        return len(self.trust) - int(np.searchsorted(self.ascending, threshold))
-
-    def _thresholds(self, start: float) -> list[float]:
-        """Return the lowest trust of parts of the texts that grow from `start`."""
-        n = len(self.trust)
-        sizes = np.ceil(np.append(np.arange(start, 1, _STEP), 1) * n - _TINY).astype(np.int64)
-        found = np.unique(self.ascending[n - np.maximum(sizes, 1)] if n else [])[::-1]
-        return [float(x) for x in found[np.isfinite(found)]]
-
-    def _counted(self, threshold: float, accuracy: float) -> tuple[int, int]:
-        """Return how many of the draws from a part are wrong, and may be if it is accurate."""
-        texts, inside = self._texts(threshold), self.judged >= threshold
-        wrong, too_many = inside & ~self.right, _too_many(texts, accuracy)
-        drawn, other = inside & self.uniform, inside & ~self.uniform
-        draws = int(drawn.sum())
-        if too_many - wrong.sum() > texts - inside.sum():
-            # even if all others are wrong
-            return 0, draws
-        if not draws:
-            return 0, -1
-        # what is known before a draw is no longer among the texts that it is from
-        left = texts - np.cumsum(other)[drawn]
-        left_wrong = too_many - np.cumsum(other & wrong)[drawn]
-        least = int(texts * float(np.min(left_wrong / left)) + _TINY)
-        return int((drawn & wrong).sum()), _most_wrong(texts, least, draws, self.error)
-
-    def why(self, accuracy: float) -> tuple[str, int]:
-        """Return why nothing is certified, and how many more judgments would help."""
-        from scipy.stats import betabinom
-
-        m, count = len(self.judged), int(self.uniform.sum())
-        text = f"{count:,} of {m:,} judged texts were drawn at random from all"
-        thresholds = self._thresholds(_PLANNED)
-        if not thresholds:
-            return "the trust of the texts is unknown", 0
-        texts, inside = self._texts(thresholds[0]), self.judged >= thresholds[0]
-        drawn = inside & self.uniform
-        draws, hits = int(drawn.sum()), int((drawn & self.right).sum())
-        if draws:
-            text += (
-                f"; of those among the {_PLANNED:.0%} with the highest trust {hits:,} of {draws:,} "
-                "are right"
-            )
-        right = hits + _OTHERS * (1 + accuracy) / 2
-        wrong = draws + _OTHERS - right
-        left, others = texts - int(inside.sum()), len(self.trust) - m
-        if right < accuracy * (right + wrong) or not left:
-            return f"{text}: more judgments do not prove {accuracy:.0%}, better labels do", 0
-        tries, likely = 0, False
-        while tries < min(left, _AT_ONCE) and not likely:
-            tries += 1
-            limit = _most_wrong(texts, _too_many(texts, accuracy), draws + tries, self.error)
-            limit -= draws - hits
-            likely = limit >= 0 and betabinom.cdf(limit, tries, wrong, right) >= _LIKELY
-        more = -(-tries * others // left)
-        more = min(-(-more // _ROUND) * _ROUND, others)
-        ending = f"{'probably do' if likely else 'say more'}: {m + more:,} in all"
-        return f"{text}; about {more:,} more, drawn at random from all, would {ending}", more
+            found.append(int(per.argmax()))
+            draws[found[-1]] += 1
+        return np.array(found, dtype=np.int64)
 
 
-def _too_many(texts: int, accuracy: float) -> int:
+def edges(trust: Float64s) -> Float64s:
+    """Return the lowest trust of each stratum; equal trusts are in one stratum."""
+    ascending = np.sort(trust[np.isfinite(trust)])
+    n = len(trust)
+    sizes = np.ceil(np.array(PARTS) * n - _TINY).astype(np.int64)
+    sizes = np.minimum(sizes, len(ascending))
+    return np.unique(ascending[len(ascending) - sizes[sizes > 0]])[::-1]
+
+
+def strata_of(trust: Float64s, lowest: Float64s) -> Int64s:
+    """Return the stratum of each text; unknown trust: the number of strata."""
+    # NaN fails every comparison, thus has a place beyond the last
+    return np.searchsorted(-lowest, -trust)
+
+
+def too_many(texts: int, accuracy: float) -> int:
     """Return the fewest wrong labels with which texts are less right than this."""
     return int((1 - accuracy) * texts + _TINY) + 1
 
 
-def _most_wrong(texts: int, wrong: int, draws: int, error: float) -> int:
-    """Return how many of the drawn texts may be wrong to prove that fewer than `wrong` of all are.
+def log_evidence(left: Any, draws: Any, wrong: Any, budget: Any, accuracy: float) -> Any:
+    """Return the log evidence for "fewer than `budget` of the texts left are wrong".
 
-    -1: not even none.
+    Arrays [.., k] over strata: what was left before the draws, these, the wrong ones.
     """
-    if wrong <= 0:
-        return -1
-    chances = _chances(draws * wrong // max(texts, 1), texts, min(wrong, texts), draws)
-    return int((chances <= error + _TINY).sum()) - 1
+    from scipy.special import betaln
+
+    left, draws, wrong = (np.asarray(x, dtype=np.float64) for x in (left, draws, wrong))
+    budget = np.asarray(budget, dtype=np.float64)
+    a, b = _WRONG, 1 / (1 - accuracy) - _WRONG
+    predicted = (betaln(a + wrong, b + draws - wrong) - betaln(a, b)).sum(axis=-1)
+    most = (left - (draws - wrong)).sum(axis=-1)
+    found = predicted - _highest(left, draws, wrong, np.minimum(budget, most))
+    # even if all others are wrong; and what is known suffices to refute it
+    return np.where(budget > most, np.inf, np.where(budget <= wrong.sum(axis=-1), -np.inf, found))
 
 
-def _chances(most: int, texts: int, wrong: int, draws: int) -> Float64s:
-    """Return the chance of at most 0, 1, .., `most` wrong ones among drawn texts; -1: [0].
+def _highest(left: Any, draws: Any, wrong: Any, budget: Any) -> Any:
+    """Return the highest log likelihood of the draws with at least `budget` wrong texts.
 
-    They are drawn from `texts` without replacement, and `wrong` is the number of wrong ones of all.
+    Likelihoods are concave in real numbers of wrong texts. By weak duality each multiplier gives a
+    bound that is not too low, the best one the maximum itself.
     """
-    counts = np.arange(most + 1)
-    if most < 0:
-        return np.zeros(1)
-    ways = _log_ways(wrong, counts) + _log_ways(texts - wrong, draws - counts)
-    found: Float64s = np.cumsum(np.exp(ways - _log_ways(texts, np.array(draws))))
-    return found
+    if left.shape[-1] == 1:
+        at = np.maximum(_best_wrong(left, draws, wrong, np.zeros(budget.shape)), budget[..., None])
+        return _log_likelihood(left, draws, wrong, at).sum(axis=-1)
+    low, high = np.zeros(budget.shape), np.full(budget.shape, _STEEPEST)
+    best = np.full(budget.shape, np.inf)
+    for step in range(_OUTER):
+        price = 0.5 * (low + high) if step else low
+        at = _best_wrong(left, draws, wrong, price)
+        total = at.sum(axis=-1)
+        bound = _log_likelihood(left, draws, wrong, at).sum(axis=-1) + price * (total - budget)
+        best = np.minimum(best, bound)
+        enough = total >= budget
+        high, low = np.where(enough, price, high), np.where(enough, low, price)
+    return best
 
 
-def _log_ways(texts: int, drawn: Int64s) -> Float64s:
-    """Return the log of the number of ways to draw so many of these texts."""
+def _log_likelihood(left: Any, draws: Any, wrong: Any, of: Any) -> Any:
+    """Return the log chance to draw these in their order if `of` of the texts are wrong."""
+    right = draws - wrong
+    return _log_falling(of, wrong) + _log_falling(left - of, right) - _log_falling(left, draws)
+
+
+def _best_wrong(left: Any, draws: Any, wrong: Any, price: Any) -> Any:
+    """Return the numbers of wrong texts that are best if each is rewarded by `price`."""
+    from scipy.special import digamma
+
+    right = draws - wrong
+    low, high = wrong.copy(), left - right
+    for _ in range(_INNER):
+        at = 0.5 * (low + high)
+        slope = digamma(at + 1) - digamma(at - wrong + 1)
+        slope += digamma(left - at - right + 1) - digamma(left - at + 1)
+        up = slope + price[..., None] > 0
+        low, high = np.where(up, at, low), np.where(up, high, at)
+    return 0.5 * (low + high)
+
+
+def _log_falling(n: Any, k: Any) -> Any:
+    """Return the log of n (n - 1) .. (n - k + 1)."""
     from scipy.special import gammaln
 
-    possible = (drawn >= 0) & (drawn <= texts)
-    k = np.where(possible, drawn, 0)
-    ways = gammaln(texts + 1) - gammaln(k + 1) - gammaln(texts - k + 1)
-    return np.where(possible, ways, -np.inf)
+    return gammaln(n + 1) - gammaln(n - k + 1)
+
+
+def certify(
+    trust: Float64s,
+    rows: Int64s,
+    right: Bools,
+    drawn: Bools,
+    inside: Bools | None = None,
+    *,
+    accuracy: float,
+    confidence: float,
+    ranking: int = 0,
+    endless: bool = False,
+) -> Certificate:
+    """Certify the largest part of the texts, highest trust first, that judgments prove accurate.
+
+    Parameters
+    ----------
+    trust : float64[n]
+        As it was frozen before the draws. NaN = unknown, never certified.
+    rows : int64[m]
+        All judged texts.
+    right : bool[m]
+        Whether their labels are right, by the frozen rule; skipped: no.
+    drawn : bool[m]
+        Whether they were drawn, after the freeze, uniformly inside their stratum, or from all.
+    inside : bool[n], optional
+        The texts that are certified. Default: all.
+    accuracy, confidence : float
+    ranking : int
+        Rankings frozen before that were drawn from.
+    endless : bool
+        For new texts of the same kind instead of these.
+    """
+    strata = Strata.of(trust, rows, right, drawn, inside)
+    error = error_of(confidence, ranking)
+    made = Certificate(accuracy, confidence, np.inf, 0.0, int(strata.draws.sum()))
+    every = len(trust) if inside is None else int(inside.sum())
+
+    def covered(parts: int) -> float:
+        return float(strata.texts[:parts].sum()) / max(every, 1)
+
+    parts = strata.proven(accuracy, error, endless=endless)
+    if covered(parts):
+        return replace(made, trust=float(strata.lowest[parts - 1]), coverage=covered(parts))
+    reason, more = _why(strata, accuracy, error, endless=endless)
+    made = replace(made, reason=reason, judgments_needed=more)
+    highest = int(np.ceil(accuracy / _LEVEL - _TINY)) - 1
+    for step in range(highest, round(_LOWEST / _LEVEL) - 1, -1):
+        lower = round(step * _LEVEL, 2)
+        if part := covered(strata.proven(lower, error, endless=endless)):
+            return replace(made, achievable=(lower, part))
+    return made
+
+
+def _why(strata: Strata, accuracy: float, error: float, *, endless: bool) -> tuple[str, int]:
+    """Return why nothing is certified, and about how many more draws of the first part it takes."""
+    if not strata.texts.sum():
+        return "the trust of the texts is unknown", 0
+    first = int(np.searchsorted(strata.texts.cumsum(), 1)) + 1
+    draws, wrong = int(strata.draws[:first].sum()), int(strata.wrong[:first].sum())
+    share = float(strata.texts[:first].sum() / strata.texts.sum())
+    text = f"no text was drawn among the {share:.0%} with the highest trust since it was learned"
+    if draws:
+        text = (
+            f"{draws - wrong:,} of {draws:,} drawn among the {share:.0%} with the highest trust "
+            "are right"
+        )
+    odds = 1 - accuracy
+    rate = (wrong + _WRONG) / (draws + 1 / odds)
+    found = strata.evidence(first, accuracy, endless=endless)
+    left = int((strata.texts - strata.known - strata.draws)[:first].sum())
+    if rate >= odds or not left or np.isinf(found):
+        return f"{text}: more judgments do not prove {accuracy:.0%}, better labels do", 0
+    gain = rate * np.log(rate / odds) + (1 - rate) * np.log((1 - rate) / accuracy)
+    more = min(int(-((np.log(error) + found) / gain // _ROUND)) * _ROUND, left)
+    return f"{text}; about {more:,} more drawn there would probably do", more

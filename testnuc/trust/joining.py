@@ -103,7 +103,7 @@ def _checked(reviews: Mapping[str, Review]) -> Review:
     if not reviews:
         raise InvalidInputError("there is no review to join")
     first = next(iter(reviews.values()))
-    chosen = all(item.probability is None for review in reviews.values() for item in review)
+    chosen = not any(review.drawn for review in reviews.values())
     for name, review in reviews.items():
         if review.label_set != first.label_set:
             raise InvalidInputError(f"{name} has another label set than the first review")

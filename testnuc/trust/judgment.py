@@ -32,7 +32,8 @@ _MOST, _RATIO = 64 * 1024 * 1024, 100
 _SHAPES = {
     "trust": ("f", "n"),
     **dict.fromkeys(("probability", "floor"), ("f", "m")),
-    **dict.fromkeys(("right", "person", "uniform"), ("b", "m")),
+    **dict.fromkeys(("right", "person", "uniform", "drawn"), ("b", "m")),
+    "given": ("i", "n"),
     "rows": ("iu", "m"),
     **dict.fromkeys(("coefficients", "of_label"), ("f", "53")),
     "of_text": ("f", "52"),
@@ -70,6 +71,8 @@ class Judgment:
     #: Whether it was drawn at random from all texts that were left; None: an older version of
     #: testnuc did not say.
     uniform: bool | None = None
+    #: The ranking of texts by trust that it was drawn from, to certify; "": none.
+    ranking: str = ""
 
     def record(self) -> list[Any]:
         """Return its values, as they are stored."""
@@ -81,7 +84,7 @@ class Judgment:
         """Return the judgment of a record."""
         text, key, *rest = record
         # older versions stored nothing, or a number, in place of `uniform`
-        known = rest if isinstance(rest[-1], bool) else rest[:5]
+        known = rest if len(rest) > 5 and isinstance(rest[5], bool) else rest[:5]
         return cls(text, bytes.fromhex(key), *known)
 
 
@@ -134,6 +137,8 @@ class Judged:
     draws: Draws
     #: bool[m], whether a person judged it, or skipped it.
     person: Bools
+    #: `Judgment.ranking` of each.
+    rankings: tuple[str, ...] = ()
 
 
 def draws_of(judged: Sequence[Judgment], texts: int) -> Draws:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,18 +20,30 @@ from testnuc._base.checks import checked_whole
 from testnuc._base.display import brief
 from testnuc.errors import InvalidInputError, StoreError
 from testnuc.trust.argmax import Argmax
-from testnuc.trust.certificates import LabelCertificate, certify, wants_decisions
+from testnuc.trust.certificates import (
+    LabelCertificate,
+    Strata,
+    certify,
+    error_of,
+    strata_of,
+    wants_decisions,
+)
 from testnuc.trust.evidence import Draws, Gain
 from testnuc.trust.judgment import Judgment, pack, unpack
 from testnuc.trust.review import closest_label
 from testnuc.trust.thresholds import Thresholds
 
 if TYPE_CHECKING:
-    from testnuc._base.arrays import Bools, Float32s, Int64s
+    from collections.abc import Mapping, Sequence
+
+    from testnuc._base.arrays import Bools, Float32s, Int32s, Int64s
     from testnuc.trust.certificates import Certificate
+    from testnuc.trust.judgment import Judged
 
 #: Of texts that came after the draws.
-LATER = "a certificate takes them to be like the others, so if they differ, judge some drawn anew"
+LATER = "no draw was among them: a certificate covers them after you learn from a further review"
+#: The accuracy, and the confidence, of a certificate for which nothing else is asked.
+_USUAL = 0.9
 _OTHER_SETTINGS = (
     "the texts were judged under other vote settings (policy, k, prior); learn from the same "
     "reviews again"
@@ -63,6 +76,13 @@ class Learned:
     right: Bools
     person: Bools
     draws: Draws = field(repr=False)
+    #: bool[m]: which of the judged texts were drawn from `ranking`. They prove, and nothing was
+    #: learned from them.
+    drawn: Bools = field(repr=False)
+    #: The ranking of the texts by `trust`; "": an older version learned, and there is none.
+    ranking: str = ""
+    #: Where a text has one label: int32[texts], the labels that `trust` is of; -1 = none.
+    given: Int32s = field(default_factory=lambda: np.zeros(0, np.int32), repr=False)
     #: `VoteSettings.basis` where it was learned; "": an older version did not say.
     settings: str = ""
     #: Whether a client with other vote settings uses it, see `under`.
@@ -97,9 +117,65 @@ class Learned:
         """The label (several in one string) and the source of each judged text, by its hash."""
         return {j.hash: (j.label, j.source) for j in self.used if j.source is not None}
 
-    def later(self, texts: int) -> int:
-        """Return how many of so many texts came after draws that certificates count."""
-        return texts - min((j.texts for j in self.judged if j.uniform), default=texts)
+    @property
+    def proving(self) -> frozenset[bytes]:
+        """The hashes of the texts that were drawn from `ranking`: nothing was learned from them."""
+        return frozenset(j.hash for j in self.judged if self.ranking and j.ranking == self.ranking)
+
+    @property
+    def rankings(self) -> int:
+        """Number of earlier rankings that were drawn from: each has a part of the error."""
+        return len({j.ranking for j in self.judged} - {"", self.ranking})
+
+    def places(self, rows: Mapping[bytes, int]) -> dict[bytes, int]:
+        """Return the places of texts, by hash, without those that came later."""
+        return {key: row for key, row in rows.items() if row < self.texts}
+
+    def ranking_of(self, hashes: Sequence[bytes]) -> str:
+        """Return the name of the ranking of texts, whose hashes are given, by trust."""
+        held = b"".join(hashes[: self.texts]) + self.trust.tobytes()
+        return blake2b(held, digest_size=8).hexdigest()
+
+    def checked(
+        self,
+        judgments: tuple[Judgment, ...],
+        judged: Judged,
+        right: Bools,
+        rule: Argmax | Thresholds,
+    ) -> Learned:
+        """Return the same with all judgments; `right`: whether the labels of `judged` ones are."""
+        return replace(
+            self,
+            rule=rule,
+            judged=judgments,
+            rows=judged.rows,
+            right=right,
+            person=judged.person,
+            draws=judged.draws,
+            drawn=np.array([one == self.ranking for one in judged.rankings], dtype=np.bool_),
+        )
+
+    def next_to_prove(self, n: int, random: np.random.Generator) -> list[int]:
+        """Draw the positions of n texts that are not judged, to certify one part more."""
+        trust = self.trust.astype(np.float64)
+        strata = Strata.of(trust, self.rows, self._right(self.right), self.drawn)
+        parts = strata.proven(_USUAL, error_of(_USUAL, self.rankings))
+        found = strata.next(n, parts + 1)
+        while len(found) < n and parts < len(strata.lowest):
+            parts += 1
+            found = strata.next(n, parts + 1)
+        places = strata_of(trust, strata.lowest)
+        places[self.rows] = -1
+        left = [
+            random.permutation(np.flatnonzero(places == stratum)).tolist()
+            for stratum in range(len(strata.lowest))
+        ]
+        return [left[stratum].pop() for stratum in found.tolist()]
+
+    def _right(self, right: Bools) -> Bools:
+        """Return which labels are right; of drawn texts, a referee's answer says nothing."""
+        known: Bools = right & (self.person | ~self.drawn)
+        return known
 
     def under(self, settings: str) -> Learned:
         """Return what holds under these vote settings.
@@ -146,22 +222,20 @@ class Learned:
             The labels have no such level, or `label` is not in the label set, or a text has one
             label.
         """
-        trust, rows, right = self.trust, self.rows, self.right
-        uniform, person = self.draws.uniform, self.person
+        right, inside = self.right, None
         if level is not None:
-            trust, right = self._at_level(level)
+            right = self._at_level(level)
         if label is not None:
-            trust, rows, right, used = self._of_label(label)
-            # texts drawn at random from all are drawn at random from those with the label
-            uniform, person = uniform[used], person[used]
+            right, inside = self._of_label(label)
         certificate = certify(
-            trust.astype(np.float64),
-            rows,
-            right,
-            uniform,
-            person,
+            self.trust.astype(np.float64),
+            self.rows,
+            self._right(right),
+            self.drawn,
+            inside,
             accuracy=accuracy,
             confidence=confidence,
+            ranking=self.rankings,
         )
         if self.unproved:
             certificate = replace(certificate, reason=_OTHER_SETTINGS)
@@ -173,25 +247,21 @@ class Learned:
         """Whether texts on which strategies differ would help more than texts drawn at random."""
         return wants_decisions(self.decides, self.right, self.draws, certificate)
 
-    def _at_level(self, level: int) -> tuple[Float32s, Bools]:
-        trust = self.rule.level_trust if isinstance(self.rule, Argmax) else None
-        levels = 0 if trust is None else len(trust)
+    def _at_level(self, level: int) -> Bools:
+        right = self.rule.level_right if isinstance(self.rule, Argmax) else None
+        levels = 0 if right is None else len(right)
         checked_whole("level", level, least=1)
         if level > levels:
             most = f"give 1 to {levels}" if levels else "the labels have no levels"
             raise InvalidInputError(
                 f"level is {level}; {most}, or leave level out for the labels themselves"
             )
-        assert isinstance(self.rule, Argmax)
-        assert trust is not None
-        assert self.rule.level_right is not None
-        return trust[level - 1], self.rule.level_right[level - 1]
+        assert right is not None
+        found: Bools = right[level - 1]
+        return found
 
-    def _of_label(self, label: str) -> tuple[Float32s, Int64s, Bools, Int64s]:
-        """Return the trust of a label in each text that has it, and of judged ones their rows.
-
-        With these: whether the label is right, and which of all judged texts they are.
-        """
+    def _of_label(self, label: str) -> tuple[Bools, Bools]:
+        """Return whether a label is right in each judged text, and which of all texts have it."""
         rule = self.rule
         if not isinstance(rule, Thresholds):
             raise InvalidInputError(
@@ -202,11 +272,11 @@ class Learned:
                 f"the label {label!r} is not in the label set{closest_label(label, self.labels)}"
             )
         given = rule.given_labels == self.labels.index(label)
-        texts = rule.given_rows[given]
-        at = np.searchsorted(texts, self.rows)
-        used = np.flatnonzero(np.append(texts, -1)[at] == self.rows)
-        rows = at[used].astype(np.int64)
-        return rule.given_chances[given], rows, rule.given_right[given][rows], used
+        inside, right = np.zeros((2, self.texts), dtype=np.bool_)
+        inside[rule.given_rows[given]] = True
+        right[rule.given_rows[given & rule.given_right]] = True
+        known: Bools = right[self.rows]
+        return known, inside
 
     def __str__(self) -> str:
         people = sum(j.source == "person" for j in self.judged)
@@ -245,8 +315,6 @@ class Learned:
             if proving
             else "Trust is not calibrated: no judged text was drawn at random."
         )
-        if (later := self.later(self.texts)) > 0:
-            lines.append(f"{later:,} texts came after judged ones were drawn: {LATER}.")
         lines.append(_proved(self))
         return "\n".join(lines)
 
@@ -261,6 +329,7 @@ class Learned:
                 "texts": self.texts,
                 "population": self.draws.texts,
                 "settings": self.settings,
+                "ranking": self.ranking,
                 "judged": [judgment.record() for judgment in self.judged],
                 **header,
             },
@@ -269,6 +338,8 @@ class Learned:
                 "rows": self.rows,
                 "right": self.right,
                 "person": self.person,
+                "drawn": self.drawn,
+                **({"given": self.given} if len(self.given) else {}),
                 **self.draws.arrays(),
                 **arrays,
             },
@@ -289,6 +360,9 @@ class Learned:
             of_texts: dict[str, Any] = {
                 name: arrays.pop(name) for name in ("trust", "rows", "right", "person")
             }
+            # older versions have no ranking, and no draws from it
+            of_texts["drawn"] = arrays.pop("drawn", np.zeros(len(of_texts["rows"]), np.bool_))
+            of_texts["given"] = arrays.pop("given", np.zeros(0, np.int32))
             return cls(
                 labels=tuple(header["labels"]),
                 name=header["name"],
@@ -297,6 +371,7 @@ class Learned:
                 judged=tuple(map(Judgment.of, header["judged"])),
                 draws=Draws.taken_from(arrays, header["population"]),
                 settings=str(header.get("settings", "")),
+                ranking=str(header.get("ranking", "")),
                 **of_texts,
                 rule=rule.unpacked(header, arrays),
             )

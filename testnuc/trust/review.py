@@ -67,9 +67,9 @@ class ReviewItem:
     trust: float | None
     neighbors: tuple[Neighbor, ...]
     #: What its draw was for: "decide", from the texts on which candidates differ; "certify", from
-    #: all; "correct".
+    #: all, or by trust where a review has a ranking; "correct".
     goal: str
-    #: With which it was drawn, given the earlier draws; None: it was not drawn at random.
+    #: With which it was drawn, given the earlier draws; None: not at random, or by trust.
     probability: float | None
     #: The probability, at this draw, of a text on which candidates differ.
     floor: float | None
@@ -102,6 +102,8 @@ class Review(Sequence[ReviewItem]):
         What is known where it was drawn.
     multilabel : bool
         Whether a text can have several labels, or none.
+    ranking : str
+        The ranking of texts by trust whose parts all items were drawn from, to certify; "": none.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class Review(Sequence[ReviewItem]):
         context: ReviewContext | None = None,
         *,
         multilabel: bool = False,
+        ranking: str = "",
     ) -> None:
         self._items = list(items)
         self._places = {item.text: item.index for item in items}
@@ -126,6 +129,8 @@ class Review(Sequence[ReviewItem]):
         self.context = ReviewContext() if context is None else context
         #: Whether a text can have several labels, or none.
         self.multilabel = multilabel
+        #: The ranking that the items were drawn from, to certify; "": none.
+        self.ranking = ranking
         #: Asks a referee; set by the client that made this review.
         self.asks: Callable[[Review, Any, str], Awaitable[None]] | None = None
 
@@ -133,6 +138,11 @@ class Review(Sequence[ReviewItem]):
     def label_set(self) -> tuple[tuple[str, ...], bool]:
         """The labels, and whether a text can have several of them."""
         return self.labels, self.multilabel
+
+    @property
+    def drawn(self) -> bool:
+        """Whether texts were drawn at random, not chosen."""
+        return bool(self.ranking) or any(item.probability is not None for item in self._items)
 
     @property
     def judged(self) -> list[ReviewItem]:
@@ -179,7 +189,13 @@ class Review(Sequence[ReviewItem]):
     def with_items(self, items: Sequence[ReviewItem]) -> Review:
         """Return a review of the same labels with other items."""
         return Review(
-            items, self.labels, self.texts, self.model, self.context, multilabel=self.multilabel
+            items,
+            self.labels,
+            self.texts,
+            self.model,
+            self.context,
+            multilabel=self.multilabel,
+            ranking=self.ranking,
         )
 
     def withdraw(self, index: int) -> None:
@@ -245,6 +261,7 @@ class Review(Sequence[ReviewItem]):
             "texts": self.texts,
             "context": self.context.record(),
             **({"multilabel": True} if self.multilabel else {}),
+            **({"ranking": self.ranking} if self.ranking else {}),
             "items": [self._record(item) for item in self._items],
         }
 
@@ -296,6 +313,7 @@ class Review(Sequence[ReviewItem]):
                 str(record["model"]),
                 None if context is None else ReviewContext.of(context),
                 multilabel=bool(record.get("multilabel", False)),
+                ranking=str(record.get("ranking", "")),
             )
         except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as exc:
             raise InvalidInputError(f"{path} is not a review: {exc!r}") from exc
