@@ -21,6 +21,9 @@ class PlayedConnections:
         self._process, self._server = process, process.world.server
         self.open, self.most, self.closed = 0, 0, False
 
+    def require_loop(self):
+        """Every process of a world has the one loop."""
+
     async def post(self, provider, body, *, headers=None, **_):
         self._enter()
         key = None if headers is None else headers["Authorization"].removeprefix("Bearer ")

@@ -10,6 +10,7 @@ import aiohttp
 import orjson
 import pytest
 
+from bench._batch_api import BatchLLM
 from testnuc import Limits, TestNUC
 from testnuc.errors import AuthenticationError, ConfigurationError, ConnectionFailedError
 from testnuc.providers.anthropic import Anthropic
@@ -92,7 +93,7 @@ async def test_a_key_that_stays_wrong():
 async def test_auxiliary_requests_ask_again(lines):
     keys = iter(["old", "new"])
     taken = []
-    async with LoopbackLLM(answers, api_key="new") as llm:
+    async with BatchLLM(answers, api_key="new") as llm:
         provider = OpenAI("m", base_url=llm.base_url, api_key=lambda: next(keys))
         transport = Transport()
         try:
