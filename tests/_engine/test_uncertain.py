@@ -178,7 +178,7 @@ async def test_a_stream_spares_texts_in_each_window():
 
 
 @pytest.mark.slow
-async def test_answers_outside_the_labels_and_errors_are_no_audit():
+async def test_answers_outside_the_labels_are_changes():
     class Silent(Says):
         async def answer(self, request):
             self.asked += request.texts
@@ -189,10 +189,13 @@ async def test_answers_outside_the_labels_and_errors_are_no_audit():
                 )
             )
 
-    model, texts = Silent(), texts_of(2_500)
-    results = await run(model, texts, labeler=UncertaintySampling())
-    assert len(results.unmatched) == sum(noise(text) < 30 for text in model.asked)
-    assert sum(row.source == "head" for row in results) == 2_500 - len(model.asked) > 0
+    for least, some in ((0.99, False), (0.5, True)):
+        model, texts = Silent(), texts_of(2_500)
+        results = await run(model, texts, labeler=UncertaintySampling(min_agreement=least))
+        assert len(results.unmatched) == sum(noise(text) < 30 for text in model.asked)
+        skipped = 2_500 - len(model.asked)
+        assert sum(row.source == "head" for row in results) == skipped
+        assert (skipped > 0) == some
 
 
 async def test_known_labels_are_kept():
