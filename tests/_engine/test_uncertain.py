@@ -191,7 +191,8 @@ async def test_answers_outside_the_labels_are_changes():
 
     for least, some in ((0.99, False), (0.5, True)):
         model, texts = Silent(), texts_of(2_500)
-        results = await run(model, texts, labeler=UncertaintySampling(min_agreement=least))
+        rule = UncertaintySampling(min_agreement=least)
+        results = await run(model, texts, labeler=rule, k=0)
         assert len(results.unmatched) == sum(noise(text) < 30 for text in model.asked)
         skipped = 2_500 - len(model.asked)
         assert sum(row.source == "head" for row in results) == skipped
