@@ -257,10 +257,17 @@ class Judge:
         state = replace(start, draws=counts, wrong=wrong)
         first, proven = np.inf, 0
         for draw_ in range(draws):
+            if proven == len(left):
+                break
+            bad = False
             for stratum in state.next(1, proven + 1).tolist():
+                bad = not right[left[stratum].pop()]
                 counts[stratum] += 1
-                wrong[stratum] += not right[left[stratum].pop()]
-            while proven < len(left) and state.evidence(proven + 1, 0.9) >= -np.log(error):
+                wrong[stratum] += bad
+            # a wrong label proves nothing
+            while (
+                not bad and proven < len(left) and state.evidence(proven + 1, 0.9) >= -np.log(error)
+            ):
                 first = min(first, draw_ + 1)
                 if not accurate[proven]:
                     return first, True

@@ -209,7 +209,6 @@ _ALL = {
         f"to be 90 % right with 90 % confidence, and how often a certificate is wrong, with a look "
         f"after each of {_CERTIFY} judgments",
         _certificates,
-        5.0,
     ),
     "referee": _Part(
         f"how often {_REFEREE_CALLS} answers of a referee show that it is better, so that they are "

@@ -104,7 +104,7 @@ async def test_judged_texts_calibrate_trust_and_certify(tmp_path):
     assert read.trained_on.calibrated_on == "judged texts"
     assert read.trained_on.judged == 200
     assert read.certificate == made.certificate
-    assert read.certificate.coverage > 0.5
+    assert read.certificate.coverage >= 0.3
     assert read.least_trust == read.certificate.trust
     results = read.predict(texts_of(600, 9_000))
     assert np.mean([r.trust for r in results]) == pytest.approx(accuracy(results), abs=0.06)

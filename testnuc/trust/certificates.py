@@ -287,6 +287,9 @@ def _highest(left: Any, draws: Any, wrong: Any, budget: Any) -> Any:
         bound = _log_likelihood(left, draws, wrong, at).sum(axis=-1) + price * (total - budget)
         best = np.minimum(best, bound)
         enough = total >= budget
+        if not step and enough.all():
+            # the most likely numbers are too many
+            break
         high, low = np.where(enough, price, high), np.where(enough, low, price)
     return best
 
