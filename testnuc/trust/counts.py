@@ -347,8 +347,19 @@ class _Counting:
                 f"the judged texts were drawn from {before:,} texts, these are {len(places):,}: "
                 "the others are taken to be alike; draw some of them, too"
             )
+        self.notes.insert(
+            0, f"{self.accuracy()} of the texts have the right labels by the LLM alone"
+        )
         if skipped := int((self.drawn & self.missing).sum()):
             self.notes.append(f"{skipped:,} judged texts were skipped, which widens the intervals")
+
+    def accuracy(self) -> Share:
+        """Return the share of the texts of which the LLM's own labels are right."""
+        sample = JudgedSample(self.rows, self.drawn, self.missing)
+        # a text without a label has none of the labels: the last kind
+        right = (self.hits[:, :-1] == self.own[self.rows, :-1]).all(axis=1) & ~self.hits[:, -1]
+        strata = np.zeros((len(self.own), 1), dtype=np.int64)
+        return Share(*(float(one[0]) for one in sample.totals(strata, right[:, None])))
 
     def of(
         self, group: str | None, rows: Sequence[int], confidence: float, judge_error: float
