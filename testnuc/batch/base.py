@@ -267,7 +267,7 @@ def string(value: object) -> str:
 
 def identifier(value: object) -> str:
     """Return an id, which some servers write as a number; "" if it is none."""
-    return str(value) if type(value) is int else string(value)
+    return str(value) if type(value) is int and value >= 0 else string(value)
 
 
 def _id_of(batch: object) -> str:
