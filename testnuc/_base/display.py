@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
+from testnuc.errors import MissingDependencyError
+
 #: Characters of a string, and of a whole representation.
 _STRING, _WHOLE = 60, 240
 #: Items that are shown of a sequence or mapping.
@@ -18,6 +20,15 @@ def shown(value: object, most: int = 80) -> str:
         return repr(value)[:most]
     except RecursionError:
         return f"a {type(value).__name__} that is nested too deep"
+
+
+def new_figure(width: float, height: float) -> Any:
+    """Return an empty matplotlib figure of this size in inches."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as exc:
+        raise MissingDependencyError("plots need matplotlib: pip install 'testnuc[plots]'") from exc
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from testnuc._base.checks import checked_number, hash_text
-from testnuc._base.display import brief, columns
-from testnuc.errors import InvalidInputError, MissingDependencyError
+from testnuc._base.display import brief, columns, new_figure
+from testnuc.errors import InvalidInputError
 from testnuc.trust.shares import JudgedSample, Share
 from testnuc.types import LEVELS, split_labels
 
@@ -138,12 +138,6 @@ class Counts(Sequence[LabelCount]):
         MissingDependencyError
             matplotlib is not installed (extra ``plots``).
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as exc:
-            raise MissingDependencyError(
-                "plots need matplotlib: pip install 'testnuc[plots]'"
-            ) from exc
         shown = [item for item in self.items if item.share is not None]
         sizes = Counter[str]()
         for item in shown:
@@ -151,7 +145,7 @@ class Counts(Sequence[LabelCount]):
                 sizes[item.label] = max(sizes[item.label], round(1e6 * item.share.value))
         chosen = list(labels or [label for label, _ in sizes.most_common(_PLOTTED)])
         groups = list(dict.fromkeys(item.group for item in shown if item.group is not None))
-        figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+        figure = new_figure(6.4, 3.8)
         axes = figure.subplots()
         series = chosen if groups else [None]
         for place, name in enumerate(series):
@@ -274,13 +268,18 @@ def count_labels(
     checked_number("judge_error", judge_error, 0, 0.4)
     counting = _Counting(texts, own, judged, labels, level)
     names = [] if groups is None else sorted({name for name in groups if name is not None})
-    selected: dict[str | None, list[int]] = {None: list(range(len(texts)))}
-    for name in names:
-        selected[name] = [row for row, group in enumerate(groups or ()) if group == name]
+    selected: dict[str | None, list[int]] = {name: [] for name in (None, *names)}
+    selected[None] = list(range(len(texts)))
+    for row, group in enumerate(groups or ()):
+        if group is not None:
+            selected[group].append(row)
     kinds = len(counting.labels) * len(selected)
     each = 1 - (1 - confidence) / kinds if together else confidence
     items = {name: counting.of(name, rows, each, judge_error) for name, rows in selected.items()}
     for name in names if len(names) > 1 else ():
+        if all(one.share is None for one in items[name]):
+            # too few judged: there is nothing to compare
+            continue
         rest = [row for other in names if other != name for row in selected[other]]
         others = counting.of(None, rest, each, judge_error)
         items[name] = [
@@ -289,9 +288,9 @@ def count_labels(
             else one
             for one, other in zip(items[name], others, strict=True)
         ]
-    return Counts(
-        [item for some in items.values() for item in some], confidence, together, counting.notes
-    )
+    accuracy = f"{counting.accuracy()} of the texts have the right labels by the LLM alone"
+    every = [item for some in items.values() for item in some]
+    return Counts(every, confidence, together, [accuracy, *counting.notes])
 
 
 class _Counting:
@@ -347,9 +346,6 @@ class _Counting:
                 f"the judged texts were drawn from {before:,} texts, these are {len(places):,}: "
                 "the others are taken to be alike; draw some of them, too"
             )
-        self.notes.insert(
-            0, f"{self.accuracy()} of the texts have the right labels by the LLM alone"
-        )
         if skipped := int((self.drawn & self.missing).sum()):
             self.notes.append(f"{skipped:,} judged texts were skipped, which widens the intervals")
 

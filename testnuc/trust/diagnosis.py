@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from testnuc._base.display import brief
-from testnuc.errors import MissingDependencyError
+from testnuc._base.display import brief, new_figure
 
 if TYPE_CHECKING:
     from testnuc.voting import VotePolicy
@@ -178,13 +177,7 @@ class Diagnosis:
         MissingDependencyError
             matplotlib is not installed (extra ``plots``).
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as exc:
-            raise MissingDependencyError(
-                "plots need matplotlib: pip install 'testnuc[plots]'"
-            ) from exc
-        figure = Figure(figsize=(9, 3.6), layout="constrained")
+        figure = new_figure(9, 3.6)
         left, right = figure.subplots(1, 2, sharey=True)
         left.plot(range(1, len(self.kappa) + 1), self.kappa, marker=".")
         left.set(xlabel="rank of the neighbor", ylabel="agreement beyond chance (kappa)")
