@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 #: Parts of the texts that are tested, in this order.
 PARTS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 #: Of the error, the first ranking has this part, each later one the same part of what is left.
-_FIRST = 0.8
+_FIRST = 0.9
 #: Draws are predicted as if a part were wrong in a fifth of what it may be: Beta(0.2, 1/p - 0.2).
 _WRONG = 0.2
 #: For new texts: the texts are a sample of so many times as many.

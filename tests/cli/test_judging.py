@@ -568,6 +568,11 @@ def test_texts_that_were_not_asked_about_keep_their_labels(tickets):
         code, _, err = run_here("learn", "out.csv", "r.json", "-o", "better.csv")
         assert code == 0, err
         assert "texts keep what out.csv says of them" in err
+        more = ["-n", "20", "--goal", "certify", "--no-open", "-o", "more.json"]
+        assert run_here("review", "out.csv", *more)[0] == 0
+        judged("more.json")
+        code, _, err = run_here("learn", "out.csv", "more.json", "-o", "better.csv", "--overwrite")
+        assert code == 0, err
         code, _, err = run_here("certify", "out.csv", "--accuracy", "0.7", "-o", "sure.csv")
         assert code == 0, err
         assert "the certificate says nothing of" in err

@@ -67,17 +67,17 @@ def press(page, *keys):
         page.keyboard.press(key)
 
 
-def reload_until(page, progress):
+def reload_until(page, progress, where="#far"):
     """Load the page again until it says `progress`: Chromium stores what was written a bit later.
 
-    Where the page is loaded again in another process, it may come first.
+    Where a page is loaded in another process, it may come first.
     """
     for _ in range(5):
         page.reload()
         with contextlib.suppress(AssertionError):
-            playwright.expect(page.locator("#far")).to_contain_text(progress, timeout=2_000)
+            playwright.expect(page.locator(where)).to_contain_text(progress, timeout=2_000)
             return
-    playwright.expect(page.locator("#far")).to_contain_text(progress)
+    playwright.expect(page.locator(where)).to_contain_text(progress)
 
 
 def test_the_first_screen_says_one_thing_to_do(opened):
@@ -275,7 +275,7 @@ def test_judgments_belong_to_texts_and_outlive_the_page(opened):
     rows = [row(0, "new"), row(1, text, label="login", own="login", trust=0.3)]
     others = Results(rows, Usage(), 0.0, choices=MANY[::-1])
     again = opened(others, file="again.html", context=page.context)
-    playwright.expect(again.locator("#marked")).to_have_text("1 text judged")
+    reload_until(again, "1 text judged", "#marked")
     assert "1 text judged on other pages" in again.locator("#elsewhere").inner_text()
     filtered(again, Show="judged")
     assert listed(again) == [text]
