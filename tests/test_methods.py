@@ -166,6 +166,26 @@ async def test_topk_iclp_shows_them_with_their_own_predictions(client_of, k):
             ]
 
 
+@pytest.mark.parametrize("method", [TopKICL(2), TopKICLP(2)])
+async def test_few_shot_prompts_have_the_layout_of_the_paper(client_of, method):
+    """Demonstrations, most similar first, then the sample; a label only where it is predicted."""
+    texts = messages(12)
+    async with LoopbackLLM(confident) as plain:
+        near = await nearest(client_of, plain, texts, 2)
+    async with LoopbackLLM(confident, record=30) as llm:
+        async with TestNUC(**client_of(llm, method=method, k=0)) as nuc:
+            await nuc.classify_many(texts)
+        sent = {prompt(body) for body in llm.bodies}
+    for text in texts:
+        lines = ["== Demonstrations =="]
+        for number, shown in enumerate(near[text], 1):
+            lines.append(f'Text {number}: "{shown}"')
+            if method.labeled:
+                lines.append(f'Label: "{gold(shown)}"')
+        lines += ["", "== Testing Samples ==", f'Text 1: "{text}"']
+        assert "\n".join(lines) in sent
+
+
 async def test_stage_one_is_shared_with_standard_prompting(client_of):
     from testnuc.stores.memory import MemoryStore
 
