@@ -461,8 +461,7 @@ class TestNUC:
                     await compare(parts, run, lane)
                 else:
                     _log.warning("the run stopped early: %s: %s", type(stopped).__name__, stopped)
-            if stopped is None:
-                warn_of_few(parts, run)
+            warn_of_few(parts, run)
             run, escalated = await self._escalation.settle(run)
             with operation(parts.telemetry, "vote"):
                 rows = await asyncio.to_thread(Rows, run, given, places)

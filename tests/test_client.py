@@ -590,9 +590,12 @@ async def test_a_broken_embedder_is_named(client_of):
             LoopbackLLM(confident) as llm,
             TestNUC(**client_of(llm, embedder=embedder)) as nuc,
         ):
-            results = await nuc.classify_many(messages(3))
+            with pytest.warns(testnuc.SmallPoolWarning, match="no neighbor votes.*embedder"):
+                results = await nuc.classify_many(messages(3))
             # calls are made meanwhile: what is answered is handed over
             assert 1 <= llm.requests <= 3
+            assert results[0].reason.code == "not_embedded"
+            assert says in results[0].reason
             assert isinstance(results.stopped, testnuc.errors.EmbeddingError)
             assert says in str(results.stopped)
             assert results[0].error is None

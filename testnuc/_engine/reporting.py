@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from testnuc._engine.full_labels import compare_with_full_labels
 from testnuc._engine.shortlist import coverage_of
 from testnuc._engine.votes import note_of_kept
-from testnuc.errors import SmallPoolWarning
+from testnuc.errors import EmbeddingError, SmallPoolWarning
 from testnuc.progress import start_progress
 from testnuc.trust import MIN_PREDICTIONS
+from testnuc.types import error_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,11 +91,16 @@ def summarize(parts: Components, results: Results, distinct_texts: int) -> None:
 
 
 def warn_of_few(parts: Components, run: Run) -> None:
-    """Warn, once for each client, if a pool has few neighbors, or few predictions to decide by."""
+    """Warn, once for each client, if few neighbors or none can vote, or if policy auto has few."""
     settings = run.votes.settings
+    if run.failure is not None:
+        if isinstance(run.failure, EmbeddingError):
+            problem = f"no neighbor votes, as the embedder failed: {error_text(run.failure)}"
+            _warn(parts, SmallPoolWarning(problem))
+        return
     if run.votes.diagnosis is not None:
         _warn(parts, few_predictions(run.votes.diagnosis.predictions))
-    if settings.policy is not None and not settings.needs_no_neighbors and not run.failure:
+    if settings.policy is not None and not settings.needs_no_neighbors:
         most = int((run.batch.neighbors >= 0).sum(axis=1).max(initial=0))
         stored = parts.pipeline.neighbors == "stored"
         _warn(parts, few_neighbors(settings.k, len(parts.pool), most, stored=stored))

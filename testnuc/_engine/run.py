@@ -13,8 +13,9 @@ import numpy as np
 
 from testnuc._engine.batch import Answers
 from testnuc._engine.votes import LEAST_VOTERS, Votes
+from testnuc.errors import EmbeddingError
 from testnuc.trust import MAX_NEIGHBORS
-from testnuc.types import Reason
+from testnuc.types import Reason, error_text
 from testnuc.voting import Labels, VoteResult
 
 if TYPE_CHECKING:
@@ -215,6 +216,8 @@ class Run:
             return Reason("none_of_the_labels", said) if classes is None else None
         if place in self.batch.rejected:
             return Reason("not_embedded", "the embedder rejected the text: it has no neighbors")
+        if isinstance(self.failure, EmbeddingError) and (self.batch.neighbors[place] < 0).all():
+            return Reason("not_embedded", f"the embedder failed: {error_text(self.failure)}")
         if decision is not None and not settings.head_decides and not self.is_skipped(place):
             if decision.policy is None:
                 return Reason("llm_kept", decision.reason)

@@ -123,7 +123,8 @@ def label_all(
             _interrupted(nuc, progress, store, lane)
     for warning in caught if results.diagnosis is None else ():  # which says the same
         if isinstance(warning.message, SmallPoolWarning):
-            to_stderr(f"note: {warning.message.problem}; {warning.message.options}")
+            said = (warning.message.problem, warning.message.options)
+            to_stderr(f"note: {'; '.join(filter(None, said))}")
     return results
 
 

@@ -124,7 +124,7 @@ def diagnose(
             f"{min(copies_high, 1):.2f}): neighbors that disagree may have different labels, so "
             "the LLM's own labels are kept"
         )
-        why = "near copies do not show that neighbors correct errors"
+        why = "nearly identical texts hardly differ in their labels: no error for a vote to correct"
     elif copies_low <= _EVEN:
         reason = (
             f"near copies agree little beyond chance (at least {copies_low:.2f}): similarity or "

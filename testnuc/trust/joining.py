@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from testnuc.errors import InvalidInputError
 from testnuc.trust.agreement import agreement_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
     from testnuc.trust.agreement import Agreement
     from testnuc.trust.review import Review, ReviewItem
@@ -46,20 +47,22 @@ class JoinedReview:
         )
 
 
-def join_reviews(reviews: Mapping[str, Review]) -> JoinedReview:
+def join_reviews(reviews: Mapping[str, Review] | Sequence[Review]) -> JoinedReview:
     """Join the reviews of several people, so that `TestNUC.learn` learns from all of them.
 
     Parameters
     ----------
-    reviews : mapping of str to Review
-        Who judged, or the name of the file -> the review. Either all hold the same drawn texts, or
-        their texts were chosen.
+    reviews : mapping of str to Review, or sequence of Review
+        Who judged, or the name of the file -> the review; without names these are "judge 1", ..
+        Either all hold the same drawn texts, or their texts were chosen.
 
     Raises
     ------
     InvalidInputError
         There is none, the label sets differ, or the texts were drawn in different reviews.
     """
+    if not isinstance(reviews, Mapping):
+        reviews = {f"judge {number}": review for number, review in enumerate(reviews, 1)}
     first = _checked(reviews)
     of_text: dict[str, list[tuple[str, ReviewItem]]] = {}
     for name, review in reviews.items():

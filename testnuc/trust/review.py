@@ -151,7 +151,7 @@ class Review(Sequence[ReviewItem]):
 
     def answer(
         self,
-        item: str | int,
+        item: str | int | ReviewItem,
         label: str | Sequence[str] | None,
         source: Literal["person", "referee"] = "person",
     ) -> None:
@@ -159,8 +159,8 @@ class Review(Sequence[ReviewItem]):
 
         Parameters
         ----------
-        item : str or int
-            The text, or its position in the review.
+        item : str, int or ReviewItem
+            The text, its position in the review, or the item itself.
         label : str or None
             The right label; None: none of the labels is right. Where a text can have several
             labels: the list of them, [] for none.
@@ -171,6 +171,7 @@ class Review(Sequence[ReviewItem]):
         InvalidInputError
             There is no such item, or the label is not in the set.
         """
+        item = item.text if isinstance(item, ReviewItem) else item
         if isinstance(item, str):
             if item not in self._places:
                 raise InvalidInputError(f"the text {item[:60]!r} is not in this review")

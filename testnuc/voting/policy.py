@@ -172,7 +172,8 @@ class VotePolicy:
         if preset is None:
             choices = ", ".join(repr(name) for name in PRESETS)
             raise InvalidInputError(
-                f"policy is {policy!r}; choose one of {choices}, or give a VotePolicy"
+                f"policy is {policy!r}; choose one of {choices}, or give a VotePolicy; "
+                "TestNUC(policy=..) also takes 'auto'"
             )
         return preset
 

@@ -54,6 +54,12 @@ def test_the_majority_wins_and_a_tie_stays_open():
     assert [i.probability for i in joined.review] == [0.1] * 5
 
 
+def test_reviews_without_names_are_judge_1_and_2():
+    reviews = [review_of(["a", "b"]), review_of(["a", "c"])]
+    reviews[1].answer(reviews[1][0], "a")
+    assert join_reviews(reviews).review[1].said == (("judge 1", "b"), ("judge 2", "c"))
+
+
 def test_a_person_counts_for_more_than_a_referee():
     machine = review_of(["-", "-"])
     for at in range(2):
