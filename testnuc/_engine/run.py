@@ -214,10 +214,10 @@ class Run:
             classes, judge = self.judges[place]
             said = f"a {judge} said that none of the labels is right"
             return Reason("none_of_the_labels", said) if classes is None else None
-        if place in self.batch.rejected:
-            return Reason("not_embedded", "the embedder rejected the text: it has no neighbors")
-        if isinstance(self.failure, EmbeddingError) and (self.batch.neighbors[place] < 0).all():
-            return Reason("not_embedded", f"the embedder failed: {error_text(self.failure)}")
+        none = (self.batch.neighbors[place] < 0).all()
+        if place in self.batch.rejected or (none and isinstance(self.failure, EmbeddingError)):
+            error = self.batch.rejected.get(place) or self.failure
+            return Reason("not_embedded", f"the embedder failed: {error_text(error)}")
         if decision is not None and not settings.head_decides and not self.is_skipped(place):
             if decision.policy is None:
                 return Reason("llm_kept", decision.reason)
