@@ -14,6 +14,7 @@ _LENIENT = 1 << 19
 _MOST_VALUES = 100_000
 #: More tokens than a call can have; a larger number is no count.
 MOST_TOKENS = 100_000_000
+_DIGITS = re.compile(r"[0-9]{1,9}")
 
 #: Escapes in a string; the group is half of a pair of surrogates without the other half. Others are
 #: matched in runs, as a function is called for each match.
@@ -60,5 +61,8 @@ def write_json(value: Any) -> bytes:
 
 
 def count(value: Any) -> int | None:
-    """Return a valid number of tokens, else None."""
+    """Return a valid number of tokens, else None; some servers write it as 7.0 or "7"."""
+    whole = isinstance(value, float) and value.is_integer()
+    if whole or (isinstance(value, str) and _DIGITS.fullmatch(value)):
+        value = int(value)
     return value if type(value) is int and 0 <= value <= MOST_TOKENS else None

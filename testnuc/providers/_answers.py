@@ -62,8 +62,11 @@ class Message:
 
 
 def breaks_off(reason: Any) -> bool:
-    """Whether an answer broke off, by the reason why it ended; without one it did not."""
-    return isinstance(reason, str) and reason != "" and reason.lower() not in _WHOLE
+    """Whether an answer broke off, by the reason why it ended; without one it did not.
+
+    A number, as Gemini has inside, can be any reason.
+    """
+    return bool(reason) and not (isinstance(reason, str) and reason.lower() in _WHOLE)
 
 
 def answer_schema(task: Task, n: int, structure: Structure) -> dict[str, Any]:

@@ -115,7 +115,8 @@ def _choice(event: dict[str, Any]) -> dict[str, Any]:
     """Return the first choice of an event, or an empty one."""
     choices = event.get("choices")
     for choice in choices if isinstance(choices, list) else ():
-        if isinstance(choice, dict) and not choice.get("index"):
+        # only a whole number says that it is another one
+        if isinstance(choice, dict) and (type(i := choice.get("index")) is not int or i <= 0):
             return choice
     return {}
 

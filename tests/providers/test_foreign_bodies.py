@@ -179,6 +179,64 @@ def test_what_was_paid_for_is_read_although_it_is_no_strict_json(kind, wrap):
     assert reply.usage is not None
 
 
+#: Values that a careless server writes in a field about the answer.
+ODD = (None, True, False, 0, -1, 2.5, "", "0", "-5", [], {}, ["stop"], {"a": 1}, "x" * 50)
+ABOUT = ("index", "finish_reason", "stop_reason", "id", "model", "usage", "incomplete_details")
+
+
+@pytest.mark.parametrize("value", ODD, ids=repr)
+@pytest.mark.parametrize("kind", ["chat", "responses", "messages", "chat stream", "message stream"])
+def test_a_whole_answer_counts_whatever_is_said_about_it(kind, value):
+    make, _, whole = CASES[kind]
+    for field in ABOUT:
+        changed = with_field(whole, field, value)
+        body = b"".join(b"data: %b\n\n" % orjson.dumps(e) for e in changed)
+        reply = make().decode(PLAIN, body if isinstance(changed, list) else orjson.dumps(changed))
+        assert reply.answers == (Answer("refund", 0.9),), field
+
+
+def with_field(value, field, odd):
+    """Return a copy in which all fields of a name have another value."""
+    if isinstance(value, list):
+        return [with_field(one, field, odd) for one in value]
+    if not isinstance(value, dict):
+        return value
+    return {n: odd if n == field else with_field(one, field, odd) for n, one in value.items()}
+
+
+@pytest.mark.parametrize("reason", [2, 1.0, True, ["stop"], {"type": "stop"}])
+@pytest.mark.parametrize("kind", ["chat", "responses", "messages"])
+def test_of_an_answer_that_ended_for_an_odd_reason_only_what_is_complete_counts(kind, reason):
+    make, _, whole = CASES[kind]
+    body = orjson.dumps(whole).replace(
+        orjson.dumps(REFUND), orjson.dumps(f"First {REFUND}, or rather")
+    )
+    for field in ("finish_reason", "stop_reason", "status"):
+        changed = with_field(orjson.loads(body), field, reason)
+        if changed == orjson.loads(body):
+            continue
+        with pytest.raises(UnreadableReplyError, match="broke off"):
+            make().decode(PLAIN, orjson.dumps(changed))
+
+
+@pytest.mark.parametrize("number", ["5", 5.0])
+def test_tokens_are_counted_however_they_are_written(number):
+    usage = {"prompt_tokens": number, "completion_tokens": number}
+    reply = OpenAI("m", base_url=LOCAL).decode(PLAIN, orjson.dumps({**CHAT, "usage": usage}))
+    assert reply.usage == TokenUsage(5, 5)
+    usage = {"input_tokens": number, "output_tokens": number}
+    reply = Anthropic("m", base_url=LOCAL).decode(PLAIN, orjson.dumps({**MESSAGE, "usage": usage}))
+    assert reply.usage == TokenUsage(5, 5)
+
+
+@pytest.mark.parametrize("number", ["-5", -5, 2.5, "5.5", True, "\u0665", "9" * 5000, 1e300])
+def test_tokens_that_cannot_be_are_unknown(number):
+    usage = {"prompt_tokens": number, "completion_tokens": 3}
+    body = orjson.dumps({**CHAT, "usage": usage})
+    reply = OpenAI("m", base_url=LOCAL).decode(PLAIN, body)
+    assert reply.usage is None
+
+
 def test_an_impossible_logprob_is_zero():
     body = completion('{"label": "refund"}', logprobs={"content": [{**TOKENS[0], "logprob": 7}]})
     body = body.replace(b'"logprob":7', b'"logprob":-Infinity')
