@@ -15,7 +15,7 @@ import numpy as np
 from bench._recorded import distinct_rows, labeled
 from bench._report import Report
 from testnuc.scoring import wilson
-from testnuc.trust.shares import JudgedSample, Share
+from testnuc.trust.shares import JudgedSample, Population, Share
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 _JUDGED = (50, 100, 200, 400)
 #: Labels with a smaller share are left out, as in the literature.
 _LEAST = 0.01
+#: The part of the texts in one of two groups; where a difference is planted, by label.
+_HALF, _PLANTED = 0.5, (0.7, 0.4)
+#: Labels of groups that are compared, and draws with a planted difference.
+_COMPARED, _FOUND = 2_000, 200
 _ALPHA, _Z = 0.05, 1.959963984540054
 
 
@@ -58,69 +62,94 @@ def _peer(said: NDArray[np.bool_], rows: NDArray[np.int64], hits: NDArray[np.boo
     return off
 
 
-def _shares(
-    strata: NDArray[np.int64],
+class _Group:
+    """Some of the texts, whose labels are counted."""
+
+    def __init__(self, said: NDArray[np.bool_], right: NDArray[np.bool_]) -> None:
+        self._population, self._right = Population(said.astype(np.int64)), right
+        self.true = right.mean(0)
+
+    def shares(self, rows: NDArray[np.int64]) -> list[Share]:
+        """Return the share of each label by the judged rows."""
+        ones = np.ones(len(rows), np.bool_)
+        totals = JudgedSample(rows, ones, ~ones).totals(self._population, self._right[rows])
+        return [Share(*one) for one in zip(*totals, strict=True)]
+
+
+def _compared(
+    inside: NDArray[np.bool_],
+    said: NDArray[np.bool_],
     right: NDArray[np.bool_],
     rows: NDArray[np.int64],
-    inside: NDArray[np.int64],
-) -> list[Share]:
-    """Return the share of each label in some of the texts, int64[n], ascending."""
-    here = rows[np.isin(rows, inside)]
-    m = len(here)
-    sample = JudgedSample(
-        np.searchsorted(inside, here), np.ones(m, np.bool_), np.zeros(m, np.bool_)
+) -> NDArray[np.bool_]:
+    """Compare the texts inside with the others: bool[3, C].
+
+    Whether the interval of the difference misses it, excludes 0, and is above 0.
+    """
+    parts = [np.flatnonzero(inside), np.flatnonzero(~inside)]
+    one, other = (_Group(said[part], right[part]) for part in parts)
+    first, second = (
+        group.shares(np.searchsorted(part, rows[np.isin(rows, part)]))
+        for group, part in zip((one, other), parts, strict=True)
     )
-    return [Share(*one) for one in zip(*sample.totals(strata[inside], right[here]), strict=True)]
+    sizes = len(parts[0]), len(parts[1])
+    found = [a.less(b, *sizes) for a, b in zip(first, second, strict=True)]
+    low, high = np.array([d.low for d in found]), np.array([d.high for d in found])
+    so = one.true - other.true
+    return np.array([(so < low) | (so > high), (low > 0) | (high < 0), low > 0])
 
 
 def _measure(task: tuple[str, int], *, folder: Path, draws: int) -> dict[str, Any]:
     name, m = task
     labels, own, gold, _ = labeled(distinct_rows(folder / f"{name}.jsonl"))
     n, kinds = len(gold), len(labels)
-    every = np.bincount(gold, minlength=kinds) / n
-    used = np.flatnonzero(every >= _LEAST)
-    said, right, true = own[:, None] == used, gold[:, None] == used, every[used]
-    strata = said.astype(np.int64)
+    said, right = own[:, None] == np.arange(kinds), gold[:, None] == np.arange(kinds)
+    every = _Group(said, right)
+    used = np.flatnonzero(every.true >= _LEAST)
+    true = every.true[used]
     inside: dict[str, list[Any]] = {"strata": [], "PPI++": [], "people": []}
     widths: dict[str, list[Any]] = {kind: [] for kind in inside}
-    apart, off = [], 0.0
-    for seed in range(draws):
-        rng = np.random.default_rng([seed, m])
-        rows = rng.choice(n, m, replace=False)
-        shares = _shares(strata, right, rows, np.arange(n))
-        value, half = _normal(said, rows, right[rows])
+    samples = [np.random.default_rng([at, m]).choice(n, m, replace=False) for at in range(draws)]
+    for rows in samples:
+        shares = every.shares(rows)
+        value, half = _normal(said[:, used], rows, right[rows][:, used])
         people = [wilson(int(k), m) for k in right[rows].sum(0)]
         for kind, *bounds in (
-            ("strata", [s.low for s in shares], [s.high for s in shares]),
+            ("strata", [shares[at].low for at in used], [shares[at].high for at in used]),
             ("PPI++", value - half, value + half),
-            ("people", [p.low for p in people], [p.high for p in people]),
+            ("people", [people[at].low for at in used], [people[at].high for at in used]),
         ):
             low, high = np.array(bounds)
             inside[kind].append((low <= true + 1e-9) & (true - 1e-9 <= high))
             widths[kind].append((high - low) / 2)
-        half_of = rng.random(n) < 0.5
-        one, other = (
-            _shares(strata, right, rows, np.flatnonzero(part)) for part in (half_of, ~half_of)
-        )
-        # the halves differ a little by chance
-        is_so = right[half_of].mean(0) - right[~half_of].mean(0)
-        differences = [a.less(b) for a, b in zip(one, other, strict=True)]
-        apart.append([not d.low <= so <= d.high for d, so in zip(differences, is_so, strict=True)])
-        if not seed:
-            off = _peer(said, rows, right[rows])
     cover = {kind: np.mean(some, axis=0) for kind, some in inside.items()}
     width = {kind: 100 * float(np.mean(some)) for kind, some in widths.items()}
+    rng = np.random.default_rng(m)
+    # fewer draws where there are many labels to average over
+    some = samples[: max(_COMPARED // kinds, 50)]
+    halves = np.mean([_compared(rng.random(n) < _HALF, said, right, rows) for rows in some], 0)
+    most = [int(every.true.argmax())]
+    part = np.where(right[:, most[0]], *_PLANTED)
+    planted = np.mean(
+        [
+            _compared(rng.random(n) < part, said[:, most], right[:, most], rows)
+            for rows in samples[:_FOUND]
+        ],
+        0,
+    )
     return {
         "set": name,
         "labels": len(used),
-        "LLM is off by": 100 * float(np.abs(said.mean(0) - true).max()),
+        "LLM is off by": 100 * float(np.abs(said.mean(0) - every.true)[used].max()),
         "judged": m,
         **{f"covered, {kind}": float(some.mean()) for kind, some in cover.items()},
         "worst label": float(cover["strata"].min()),
         **{f"width, {kind}": some for kind, some in width.items()},
         "of people's": width["strata"] / width["people"],
-        "halves wrong": float(np.mean(apart)),
-        "off ppi_py": off,
+        "halves apart": float(halves[1, used].mean()),
+        "planted, missed": float(planted[0, 0]),
+        "planted, found": float(planted[2, 0]),
+        "off ppi_py": _peer(said, samples[0], right[samples[0]]),
     }
 
 
@@ -142,7 +171,9 @@ def main(argv: list[str]) -> None:
         "count",
         "95 % intervals of the shares of labels (of at least 1 %) from texts judged at random. "
         "strata: testnuc; people: the judged texts alone (Wilson). Widths are half widths in "
-        "points; halves wrong: intervals of the difference of two random halves that miss it",
+        "points. halves apart: differences of two random halves whose interval excludes 0; "
+        "planted: the most frequent label has a chance of .7 to be in one of two groups, the "
+        "others .4: intervals that miss the difference, and that find it",
     )
     work = partial(_measure, folder=folder, draws=draws)
     with get_context("spawn").Pool(arguments.jobs) as pool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -12,10 +14,12 @@ import numpy as np
 from testnuc._base.checks import checked_number, hash_text
 from testnuc._base.display import brief, columns, new_figure
 from testnuc.errors import InvalidInputError
-from testnuc.trust.shares import JudgedSample, Share
+from testnuc.label_tree import path_of
+from testnuc.trust.shares import JudgedSample, Population, Share
 from testnuc.types import LEVELS, split_labels
 
 if TYPE_CHECKING:
+    from testnuc._base.arrays import Int64s
     from testnuc.trust.judgment import Judgment
     from testnuc.trust.learned import Learned
     from testnuc.types import Classification
@@ -24,8 +28,8 @@ if TYPE_CHECKING:
 LEAST_JUDGED = 10
 #: How a text without any of the labels is shown.
 _NONE = "(none of these)"
-#: Labels that a plot shows.
-_PLOTTED = 6
+#: Labels that a plot shows, and groups that a note names.
+_PLOTTED, _SHOWN = 6, 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,9 @@ class Counts(Sequence[LabelCount]):
         head = ["label", "share", "rows", "LLM alone", "judged", "to halve"]
         rows = [[*(["group"] if grouped else []), *head, *(["less the others"] * compared)]]
         for item in self.items:
+            if item.share is None and grouped:
+                # a note says which groups
+                continue
             share, number = item.share, item.number
             cells = [
                 item.label or _NONE,
@@ -195,7 +202,8 @@ def debiased(results: Sequence[Classification], learned: Learned) -> dict[str, l
     """Return for each label a column whose means and regressions are unbiased.
 
     A value is 1 or 0 by the LLM's label; of a text that was judged and drawn at random, the LLM's
-    error, divided by the probability of being drawn, is added. So it can be far from 0 and 1.
+    error, divided by the probability of being drawn, is added. So it can be far from 0 and 1. It is
+    NaN where a text came after the last draw.
 
     Sources: Robins, Rotnitzky and Zhao 1994; Egami and others 2023, "Using imperfect surrogates for
     downstream inference: design-based supervised learning" (NeurIPS).
@@ -209,10 +217,12 @@ def debiased(results: Sequence[Classification], learned: Learned) -> dict[str, l
     counting = _Counting(texts, own, learned.judged, learned.labels, None)
     used = counting.drawn & ~counting.missing
     rows, said = counting.rows[used], counting.own.astype(np.float64)
-    values = said.copy()
-    values[rows] += (counting.hits[used] - said[rows]) * (len(said) / max(len(rows), 1))
-    columns = values[counting.place].T.tolist()
-    return {label: column for label, column in zip(counting.labels, columns, strict=True) if label}
+    sizes, judged = (np.bincount(of[of >= 0]) for of in (counting.cohort, counting.cohort[rows]))
+    values = np.where(counting.cohort[:, None] >= 0, said, np.nan)
+    inverse = (sizes / np.maximum(judged, 1))[counting.cohort[rows]]
+    values[rows] += (counting.hits[used] - said[rows]) * inverse[:, None]
+    made = values[counting.place].T.tolist()
+    return {label: column for label, column in zip(counting.labels, made, strict=True) if label}
 
 
 def _said(results: Sequence[Classification]) -> tuple[list[str], list[Sequence[str]]]:
@@ -267,12 +277,8 @@ def count_labels(
     checked_number("confidence", confidence, 0.5, 0.9999)
     checked_number("judge_error", judge_error, 0, 0.4)
     counting = _Counting(texts, own, judged, labels, level)
-    names = [] if groups is None else sorted({name for name in groups if name is not None})
-    selected: dict[str | None, list[int]] = {name: [] for name in (None, *names)}
-    selected[None] = list(range(len(texts)))
-    for row, group in enumerate(groups or ()):
-        if group is not None:
-            selected[group].append(row)
+    selected = counting.rows_of(groups)
+    names = [name for name in selected if name is not None]
     kinds = len(counting.labels) * len(selected)
     each = 1 - (1 - confidence) / kinds if together else confidence
     items = {name: counting.of(name, rows, each, judge_error) for name, rows in selected.items()}
@@ -282,8 +288,9 @@ def count_labels(
             continue
         rest = [row for other in names if other != name for row in selected[other]]
         others = counting.of(None, rest, each, judge_error)
+        sizes = [counting.independent(some) for some in (selected[name], rest)]
         items[name] = [
-            replace(one, difference=one.share.less(other.share))
+            replace(one, difference=one.share.less(other.share, sizes[0], sizes[1], each))
             if one.share is not None and other.share is not None
             else one
             for one, other in zip(items[name], others, strict=True)
@@ -305,7 +312,7 @@ class _Counting:
         level: int | None,
     ) -> None:
         def cut(label: str) -> str:
-            return label if level is None else LEVELS.join(label.split(LEVELS)[:level])
+            return LEVELS.join(path_of(label)[:level])
 
         #: The last one: none of the labels.
         self.labels: list[str | None] = [*dict.fromkeys(map(cut, labels)), None]
@@ -340,22 +347,96 @@ class _Counting:
                 "on the command line `testnuc review RESULTS --goal count`"
             )
         self.notes = [f"right: by {'your judgments' if people else 'the referee, not by a person'}"]
-        before = max(one.texts for one in used)
-        if len(places) > before:
+        #: int64[n]: the texts that were there at the same draws; -1: the text came after the last.
+        self.cohort = self._cohorts(
+            [one.texts for one, keep in zip(used, kept, strict=True) if keep]
+        )
+        if later := int((self.cohort < 0).sum()):
             self.notes.append(
-                f"the judged texts were drawn from {before:,} texts, these are {len(places):,}: "
-                "the others are taken to be alike; draw some of them, too"
+                f"{later:,} texts came after the last draw and are not counted where others are: "
+                "review some of them, too"
             )
         if skipped := int((self.drawn & self.missing).sum()):
             self.notes.append(f"{skipped:,} judged texts were skipped, which widens the intervals")
+
+    def _cohorts(self, drawn_from: Sequence[int]) -> Int64s:
+        """Return the cohort of each text, given of how many texts each judged one was drawn.
+
+        Texts that came later are below in the file, unless a judged one shows that they are not.
+        """
+        n, sizes = len(self.own), np.array(drawn_from)
+        ends = np.unique(sizes[self.drawn])
+        if (self.rows >= sizes).any():
+            if n > ends[-1]:
+                self.notes.append(
+                    f"the judged texts were drawn from {ends[-1]:,} texts, these are {n:,}, and "
+                    "later ones are not below the others: all are taken to be alike"
+                )
+            return np.zeros(n, dtype=np.int64)
+        starts = [0]
+        for end in ends[:-1].tolist():
+            here = self.rows[self.drawn & (self.rows >= starts[-1])]
+            if min((here < end).sum(), (here >= end).sum()) >= LEAST_JUDGED:
+                starts.append(end)
+        cohort = np.searchsorted(starts, np.arange(n), side="right") - 1
+        return np.where(np.arange(n) < ends[-1], cohort, -1)
 
     def accuracy(self) -> Share:
         """Return the share of the texts of which the LLM's own labels are right."""
         sample = JudgedSample(self.rows, self.drawn, self.missing)
         # a text without a label has none of the labels: the last kind
         right = (self.hits[:, :-1] == self.own[self.rows, :-1]).all(axis=1) & ~self.hits[:, -1]
-        strata = np.zeros((len(self.own), 1), dtype=np.int64)
-        return Share(*(float(one[0]) for one in sample.totals(strata, right[:, None])))
+        early = self.cohort >= 0
+        whole = Population(self.cohort[early, None])
+        return Share(*(float(one[0]) for one in sample.totals(whole, right[:, None])))
+
+    def rows_of(self, groups: Sequence[str | None] | None) -> dict[str | None, list[int]]:
+        """Return the rows of each group that are counted, and under None all that are.
+
+        Raises
+        ------
+        InvalidInputError
+            No group has enough judged texts.
+        """
+        early = self.cohort[self.place] >= 0
+        selected: dict[str | None, list[int]] = {None: np.flatnonzero(early).tolist()}
+        members: dict[str, list[int]] = defaultdict(list)
+        for row, group in enumerate(groups or ()):
+            if group is not None:
+                members[group].append(row)
+        texts = {name: np.unique(self.place[rows]) for name, rows in members.items()}
+        judged = {name: int(self.drawn[np.isin(self.rows, of)].sum()) for name, of in texts.items()}
+        few = {
+            name: some
+            for name, some in judged.items()
+            if some < min(LEAST_JUDGED, len(texts[name]))
+        }
+        if few and max(judged.values()) < LEAST_JUDGED:
+            raise InvalidInputError(
+                f"none of the {len(judged):,} groups has {LEAST_JUDGED} texts that were drawn at "
+                f"random and judged, the most have {max(judged.values())}; group by fewer values "
+                '(dates by --period month), or judge more: `review(goal="count")`'
+            )
+        if few:
+            more = max(
+                (LEAST_JUDGED - some) * len(self.own) / len(texts[name])
+                for name, some in few.items()
+            )
+            shown = [f"{name} ({some})" for name, some in islice(sorted(few.items()), _SHOWN)]
+            self.notes.append(
+                f"{len(few):,} groups have too few judged texts for an interval, fewer than "
+                f"{LEAST_JUDGED}: {', '.join(shown)}{', ..' if len(few) > _SHOWN else ''}; about "
+                f"{math.ceil(more):,} more judgments, drawn at random, give each of them one"
+            )
+        for name in sorted(members):
+            rows = members[name]
+            selected[name] = [row for row in rows if early[row]] or rows
+        return selected
+
+    def independent(self, rows: Sequence[int]) -> float:
+        """Return how many texts the rows are worth, as copies are written at once (Kish)."""
+        copies = np.bincount(self.place[rows])
+        return float(len(rows) ** 2 / (copies**2).sum())
 
     def of(
         self, group: str | None, rows: Sequence[int], confidence: float, judge_error: float
@@ -368,13 +449,13 @@ class _Counting:
             np.searchsorted(inside, self.rows[here]),
             self.drawn[here],
             self.missing[here],
-            copies[inside],
         )
         judged, own = int(sample.drawn.sum()), self.own[inside]
         llm = (copies[inside] @ own) / max(len(rows), 1)
         shares: list[Share | None] = [None] * len(self.labels)
         if judged >= min(LEAST_JUDGED, len(inside)) > 0:
-            bounds = sample.totals(own.astype(np.int64), self.hits[here], confidence=confidence)
+            population = Population(own + 2 * self.cohort[inside, None], copies[inside])
+            bounds = sample.totals(population, self.hits[here], confidence=confidence)
             shares = [
                 _corrected(Share(*map(float, one)), judge_error, len(self.labels))
                 for one in zip(*bounds, strict=True)

@@ -2,8 +2,9 @@
 
 The texts are divided into strata, such as those that the LLM gave a label and the others. In each
 stratum the judged texts that were drawn at random say how many of the texts that are not judged are
-a hit: a beta-binomial with Jeffreys' prior. All judged texts count as what they are. Unlike normal
-intervals this also holds for rare labels: `python -m bench count`.
+a hit: a beta-binomial with Jeffreys' prior, moved a little towards the other labels. All judged
+texts count as what they are. Unlike normal intervals this also holds for rare labels:
+`python -m bench count`.
 
 Sources: Brown, Cai and DasGupta 2001, "Interval estimation for a binomial proportion" (Statistical
 Science), for the prior; Cochran 1977, "Sampling techniques", chapter 5, for strata; Kish 1965,
@@ -13,7 +14,9 @@ Science), for the prior; Cochran 1977, "Sampling techniques", chapter 5, for str
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import hypot
+from functools import lru_cache
+from math import hypot, sqrt
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from testnuc._base.arrays import Bools, Float64s, Int64s
 
 _JEFFREYS = 0.5
+#: How much of the rate of the other kinds is in the prior of each.
+_POOLED = 0.25
 #: Simulated totals, and their seed: the same judgments have the same interval.
 _SAMPLES, _SEED = 4_000, 0
 #: A text with more copies than so many times the mean is in a stratum of such texts.
@@ -39,18 +44,65 @@ class Share:
     def __str__(self) -> str:
         return f"{100 * self.value:.1f} % ({100 * self.low:.1f} to {100 * self.high:.1f})"
 
-    def less(self, other: Share) -> Share:
+    def less(self, other: Share, texts: float, others: float, confidence: float = 0.95) -> Share:
         """Return the difference to the share of other texts.
 
-        Its interval is made of both intervals: Zou and Donner 2008, "Construction of confidence
-        limits about effect measures" (Statistics in Medicine).
+        Its interval is made of both intervals (Zou and Donner 2008, "Construction of confidence
+        limits about effect measures", Statistics in Medicine), and of chance: as if so many texts
+        and so many others were drawn of all that might have been written. Two random halves of the
+        same texts do not differ.
         """
         value = self.value - other.value
+        mean = (texts * self.value + others * other.value) / (texts + others)
+        z = NormalDist().inv_cdf((1 + confidence) / 2)
+        chance = z * sqrt(mean * (1 - mean) * (1 / texts + 1 / others))
         return Share(
             value,
-            value - hypot(self.value - self.low, other.high - other.value),
-            value + hypot(self.high - self.value, other.value - other.low),
+            value - hypot(self.value - self.low, other.high - other.value, chance),
+            value + hypot(self.high - self.value, other.value - other.low, chance),
         )
+
+
+class Population:
+    """Texts, divided into strata for each of C kinds of hits.
+
+    Parameters
+    ----------
+    of : int64[n, C]
+        The stratum of each text, from 0 on.
+    weights : float64[n], optional
+        How many rows each text stands for. Default: one.
+    """
+
+    def __init__(self, of: Int64s, weights: Float64s | None = None) -> None:
+        self.copies = np.ones(len(of)) if weights is None else weights
+        heavy = self.copies > _HEAVY * self.copies.mean() if len(of) else np.zeros(0, np.bool_)
+        self.of = 2 * of + heavy[:, None]
+        self.used = np.unique(self.of).tolist()
+        #: The sizes of each of `used`.
+        self.sizes = [_Sizes.of(self.of == stratum, self.copies) for stratum in self.used]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sizes:
+    """How many texts some are, for how many rows they stand, and the sum of their squares."""
+
+    texts: Float64s
+    rows: Float64s
+    squares: Float64s
+
+    @classmethod
+    def of(cls, inside: Bools, copies: Float64s) -> _Sizes:
+        return cls(inside.sum(axis=0, dtype=np.float64), copies @ inside, copies**2 @ inside)
+
+    def less(self, other: _Sizes) -> _Sizes:
+        return _Sizes(
+            self.texts - other.texts, self.rows - other.rows, self.squares - other.squares
+        )
+
+    def evenness(self) -> Float64s:
+        """Return 1 where all texts have equally many copies, less the more they differ (Kish)."""
+        return _ratio(self.rows**2, self.texts * self.squares)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,76 +117,93 @@ class JudgedSample:
         Whether they are a random sample: drawn from all texts of their stratum, equally likely.
     missing : bool[m]
         Whether they were skipped. A skipped text may be a hit or not, which widens the interval.
-    weights : float64[n], optional
-        How many rows each text stands for. Default: one.
     """
 
     rows: Int64s
     drawn: Bools
     missing: Bools
-    weights: Float64s | None = None
 
     def totals(
-        self, strata: Int64s, hits: Bools, *, confidence: float = 0.95
+        self, population: Population, hits: Bools, *, confidence: float = 0.95
     ) -> tuple[Float64s, Float64s, Float64s]:
         """Return the share of the texts that are a hit, and bounds; float64[C] each.
 
         Parameters
         ----------
-        strata : int64[n, C]
-            The stratum of each text, from 0 on, for each of C kinds of hits.
+        population : Population
         hits : bool[m, C]
             Whether each judged text is a hit.
         confidence : float
             With this probability the share lies between the bounds, for each kind alone.
         """
-        copies = np.ones(len(strata)) if self.weights is None else self.weights
-        heavy = copies > _HEAVY * copies.mean()
-        strata = 2 * strata + heavy[:, None]
         # as if all that were skipped are no hit, and as if they are one
-        value, samples = self._simulated(strata, hits & ~self.missing[:, None], copies)
-        more, most = value, samples
+        tail = (1 - confidence) / 2
+        value, low, high = self._bounds(population, hits & ~self.missing[:, None], tail)
         if self.missing.any():
-            more, most = self._simulated(strata, hits | self.missing[:, None], copies)
-        total, tail = copies.sum(), (1 - confidence) / 2
-        low = np.quantile(samples, tail, axis=0) / total
-        high = np.quantile(most, 1 - tail, axis=0) / total
-        return np.clip((value + more) / 2 / total, low, high), low, high
+            more, _, high = self._bounds(population, hits | self.missing[:, None], tail)
+            value = (value + more) / 2
+        total = population.copies.sum()
+        return np.clip(value, low, high) / total, low / total, high / total
 
-    def _simulated(
-        self, strata: Int64s, hits: Bools, copies: Float64s
-    ) -> tuple[Float64s, Float64s]:
-        """Return the number of rows that are a hit, as estimated and simulated.
-
-        float64[C] and float64[_SAMPLES, C].
-        """
-        rng = np.random.default_rng(_SEED)
-        unjudged = np.ones(len(strata), dtype=np.bool_)
-        unjudged[self.rows] = False
-        value = copies[self.rows] @ hits
-        total = np.tile(value, (_SAMPLES, 1))
-        for stratum in np.unique(strata):
-            inside = strata == stratum
-            here = inside[self.rows] & self.drawn[:, None]
-            # texts that stand for unlike numbers of rows are worth fewer draws (Kish)
-            worth = here.sum(axis=0) * _evenness(copies, inside)
-            drawn = copies[self.rows] @ here
-            found = copies[self.rows] @ (here & hits)
+    def _bounds(
+        self, population: Population, hits: Bools, tail: float
+    ) -> tuple[Float64s, Float64s, Float64s]:
+        """Return the number of rows that are a hit, and bounds; float64[C] each."""
+        of, copies = population.of[self.rows], population.copies[self.rows]
+        known = copies @ hits
+        value = known.copy()
+        cells = []
+        for stratum, sizes in zip(population.used, population.sizes, strict=True):
+            judged = of == stratum
+            here = judged & self.drawn[:, None]
+            drawn, found = copies @ here, copies @ (here & hits)
+            # texts that stand for unlike numbers of rows are worth fewer draws
+            worth = here.sum(axis=0) * sizes.evenness()
+            k = worth * _ratio(found, drawn)
+            first, second = _prior(k, worth)
+            left = sizes.less(_Sizes.of(judged, copies))
             # without a draw: the rate of all kinds
-            rate = np.full(len(drawn), found.sum() / max(drawn.sum(), 1.0))
-            np.divide(found, drawn, out=rate, where=drawn > 0)
-            k = worth * np.where(drawn > 0, rate, 0.0)
-            chance = rng.beta(k + _JEFFREYS, worth - k + _JEFFREYS, (_SAMPLES, len(k)))
-            left = inside & unjudged[:, None]
-            rows = copies @ left
-            value = value + rate * rows
-            texts = np.ceil(left.sum(axis=0) * _evenness(copies, left)).astype(np.int64)
-            total += rng.binomial(texts, chance) * (rows / np.maximum(texts, 1))
-        return value, total
+            rate = np.where(drawn > 0, _ratio(found, drawn), found.sum() / max(drawn.sum(), 1.0))
+            value += rate * left.rows
+            texts = np.ceil(left.texts * left.evenness() - 1e-9)
+            each = left.rows / np.maximum(texts, 1)
+            cells.append(np.stack([k + first, worth - k + second, texts, each], axis=1))
+        low, high = np.transpose(
+            [_quantiles(tuple(map(tuple, kind)), tail) for kind in np.stack(cells, 1).tolist()]
+        )
+        return value, known + low, known + high
 
 
-def _evenness(copies: Float64s, inside: Bools) -> Float64s:
-    """Return 1 where the texts of a stratum have equally many copies, less the more they differ."""
-    squares = inside.sum(axis=0) * (copies**2 @ inside)
-    even: Float64s = np.divide((copies @ inside) ** 2, squares, out=0 * squares, where=squares > 0)
-    return even
+def _prior(k: Float64s, worth: Float64s) -> tuple[Float64s, Float64s]:
+    """Return the parameters of the beta prior of each kind.
+
+    Jeffreys' prior, and a quarter of what would make its mean the rate of all other kinds: of many
+    labels, each is rare, and how often the LLM misses the others says something of it, too.
+    """
+    rate = (k.sum() - k + _JEFFREYS) / (worth.sum() - worth + 2 * _JEFFREYS)
+    rarer = np.minimum(rate, 1 - rate)
+    more = _POOLED * _JEFFREYS * ((1 - rarer) / rarer - 1)
+    # to one digit: it is no more than a guess, and equal counts are simulated once
+    scale = 10 ** np.floor(np.log10(np.maximum(more, 1e-3)))
+    more = np.round(more / scale) * scale
+    return _JEFFREYS + more * (rate > rarer), _JEFFREYS + more * (rate == rarer)
+
+
+@lru_cache(maxsize=1 << 14)
+def _quantiles(cells: tuple[tuple[float, ...], ...], tail: float) -> tuple[float, float]:
+    """Return the quantiles of a simulated sum of beta-binomials.
+
+    A cell has the two parameters of the beta, a number of texts, and how many rows each stands for.
+    """
+    rng = np.random.default_rng(_SEED)
+    total = np.zeros(_SAMPLES)
+    for first, second, texts, each in cells:
+        total += each * rng.binomial(int(texts), rng.beta(first, second, _SAMPLES))
+    low, high = np.quantile(total, (tail, 1 - tail)).tolist()
+    return low, high
+
+
+def _ratio(part: Float64s, whole: Float64s) -> Float64s:
+    """Return quotients; 0 where the divisor is."""
+    quotients: Float64s = np.divide(part, whole, out=np.zeros_like(whole), where=whole > 0)
+    return quotients

@@ -82,7 +82,19 @@ def test_a_group_of_few_judged_texts_has_no_share_but_a_number():
     assert new.share is None
     assert new.number is None
     assert (new.judged, new.judgments_needed) == (1, 9)
-    assert "too few judged" in str(counts)
+    # (10 - 1) * 300 / 20
+    assert "1 groups have too few judged" in str(counts)
+    assert "new (1); about 135 more judgments" in str(counts)
+    assert not any(line.startswith("new ") for line in str(counts).splitlines())
+
+
+def test_a_column_of_values_that_differ_is_refused():
+    texts, right, said = world()
+    judged = judged_at_random(texts, right, 100)
+    with pytest.raises(InvalidInputError, match=r"none of the 300 groups has 10 .* group by fewer"):
+        count_labels(texts, said, judged, LABELS, [f"id {at}" for at in range(300)])
+    with pytest.raises(InvalidInputError, match="the most have 9"):
+        count_labels(texts, said, judged[:9], LABELS, ["one"] * 300)
 
 
 def test_a_text_counts_as_often_as_it_occurs():
@@ -147,8 +159,46 @@ def test_what_counts_is_said():
     assert "right: by the referee, not by a person" in only.notes
     some = count_labels(texts[:200], said[:200], person, LABELS)
     assert some[0].rows == 200
-    more = count_labels([*texts, "new"], [*said, []], person, LABELS)
-    assert any("drawn from 300 texts, these are 301" in note for note in more.notes)
+
+
+def test_texts_that_came_after_the_draws_are_counted_apart():
+    texts, right, said = world()
+    judged = judged_at_random(texts, right, 100)
+    later = [f"later {at}" for at in range(100)]
+    grown, answers = [*texts, *later], [*said, *[["login"]] * 100]
+    counts = count_labels(grown, answers, judged, LABELS, ["spring"] * 300 + ["summer"] * 100)
+    by = {(count.group, count.label): count for count in counts}
+    assert by[None, "login"].rows == by["spring", "login"].rows == 300
+    assert by["summer", "login"].share is None
+    assert (by["summer", "login"].rows, by["summer", "login"].llm) == (100, 1)
+    assert any("100 texts came after the last draw" in note for note in counts.notes)
+    alone = count_labels(texts, said, judged, LABELS)
+    assert [count.share for count in counts if count.group is None] == [one.share for one in alone]
+    columns = debiased(
+        [result(at, text, answers[at][0]) for at, text in enumerate(grown)],
+        SimpleNamespace(judged=judged, labels=LABELS),
+    )
+    assert np.isnan(columns["login"]).tolist() == [False] * 300 + [True] * 100
+    # where later texts are not below the others, this is said
+    mixed = count_labels(later + texts, answers[300:] + said, judged, LABELS)
+    assert mixed[0].rows == 400
+    assert any("all are taken to be alike" in note for note in mixed.notes)
+
+
+@pytest.mark.slow
+def test_texts_that_came_between_two_reviews_are_not_outnumbered():
+    # of the first 300 texts 40 % are logins, of the 300 that came later none
+    rng = np.random.default_rng(0)
+    texts, value = [f"text {at}" for at in range(600)], []
+    for _ in range(60):
+        right = ["login" if at < 300 and rng.random() < 0.4 else "refund" for at in range(600)]
+        first = rng.choice(300, 60, replace=False)
+        second = rng.choice(np.setdiff1d(np.arange(600), first), 60, replace=False)
+        judged = [judgment(texts[at], right[at], texts=300) for at in first]
+        judged += [judgment(texts[at], right[at], texts=600) for at in second]
+        counts = count_labels(texts, [["refund"]] * 600, judged, LABELS)
+        value.append(counts[2].share.value - right.count("login") / 600)
+    assert abs(np.mean(value)) < 3 * np.std(value) / np.sqrt(60) + 0.005
 
 
 def test_wrong_judgments_widen_the_interval():
