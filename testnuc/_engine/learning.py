@@ -51,6 +51,8 @@ class Learning:
         self._lock = asyncio.Lock()
         #: What the store was last known to hold.
         self._data: bytes | None = None
+        #: Why that cannot be read.
+        self._unread: StoreError | None = None
         #: What was fitted last, and the digest of the predictions that it was fitted on.
         self._last: tuple[bytes, Fit] | None = None
 
@@ -218,13 +220,20 @@ class Learning:
         )
 
     async def unlearn(self) -> bool:
-        """Forget what was learned; returns whether there was anything."""
+        """Forget what was learned; returns whether there was anything.
+
+        What cannot be read is set aside under another key: a newer version may read it.
+        """
         parts = self._parts
+        await self.load()
+        known = self.learned is not None or self._unread is not None
+        if self._unread is not None and self._data is not None:
+            aside = blake2b(_key(parts) + self._data, digest_size=16).digest()
+            await parts.store.swap_learned(aside, None, self._data)  # type: ignore[attr-defined]
         drop = getattr(parts.store, "drop_learned", None)
         if drop is not None:
             await drop(_key(parts))
-        self._data = None
-        known = self.learned is not None
+        self._data = self._unread = None
         parts.pipeline.settings = parts.settings
         return known
 
@@ -237,13 +246,14 @@ class Learning:
         data = await get(_key(parts))
         if data == self._data:
             return
-        self._data = data
+        self._data, self._unread = data, None
         if data is None:
             parts.pipeline.settings = parts.settings
             return
         try:
             learned = await asyncio.to_thread(Learned.from_bytes, data)
         except StoreError as error:
+            self._unread = error
             _log.warning("%s; labels are those of the LLM and its neighbors", error)
             return
         parts.pipeline.settings = parts.settings.with_learned(learned)
@@ -254,6 +264,8 @@ class Learning:
         async with self._lock:
             while True:
                 await self.load()
+                if self._unread is not None:
+                    raise self._unread  # its judgments would be lost
                 before = self.learned
                 judged = _merged(() if before is None else before.judged, new)
                 fitted = await self._fitted()

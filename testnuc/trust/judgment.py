@@ -189,7 +189,7 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
     if header["version"] != _VERSION:
         raise StoreError(
             "what was learned was stored by another version of testnuc; upgrade it, or learn "
-            "again after `unlearn`"
+            "again after `unlearn`, which sets it aside"
         )
     arrays: dict[str, Array] = {}
     for name, kind, shape in header["arrays"]:

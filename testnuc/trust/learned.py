@@ -376,7 +376,10 @@ class Learned:
                 rule=rule.unpacked(header, arrays),
             )
         except (zlib.error, orjson.JSONDecodeError, KeyError, TypeError, ValueError) as exc:
-            raise StoreError(f"what was learned is damaged in the store: {exc!r}") from exc
+            raise StoreError(
+                f"what was learned is damaged in the store ({exc!r:.200}); learn again after "
+                "`unlearn`, which sets it aside"
+            ) from exc
 
 
 @lru_cache(maxsize=2)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 
 from testnuc import Head, Learned
 from testnuc.errors import StoreError
+from testnuc.stores.sqlite import SqliteStore
 from testnuc.trust.judgment import pack, unpack
 from tests.data import write_stores_with_learned as written
 
@@ -54,6 +56,35 @@ async def test_answers_and_what_was_learned_are_read_without_a_call(kind, tmp_pa
         both = zip(judged, written.seen(again), alike(expected["results"]), strict=True)
         assert all(new == old for known, new, old in both if known)
     assert model.calls == 0
+
+
+def newer(data):
+    header, arrays = unpack(data)
+    return zlib.compress(
+        zlib.decompress(pack(header, arrays)).replace(b'"version":1', b'"version":9')
+    )
+
+
+@pytest.mark.parametrize("spoil", [newer, lambda data: data[:-20], lambda _: b"?"])
+async def test_what_cannot_be_read_is_not_overwritten(spoil, tmp_path):
+    path = shutil.copy(DATA / "learned_one.db", tmp_path / "old.db")
+    store, model = SqliteStore(path), written.Model(several=False)
+    one = written.TEXTS[:1], [written.right_of(written.TEXTS[0], several=False)]
+    ((key, data),) = await store.learned()
+    unread = spoil(data)
+    await store.swap_learned(key, data, unread)
+    async with written.client(store, several=False, model=model) as nuc:
+        with pytest.raises(StoreError, match="unlearn"):
+            await nuc.learn(*one)
+        assert await store.learned() == [(key, unread)]
+        assert await nuc.unlearn()
+        await nuc.learn(*one)
+        assert len(nuc.learned.judged) == 1
+        assert await nuc.unlearn()
+        assert not await nuc.unlearn()
+        # it is set aside, and exported
+        assert unread in dict(await store.learned()).values()
+    await store.close()
 
 
 def test_a_head_labels_as_it_did():
