@@ -1,5 +1,6 @@
 """Shortlists of many labels: how often they hold the right one, and tokens a text.
 
+``--check``: what the check of a label set finds, against correct labels.
 ``--capacity LABELS``: memory and time of vote, shortlists and a model of labels at that many.
 """
 
@@ -17,6 +18,7 @@ import numpy as np
 import orjson
 
 from bench._label_capacity import capacity
+from bench._label_check import check_report
 from bench._report import Report
 from bench.evaluation.recording import KnownVectors
 from testnuc import Sampling, SmallPoolWarning, TestNUC, embedders
@@ -216,6 +218,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=list(_LENGTHS))
     parser.add_argument("--json", help="write the result to this file")
     parser.add_argument("--capacity", type=int, metavar="LABELS", help="measure memory and time")
+    parser.add_argument("--check", action="store_true", help="check label sets")
+    parser.add_argument("--cache", default=".cache", help="folder for embeddings, with --check")
     parser.add_argument("--capacity-texts", type=int, default=100_000)
     given = parser.parse_args(argv)
     if given.capacity:
@@ -226,6 +230,12 @@ def main(argv: list[str]) -> None:
         return
     if given.data is None:
         parser.error("--data is missing")
+    if given.check:
+        report = check_report(Path(given.data), Path(given.cache), given.embedder)
+        report.show()
+        if given.json:
+            report.write(given.json)
+        return
     warnings.simplefilter("ignore", SmallPoolWarning)
 
     async def run() -> Report:

@@ -15,6 +15,7 @@ from testnuc.errors import InvalidInputError, MissingDependencyError, TestNUCErr
 from testnuc.records import file_row, line_of, result_of, rounded, text_of, usage_of
 from testnuc.trust.counts import counted
 from testnuc.trust.counts import debiased as pseudo_outcomes
+from testnuc.trust.label_check import checked_labels
 from testnuc.types import (
     CELLS,
     SEPARATOR,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from testnuc.trust import Certificate, Diagnosis, Review
     from testnuc.trust.counts import Counts
+    from testnuc.trust.label_check import LabelCheck
     from testnuc.trust.learned import Learned
     from testnuc.types import Prediction
 
@@ -374,6 +376,24 @@ class Results(Sequence[Classification]):
             level=level,
             judge_error=judge_error,
         )
+
+    def check_labels(self, learned: Learned | None = None) -> LabelCheck:
+        """Check the label set by the LLM's own answers: what is confused, unused or missing.
+
+        It needs no judgments: it compares each text with its neighbors. The pairs of labels that
+        neighbors have are shown with texts side by side, and what merging them gains.
+
+        Parameters
+        ----------
+        learned : Learned, optional
+            `TestNUC.learned`: then each pair has the number of judged texts that confirm it.
+
+        Raises
+        ------
+        InvalidInputError
+            A text can have several labels.
+        """
+        return checked_labels(self, self.choices, learned, self.diagnosis)
 
     def summary(self) -> str:
         """Return the outcome of the run in a few sentences: labels, failures, calls and cost."""

@@ -4,7 +4,7 @@
 
     options           shared options, and `runs`, which connects a declaration to its function
 
-    batch, classify, compare, count, demo, evaluate, judging, report, serve, store
+    batch, classify, compare, count, demo, evaluate, judging, labels, report, serve, store
                       what each command does
     answering         judging in the terminal; `judging_page` on a page
 
@@ -62,6 +62,8 @@ store = typer.Typer(help="Export, import or inspect a store.", no_args_is_help=T
 app.add_typer(store, name="store")
 batch = typer.Typer(help="List, resume or cancel the batch jobs of a store.", no_args_is_help=True)
 app.add_typer(batch, name="batch")
+labels = typer.Typer(help="Check the label set.", no_args_is_help=True)
+app.add_typer(labels, name="labels")
 
 # parameters of several commands
 _RESULTS_OR_STORE = argument(
@@ -84,6 +86,7 @@ _OVERWRITE = once(
 )
 _STORE = argument("STORE", "Path of an SQLite store, or postgresql://..")
 _FILE = argument("FILE", "A .jsonl or .parquet file.")
+_MERGE = once([], help="'LABEL = OTHER': texts with LABEL get the label OTHER; can be repeated.")
 _IDS = typer.Argument(
     None, help="Start of an id, or the provider's id.", metavar="[ID]..", show_default=False
 )
@@ -275,6 +278,17 @@ def count(
     text_column: str = _TEXT_COLUMN,
 ) -> None:
     """Count labels: shares with intervals, corrected by the judged texts; makes no call."""
+
+
+@runs(labels, "labels:check", *EVIDENCE_OPTIONS, labels=_OF_RUN)
+def check(
+    source: str = _RESULTS_OR_STORE,
+    merge: list[str] = _MERGE,
+    output: str | None = output_to("A file for all texts with merged labels, beside a label file."),
+    overwrite: bool = _OVERWRITE,
+    text_column: str = _TEXT_COLUMN,
+) -> None:
+    """Find labels that are confused, never given, or missing; makes no call."""
 
 
 @runs(app, "judging:distill", *CALL_OPTIONS, "min_trust", labels=_OF_RUN)

@@ -31,6 +31,8 @@ _BYTES_PER_TOKEN = 3.2
 _OF_STORE = ("labels", "model", *OF_ANSWERS)
 #: Part of the texts that a referee labels.
 _ESCALATED = 0.1
+#: Texts of a run up to which its label set is checked at the end.
+_CHECKED = 20_000
 
 
 def run(given: SimpleNamespace) -> None:
@@ -142,7 +144,7 @@ def end(
     """
     _print_failures(results, store)
     to_stderr(_summary(results, invalid, output))
-    for note in (*results.notes, results.escalated):
+    for note in (*results.notes, results.escalated, _about_labels(results, output)):
         if note:
             to_stderr(note)
     if (spent := results.referee_usage) is not None:
@@ -168,6 +170,16 @@ def end(
             to_stderr(step)
     if any(result.label is None for result in results.errors):
         sys.exit(3 if any(label is not None for label in results.labels) else 1)
+
+
+def _about_labels(results: Results, output: str | None) -> str | None:
+    """Return what stands out in the label set; None: nothing does, or nothing is known of it."""
+    if len(results) > _CHECKED or results.multilabel or results.stopped is not None:
+        return None
+    notice = results.check_labels().notice
+    return (
+        None if notice is None else f"{notice}: {command('labels check', output or 'RESULTS', {})}"
+    )
 
 
 def _can_be_judged(results: Results) -> bool:

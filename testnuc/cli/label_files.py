@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from testnuc._base.jsonl import json_of
+import orjson
+
+from testnuc._base.jsonl import json_of, write_whole
 from testnuc.cli.reading import content_of, read_table, require_column, to_stderr
 from testnuc.errors import InvalidInputError, MissingDependencyError
 from testnuc.label_tree import flattened, is_nested
@@ -50,6 +53,20 @@ def read_labels(given: str | list[str] | dict[str, str]) -> list[str] | dict[str
     if kind in {".json", *_YAML}:
         return _labels((_yaml if kind in _YAML else json_of)(content, given), given)
     return [label for line in content.splitlines() if (label := line.strip())]
+
+
+def write_labels(path: str, labels: Mapping[str, str]) -> None:
+    """Write labels with their descriptions, to a .json or .yaml file."""
+    if Path(path).suffix.lower() in _YAML:
+        # a string of JSON is one of YAML
+        lines = [
+            f"{orjson.dumps(name).decode()}: {orjson.dumps(description).decode()}\n"
+            for name, description in labels.items()
+        ]
+        write_whole(path, ["".join(lines).encode()])
+        return
+    plain = dict(labels) if any(labels.values()) else list(labels)
+    write_whole(path, [orjson.dumps(plain, option=orjson.OPT_INDENT_2)])
 
 
 def _labels(value: Any, source: str) -> list[str] | dict[str, str]:

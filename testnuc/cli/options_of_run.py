@@ -231,7 +231,7 @@ def command(
 
     `source` is the file or store; `more` are further arguments.
     """
-    words = ["testnuc", name, source, *more]
+    words = ["testnuc", *name.split(), source, *more]
     if text_column != "text" and holds_rows(source):
         words += ["--text-column", text_column]
     for option, value in options.items():

@@ -17,6 +17,7 @@
     certificates    the trust above which labels are proved to be right
     calibration     trust: the chance that a label is right, also of a head, and its drift
     counts          how many texts have each label; `shares`, their intervals
+    label_check     labels that are confused, unused or missing
     uncertainty     uncertainty sampling: which texts skip the LLM
 """
 

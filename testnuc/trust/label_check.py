@@ -1,0 +1,325 @@
+"""What is wrong with a label set, by the LLM's answers: labels confused, unused, missing.
+
+Neighbors with two different labels are what a confused pair leaves behind, and so do two labels
+that are rightly next to each other. Only near copies separate the two, as in `auto_policy`: where
+they disagree, the LLM confuses labels.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from testnuc._base.display import brief, columns
+from testnuc.errors import InvalidInputError
+from testnuc.label_matching import fold_case, fold_punctuation
+from testnuc.trust.auto_policy import MIN_PREDICTIONS, diagnose
+from testnuc.types import MultilabelClassification
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from testnuc._base.arrays import Float32s, Int32s, Int64s
+    from testnuc.trust.diagnosis import Diagnosis
+    from testnuc.trust.learned import Learned
+    from testnuc.types import Classification
+
+#: Nearest neighbors of a text that are compared with it.
+_NEIGHBORS = 10
+#: Pairs of labels that are listed, and texts that are shown of each.
+_LISTED, _SHOWN = 20, 3
+#: A pair is listed if so many neighbors have it, so many times as many as by chance, and so many
+#: standard errors more.
+_FEWEST, _LIFT, _ERRORS = 5, 2.0, 4.0
+#: Parts of the mean number of texts of a label below which it hardly occurs, and from which it may
+#: swallow others, if it is confused with so many.
+_RARE, _OFTEN, _MANY = 0.1, 2.0, 3
+#: Agreement of near copies that is as good as 1.
+_SAME = 0.999
+#: Texts for each label from which one that was never given says something.
+_TEXTS_PER_LABEL = 5
+#: Labels and characters of a text in one line.
+_IN_LINE, _WIDTH = 8, 70
+
+
+@dataclass(frozen=True, slots=True)
+class ConfusedPair:
+    """Two labels that the LLM gives to texts next to each other."""
+
+    __repr__ = brief
+
+    first: str
+    second: str
+    #: The share of all neighbors that have these two labels: merging them gains at most about this.
+    share: float
+    #: How many times as often neighbors have them as they would by chance.
+    lift: float
+    #: Texts side by side, most similar first: one with the first label, a neighbor with the other.
+    examples: tuple[tuple[str, str], ...]
+    #: Judged texts to which the LLM gave one of the labels where the other is right.
+    confirmed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LabelCheck:
+    """What stands out in a label set. ``print`` it."""
+
+    __repr__ = brief
+
+    #: Distinct texts with an answer of the LLM, and the labels.
+    texts: int
+    labels: tuple[str, ...]
+    #: The most confused first.
+    pairs: tuple[ConfusedPair, ...]
+    #: Whether near copies disagree, so that these labels are confused; if not, they may as well be
+    #: two labels of similar texts.
+    proved: bool
+    #: The share of neighbors that as many pairs have which are drawn at random.
+    by_chance: float
+    #: Labels that were never given, and label -> texts of those that hardly were.
+    never: tuple[str, ...]
+    rare: Mapping[str, int]
+    #: Label that is given often -> labels that it may swallow.
+    swallowing: Mapping[str, tuple[str, ...]]
+    #: What answers outside the labels say -> how many say so.
+    outside: Mapping[str, int]
+    #: Judged texts; None: nothing was learned.
+    judged: int | None = None
+
+    @property
+    def notice(self) -> str | None:
+        """What stands out, in a line; None: nothing does."""
+        found = []
+        if self.never:
+            found.append(self._unused())
+        if self.proved and self.pairs:
+            first, number = self.pairs[0], len(self.pairs)
+            confused = "1 pair of labels is" if number == 1 else f"{number} pairs of labels are"
+            found.append(f"{confused} confused, such as {first.first!r} and {first.second!r}")
+        return ", and ".join(found) or None
+
+    def __str__(self) -> str:
+        return "\n".join([*self._pairs(), *self._labels()])
+
+    def _pairs(self) -> list[str]:
+        if not self.pairs:
+            counted = f"{self.texts:,} texts with an answer, {len(self.labels):,} labels"
+            return [f"{counted}: no pair of labels stands out"]
+        gain = 100 * sum(pair.share for pair in self.pairs)
+        why = (
+            "near copies disagree, so the LLM confuses labels"
+            if self.proved
+            else "near copies do not show that the LLM confuses them: judge some texts before you "
+            "merge labels that may rightly differ"
+        )
+        judged = self.judged is not None
+        rows = [["labels", "gain up to", "times chance", *["judged"] * judged]]
+        rows += [
+            [f"{p.first} | {p.second}", f"{100 * p.share:.2f}", f"{p.lift:.0f}"]
+            + [str(p.confirmed)] * judged
+            for p in self.pairs
+        ]
+        merged = f"Merging all of them gains up to about {gain:.1f} points of accuracy"
+        lines = [
+            f"Pairs of labels that stand out in {self.texts:,} texts: {len(self.pairs)}; {why}.",
+            f"{merged}; as many random pairs {100 * self.by_chance:.1f}.",
+            *["", columns(rows), ""],
+        ]
+        for pair in self.pairs:
+            lines.append(f"{pair.first} | {pair.second}")
+            lines += [f"    {_cut(one)} | {_cut(other)}" for one, other in pair.examples]
+        if judged:
+            lines.append(
+                f"judged: of {self.judged:,} judged texts, those with one label where the other is "
+                "right"
+            )
+        return lines
+
+    def _unused(self) -> str:
+        were = "was" if len(self.never) == 1 else "were"
+        return f"{len(self.never):,} of {len(self.labels):,} labels {were} never given"
+
+    def _labels(self) -> list[str]:
+        lines = []
+        if self.never:
+            lines.append(f"{self._unused()}: {_listed(self.never)}")
+        if self.rare:
+            rare = [f"{label} ({n:,})" for label, n in self.rare.items()]
+            lines.append(f"labels that hardly occur: {_listed(rare)}")
+        for label, others in self.swallowing.items():
+            lines.append(f"{label} is given often, and may swallow {_listed(others)}")
+        for answer, n in [*self.outside.items()][:_IN_LINE]:
+            says = "answer outside the labels says" if n == 1 else "answers outside the labels say"
+            lines.append(f"{n:,} {says} {answer[:_WIDTH]!r}")
+        return lines
+
+
+def _cut(text: str) -> str:
+    """Return a text in one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= _WIDTH else f"{line[: _WIDTH - 2]}.."
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f", and {len(names) - _IN_LINE:,} more" if len(names) > _IN_LINE else ""
+    return ", ".join(names[:_IN_LINE]) + more
+
+
+def checked_labels(
+    results: Sequence[Classification],
+    names: Sequence[str],
+    learned: Learned | None = None,
+    diagnosis: Diagnosis | None = None,
+) -> LabelCheck:
+    """Check a label set by the LLM's own answers.
+
+    `names` are its labels, if they are known; `diagnosis` is that of these answers, if it is made.
+
+    Raises
+    ------
+    InvalidInputError
+        A text can have several labels.
+    """
+    once = {result.text: result for result in results if result.prediction is not None}
+    rows = list(once.values())
+    if rows and isinstance(rows[0], MultilabelClassification):
+        raise InvalidInputError(
+            "labels cannot be checked where a text can have several: nothing says which of them "
+            "are confused"
+        )
+    given = Counter(row.own_label for row in rows if row.own_label is not None)
+    names = tuple(names) or tuple(sorted(given))
+    pairs, by_chance, proved = _confused(rows, names, diagnosis)
+    partners = defaultdict[str, list[str]](list)
+    for pair in pairs:
+        partners[pair.first].append(pair.second)
+        partners[pair.second].append(pair.first)
+    mean = given.total() / max(len(names), 1)
+    enough = len(rows) >= _TEXTS_PER_LABEL * len(names)
+    listed = pairs[:_LISTED]
+    return LabelCheck(
+        texts=len(rows),
+        labels=names,
+        pairs=tuple(listed if learned is None else _confirmed(listed, once, learned)),
+        proved=proved,
+        by_chance=by_chance * len(listed),
+        never=tuple(name for name in names if not given[name]) if enough else (),
+        rare={n: given[n] for n in names if enough and 0 < given[n] < _RARE * mean},
+        swallowing={
+            name: tuple(partners[name])
+            for name in names
+            if given[name] >= _OFTEN * mean and len(partners[name]) >= _MANY
+        },
+        outside=_grouped(own.said for row in rows if (own := row.prediction) and own.unmatched),
+        judged=None if learned is None else len(learned.judged),
+    )
+
+
+def _grouped(answers: Iterable[str | None]) -> dict[str, int]:
+    """Count answers that differ in case and punctuation only as one, most frequent first."""
+    said = Counter(answer for answer in answers if answer)
+    groups, first = Counter[str](), dict[str, str]()
+    for answer, n in said.most_common():
+        form = fold_punctuation(fold_case(answer)) or answer
+        groups[first.setdefault(form, answer)] += n
+    return dict(groups.most_common())
+
+
+def _confirmed(
+    pairs: Sequence[ConfusedPair], rows: Mapping[str, Classification], learned: Learned
+) -> list[ConfusedPair]:
+    """Return the pairs with the number of judged texts that confuse them."""
+    wrong = Counter(
+        frozenset((row.own_label, judgment.label))
+        for judgment in learned.judged
+        if judgment.label is not None and (row := rows.get(judgment.text)) is not None
+    )
+    return [replace(p, confirmed=wrong[frozenset((p.first, p.second))]) for p in pairs]
+
+
+def _neighbors(
+    rows: Sequence[Classification], names: Sequence[str]
+) -> tuple[list[str], Int32s, Int64s, Float32s]:
+    """Return texts, those of the rows first, their labels, and ids and similarities of neighbors.
+
+    Arrays are as in `diagnose`.
+    """
+    number = {name: at for at, name in enumerate(names)}
+    places = {row.text: at for at, row in enumerate(rows)}
+    labels = [number.get(row.own_label or "", -1) for row in rows]
+    width = max((len(row.neighbors) for row in rows), default=0)
+    ids = np.full((len(rows), width), -1, dtype=np.int64)
+    similarities = np.zeros((len(rows), width), dtype=np.float32)
+    for at, row in enumerate(rows):
+        for rank, near in enumerate(row.neighbors):
+            place = places.setdefault(near.text, len(labels))
+            if place == len(labels):
+                labels.append(number.get(near.label or "", -1))
+            ids[at, rank], similarities[at, rank] = place, near.similarity
+    return list(places), np.array(labels, dtype=np.int32), ids, similarities
+
+
+def _confused(
+    rows: Sequence[Classification], names: Sequence[str], diagnosis: Diagnosis | None
+) -> tuple[list[ConfusedPair], float, bool]:
+    """Return confused pairs, the share of a random pair, and whether near copies disagree."""
+    n = len(names)
+    texts, labels, ids, similarities = _neighbors(rows, names)
+    # of two labels, merging leaves none to tell apart
+    if n < 3 or len(rows) < MIN_PREDICTIONS or not ids.shape[1]:
+        return [], 0.0, False
+    row, rank = np.nonzero(ids[:, :_NEIGHBORS] >= 0)
+    known = (labels[row] >= 0) & (labels[ids[row, rank]] >= 0)
+    row, rank = row[known], rank[known]
+    # mutual neighbors count once
+    key = np.sort(np.stack([row, ids[row, rank]], axis=1), axis=1)
+    once = np.unique(key, axis=0, return_index=True)[1]
+    row, rank = row[once], rank[once]
+    near, similarity = ids[row, rank], similarities[row, rank]
+    total = len(row)
+    differ = labels[row] != labels[near]
+    low, high = np.sort(np.stack([labels[row], labels[near]]).astype(np.int64), axis=0)
+    codes = np.where(differ, low * n + high, -1)
+    places, counts = np.unique(codes[differ], return_counts=True)
+    shares = np.bincount(labels[labels >= 0], minlength=n) / max((labels >= 0).sum(), 1)
+    chance = 2 * shares[places // n] * shares[places % n] * total
+    stands_out = (counts >= np.maximum(_FEWEST, _LIFT * chance)) & (
+        counts - chance >= _ERRORS * np.sqrt(chance)
+    )
+    pairs = []
+    for at in np.flatnonzero(stands_out)[np.argsort(-counts[stands_out], kind="stable")].tolist():
+        first, second = divmod(int(places[at]), n)
+        of_pair = np.flatnonzero(codes == places[at])
+        of_pair = of_pair[np.argsort(-similarity[of_pair], kind="stable")]
+        sides = np.stack([row[of_pair], near[of_pair]], axis=1)
+        swapped = labels[sides[:, 0]] == second
+        sides[swapped] = sides[swapped][:, ::-1]
+        pairs.append(
+            ConfusedPair(
+                names[first],
+                names[second],
+                share=float(counts[at] / total),
+                lift=float(counts[at] / chance[at]),
+                examples=tuple((texts[one], texts[other]) for one, other in _apart(sides.tolist())),
+            )
+        )
+    if diagnosis is None:
+        diagnosis = diagnose(ids, similarities, labels, n_classes=n)
+    # there are candidates if near copies disagree, but for rounding, and agree beyond chance
+    disagree = bool(diagnosis.candidates) and diagnosis.near_copies_bounds[1] < _SAME
+    by_chance = differ.sum() / max(total, 1) / (n * (n - 1) / 2)
+    return pairs, float(by_chance), disagree
+
+
+def _apart(sides: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the first few of some pairs of texts that share no text."""
+    used, kept = set[int](), list[tuple[int, int]]()
+    for pair in sides:
+        if used.isdisjoint(pair) and len(kept) < _SHOWN:
+            kept.append(pair)
+            used.update(pair)
+    return kept

@@ -1,0 +1,83 @@
+"""``testnuc labels check``: from a labeled file to merged labels."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from testnuc.testing import LoopbackLLM
+from tests.cli.in_process import run_here
+from tests.cli.test_judging import TEXTS, true_label
+
+LABELS = ("refund", "money back", "delivery", "login", "unused")
+
+
+def wavers(text):
+    label = true_label(text)
+    number = int(text.split("#")[1])
+    return ("money back" if label == "refund" and number % 2 else label), 0.9
+
+
+@pytest.fixture
+def labeled(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with Path("tickets.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["text"], *[[text] for text in TEXTS]])
+    with LoopbackLLM(wavers) as llm:
+        options = ["--labels", ",".join(LABELS), "--base-url", llm.base_url]
+        code, _, err = run_here("classify", "tickets.csv", *options, "-o", "out.csv")
+        assert code == 0, err
+        assert "1 of 5 labels was never given" in err
+        assert "testnuc labels check out.csv" in err
+        yield llm
+
+
+def rows_of(path):
+    with Path(path).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.slow
+def test_confused_labels_are_shown_and_merged(labeled):
+    code, out, err = run_here("labels", "check", "out.csv")
+    assert code == 0, err
+    assert "refund | money back" in out
+    assert "1 of 5 labels was never given: unused" in out
+    assert "testnuc labels check out.csv --merge" in err
+
+    merge = ["--merge", "money back = refund", "-o", "merged.csv"]
+    code, _, err = run_here("labels", "check", "out.csv", *merge)
+    assert code == 0, err
+    assert "4 of 5 labels, written to merged.labels.json" in err
+    assert json.loads(Path("merged.labels.json").read_bytes()) == [
+        "refund", "delivery", "login", "unused",
+    ]  # fmt: skip
+    merged = rows_of("merged.csv")
+    assert [row["nuc_label"] for row in merged] == [true_label(text) for text in TEXTS]
+    assert all(row["nuc_alternative"] != "money back" for row in merged)
+    # what the LLM said is kept
+    assert {row["nuc_own_said"] for row in merged} == {"", "money back"}
+
+    # the next command knows the merged labels
+    code, _, err = run_here("review", "merged.csv", "-n", "20")
+    assert code == 0, err
+    review = json.loads(Path("review.json").read_bytes())
+    assert review["labels"] == ["refund", "delivery", "login", "unused"]
+    assert labeled.calls == len(TEXTS)
+
+
+@pytest.mark.slow
+def test_what_cannot_be_merged_is_refused(labeled):
+    every = [f"{label} = refund" for label in LABELS[1:]]
+    for given, said in (
+        (["--merge", "money back = refund"], "--merge 'LABEL = OTHER' and -o"),
+        (["-o", "merged.csv"], "--merge 'LABEL = OTHER' and -o"),
+        (["--merge", "money = refund", "-o", "a.csv"], "they are 'refund', 'money back'"),
+        (["--merge", "refund = refund", "-o", "a.csv"], "'refund' is merged already"),
+        ([*(w for m in every for w in ("--merge", m)), "-o", "a.csv"], "leaves one label"),
+        (["--merge", "money back = refund", "-o", "out.csv"], "one file"),
+    ):
+        code, _, err = run_here("labels", "check", "out.csv", *given)
+        assert code == 2, given
+        assert said in err
