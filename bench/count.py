@@ -8,14 +8,19 @@ import os
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bench._recorded import distinct_rows, labeled
 from bench._report import Report
+from testnuc._base.checks import hash_text
 from testnuc.scoring import wilson
+from testnuc.trust.counts import debiased
+from testnuc.trust.judgment import Judgment
 from testnuc.trust.shares import JudgedSample, Population, Share
+from testnuc.types import Classification, Prediction
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,6 +30,8 @@ _JUDGED = (50, 100, 200, 400)
 _LEAST = 0.01
 #: The part of the texts in one of two groups; where a difference is planted, by label.
 _HALF, _PLANTED = 0.5, (0.7, 0.4)
+#: Texts that are judged for a regression.
+_REGRESSED = 200
 #: Labels of groups that are compared, and draws with a planted difference.
 _COMPARED, _FOUND = 2_000, 200
 _ALPHA, _Z = 0.05, 1.959963984540054
@@ -153,6 +160,64 @@ def _measure(task: tuple[str, int], *, folder: Path, draws: int) -> dict[str, An
     }
 
 
+def _regressed(name: str, *, folder: Path, draws: int) -> dict[str, Any]:
+    """Regress the most frequent label on whether a text is long: how often intervals have it."""
+    found = distinct_rows(folder / f"{name}.jsonl")
+    _, own, gold, _ = labeled(found)
+    lengths = np.array([len(text) for text in found])
+    most = int(np.bincount(gold).argmax())
+    x, n = lengths > np.median(lengths), len(gold)
+    yes = np.where(own == most, "yes", "no").tolist()
+    results = [
+        Classification(
+            index=at,
+            text=text,
+            label=label,
+            share=1.0,
+            margin=1.0,
+            voters=1,
+            complete=True,
+            prediction=Prediction(label, None),
+        )
+        for at, (text, label) in enumerate(zip(found, yes, strict=True))
+    ]
+    drawn: dict[str, Any] = {"probability": 1 / n, "floor": 1 / n, "texts": n, "uniform": True}
+    true, said = (_slope(x, (of == most).astype(float))[0] for of in (gold, own))
+    inside: dict[str, list[bool]] = {"LLM": [], "debiased": [], "people": []}
+    widths: dict[str, float] = dict.fromkeys(inside, 0.0)
+    for seed in range(draws):
+        rows = np.random.default_rng([seed, _REGRESSED]).choice(n, _REGRESSED, replace=False)
+        learned: Any = SimpleNamespace(labels=("yes", "no"))
+        learned.judged = [
+            Judgment(text, hash_text(text), "yes" if gold[row] == most else "no", "person", **drawn)
+            for row in rows.tolist()
+            for text in (results[row].text,)
+        ]
+        columns = debiased(results, learned)
+        for kind, slope in (
+            ("LLM", _slope(x, (own == most).astype(float))),
+            ("debiased", _slope(x, np.array(columns["yes"]))),
+            ("people", _slope(x[rows], (gold[rows] == most).astype(float))),
+        ):
+            inside[kind].append(abs(slope[0] - true) <= slope[1])
+            widths[kind] += slope[1]
+    return {
+        "set": name,
+        "slope": 100 * true,
+        "LLM's": 100 * said,
+        **{f"covered, {kind}": float(np.mean(some)) for kind, some in inside.items()},
+        "width, of people's": widths["debiased"] / widths["people"],
+    }
+
+
+def _slope(x: NDArray[np.bool_], y: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the slope on a variable of 0 and 1, and its half width by HC3."""
+    parts = [y[x], y[~x]]
+    # the leverage of each is one of the number in its part
+    error = math.sqrt(sum(((p - p.mean()) ** 2).sum() / (len(p) - 1) ** 2 for p in parts))
+    return float(parts[0].mean() - parts[1].mean()), _Z * error
+
+
 def main(argv: list[str]) -> None:
     """Judge texts at random, and count: how often the intervals hold the true share."""
     parser = argparse.ArgumentParser(prog="python -m bench count", description=__doc__)
@@ -160,6 +225,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--sets", nargs="+", help="names of files without .jsonl (default: all)")
     parser.add_argument("--judged", type=int, nargs="+", default=list(_JUDGED))
     parser.add_argument("--draws", type=int, default=1_000)
+    parser.add_argument("--regression", action="store_true", help="of the most frequent label")
     parser.add_argument("--quick", action="store_true", help="20 draws")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", help="write the result to this file")
@@ -167,6 +233,18 @@ def main(argv: list[str]) -> None:
     folder, draws = Path(arguments.data), 20 if arguments.quick else arguments.draws
     names = arguments.sets or sorted(path.stem for path in folder.glob("*.jsonl"))
     tasks = [(name, m) for name in names for m in arguments.judged]
+    if arguments.regression:
+        report = Report(
+            "regression",
+            "95 % intervals of the slope of the most frequent label, in points, on whether a text "
+            f"is long, with {_REGRESSED} texts judged at random: how often they have the slope by "
+            "the right labels. debiased: by `to_pandas(debiased=)` with HC3; people: judged texts",
+        )
+        for name in names:
+            report.row(**_regressed(name, folder=folder, draws=draws))
+        report.note(f"{draws} draws.")
+        report.show()
+        return
     report = Report(
         "count",
         "95 % intervals of the shares of labels (of at least 1 %) from texts judged at random. "

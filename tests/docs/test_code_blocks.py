@@ -52,6 +52,7 @@ pool = texts = [f"message {i} {'about it ' * (i % 4)}" for i in range(60)]
     "counting.md": """
 pool = [f"message {i} {'about it ' * (i % 4)}" for i in range(60)]
 months = [f"2026-0{1 + i // 30}" for i in range(60)]
+by_phone = [i % 2 for i in range(60)]
 
 def judgment_of(text):
     return "login"
