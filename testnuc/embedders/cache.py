@@ -249,7 +249,7 @@ class EmbeddingCache:
                 else:
                     await _hand_out(futures, rows)
                 for text_hash in hashes:
-                    del self._futures[text_hash]
+                    self._futures.pop(text_hash, None)
         finally:
             self._pump = None
 
@@ -319,9 +319,12 @@ class EmbeddingCache:
 
     async def close(self) -> None:
         """Stop embedding; waiters get an error, because they were not cancelled."""
-        if self._pump is not None:
-            self._pump.cancel()
-            await asyncio.gather(self._pump, return_exceptions=True)
+        # another caller may ask while it ends
+        while (pump := self._pump) is not None:
+            pump.cancel()
+            await asyncio.gather(pump, return_exceptions=True)
+            if self._pump is pump:  # it had not begun
+                self._pump = None
         for future in self._futures.values():
             if not future.done():
                 future.set_exception(TestNUCError("the client was closed"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import json
 import math
 import re
@@ -537,6 +538,34 @@ async def test_vectors_of_another_length_are_an_error(client_of):
 class Zeros(HashEmbedder):
     async def embed(self, texts):
         return np.stack([np.zeros(32) if t == "zero" else np.ones(32) for t in texts])
+
+
+async def test_a_caller_that_comes_while_the_cache_closes_gets_an_error():
+    class Asking(HashEmbedder):
+        """While it is cancelled, another caller asks."""
+
+        late = None
+
+        async def embed(self, texts):
+            try:
+                await asyncio.sleep(0.001 if self.late else 30)
+            except asyncio.CancelledError:
+                self.late = self.late or asyncio.create_task(cache.embed(["late"]))
+                raise
+            return await super().embed(texts)
+
+    unhandled = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+    embedder = Asking(32)
+    cache = EmbeddingCache(embedder, MemoryStore(), Pool())
+    early = asyncio.create_task(cache.embed(["early"]))
+    await asyncio.sleep(0.01)
+    await cache.close()
+    for error in await asyncio.gather(early, embedder.late, return_exceptions=True):
+        assert "closed" in str(error)
+    await asyncio.sleep(0.01)
+    gc.collect()
+    assert unhandled == []
 
 
 async def test_a_vector_without_a_direction_fails_alone():
