@@ -214,8 +214,8 @@ class Run:
             classes, judge = self.judges[place]
             said = f"a {judge} said that none of the labels is right"
             return Reason("none_of_the_labels", said) if classes is None else None
-        none = (self.batch.neighbors[place] < 0).all()
-        if place in self.batch.rejected or (none and isinstance(self.failure, EmbeddingError)):
+        stopped = isinstance(self.failure, EmbeddingError)
+        if place in self.batch.rejected or (stopped and (self.batch.neighbors[place] < 0).all()):
             error = self.batch.rejected.get(place) or self.failure
             return Reason("not_embedded", f"the embedder failed: {error_text(error)}")
         if decision is not None and not settings.head_decides and not self.is_skipped(place):
