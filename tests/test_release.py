@@ -1,6 +1,7 @@
 """What is released: the package that is tested is the one in the wheel, and it is whole."""
 
 import os
+import re
 from importlib.metadata import metadata, version
 from pathlib import Path
 
@@ -22,6 +23,13 @@ def test_the_package_says_that_it_is_typed_and_brings_its_data():
     assert (package / "py.typed").is_file()
     assert (package / "data" / "support_messages.jsonl").is_file()
     assert list((package / "report").glob("*.css"))
+    assert (package / ".agents" / "skills" / "testnuc" / "SKILL.md").is_file()
+
+
+def test_commits_are_checked_by_the_ruff_of_the_tests():
+    pinned = re.findall(r"^ruff==\S+", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text()
+    assert set(re.findall(r"ruff==[^\]\s]+", hooks.split("repos:")[1])) == set(pinned)
 
 
 def test_metadata():

@@ -25,7 +25,8 @@ from bench._batch_api import BatchLLM
 from testnuc import embedders
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
+SKILL = Path(testnuc.__file__).parent / ".agents" / "skills" / "testnuc" / "SKILL.md"
+PAGES = sorted([ROOT / "README.md", SKILL, *ROOT.glob("docs/**/*.md")])
 LABELS = ["refund", "delivery", "login"]
 #: Programs that a reader has, and that these tests do not run.
 OTHERS = {
@@ -48,6 +49,9 @@ nuc = testnuc.TestNUC(LABELS, model="openai/gpt-4o-mini")
 """,
     "fewer-calls.md": """
 pool = texts = [f"message {i} {'about it ' * (i % 4)}" for i in range(60)]
+""",
+    "SKILL.md": """
+texts = [f"message {i} {'about it ' * (i % 4)}" for i in range(60)]
 """,
     "counting.md": """
 pool = [f"message {i} {'about it ' * (i % 4)}" for i in range(60)]
