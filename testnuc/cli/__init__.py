@@ -4,7 +4,8 @@
 
     options           shared options, and `runs`, which connects a declaration to its function
 
-    batch, classify, compare, count, demo, evaluate, judging, labels, report, serve, store
+    audit, batch, classify, compare, count, demo, evaluate, judging, labels, report, serve,
+    store
                       what each command does
     answering         judging in the terminal; `judging_page` on a page
 
@@ -330,6 +331,10 @@ def serve(
         None, help="Origins whose pages may send requests, separated by commas; *: all."
     ),
     access_log: bool = typer.Option(True, help="Log each request, without its texts, to stderr."),
+    audit: str | None = typer.Option(
+        None,
+        help="Set texts aside in the store, at random, for `testnuc audit`: such as 20/week.",
+    ),
     max_texts: int = rare(1_000, help="Maximum number of texts in a request."),
     max_text_chars: int = rare(32_000, help="Maximum number of characters in a text."),
     max_body: int = rare(4 * 1024 * 1024, help="Maximum size of a request in bytes."),
@@ -345,6 +350,27 @@ def serve(
     ),
 ) -> None:
     """Serve labels over HTTP: POST /v1/classify."""
+
+
+@runs(app, "audit:run")
+def audit(
+    place: str = _STORE,
+    review: str = writes("audit.json", help="The file of the texts to judge."),
+    by_hand: bool = once(False, "--answer", help="Judge the texts in the terminal."),
+    open_page: bool | None = typer.Option(
+        None, "--open/--no-open", help="Open the page in a browser.", show_default="if it can"
+    ),
+    since: str | None = once(
+        None, help="Look for changes from this week on, such as 2026-W07; later runs do, too."
+    ),
+    labels: str | None = reads(
+        None, help="A file, or a,b,c; default: those of the latest texts.", show_default=False
+    ),
+    output: str | None = output_to("A .csv or .json file for the shares of labels by week."),
+    plot: str | None = writes(None, help="A .png, .svg or .pdf file for the figure."),
+    overwrite: bool = _OVERWRITE,
+) -> None:
+    """Judge texts that `serve --audit` set aside: accuracy and shares by week, and alarms."""
 
 
 @runs(app, "report:run", *CALL_OPTIONS, "store", labels=_OF_RUN)

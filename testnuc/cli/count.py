@@ -50,7 +50,7 @@ async def run(given: SimpleNamespace) -> None:
     )
     print(counts)
     if output is not None:
-        _write(counts, output)
+        write_counts(counts, output)
     if plot is not None:
         # before it is written, as its suffix says how
         counts.plot().savefig(plot, dpi=150)
@@ -91,7 +91,8 @@ def _group(cell: str, period: str | None, row: int) -> str:
     }[period]
 
 
-def _write(counts: Counts, output: str) -> None:
+def write_counts(counts: Counts, output: str) -> None:
+    """Write counts to a .csv or .json file."""
     records: list[dict[str, Any]] = counts.records()
     if Path(output).suffix.lower() == ".json":
         data = orjson.dumps(records, option=orjson.OPT_INDENT_2)

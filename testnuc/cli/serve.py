@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -25,6 +26,7 @@ def run(given: SimpleNamespace) -> None:
     """Serve until SIGTERM or Ctrl-C; exit code 1 if requests were cut off."""
     origins = tuple(one for part in (given.cors_origin or "").split(",") if (one := part.strip()))
     options = vars(given)
+    options["audit"] = _per_week(given.audit)
     own = {f.name: options[f.name] for f in fields(ServerSettings) if f.name in options}
     limits = ServerSettings(token=_token(given.token_file), cors_origins=origins, **own)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -51,6 +53,13 @@ def run(given: SimpleNamespace) -> None:
 
     if not run_to_end(run_service()):
         sys.exit(1)
+
+
+def _per_week(audit: str | None) -> int | None:
+    found = re.fullmatch(r"(\d{1,9})/week", audit or "")
+    if audit is not None and found is None:
+        raise InvalidInputError(f"--audit is {audit!r}; give texts a week, such as 20/week")
+    return None if found is None else int(found[1])
 
 
 def _token(file: str | None) -> str | None:

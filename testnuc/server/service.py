@@ -32,6 +32,7 @@ from testnuc.server.access import (
     request_id,
     require_caller,
 )
+from testnuc.server.auditing import TrafficSample
 from testnuc.server.errors import RequestError, request_error
 from testnuc.server.metrics import Metrics
 from testnuc.server.openapi import document
@@ -138,6 +139,8 @@ class Service:
         #: Why the LLM's own labels were kept when they were last.
         self._decision: str | None = None
         self.app = web.Application(middlewares=[self._guard])
+        #: Texts that are set aside; None: none are.
+        self.audit = self._start_audit()
         self.app.on_response_prepare.append(self._add_headers)
         self.app.add_routes(
             [
@@ -150,6 +153,19 @@ class Service:
                 web.get("/metrics", self._metrics_page),
             ]
         )
+
+    def _start_audit(self) -> TrafficSample | None:
+        if self.settings.audit is None:
+            return None
+        audit = TrafficSample(self.nuc, self.settings.audit)
+        self.app.cleanup_ctx.append(audit.running)
+        self._metrics.gauges(
+            audit_texts=("Texts set aside in this week.", lambda: len(audit.latest.sample)),
+            audit_judged=("Judged texts.", lambda: audit.summary.get("judged", 0)),
+            audit_accuracy=("Accuracy of all judged texts.", lambda: audit.accuracy),
+            audit_alarms=("Proved changes.", lambda: audit.summary.get("alarms", 0)),
+        )
+        return audit
 
     @property
     def status(self) -> Literal["starting", "ready", "paused", "draining"]:
@@ -402,6 +418,8 @@ class Service:
         unlabeled = "unlabeled" if result.error is None else "failed"
         self._metrics.text(unlabeled if result.label is None else "labeled")
         self.recent.append(result)
+        if self.audit is not None:
+            self.audit.note(result)
         if isinstance(result.reason, Reason) and result.reason.code == "llm_kept":
             self._decision = str(result.reason)
 

@@ -9,6 +9,8 @@ from testnuc._base.checks import checked_positive, checked_whole, is_loopback
 from testnuc.errors import ConfigurationError, InvalidInputError
 
 _LEAST_TOKEN = 16
+#: Texts a week that are set aside; they are one row of the store.
+_MOST_AUDITED = 1_000
 _ORIGIN = re.compile(r"https?://[^/\s,]+")
 _COUNTS = ("max_body", "max_texts", "max_text_chars", "max_pending")
 _SECONDS = ("body_timeout", "idle_timeout", "request_timeout", "drain_timeout")
@@ -49,6 +51,9 @@ class ServerSettings:
         Origins whose pages may send requests, such as ``"https://desk.example"``; ``"*"``: all.
     access_log : bool
         Whether to log each request, without its texts, to the logger ``testnuc.access``.
+    audit : int, optional
+        Texts a week that are set aside in the store, at random, to be judged by a person: see
+        ``testnuc audit``. Default: none.
     """
 
     host: str = "127.0.0.1"
@@ -65,11 +70,14 @@ class ServerSettings:
     drain_timeout: float = 30.0
     cors_origins: tuple[str, ...] = ()
     access_log: bool = True
+    audit: int | None = None
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
             checked_whole(name, getattr(self, name), least=1)
         checked_whole("port", self.port, least=0, most=65_535)
+        if self.audit is not None:
+            checked_whole("audit", self.audit, least=1, most=_MOST_AUDITED)
         for name in (*_SECONDS, "grace"):
             checked_positive(name, getattr(self, name), zero=name == "grace")
         if not isinstance(self.host, str) or not self.host:

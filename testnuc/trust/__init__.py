@@ -18,6 +18,7 @@
     calibration     trust: the chance that a label is right, also of a head, and its drift
     counts          how many texts have each label; `shares`, their intervals
     label_check     labels that are confused, unused or missing
+    audit           texts of a service's traffic, judged by week; `moves`, whether a share changed
     uncertainty     uncertainty sampling: which texts skip the LLM
 """
 

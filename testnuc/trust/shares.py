@@ -207,3 +207,17 @@ def _ratio(part: Float64s, whole: Float64s) -> Float64s:
     """Return quotients; 0 where the divisor is."""
     quotients: Float64s = np.divide(part, whole, out=np.zeros_like(whole), where=whole > 0)
     return quotients
+
+
+def stratified(texts: Int64s, judged: Int64s, hits: Int64s, *, confidence: float = 0.95) -> Share:
+    """Return the share of the texts that are a hit, of a random sample in each stratum; int64[S].
+
+    As `JudgedSample.totals`, of one kind and of numbers alone.
+    """
+    left = np.maximum(texts - judged, 0)
+    rate = np.where(judged > 0, hits / np.maximum(judged, 1), hits.sum() / max(judged.sum(), 1))
+    cells = np.stack([hits + _JEFFREYS, judged - hits + _JEFFREYS, left, np.ones(len(left))], 1)
+    low, high = _quantiles(tuple(map(tuple, cells.tolist())), (1 - confidence) / 2)
+    known, total = float(hits.sum()), max(float((judged + left).sum()), 1.0)
+    value = min(max(float(left @ rate), low), high)
+    return Share((known + value) / total, (known + low) / total, (known + high) / total)

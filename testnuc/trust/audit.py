@@ -1,0 +1,337 @@
+"""Texts of the traffic that are set aside and judged: accuracy and shares by week, and what moved.
+
+Each text gets a random number, and of each week the texts with the lowest are kept: a simple random
+sample of all that came by then, also where several processes see the traffic.
+
+Source: Cohen and Kaplan 2007, "Summarizing data using bottom-k sketches" (PODC).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import orjson
+
+from testnuc._base.checks import hash_text, is_chance
+from testnuc._base.display import brief, columns
+from testnuc.errors import StoreError
+from testnuc.trust.counts import LEAST_JUDGED, Counts, LabelCount
+from testnuc.trust.moves import found_moves
+from testnuc.trust.review import Review, ReviewItem
+from testnuc.trust.review_context import ReviewContext
+from testnuc.trust.shares import Share, stratified
+from testnuc.types import split_labels
+
+if TYPE_CHECKING:
+    from testnuc._base.arrays import Bools
+    from testnuc.types import Classification
+
+_FORMAT = b'{"testnuc.audit":'
+#: Texts that a sample is of, where their number does not matter.
+_ENDLESS = 10**9
+#: Labels that the table shows.
+_SHOWN = 4
+
+
+def week_of(time: float) -> str:
+    """Return the ISO week of a time in seconds since the epoch, in UTC: 2026-W07."""
+    year, week, _ = datetime.fromtimestamp(time, UTC).isocalendar()
+    return f"{year}-W{week:02}"
+
+
+@dataclass(slots=True)
+class AuditedText:
+    """A text of the traffic that was set aside."""
+
+    __repr__ = brief
+
+    text: str
+    #: When it was labeled, in seconds since the epoch.
+    time: float
+    #: Uniform in 0 to 1; the lowest of a week are kept.
+    order: float
+    #: The label that was given, as one string; None: none.
+    label: str | None
+    own_label: str | None
+    alternative: str | None
+    trust: float | None
+    #: The right label, as `ReviewItem.answer`.
+    answer: str | None = None
+    #: The look at which its answer was known; 0: it is not judged.
+    look: int = 0
+
+    @classmethod
+    def of(cls, result: Classification, time: float, order: float) -> Self:
+        """Return a result as it is kept."""
+        return cls(
+            result.text,
+            time,
+            order,
+            result.label,
+            result.own_label,
+            result.alternative,
+            result.trust,
+        )
+
+
+@dataclass(slots=True)
+class AuditWeek:
+    """The traffic of a week: how many texts got each label, and a random sample of the texts."""
+
+    __repr__ = brief
+
+    week: str
+    labels: Sequence[str]
+    multilabel: bool
+    model: str
+    #: What those who judge are shown.
+    context: ReviewContext
+    #: Texts that are kept.
+    size: int
+    texts: int = 0
+    #: Label -> texts that it was given to; "": none.
+    given: dict[str, int] = field(default_factory=dict)
+    #: The lowest `order` first.
+    sample: list[AuditedText] = field(default_factory=list)
+
+    def key(self, week: str | None = None) -> bytes:
+        """Return the key in a store; "": that of the summary of all weeks of these labels."""
+        facts = orjson.dumps(
+            [list(self.labels), self.multilabel, self.week if week is None else week]
+        )
+        return blake2b(_FORMAT + facts, digest_size=16).digest()
+
+    @property
+    def judged(self) -> list[AuditedText]:
+        """The texts that have an answer."""
+        return [text for text in self.sample if text.look]
+
+    def count(self, label: str | None) -> None:
+        """Count a text by the label that it was given."""
+        self.texts += 1
+        for name in split_labels(label) or [""]:
+            self.given[name] = self.given.get(name, 0) + 1
+
+    def keep(self, texts: Sequence[AuditedText]) -> None:
+        """Keep those with the lowest order; none once some are judged: a clock may be set back."""
+        if not self.judged:
+            self.sample = sorted([*self.sample, *texts], key=lambda text: text.order)[: self.size]
+
+    def merge(self, other: AuditWeek) -> None:
+        """Add what another process, or another time, saw of this week."""
+        # a sample that was cut cannot grow again
+        self.size = min(self.size, other.size)
+        self.texts += other.texts
+        for name, number in other.given.items():
+            self.given[name] = self.given.get(name, 0) + number
+        self.keep(other.sample)
+
+    def to_bytes(self) -> bytes:
+        """Return the week as a store holds it."""
+        return _FORMAT + orjson.dumps(self) + b"}"
+
+    @classmethod
+    def of(cls, data: bytes) -> Self:
+        """Return the week of bytes that `to_bytes` returned."""
+        try:
+            record = orjson.loads(data)["testnuc.audit"]
+            context, sample = ReviewContext.of(record.pop("context")), record.pop("sample")
+            week = cls(**record, context=context, sample=[AuditedText(**text) for text in sample])
+            # what a store of somebody else holds fails here, not later
+            week.labels = tuple(map(_string, week.labels))
+            numbers = [week.size, week.texts, *week.given.values()]
+            numbers += [text.look for text in week.sample]
+            for text in week.sample:
+                hash_text(text.text)
+                for label in (text.label, text.own_label, text.alternative, text.answer):
+                    _string(label or "")
+            chances = [one for text in week.sample for one in (text.order, text.trust)]
+            if (
+                not all(type(number) is int and number >= 0 for number in numbers)
+                or not all(map(is_chance, chances))
+                or len(week.sample) > week.size
+            ):
+                raise ValueError(numbers)  # noqa: TRY301
+        except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as exc:
+            raise StoreError(
+                f"texts that were set aside for an audit are damaged: {exc!r}"
+            ) from exc
+        return week
+
+
+def _string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(value)
+    return value
+
+
+def is_audit(data: bytes) -> bool:
+    """Whether what a store holds beside what was learned is a week."""
+    return data.startswith(_FORMAT)
+
+
+def review_of(weeks: Sequence[AuditWeek]) -> Review:
+    """Return the texts that are not judged yet, each once, in the order to judge them."""
+    items: dict[str, ReviewItem] = {}
+    for text in (text for week in weeks for text in week.sample if not text.look):
+        by: dict[str | None, tuple[str, ...]] = {}
+        for label, name in (
+            (text.label, "the label given"),
+            (text.own_label, "the LLM alone"),
+            (text.alternative, "the next label"),
+        ):
+            if label is not None or name == "the label given":
+                by[label] = (*by.get(label, ()), name)
+        item = ReviewItem(
+            len(items), text.text, hash_text(text.text), text.own_label, tuple(by.items()),
+            text.trust, (), "audit", None, None,
+        )  # fmt: skip
+        items.setdefault(text.text, item)
+    last = weeks[-1]
+    texts = sum(week.texts for week in weeks)
+    return Review(
+        [*items.values()], last.labels, texts, last.model, last.context, multilabel=last.multilabel
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A change of the accuracy, or of the share of a label, that the judged texts prove."""
+
+    __repr__ = brief
+
+    what: str
+    #: The week whose judgments proved it.
+    proved: str
+    #: The week that it most likely came with.
+    since: str
+    #: Among the judged texts before that week, and from it on.
+    before: Share
+    after: Share
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} has moved, since about {self.since}: {self.after} of the judged texts, "
+            f"{self.before} before (proved in {self.proved})"
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Audit:
+    """What judged texts of the traffic say, by week. ``print`` it."""
+
+    __repr__ = brief
+
+    weeks: Sequence[AuditWeek]
+    #: By week: the share of the labels given that are right; None: too few are judged.
+    accuracy: Sequence[Share | None]
+    #: Over all judged texts.
+    overall: Share
+    #: Share of each label, by week.
+    counts: Counts
+    moves: Sequence[Move]
+
+    def __str__(self) -> str:
+        sizes = Counter[str | None]()
+        for one in self.counts:
+            sizes[one.label] += round(one.llm * one.rows)
+        shown = [label for label, _ in sizes.most_common(_SHOWN) if label is not None]
+        shares = {(one.group, one.label): one.share for one in self.counts}
+        rows = [["week", "texts", "judged", "accuracy", *shown]]
+        for week, accuracy in zip(self.weeks, self.accuracy, strict=True):
+            cells = [accuracy, *(shares[week.week, label] for label in shown)]
+            rows.append(
+                [
+                    week.week,
+                    f"{week.texts:,}",
+                    f"{len(week.judged)} of {len(week.sample)}",
+                    *("-" if share is None else str(share) for share in cells),
+                ]
+            )
+        lines = [
+            columns(rows),
+            f"95 % intervals, each alone; -: fewer than {LEAST_JUDGED} judged texts of the week",
+        ]
+        if not any(week.judged for week in self.weeks):
+            return "\n".join([*lines, "nothing is judged yet"])
+        lines.append(f"accuracy of all judged texts: {self.overall}, by your judgments")
+        lines += [f"alarm: {move}" for move in self.moves]
+        if not self.moves:
+            lines.append("no change of the accuracy or of a share is proved")
+        return "\n".join(lines)
+
+
+def audited(weeks: Sequence[AuditWeek], since: str = "") -> Audit:
+    """Return what the judged texts of some weeks say; changes are looked for from `since` on."""
+    labels: list[str | None] = [*weeks[-1].labels, None]
+    judged = [(at, text) for at, week in enumerate(weeks) for text in week.judged]
+    place = np.array([at for at, _ in judged], dtype=np.int64)
+    given = _marks([text.label for _, text in judged], labels)
+    right = _marks([text.answer for _, text in judged], labels)
+    every = np.ones((len(judged), 1), dtype=np.bool_)
+    # the first kind of hit is a right label, among the texts that have one; then each label
+    labeled = np.array([[text.label is not None] for _, text in judged]).reshape(-1, 1)
+    used = np.hstack([labeled, every.repeat(len(labels), axis=1)]).astype(np.bool_)
+    hits = np.hstack([(given == right).all(axis=1, keepdims=True), right]) & used
+    said = np.hstack([every, given])
+
+    accuracy: list[Share | None] = []
+    items: list[LabelCount] = []
+    for at, week in enumerate(weeks):
+        here = used & (place == at)[:, None]
+        n, total = len(week.judged), max(week.texts, len(week.sample))
+        numbers = np.array([week.given.get(label or "", 0) for label in labels])
+        texts = np.array([[total - numbers[-1], *numbers], [0, *np.maximum(total - numbers, 0)]])
+        strata = np.array([(here & said), (here & ~said)])
+        shares = [
+            stratified(*one) if one[1].sum() >= LEAST_JUDGED else None
+            for one in zip(
+                texts.T, strata.sum(axis=1).T, (strata & hits).sum(axis=1).T, strict=True
+            )
+        ]
+        accuracy.append(shares[0])
+        more = LEAST_JUDGED - n if n < LEAST_JUDGED else 3 * n
+        items += [
+            LabelCount(label, week.week, total, share, number / max(total, 1), n, more)
+            for label, share, number in zip(labels, shares[1:], numbers.tolist(), strict=True)
+        ]
+
+    # a batch is what was judged of a week at a look
+    later = np.array([week.week >= since for week in weeks], dtype=np.bool_)[place]
+    when = np.array([(text.look, at) for at, text in judged], dtype=np.int64).reshape(-1, 2)
+    looks, number = np.unique(when[later], axis=0, return_inverse=True)
+    batch = (number.reshape(-1) == np.arange(len(looks))[:, None]).astype(np.int64)
+    totals = np.array([batch @ used[later], batch @ hits[later]])
+    names = [weeks[at].week for at in looks[:, 1].tolist()]
+    moves = [
+        Move(
+            "the accuracy" if not kind else f"the share of {labels[kind - 1] or 'none of these'!r}",
+            names[proved],
+            names[start],
+            _pooled(*totals[:, :start, kind]),
+            _pooled(*totals[:, start:, kind]),
+        )
+        for kind, proved, start in found_moves(*totals)
+    ]
+    return Audit(weeks, accuracy, _pooled(used[:, :1], hits[:, :1]), Counts(items), moves)
+
+
+def _marks(given: Sequence[str | None], labels: Sequence[str | None]) -> Bools:
+    """Return which of the labels each text has, bool[m, C]; the last: none of them."""
+    number = {label: at for at, label in enumerate(labels)}
+    marks = np.zeros((len(given), len(labels)), dtype=np.bool_)
+    for row, label in zip(marks, given, strict=True):
+        row[[number[name] for name in split_labels(label) if name in number] or [-1]] = True
+    return marks
+
+
+def _pooled(judged: Any, hits: Any) -> Share:
+    """Return the share of hits among judged texts, as a sample of endlessly many."""
+    strata = (np.array([n]) for n in (_ENDLESS, judged.sum(), hits.sum()))
+    return stratified(*strata)

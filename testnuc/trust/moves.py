@@ -1,0 +1,80 @@
+"""Whether a share has moved, by batches of judged texts, however often one looks.
+
+Given all judged texts so far, the number of hits among the latest is hypergeometric as long as the
+share is the same, whatever it is. Its place in that distribution is uniform, and independent from
+batch to batch (a conformal p-value). Bets on its normal score multiply to a test martingale, which
+exceeds 1 / e with a chance of at most e, however often one looks (Ville). The martingale is a
+mixture over the size of the change, and over the batch that it came with.
+
+Source: Vovk 2021, "Testing randomness online" (Statistical Science).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from testnuc._base.arrays import Float64s, Int64s
+
+#: The chance of a false alarm: half of it is for the first kind, the rest is shared by the others.
+ERROR = 0.05
+#: Changes that are bet on, in standard errors of a batch.
+_SIZES = np.array([-1.5, -0.75, 0.75, 1.5])
+#: A change is as likely in the first so many batches as in all later ones.
+_EARLY = 26
+#: Places in a distribution are at least so far from its ends.
+_TINY = 1e-12
+
+
+def found_moves(judged: Int64s, hits: Int64s) -> list[tuple[int, int, int]]:
+    """Return the kinds of hits whose share is proved to have moved.
+
+    Parameters
+    ----------
+    judged, hits : int64[T, K]
+        Texts and hits of each batch, the earliest first, for each kind.
+
+    Returns
+    -------
+    list of (kind, batch that proved it, batch that it most likely came with)
+    """
+    found = []
+    for kind in range(judged.shape[1]):
+        # the same ones for the same judgments, whatever is judged later
+        between = np.random.default_rng([kind]).random(len(judged))
+        used = np.flatnonzero(judged[:, kind])
+        if not len(used):
+            continue
+        evidence, since = log_evidence(judged[used, kind], hits[used, kind], between[used])
+        error = ERROR / 2 if not kind else ERROR / 2 / (judged.shape[1] - 1)
+        proved = evidence >= -np.log(error)
+        if proved.any():
+            found.append((kind, int(used[proved.argmax()]), int(used[since])))
+    return found
+
+
+def log_evidence(judged: Int64s, hits: Int64s, between: Float64s) -> tuple[Float64s, int]:
+    """Return the log evidence after each batch that the share has moved, and since which batch.
+
+    `between`, float64[T], are uniform random numbers in 0 to 1, which break ties.
+    """
+    from scipy.special import ndtri
+    from scipy.stats import hypergeom
+
+    so_far = judged.cumsum(), hits.cumsum(), judged
+    place = hypergeom.cdf(hits - 1, *so_far) + between * hypergeom.pmf(hits, *so_far)
+    score = ndtri(np.clip(place, _TINY, 1 - _TINY))[:, None]
+    at = np.arange(len(judged))[:, None]
+    # the first batch is compared with nothing
+    gains = np.where(at, score * _SIZES - _SIZES**2 / 2, 0).cumsum(axis=0)
+    before = np.vstack([np.zeros(len(_SIZES)), gains[:-1]])
+    # what is bet from each batch on: all together is 1
+    staked = np.log(_EARLY / ((at + _EARLY) * (at + _EARLY + 1)) / len(_SIZES)) - before
+    capital = gains + np.logaddexp.accumulate(staked, axis=0)
+    kept = -np.log1p((at[:, 0] + 1) / _EARLY)
+    evidence: Float64s = np.logaddexp(np.logaddexp.reduce(capital, axis=1), kept)
+    best = int(evidence.argmax())
+    since = int(np.logaddexp.reduce(staked[: best + 1] + gains[best], axis=1).argmax())
+    return evidence, since

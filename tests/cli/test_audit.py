@@ -1,0 +1,149 @@
+"""``testnuc audit``: texts of past weeks are judged, and what moved ends the command with 3."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+import pytest
+
+from testnuc import Review
+from testnuc.cli.serve import _per_week
+from testnuc.errors import InvalidInputError
+from testnuc.server.auditing import TrafficSample
+from testnuc.trust.audit import week_of
+from testnuc.types import Classification, Prediction
+from tests.cli.in_process import run_here
+from tests.conftest import LABELS
+from tests.server.serving import Held, client
+
+WEEK = 7 * 86_400
+
+
+def fill(store, weeks, labels=LABELS, size=20, texts=30):
+    """Fill a store with weeks of traffic, all labeled with the first label, the last one now."""
+
+    async def note():
+        async with client(Held(), store=store) as nuc:
+            now = time.time()
+            for back in range(weeks - 1, -1, -1):
+                sample = TrafficSample(nuc, size, clock=lambda back=back: now - back * WEEK)
+                sample._facts = (tuple(labels), *sample._facts[1:])
+                for at in range(texts):
+                    own = Prediction(labels[0], None)
+                    text = f"text {at} of {back} weeks ago"
+                    sample.note(Classification(0, text, labels[0], 1.0, 1.0, 1, True, own))
+                await sample.flush()
+
+    asyncio.run(note())
+    return store
+
+
+def judge(path, right, items=None):
+    """Answer items of a review by a function of their text."""
+    review = Review.load(path)
+    for item in list(review)[:items]:
+        review.answer(item.index, right(item.text))
+    review.save(path)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_weeks_that_are_over_are_judged_and_shown(here):
+    store = fill(here / "labels.db", 4)
+    code, out, err = run_here("audit", store, "--no-open")
+    assert (code, "nothing is judged yet" in out) == (0, True)
+    assert "60 texts to judge, written to audit.json" in err
+    assert f"{week_of(time.time())}: 20 of 30 texts are set aside so far" in err
+    assert (here / "audit.html").exists()
+    judge("audit.json", lambda _: LABELS[0], 30)
+    code, out, err = run_here("audit", store, "--no-open", "-o", "shares.json")
+    assert code == 0
+    assert "30 texts to judge" in err
+    first = next(line for line in out.splitlines() if week_of(time.time() - 3 * WEEK) in line)
+    assert "20 of 20" in first
+    assert "100.0 %" in first
+    assert "10 of 20" in out
+    records = json.loads((here / "shares.json").read_text())
+    assert {record["label"] for record in records} == {*LABELS, None}
+    # answers are in the store: without the file all is the same
+    (here / "audit.json").unlink()
+    again = run_here("audit", store, "--no-open")
+    assert again[:2] == (0, out)
+
+
+def test_a_fall_of_the_accuracy_is_an_alarm_until_it_is_known(here):
+    store = fill(here / "labels.db", 13)
+    run_here("audit", store, "--no-open")
+    bad = tuple(f"of {back} weeks ago" for back in range(1, 7))
+    judge("audit.json", lambda text: LABELS[text.endswith(bad) and "1" in text])
+    code, out, _ = run_here("audit", store, "--no-open")
+    assert code == 3
+    since = week_of(time.time() - 6 * WEEK)
+    assert f"alarm: the accuracy has moved, since about {since}" in out
+    code, out, _ = run_here("audit", store, "--no-open", "--since", since)
+    assert (code, "alarm" in out) == (0, False)
+    # later runs know it
+    assert run_here("audit", store, "--no-open")[0] == 0
+
+
+def test_a_corrected_answer_and_a_known_text_are_taken(here):
+    store = fill(here / "labels.db", 2, texts=5)
+    run_here("audit", store, "--no-open")
+    judge("audit.json", lambda _: LABELS[1])
+    assert " 0.0 %" in run_here("audit", store, "--no-open")[1]
+    judge("audit.json", lambda _: LABELS[0])
+    assert "100.0 %" in run_here("audit", store, "--no-open")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--since", "spring"], "--since is 'spring'; give a week such as 2026-W07"),
+        (["--labels", "a,b"], "has no texts set aside with these labels"),
+        (["--review", "audit.txt"], "name a .json file"),
+        (["--review", "other.json"], "other.json is not a review of this audit, and is kept"),
+        (["-o", "shares.txt"], "name a .csv or .json file"),
+    ],
+)
+def test_mistakes_are_named(here, arguments, says):
+    store = fill(here / "labels.db", 2)
+    run_here("audit", store, "--no-open", "--review", "other.json")
+    review = json.loads((here / "other.json").read_text())
+    review["items"][0]["goal"] = "count"
+    (here / "other.json").write_text(json.dumps(review))
+    code, _, err = run_here("audit", store, "--no-open", *arguments)
+    assert code == 2
+    assert says in err
+
+
+def test_a_store_without_texts_says_how_to_get_them(here):
+    store = here / "labels.db"
+    fill(store, 0)
+    code, _, err = run_here("audit", store)
+    assert code == 2
+    assert "--audit 20/week" in err
+
+
+def test_the_latest_label_set_is_shown_and_another_on_request(here):
+    store = fill(here / "labels.db", 3, labels=("a", "b"))
+    fill(store, 2)
+    _, out, err = run_here("audit", store, "--no-open")
+    assert "texts of several label sets" in err
+    assert LABELS[0] in out or "'a'" in err
+    code, out, _ = run_here("audit", store, "--no-open", "--labels", "a,b", "--review", "ab.json")
+    assert code == 0
+    assert out.splitlines()[0].split()[-2:] == ["a", "b"]
+
+
+def test_the_rate_is_texts_a_week():
+    assert _per_week("20/week") == 20
+    assert _per_week(None) is None
+    for wrong in ("20", "20/day", "-1/week", ""):
+        with pytest.raises(InvalidInputError, match="such as 20/week"):
+            _per_week(wrong)
