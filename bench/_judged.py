@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from testnuc.trust.calibration import chances, fit_trust
-from testnuc.trust.candidates import candidates_of, choose, default_model, differing
+from testnuc.trust.calibration import fit_trust
+from testnuc.trust.candidates import candidates_of, choose, chosen_parts, default_model, differing
 from testnuc.trust.certificates import Strata, error_of, strata_of
 from testnuc.trust.dissent import dissent_of
 from testnuc.trust.evidence import Draws
-from testnuc.trust.model import HeadModel
+from testnuc.trust.model import HeadModel, one_hot
 from testnuc.trust.review import Drawn, draw
 
 if TYPE_CHECKING:
@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 
     from bench._recorded import Recorded
     from testnuc.trust.candidates import LabelCandidate, Verdict
-    from testnuc.trust.model import Ground
+    from testnuc.trust.model import Ground, Texts
 
-__all__ = ["Judge", "Learned", "Outcomes", "chance_of"]
+__all__ = ["Judge", "Learned", "Outcomes", "chance_of", "regression"]
+
+_STRENGTHS = (0.1, 1.0, 10.0, 100.0, 1000.0)
 
 
 @dataclass
@@ -96,18 +98,12 @@ class Judge:
     @cached_property
     def plain(self) -> NDArray[np.float32]:
         """Probabilities of the model that knows nothing of class sizes and judgments."""
-        model = next(
-            c.model for c in self.candidates if isinstance(c.model, HeadModel) and c.share > 1
-        )
-        return model.probabilities(self.data.texts)
+        return default_model(self.candidates).probabilities(self.data.texts)
 
     @cached_property
-    def grounds(self) -> list[Ground | None]:
+    def grounds(self) -> list[Ground]:
         """What models give without judgments, so that a draw computes only what changes."""
-        return [
-            c.model.ground(self.data.texts) if isinstance(c.model, HeadModel) else None
-            for c in self.candidates
-        ]
+        return [model.ground(self.data.texts) for model in chosen_parts(self.candidates)[1]]
 
     def sharing(self, other: NDArray[np.int32]) -> Judge:
         """Return another judge of the same candidates."""
@@ -167,19 +163,10 @@ class Judge:
         rows = np.array([d.row for d in found], dtype=np.int64)
         return rows, Draws(len(self.differ), probability, floor, uniform)
 
-    def verdict(
-        self, rows: NDArray[np.int64], draws: Draws, *, everywhere: bool = False
-    ) -> Verdict:
+    def verdict(self, rows: NDArray[np.int64], draws: Draws) -> Verdict:
         """Choose by the judgments of these texts."""
-        support = np.ones_like(self.differ) if everywhere else self.differ
         return choose(
-            self.data.texts,
-            self.candidates,
-            rows,
-            self.judgments[rows],
-            draws,
-            support,
-            grounds=self.grounds,
+            self.data.texts, self.candidates, rows, self.judgments[rows], draws, self.grounds
         )
 
     def gains(
@@ -187,50 +174,38 @@ class Judge:
         drawn: Callable[[int, int], tuple[NDArray[np.int64], Draws]],
         m: int,
         seeds: Sequence[int],
-        *,
-        everywhere: bool = False,
     ) -> Outcomes:
         """Repeat draws of m judgments, and the choice by them."""
         found = Outcomes()
         for seed in seeds:
             rows, draws = drawn(seed, m)
-            verdict = self.verdict(rows, draws, everywhere=everywhere)
+            verdict = self.verdict(rows, draws)
             found.true.append(self.gain(verdict.chosen.labels))
             found.expected.append(verdict.gain.value)
         return found
 
-    def learned(
-        self, rows: NDArray[np.int64], draws: Draws, *, everywhere: bool = False
-    ) -> Learned:
+    def learned(self, rows: NDArray[np.int64], draws: Draws) -> Learned:
         """Choose by these judgments, and calibrate trust on them."""
-        verdict = self.verdict(rows, draws, everywhere=everywhere)
+        verdict = self.verdict(rows, draws)
         labels = verdict.chosen.labels
-        trust = self.trust(verdict.chosen, labels, rows, draws)
+        trust = self.trust(verdict, labels, rows, draws)
         return Learned(verdict, labels, trust, labels[rows] == self.judgments[rows], draws)
 
     def trust(
         self,
-        chosen: LabelCandidate,
+        verdict: Verdict,
         labels: NDArray[np.int32],
         rows: NDArray[np.int64],
         draws: Draws,
     ) -> NDArray[np.float64]:
-        """Return the calibrated trust of labels, by the model of the chosen candidate."""
-        texts, said = self.data.texts, self.judgments[rows]
-        model = chosen.model
-        if not isinstance(model, HeadModel):
-            model = default_model(self.candidates)
-        elif model.moves is not None:
-            texts = texts.with_judged(rows[said >= 0], said[said >= 0])
-        place = next(
-            i
-            for i, c in enumerate(self.candidates)
-            if isinstance(c.model, HeadModel) and c.model.heads is model.heads
-        )
-        found = model.probabilities(texts, self.grounds[place])
+        """Return the calibrated trust of labels, by the model that was chosen."""
+        said, found = self.judgments[rows], verdict.probabilities
+        texts = self.data.texts.with_judged(rows[said >= 0], said[said >= 0])
+        if found is None:
+            found = default_model(self.candidates).probabilities(texts, self.grounds[1])
         right = labels[rows] == said
-        made = fit_trust(texts, found, labels, rows, right, draws.probability)
-        return np.nan_to_num(chances(texts, found, labels, made))
+        _, trust = fit_trust(texts, found, labels, rows, right, draws.probability)
+        return np.nan_to_num(trust)
 
     def proof(
         self, learned: Learned, rows: NDArray[np.int64], draws: int, seed: int
@@ -273,6 +248,37 @@ class Judge:
                     return first, True
                 proven += 1
         return first, False
+
+
+def regression(
+    texts: Texts, rows: NDArray[np.int64], labels: NDArray[np.int32]
+) -> NDArray[np.int32]:
+    """Return the labels of all texts by a logistic regression on some of them, int32[n].
+
+    Its features are the embedding and the LLM's label; five folds choose its strength.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    x = np.hstack([texts.vectors.astype(np.float32), one_hot(texts.own, texts.n_classes)])
+    seen, folds = x[rows], np.arange(len(rows)) % 5
+    if len(np.unique(labels)) == 1:
+        return np.full(len(x), labels[0], dtype=np.int32)
+
+    def right(strength: float) -> int:
+        count = 0
+        for fold in range(5):
+            inside = folds == fold
+            if len(np.unique(labels[~inside])) == 1:
+                guess = labels[~inside][:1]
+            else:
+                made = LogisticRegression(C=strength, max_iter=200, tol=1e-3)
+                guess = made.fit(seen[~inside], labels[~inside]).predict(seen[inside])
+            count += int((guess == labels[inside]).sum())
+        return count
+
+    best = LogisticRegression(C=max(_STRENGTHS, key=right), max_iter=200, tol=1e-3)
+    found: NDArray[np.int32] = best.fit(seen, labels).predict(x).astype(np.int32)
+    return found
 
 
 def chance_of(table: NDArray[np.floating], labels: NDArray[np.int32]) -> NDArray[np.float64]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from bench._judged import Judge, chance_of
+from bench._judged import Judge, chance_of, regression
 from bench._recorded import read_recorded
 from bench._report import Report
 from bench.trust import auroc
@@ -23,6 +23,8 @@ from testnuc.metrics import calibration_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from numpy.typing import NDArray
 
     from bench._judged import Outcomes
     from bench._recorded import Recorded
@@ -36,6 +38,8 @@ _LEARNED, _CERTIFY = 50, 500
 _BINS = 15
 #: A small set, as a part of each set.
 _SMALL = 500
+#: At most so many texts where a plain regression is compared.
+_LARGE = 2_000
 _PARTS = 5
 
 Row: TypeAlias = "dict[str, Any]"
@@ -67,7 +71,7 @@ def _random(judge: Judge, draws: int) -> Iterator[Row]:
     """Accuracy by judgments of random texts; judged texts are scored as the others."""
     cells: Row = {}
     for m in _RANDOM:
-        found = judge.gains(judge.any_texts, m, range(draws), everywhere=True)
+        found = judge.gains(judge.any_texts, m, range(draws))
         cells[f"{m}"] = judge.data.alone + float(np.mean(found.true))
         cells[f"{m} worst gain"] = 100 * min(found.true)
     yield {"set": judge.data.name, "alone": judge.data.alone, **cells}
@@ -87,7 +91,7 @@ def _trust(judge: Judge, draws: int) -> Iterator[Row]:
         drawn = judge.mixture(seed, 100)
         learned = judge.learned(*drawn)
         right = learned.labels == gold
-        alone = judge.trust(learned.verdict.chosen, own, *drawn)
+        alone = judge.trust(learned.verdict, own, *drawn)
         rows.append(
             (
                 auroc(alone[known], (own == gold)[known]) or np.nan,
@@ -129,13 +133,52 @@ def _small(judge: Judge, draws: int) -> Iterator[Row]:
         small = Judge(judge.data.part(np.sort(chosen).astype(np.int64)))
         for kind, drawn in (("", small.disagreements), (" random", small.any_texts)):
             for m in (20, 50, 100):
-                gains = small.gains(drawn, m, range(draws), everywhere=bool(kind))
+                gains = small.gains(drawn, m, range(draws))
                 found.setdefault(f"{m}{kind}", []).extend(100 * gain for gain in gains.true)
     if found:
         cells: Row = {}
         for name, values in found.items():
             cells |= {name: float(np.mean(values)), f"{name} worst": min(values)}
         yield {"set": judge.data.name, **cells}
+
+
+def _plain(judge: Judge, draws: int) -> Iterator[Row]:
+    """Accuracy of the LLM, of a plain regression on the judged texts, and after learning."""
+    for size in (_LARGE, _SMALL):
+        chosen = np.random.default_rng(0).permutation(len(judge.data.gold))[:size]
+        some = Judge(judge.data.part(np.sort(chosen).astype(np.int64)))
+        gold, own = some.data.gold, some.data.texts.own
+        for kind, drawn in (("review", some.mixture), ("random", some.any_texts)):
+            for m in _RANDOM:
+                if m >= len(gold):
+                    continue
+                found = []
+                for seed in range(draws):
+                    rows, drawn_as = drawn(seed, m)
+                    by_regression = regression(some.data.texts, rows, gold[rows])
+                    by_learning = some.verdict(rows, drawn_as).chosen.labels
+                    ways = (own, by_regression, by_learning)
+                    found.append([_corrected(way, rows, gold) for way in ways])
+                alone, plain, learned = np.array(found).T
+                yield {
+                    "set": judge.data.name,
+                    "texts": len(gold),
+                    "judged": f"{m} {kind}",
+                    "LLM": float(alone.mean()),
+                    "plain": float(plain.mean()),
+                    "testnuc": float(learned.mean()),
+                    "worst": 100 * float((learned - alone).min()),
+                    "gap": 100 * float(learned.mean() - max(alone.mean(), plain.mean())),
+                }
+
+
+def _corrected(
+    labels: NDArray[np.int32], rows: NDArray[np.int64], gold: NDArray[np.int32]
+) -> float:
+    """Return the accuracy where judged texts have the judged labels."""
+    right = labels == gold
+    right[rows] = True
+    return float(right.mean())
 
 
 def _referee(judge: Judge, other: Recorded, draws: int) -> Row:
@@ -202,6 +245,14 @@ _ALL = {
         "disagreements and by random texts",
         _small,
         1 / _PARTS,
+    ),
+    "plain": _Part(
+        f"accuracy with judged texts corrected, on {_LARGE:,} and {_SMALL} texts of each set: the "
+        "LLM, a logistic regression on the judged texts (embedding and the LLM's label; strength "
+        "by five folds), testnuc; worst draw against the LLM, and mean against the better of both "
+        "others, in points",
+        _plain,
+        0.2,
     ),
     "trust": _Part("trust before and after 100 judgments", _trust, 0.25),
     "certificates": _Part(
@@ -310,9 +361,12 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "--parts", nargs="+", default=list(_ALL), choices=list(_ALL), help="default: all"
     )
+    parser.add_argument("--beside", choices=["plain"], help="compare with this alone")
     parser.add_argument("--jobs", type=int, help="processes (default: one for each core)")
     parser.add_argument("--json", help="write the result to this file")
     arguments = parser.parse_args(argv)
+    if arguments.beside:
+        arguments.parts = [arguments.beside]
     with tempfile.TemporaryDirectory() as folder:
         reports = _run(arguments, Path(arguments.cache or folder))
     whole = Report("evidence", "judgments, referees, escalation, trust and certificates")

@@ -1,19 +1,18 @@
-"""Learn a rule for texts with one label: candidates are compared, and the best one may learn."""
+"""Learn a rule for texts with one label: judged texts teach a model, and prove it or not."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from testnuc._engine.applying import judged_classes, judged_of, taught_classes, texts_among
 from testnuc.trust.argmax import Argmax, right_by_level
-from testnuc.trust.calibration import chances, fit_trust
+from testnuc.trust.calibration import fit_trust
 from testnuc.trust.candidates import (
     SKIPPED,
-    LabelCandidate,
     candidates_of,
     choose,
     chosen_parts,
@@ -21,8 +20,8 @@ from testnuc.trust.candidates import (
     differing,
 )
 from testnuc.trust.dissent import dissent_of
-from testnuc.trust.learned import Learned
-from testnuc.trust.model import NEIGHBORS, HeadModel, most_texts, teach
+from testnuc.trust.learned import Learned, fallen
+from testnuc.trust.model import NEIGHBORS, HeadModel, most_texts
 from testnuc.trust.review import GOALS
 from testnuc.trust.review_context import EarlierJudgment, ReviewContext
 
@@ -30,10 +29,8 @@ if TYPE_CHECKING:
     from testnuc._base.arrays import Bools, Float16s, Float64s, Int32s
     from testnuc._engine.components import Components
     from testnuc._engine.run import Run
-    from testnuc.trust.candidates import Verdict
     from testnuc.trust.dissent import Dissent
     from testnuc.trust.judgment import Judgment
-    from testnuc.trust.model import Texts
 
 #: Texts that candidates are fitted on at most.
 MOST_TEXTS = 200_000
@@ -108,43 +105,32 @@ class ArgmaxFit:
         judged = judged_of(used, self.rows, self._parts.labels)
         where, draws = judged.rows, judged.draws
         gold = np.where(judged.right.known, judged.right.first(), SKIPPED)
-        proving = draws.only(draws.drawn)
-        rows, labels = where[draws.drawn], gold[draws.drawn]
-        support = differing(candidates)
-        if proving.all_uniform:
-            support = np.ones_like(support)
-        verdict = choose(texts, candidates, rows, labels, proving, support)
-        taught = texts.with_judged(where[gold >= 0], gold[gold >= 0])
-        model, decides, bases = _parts_of(
-            verdict, candidates, taught, every=len(rows) == len(where)
+        verdict = choose(texts, candidates, where, gold, draws)
+        vote, heads = chosen_parts(candidates)
+        found, label, model = verdict.probabilities, verdict.chosen.labels, verdict.chosen.model
+        known = texts.with_judged(where[gold >= 0], gold[gold >= 0])
+        fewer = () if found is None else fallen(self._parts.labels.names, texts.own, label)
+        if found is None:
+            label, model = self._kept_by_settings(), default_model(candidates)
+            found = model.probabilities(known)
+        assert isinstance(model, HeadModel)
+        right = (label[where] == gold) & (gold >= 0)
+        # a skipped text is missing: neither right nor wrong
+        said = draws.drawn & (gold != SKIPPED)
+        coefficients, trust = fit_trust(
+            known, found, label, where[said], right[said], draws.probability[said]
         )
         rule = Argmax(
-            decides=decides,
+            decides="settings" if verdict.probabilities is None else "head",
             model=model,
-            vote=chosen_parts(candidates)[0],
-            bases=() if proving.all_uniform else bases,
-            coefficients=np.empty(0),
+            vote=vote,
+            bases=() if verdict.everywhere else heads,
+            coefficients=coefficients,
             dissent=(dissent.backed, dissent.alone),
             referee_better=dissent.better,
         )
-        kept = verdict.chosen.labels if decides == "vote" else self._kept_by_settings()
-        probabilities = model.probabilities(taught)
-        label = rule.label(taught, kept, probabilities)
-        right = (label[where] == gold) & (gold >= 0)
-        # a skipped text is missing: neither right nor wrong
-        said = labels != SKIPPED
-        coefficients = fit_trust(
-            taught,
-            probabilities,
-            label,
-            rows[said],
-            right[draws.drawn][said],
-            proving.probability[said],
-        )
-        trust = chances(taught, probabilities, label, coefficients)
-        rule = replace(rule, coefficients=coefficients)
         if tree is not None:
-            rule = rule.with_levels(tree, probabilities, label, trust, judged)
+            rule = rule.with_levels(tree, found, label, trust, judged)
         return Learned(
             labels=self._parts.labels.names,
             name=verdict.chosen.name,
@@ -160,6 +146,7 @@ class ArgmaxFit:
             drawn=np.zeros(len(where), dtype=np.bool_),
             given=label,
             settings=self._parts.settings.basis,
+            fewer=fewer,
         )
 
     def checked(self, before: Learned, judgments: tuple[Judgment, ...]) -> Learned:
@@ -223,15 +210,13 @@ class ArgmaxFit:
         gold = judged.right.first().tolist()
         earlier = tuple(
             EarlierJudgment(
-                float(judged.draws.probability[at]),
-                float(judged.draws.floor[at]),
                 label >= 0,
                 tuple(label >= 0 and int(c.labels[row]) == label for c in candidates),
             )
-            for at, (row, label) in enumerate(zip(judged.rows.tolist(), gold, strict=True))
+            for row, label in zip(judged.rows.tolist(), gold, strict=True)
         )
         return ReviewContext(
-            candidates=tuple((c.name, c.share, c.teachable) for c in candidates),
+            candidates=tuple(c.name for c in candidates),
             earlier=earlier,
             differing=int((differing(candidates) & open_).sum()),
             unlabeled=int(((candidates[0].labels < 0) & open_).sum()),
@@ -239,21 +224,3 @@ class ArgmaxFit:
             instructions=self._parts.instructions,
             none_label=labels.none_label,
         )
-
-
-def _parts_of(
-    verdict: Verdict, candidates: Sequence[LabelCandidate], taught: Texts, *, every: bool
-) -> tuple[HeadModel, Literal["settings", "vote", "head"], tuple[HeadModel, ...]]:
-    """Return the model, what decides, and the models that bound where a taught one does."""
-    chosen = verdict.chosen
-    if not isinstance(chosen.model, HeadModel):
-        kind: Literal["settings", "vote"] = "vote" if chosen.model.k else "settings"
-        return default_model(candidates), kind, ()
-    if chosen in candidates:
-        return chosen.model, "head", ()
-    model = chosen.model
-    if not every:
-        # judgments that prove nothing teach, too
-        assert chosen.base is not None
-        model = teach(chosen.base, taught)
-    return model.rounded(), "head", chosen_parts(candidates)[1]

@@ -95,7 +95,7 @@ class Learning:
         parts, run = self._parts, fit.run
         # answers of a referee that are not used leave a text open
         seen = set() if before is None else {j.hash for j in before.used}
-        open_ = np.array([key not in seen for key in fit.rows], dtype=np.bool_)
+        open_ = np.array([entry.hash not in seen for entry in run.batch.own], dtype=np.bool_)
         offer = fit.offer(before, open_)
         rng = np.random.default_rng([seed, len(seen)])
         items: list[ReviewItem] = []

@@ -177,4 +177,4 @@ def _fitted_again(
     fitted = fit_model(
         plain, power=model.power, care=model.care, start=heads, rounds=SKIPPED_ROUNDS
     )
-    return teach(fitted, texts) if taught else fitted
+    return teach([fitted], texts).model if taught else fitted

@@ -1,4 +1,4 @@
-// What was learned so far from the judgments of a review, by the numbers of `learn`.
+// How often each strategy is right on the judged texts. What that proves, `learn` computes.
 
 /** The judgments of a review as `learn` reads them: in order, up to the last one that is answered. */
 function judgedOf(review, marks) {
@@ -9,31 +9,23 @@ function judgedOf(review, marks) {
     return item.source === "referee" ? { said: true, label: item.answer ?? none } : { said: false, label: null };
   });
   const end = answers.findLastIndex(({ said }) => said) + 1;
-  const found = earlier.map(([probability, floor, known, right]) => ({ probability, floor, known, right }));
+  const found = earlier.map(([known, right]) => right.map((is) => known && is));
   review.items.slice(0, end).forEach((item, place) => {
     if (item.probability === null) return;
     const { label } = answers[place];
-    const right = candidates.map(([name]) => label !== null && item.candidates.some(([given, names]) => given === label && names.includes(name)));
-    found.push({ probability: item.probability, floor: item.floor, known: label !== null, right });
+    found.push(candidates.map((name) => label !== null && item.candidates.some(([given, names]) => given === label && names.includes(name))));
   });
   return found;
 }
 
 /** What the page says of it; null: nothing yet. */
 function learnedOf(review, marks) {
+  const judged = judgedOf(review, marks);
+  if (!judged.length) return null;
   const { candidates } = review.context;
-  const drawn = judgedOf(review, marks);
-  if (!drawn.length) return null;
-  const found = evidence.choose(drawn, candidates, review.texts);
-  const name = candidates[found.leader][0];
-  const sure = found.gains[found.leader].sure;
-  const counts = `${found.leader ? `After: ${whole(found.after)} right, before: ${whole(found.before)}` : `${whole(found.before)} right`}, of ${many(drawn.length, "judged text")}.`;
-  const percent = `${Math.floor(100 * sure)} %`;
-  const points = (part) => `${part < 0 ? "-" : "+"}${Math.abs(100 * part).toFixed(1)}`;
-  const { value, low, high } = found.gains[found.leader];
-  return [el("strong", {}, counts), " ",
-    found.best ? `Best: ${name}. ${percent} sure; expected gain ${points(value)} points over all texts (from ${points(low)} to ${points(high)}).`
-      : found.leader ? `Ahead: ${name}. ${sure > 0 ? `${percent} sure` : "Not sure yet"}; ${100 * evidence.needed} % decides.`
-      : "The LLM's own labels are not beaten so far.",
-    ...(found.taught ? [" ", el("code", {}, "learn"), " also tries models that your judgments teach."] : [])];
+  const right = candidates.map((_, c) => judged.filter((one) => one[c]).length);
+  const leader = right.indexOf(Math.max(...right));
+  return [el("strong", {}, `The LLM is right on ${whole(right[0])} of ${many(judged.length, "judged text")}.`), " ",
+    leader ? `Ahead: ${candidates[leader]}, right on ${whole(right[leader])}. ` : "No other strategy is ahead. ",
+    el("code", {}, "learn"), " trains a model on your judgments, and uses it where it is proved to be better."];
 }

@@ -28,7 +28,7 @@ MOST_LISTED = 20_000
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 #: In order: a script uses what those before it define.
-_SCRIPTS = "evidence marks live elements learned chooser explanation overview page"
+_SCRIPTS = "marks live elements learned chooser explanation overview page"
 
 
 def _results_of(review: Iterable[ReviewItem]) -> list[Classification]:

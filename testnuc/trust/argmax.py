@@ -14,8 +14,8 @@ import numpy as np
 
 from testnuc._base.display import brief
 from testnuc.trust.calibration import UNCALIBRATED, chances
-from testnuc.trust.head import LinearHead
-from testnuc.trust.model import MOST_CELLS, HeadModel, VoteModel, float32
+from testnuc.trust.head import FOLDS, LinearHead
+from testnuc.trust.model import MOST_CELLS, HeadModel, VoteModel
 from testnuc.voting import Labels
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ class Argmax:
     vote: VoteModel
     #: If the vote and all these models return the LLM's label, so does `model`; empty: no check.
     bases: tuple[HeadModel, ...]
-    #: float64[FOLDS, 3]: coefficients of the trust calibration.
+    #: Coefficients of the trust calibration: float64[3], or, as read, those of each fold, which
+    #: differ if an older version learned: float64[FOLDS, 3].
     coefficients: Float64s
     #: Counts of texts on which a referee contradicted the LLM: another candidate agreed with the
     #: referee; none did.
@@ -92,7 +93,8 @@ class Argmax:
     ) -> Labels:
         probabilities = self.model.probabilities(texts, grounds[0] if grounds else None)
         label = self.label(texts, kept, probabilities, grounds[1:])
-        trust = chances(texts, probabilities, label, self.coefficients)
+        coefficients = np.broadcast_to(self.coefficients, (FOLDS, 3))[texts.folds[: len(texts)]]
+        trust = chances(texts, probabilities, label, coefficients)
         return labels_of(probabilities, label, trust, tree, shares=self.decides == "head")
 
     def label(
@@ -133,7 +135,7 @@ class Argmax:
         """Return its plain values and its arrays."""
         arrays: dict[str, Array] = {
             "vote": np.array([self.vote.k, self.vote.own_weight]),
-            "coefficients": self.coefficients,
+            "coefficients": np.broadcast_to(self.coefficients, (FOLDS, 3)),
         }
         if self.level_trust is not None and self.level_right is not None:
             arrays |= {"level_trust": self.level_trust, "level_right": self.level_right}
@@ -143,8 +145,13 @@ class Argmax:
             arrays[f"heads{number}"] = heads
             arrays[f"scale{number}"] = model.scale
             if model.moves is not None:
-                arrays[f"moves{number}"] = model.moves.astype(np.float16)
-            models.append([model.care, model.power])
+                moves = model.moves.astype(np.float16)
+                of_text, of_own = np.split(moves, [-len(model.scale)], axis=-2)
+                if moves.ndim == 3:
+                    arrays[f"moves{number}"] = of_text
+                else:
+                    arrays[f"moved{number}"], arrays[f"answers{number}"] = of_text, of_own
+            models.append([model.care, model.power, model.temper])
         facts = {"dissent": self.dissent, "referee_better": self.referee_better}
         return {"decides": self.decides, **facts, "models": models}, arrays
 
@@ -157,9 +164,11 @@ class Argmax:
                 arrays[f"scale{number}"],
                 care,
                 power,
-                float32(arrays.get(f"moves{number}")),
+                # older versions had none
+                temper[0] if temper else 1.0,
+                _moves(arrays, number),
             )
-            for number, (care, power) in enumerate(header["models"])
+            for number, (care, power, *temper) in enumerate(header["models"])
         ]
         k, own_weight = arrays["vote"].tolist()
         return cls(
@@ -182,6 +191,19 @@ def right_by_level(given: Int32s, gold: Int32s, tree: LabelTree) -> Bools:
     nodes = [tree.nodes(level) for level in range(1, tree.depth)]
     right = [known & (of[given] == of[gold]) for of in nodes]
     return np.array(right, dtype=np.bool_).reshape(len(nodes), -1)
+
+
+def _moves(arrays: dict[str, Array], number: int) -> Float32s | None:
+    """Return the moves of a model that is read."""
+    older = arrays.get(f"moves{number}")
+    if older is not None:
+        # some for each fold, and none for the LLM's label
+        n_classes = older.shape[-1]
+        return np.pad(older.astype(np.float32), ((0, 0), (0, n_classes), (0, 0)))
+    if f"moved{number}" not in arrays:
+        return None
+    both = [arrays[f"moved{number}"], arrays[f"answers{number}"]]
+    return np.vstack(both).astype(np.float32)
 
 
 def labels_of(

@@ -1,8 +1,8 @@
 """Calibration: the chance that a label is right, by logistic regression (Platt 1999).
 
 A regression of "the label is right" on the log odds that a model gives it and on other evidence,
-weighted by a power of 1 / probability of drawing, and shrunk toward a prior. Of a text that is
-judged, it is fitted without its fold. A head has a line alone, or a `SetRule`; `TrustDrift` tells
+weighted by a power of 1 / probability of drawing, and shrunk toward a prior. For a judged text it
+is fitted without its fold. A head has a line alone, or a `SetRule`; `TrustDrift` tells
 whether it still fits.
 """
 
@@ -45,7 +45,7 @@ _TINY = 1e-4
 _LEAST = 0.02
 _GRID = np.arange(0.05, 0.951, 0.05)
 #: Coefficients by which trust is the model's own probability.
-UNCALIBRATED = np.tile([0.0, 1.0, 0.0], (FOLDS, 1))
+UNCALIBRATED = np.array([0.0, 1.0, 0.0])
 #: Drift: standard errors between the mean trust of new texts and that of the texts trained on, and
 #: the least difference that is reported. It is tested at 100, 200, 400, .. texts: with 20 such
 #: tests the chance of a false alarm is 0.1 %.
@@ -107,31 +107,39 @@ def _logistic(x: Float64s, right: Bools, weights: Floats, prior: Prior) -> Float
     return coefficients
 
 
+def drawing_weights(probability: Float64s) -> Float64s:
+    """Return the weight of each judged text, float64[m], by the probability of its draw."""
+    weights = probability**-_WEIGHING
+    result: Float64s = np.minimum(weights / weights.mean(), _HEAVIEST)
+    return result
+
+
 def chances(texts: Texts, found: Float32s, label: Int32s, coefficients: Float64s) -> Float64s:
     """Return the chance that each label is right, float64[b]; NaN for texts without one.
 
     `found`, float32[b, C], are the probabilities of a model, and `label`, int32[b], the kept
-    labels.
+    labels. `coefficients`: float64[3], or those of each text, float64[b, 3].
     """
-    z = _features(texts, found, label)
-    odds = (z * coefficients[texts.folds[: len(texts)]]).sum(axis=1)
+    odds = (_features(texts, found, label) * coefficients).sum(axis=1)
     return np.where(label >= 0, 1 / (1 + np.exp(-odds)), np.nan)
 
 
 def fit_trust(
     texts: Texts, found: Float32s, label: Int32s, rows: Int64s, right: Bools, probability: Float64s
-) -> Float64s:
-    """Fit the coefficients of trust for each fold, on the judged texts of the others.
+) -> tuple[Float64s, Float64s]:
+    """Fit the coefficients of trust, float64[3]; returns them, and the trust of all texts.
 
-    `found` and `label` are those of all texts, as for `chances`. `rows`, int64[m], were drawn at
-    random, each with this `probability`.
+    That of a judged text is by a fit without its fold. `found` and `label` are those of all texts,
+    as for `chances`. `rows`, int64[m], were drawn at random, each with this `probability`.
     """
     if not len(rows):
-        return UNCALIBRATED
-    z = _features(texts, found, label)[rows]
-    weights = probability**-_WEIGHING
-    weights = np.minimum(weights / weights.mean(), _HEAVIEST)
-    return by_fold(z, right, weights, texts.folds[rows], LABEL_PRIOR)
+        return UNCALIBRATED, chances(texts, found, label, UNCALIBRATED)
+    z, weights = _features(texts, found, label)[rows], drawing_weights(probability)
+    fitted = _logistic(z, right, weights, LABEL_PRIOR)
+    of_text = np.tile(fitted, (len(texts), 1))
+    folds = texts.folds[rows]
+    of_text[rows] = by_fold(z, right, weights, folds, LABEL_PRIOR)[folds]
+    return fitted, chances(texts, found, label, of_text)
 
 
 def _features(texts: Texts, found: Float32s, label: Int32s) -> Float64s:

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from testnuc._base.arrays import Array, Bools, Float64s, Int64s
 
 #: Parts of the capital that are bet; the capital is the mean over them.
-BETS = np.array([0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9])
+#: Bold ones prove a gain by few judgments.
+BETS = np.array([0.5, 0.95])
+#: Floor of a draw that could not be of any text: a bet on it moves nothing.
+_NEVER = 1e-12
 #: Gains that a bound is searched on, as parts of all texts.
 #: The first step is tiny: where no gain at all is refuted, there is one.
 _GRID = np.concatenate([[0.0, 1e-6], np.linspace(0.0025, 0.6, 96)])
@@ -76,16 +79,22 @@ class Draws:
             uniform = of_all(probability, floor, texts - np.arange(len(probability)))
         return cls(texts, probability, floor, uniform)
 
+    def of_any_text(self, some: Bools, rows: Int64s) -> Draws:
+        """Return the draws of `rows`, int64[m], with the lowest probability of any text as floors.
+
+        `some`, bool[n], are the texts whose probability the floors are now.
+        """
+        before = some.sum() - np.cumsum(some[rows]) + some[rows]
+        others = self.texts - np.arange(len(rows)) - before
+        # all probabilities sum to 1
+        rest = (1 - before * self.floor) / np.maximum(others, 1)
+        floor = np.where(others > 0, np.clip(rest, _NEVER, self.floor), self.floor)
+        return Draws(self.texts, self.probability, floor, self.uniform)
+
     @property
     def drawn(self) -> Bools:
         """Which texts were drawn at random, bool[m]."""
         return np.isfinite(self.probability)
-
-    @property
-    def all_uniform(self) -> bool:
-        """Whether at every draw all texts were equally likely."""
-        left = self.texts - np.arange(len(self.probability))
-        return bool(of_all(self.probability, self.floor, left).all())
 
 
 def of_all(probability: Float64s, floor: Float64s, left: Int64s) -> Bools:

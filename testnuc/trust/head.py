@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -23,7 +24,7 @@ from testnuc._base.display import brief
 from testnuc.voting.votes import processors
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from testnuc._base.arrays import Bools, Float32s, Float64s, Floats, Int32s, Int64s
 
@@ -34,6 +35,10 @@ FOLDS = 5
 PENALTY = 3e-5
 #: Steps of L-BFGS of a first fit, and of one that starts from an earlier fit.
 _FIRST, _NEXT = 12, 6
+#: The same of a fit to judged texts.
+_MOVES = 30
+#: Log odds that the LLM's own label gets beside a model: a model changes what it is sure of.
+OWN_CARE = 2.0
 #: Texts that one fit sees at most; more change little and cost time.
 _MOST_TEXTS = 40_000
 #: Steps of Sinkhorn scaling at most; it ends where no class changes by more than `_CLOSE`.
@@ -109,21 +114,25 @@ def fit_folds(
 ) -> tuple[LinearHead, ...]:
     """Fit a head for each fold, on the texts of the others; `start` are earlier fits of them.
 
-    One per core, with one thread of BLAS each: on matrices of this size more threads take longer.
+    One per core, with one thread of BLAS each.
     """
-    from threadpoolctl import threadpool_limits
 
     def fit(fold: int) -> LinearHead:
         before = start[fold] if start else None
         return fit_head(vectors, targets, start=before, several=several, used=folds != fold)
 
-    # the limit holds for the process: two fits at once must not restore each other's limit
-    with (
-        _FITTING,
-        threadpool_limits(1, user_api="blas"),
-        ThreadPoolExecutor(min(FOLDS, processors())) as threads,
-    ):
+    with one_thread(), ThreadPoolExecutor(min(FOLDS, processors())) as threads:
         return tuple(threads.map(fit, range(FOLDS)))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keep BLAS to one thread: on matrices of this size more threads take longer."""
+    from threadpoolctl import threadpool_limits
+
+    # the limit holds for the process: two fits at once must not restore each other's limit
+    with _FITTING, threadpool_limits(1, user_api="blas"):
+        yield
 
 
 def _fitted(
@@ -215,15 +224,22 @@ def class_scale(probabilities: Float32s, power: float) -> Float32s:
     return moved
 
 
-def fit_move(z: Float32s, x: Float32s, labels: Int32s) -> Float32s:
-    """Fit what is added to log probabilities z, linearly in x, so that labels get more likely.
+def fit_move(
+    logs: Float32s, own: Float32s, x: Float32s, labels: Int32s, weights: Float32s
+) -> tuple[float, float, Float32s]:
+    """Fit ``a * logs + b * own + x @ w``, whose softmax gives the chance of each label.
 
-    Returns float32[d, C], of independent normal priors with a standard deviation of 1.
+    Returns a, b and w, float32[d, C]. `logs`, float32[m, C], are log probabilities of a model,
+    `own`, float32[m, C], is 1 for the LLM's label. Priors are normal with a standard deviation of
+    1: a around 1, b around `OWN_CARE`, w around 0. Without texts the result is that of the priors.
     """
     from scipy.linalg import solve_triangular
     from scipy.optimize import minimize
 
-    m, n_classes = z.shape
+    m, n_classes = logs.shape
+    prior = np.array([1.0, OWN_CARE])
+    if not m:
+        return 1.0, OWN_CARE, np.zeros((x.shape[1], n_classes), dtype=np.float32)
     at, inner, basis = np.arange(m), x, None
     if m < x.shape[1]:
         # what is orthogonal to all x stays 0: m coordinates suffice
@@ -232,23 +248,26 @@ def fit_move(z: Float32s, x: Float32s, labels: Int32s) -> Float32s:
         inner, basis = root.astype(np.float32), solve_triangular(root, x, lower=True).T
 
     def loss(flat: Float64s) -> tuple[float, Float64s]:
-        v = flat.reshape(-1, n_classes).astype(np.float32)
-        moved = z + inner @ v
+        away = flat[:2] - prior
+        v = flat[2:].reshape(-1, n_classes).astype(np.float32)
+        moved = np.float32(flat[0]) * logs + np.float32(flat[1]) * own + inner @ v
         moved -= moved.max(axis=1, keepdims=True)
-        fit = float(moved[at, labels].sum(dtype=np.float64))
+        fit = float((weights * moved[at, labels]).sum(dtype=np.float64))
         np.exp(moved, out=moved)
-        norm = moved.sum(axis=1, keepdims=True)
-        fit -= float(np.log(norm).sum(dtype=np.float64))
-        moved /= norm
+        norm = moved.sum(axis=1)
+        fit -= float((weights * np.log(norm)).sum(dtype=np.float64))
+        moved /= norm[:, None]
         moved[at, labels] -= 1
-        slope = (inner.T @ moved + v).ravel().astype(np.float64)
-        return 0.5 * float((v * v).sum()) - fit, slope
+        moved *= weights[:, None]
+        of_two = away + np.array([(moved * logs).sum(), (moved * own).sum()], dtype=np.float64)
+        slope = np.concatenate([of_two, (inner.T @ moved + v).ravel()])
+        return 0.5 * float((v * v).sum() + away @ away) - fit, slope
 
-    start = np.zeros(inner.shape[1] * n_classes)
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": _FIRST})
-    v = found.x.reshape(-1, n_classes)
-    move: Float32s = (v if basis is None else basis @ v).astype(np.float32)
-    return move
+    start = np.concatenate([prior, np.zeros(inner.shape[1] * n_classes)])
+    best = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": _MOVES}).x
+    v = best[2:].reshape(-1, n_classes)
+    w: Float32s = (v if basis is None else basis @ v).astype(np.float32)
+    return float(best[0]), float(best[1]), w
 
 
 def predict_folds(heads: Sequence[LinearHead], vectors: Floats, folds: Int64s) -> Float32s:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from testnuc.protocols import Provider, WireProvider
     from testnuc.voting import Labels
 
-#: Of what is stored; another is refused.
-_VERSION = 1
+#: Of what is stored; a later one is refused.
+_VERSION = 2
 #: Bytes that are decompressed: zeros shrink to a thousandth, what was learned does not.
 _MOST, _RATIO = 64 * 1024 * 1024, 100
 
@@ -40,6 +40,8 @@ _SHAPES = {
     "limits": ("f", "5c"),
     "scale": ("f", "c"),
     **dict.fromkeys(("heads", "moves"), ("f", "5dc")),
+    "moved": ("f", "dc"),
+    "answers": ("f", "cc"),
     "level_trust": ("f", "ln"),
     "level_right": ("b", "lm"),
     **dict.fromkeys(("given_rows", "given_labels"), ("iu", "g")),
@@ -186,7 +188,7 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
         raise ValueError(f"it is incomplete, or has more than {most:,} bytes")
     at = 8 + int.from_bytes(raw[:8], "little")
     header = orjson.loads(raw[8:at])
-    if header["version"] != _VERSION:
+    if header["version"] not in range(1, _VERSION + 1):
         raise StoreError(
             "what was learned was stored by another version of testnuc; upgrade it, or learn "
             "again after `unlearn`, which sets it aside"

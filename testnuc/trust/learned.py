@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 LATER = "no draw was among them: a certificate covers them after you learn from a further review"
 #: The accuracy, and the confidence, of a certificate for which nothing else is asked.
 _USUAL = 0.9
+#: Texts that a label loses at least before it is named.
+_FEWER = 3
 _OTHER_SETTINGS = (
     "the texts were judged under other vote settings (policy, k, prior); learn from the same "
     "reviews again"
@@ -85,6 +87,8 @@ class Learned:
     given: Int32s = field(default_factory=lambda: np.zeros(0, np.int32), repr=False)
     #: `VoteSettings.basis` where it was learned; "": an older version did not say.
     settings: str = ""
+    #: Labels that far fewer texts have than the LLM gave them to, with both numbers, see `fallen`.
+    fewer: tuple[tuple[str, int, int], ...] = ()
     #: Whether a client with other vote settings uses it, see `under`.
     unproved: bool = False
 
@@ -302,6 +306,15 @@ class Learned:
                 f"{self.rule.measured} over all texts, by your judgments (from {low:+.1f} to "
                 f"{high:+.1f})."
             )
+        if self.fewer:
+            counts = ", ".join(
+                f"{label!r} ({before / self.texts:.1%} -> {after / self.texts:.1%})"
+                for label, before, after in self.fewer
+            )
+            lines.append(
+                "Rare labels can vanish while accuracy rises. Less than half as many texts as by "
+                f"the LLM have {counts}: look at some before you rely on these labels."
+            )
         if thresholds := self.thresholds:
             least, most = (which(thresholds, key=thresholds.__getitem__) for which in (min, max))
             lines.append(
@@ -330,6 +343,7 @@ class Learned:
                 "population": self.draws.texts,
                 "settings": self.settings,
                 "ranking": self.ranking,
+                "fewer": self.fewer,
                 "judged": [judgment.record() for judgment in self.judged],
                 **header,
             },
@@ -372,6 +386,7 @@ class Learned:
                 draws=Draws.taken_from(arrays, header["population"]),
                 settings=str(header.get("settings", "")),
                 ranking=str(header.get("ranking", "")),
+                fewer=tuple((str(x), int(b), int(a)) for x, b, a in header.get("fewer", ())),
                 **of_texts,
                 rule=rule.unpacked(header, arrays),
             )
@@ -380,6 +395,22 @@ class Learned:
                 f"what was learned is damaged in the store ({exc!r:.200}); learn again after "
                 "`unlearn`, which sets it aside"
             ) from exc
+
+
+def fallen(
+    labels: Sequence[str], before: Int32s, after: Int32s
+) -> tuple[tuple[str, int, int], ...]:
+    """Return the labels that less than half as many texts have as before, and both numbers.
+
+    Labels of the same texts before and after are int32[n], -1 = none. A loss of one or two texts
+    says nothing.
+    """
+    counts = (np.bincount(given[given >= 0], minlength=len(labels)) for given in (before, after))
+    return tuple(
+        (label, b, a)
+        for label, b, a in zip(labels, *(count.tolist() for count in counts), strict=True)
+        if 2 * a < b and b - a >= _FEWER
+    )
 
 
 @lru_cache(maxsize=2)

@@ -4,7 +4,8 @@ For a text x with own label y and neighbors N(x)::
 
     labels of neighbors:  l(u) = argmax_c head(u)[c]
     votes:                v(x)[c] = sum over u in N(x) of similarity * [l(u) = c]
-    probabilities:        p(x)[c] ~ head(x)[c] * (v(x)[c] + 0.3) * scale[c] * e ** move(x)[c]
+    probabilities:        p(x)[c] ~ head(x)[c] * (v(x)[c] + 0.3) * scale[c]
+    taught by judgments:  p(x)[c] ~ p(x)[c] ** temper * e ** (move(x)[c] + move(y)[c])
     label:                argmax_c p(x)[c] * e ** (care * [c = y])
 
 ``head`` is the one that was fitted without the fold of the text, so that a text in the data is
@@ -14,19 +15,27 @@ labeled as a new one is. A judged text keeps its judged label, and counts more a
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from testnuc._base.display import brief
 from testnuc.errors import InvalidInputError
-from testnuc.trust.head import FOLDS, LinearHead, class_scale, fit_folds, fit_move, predict_folds
+from testnuc.trust.head import (
+    FOLDS,
+    LinearHead,
+    class_scale,
+    fit_folds,
+    fit_move,
+    one_thread,
+    predict_folds,
+)
 from testnuc.voting import VotePolicy, vote_pool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from testnuc._base.arrays import Array, Float16s, Float32s, Floats, Int32s, Int64s
+    from testnuc._base.arrays import Array, Bools, Float16s, Float32s, Floats, Int32s, Int64s
 
 _ALL = slice(None)
 #: Neighbors whose votes are joined with the head.
@@ -39,10 +48,11 @@ _ROUNDS = 2
 SKIPPED_ROUNDS = 4
 #: How much more the label of a judged text counts as a neighbor.
 _JUDGED_VOTE = np.float32(8)
-#: Standard deviations of what judgments add to log odds: of each weight, and of the bias.
-_MOVE_SPREAD, _BIAS_SPREAD = np.float32(10), np.float32(2)
-#: Largest move of a log odds: far texts stay finite.
-_FARTHEST = 30
+#: Standard deviations of what judgments add to log odds: of each weight, one of these, and of the
+#: bias.
+_SPREADS, _BIAS_SPREAD = (0, 1, 3, 10, 30), 2
+#: The least probability whose log is taken.
+_TINY = np.float32(1e-6)
 #: Most labels that a model is fitted to, and cells (texts x labels) of a table in a fit.
 _MOST_LABELS, _FIT_CELLS = 2_000, 40_000_000
 #: Cells of the largest table in memory where a model is applied, and of a block of texts.
@@ -165,7 +175,10 @@ class HeadModel:
     #: How much the LLM's own label counts more, as a log odds.
     care: float
     power: float = 0.0
-    #: float32[FOLDS, dim + 1, C], learned from judged texts of the other folds.
+    #: How much log probabilities count beside `moves`.
+    temper: float = 1.0
+    #: float32[dim + 1 + C, C], learned from judged texts: what the embedding, a constant, and the
+    #: LLM's own label add to log odds. An older version learned some for each fold.
     moves: Float32s | None = None
 
     def rounded(self) -> HeadModel:
@@ -202,13 +215,17 @@ class HeadModel:
         """Return float32[b, C], before the care for the own label; rows sum to 1."""
         given = ground or self.ground(texts)
         product = given.head * (_with_judged(texts, given) + _SMOOTHING) * self.scale
-        if self.moves is not None:
-            b = len(texts)
-            for fold, move in enumerate(self.moves):
-                inside = np.flatnonzero(texts.folds[:b] == fold)
-                odds = texts.vectors[inside].astype(np.float32) @ move[:-1] + move[-1]
-                product[inside] *= np.exp(np.clip(odds, -_FARTHEST, _FARTHEST))
-        return _rows_to_one(product)
+        if self.moves is None:
+            return _rows_to_one(product)
+        b = len(texts)
+        logs = np.float32(self.temper) * np.log(np.maximum(_rows_to_one(product), _TINY))
+        for fold, moves in enumerate(np.broadcast_to(self.moves, (FOLDS, *self.moves.shape[-2:]))):
+            rows = np.flatnonzero(texts.folds[:b] == fold)
+            of_text, of_own = np.split(moves, [-texts.n_classes])
+            logs[rows] += texts.vectors[rows].astype(np.float32) @ of_text[:-1] + of_text[-1]
+            known = rows[texts.own[rows] >= 0]
+            logs[known] += of_own[texts.own[known]]
+        return _softmax(logs)
 
     def label(self, texts: Texts, ground: Ground | None = None) -> Int32s:
         """Return int32[b], the label of each text."""
@@ -275,37 +292,101 @@ def fit_model(
     return HeadModel(heads, scale, care, power)
 
 
-def teach(model: HeadModel, texts: Texts, ground: Ground | None = None) -> HeadModel:
-    """Move a model's log probabilities, linearly in the embedding, toward the judged labels.
+class Taught(NamedTuple):
+    """A model that has learned from judged texts."""
 
-    A softmax regression on the judged texts, with the model's own log probabilities as its offset
-    and a normal prior on what it adds (maximum a posteriori): few judgments move little.
+    model: HeadModel
+    #: Which of the bases it is made of.
+    base: int
+    #: float32[b, C]; of a judged text without its judgment, see `teach`.
+    probabilities: Float32s
 
-    The prediction of a judged text does not depend on its judgment: the move of its fold is fitted
-    without the fold. So what is measured on judged texts holds for the others.
+
+@one_thread()
+def teach(
+    bases: Sequence[HeadModel],
+    texts: Texts,
+    weights: Float32s | None = None,
+    grounds: Sequence[Ground] | None = None,
+) -> Taught:
+    """Fit a model to the judged labels, with what one of the bases says as a feature.
+
+    A softmax regression on the judged texts (maximum a posteriori) from the log probabilities of
+    the base, the embedding and the LLM's own label. Base and spread of the prior are those with the
+    least log loss on folds that were left out: so judgments say how much of the base is kept.
+
+    The probabilities of a judged text are those of a fit without its fold, so that what is measured
+    on judged texts holds for the others. Its base and spread are those that are best on the other
+    folds, whose fits do know it: tests/trust/test_adoption.py counts what that does. `weights`,
+    float32[n], are those of judged texts.
     """
-    assert texts.judged is not None
-    given = ground or model.ground(texts)
-    rows = np.flatnonzero(texts.judged[: len(texts)] >= 0)
-    gold = texts.judged[rows]
+    judged = texts.judged
+    assert judged is not None
+    given = [base.ground(texts) for base in bases] if grounds is None else grounds
+    rows = np.flatnonzero(judged[: len(texts)] >= 0)
+    labels, own = judged[rows], one_hot(texts.own[rows], texts.n_classes)
+    w = np.ones(len(rows), dtype=np.float32) if weights is None else weights[rows]
     # Centered: the bias stands for all that embeddings have in common.
     middle = texts.vectors.mean(axis=0, dtype=np.float32)
-    x = (texts.vectors[rows].astype(np.float32) - middle) * _MOVE_SPREAD
-    x = np.column_stack([x, np.full(len(rows), _BIAS_SPREAD, dtype=np.float32)])
-    moves = np.zeros((FOLDS, x.shape[1], texts.n_classes), dtype=np.float32)
-    for fold in range(FOLDS):
+    embedded, one = texts.vectors[rows].astype(np.float32) - middle, np.ones((len(rows), 1))
+    x = np.column_stack([embedded, one, own]).astype(np.float32)
+    dim, m = len(middle), np.arange(len(rows))
+
+    def logs_of(base: int, known: Int32s) -> Float32s:
+        votes = _with_judged(replace(texts, judged=known), given[base], rows)
+        product = given[base].head[rows] * (votes + _SMOOTHING) * bases[base].scale
+        logs: Float32s = np.log(np.maximum(_rows_to_one(product), _TINY))
+        return logs
+
+    def fitted(logs: Float32s, some: Bools, spread: int) -> tuple[float, Float32s]:
+        """Return the temper, and the moves of centered embeddings."""
+        scale = np.full(x.shape[1], spread, dtype=np.float32)
+        scale[dim] = _BIAS_SPREAD
+        used = np.flatnonzero(scale)
+        seen = x[some][:, used] * scale[used]
+        temper, care, move = fit_move(logs[some], own[some], seen, labels[some], w[some])
+        moves = np.zeros((len(scale), texts.n_classes), dtype=np.float32)
+        moves[used] = move * scale[used][:, None]
+        moves[dim + 1 :] += np.float32(care) * np.eye(texts.n_classes, dtype=np.float32)
+        return temper, moves
+
+    def left_out(base: int, spreads: Sequence[int]) -> dict[tuple[int, int], Float32s]:
+        """Return the probabilities of the judged texts, each by a fit without its fold."""
+        found = {(base, s): np.empty((len(rows), texts.n_classes), np.float32) for s in spreads}
+        for fold in np.unique(texts.folds[rows]):
+            others = texts.folds[rows] != fold
+            # Neither the heads nor the votes behind these logs know a judgment of this fold.
+            known = np.where(texts.folds == fold, -1, judged).astype(np.int32)
+            logs = logs_of(base, known)
+            for spread in spreads:
+                temper, moves = fitted(logs, others, spread)
+                odds = np.float32(temper) * logs[~others] + x[~others] @ moves
+                found[base, spread][~others] = _softmax(odds)
+        return found
+
+    def losses(chances: Float32s) -> Float32s:
+        result: Float32s = -w * np.log(np.maximum(chances[m, labels], _TINY))
+        return result
+
+    by_way: dict[tuple[int, int], Float32s] = {}
+    for base in range(len(bases)):
+        by_way |= left_out(base, _SPREADS[:1])
+    base, _ = min(by_way, key=lambda way: float(losses(by_way[way]).sum()))
+    by_way |= left_out(base, _SPREADS[1:])
+    loss = {way: losses(chances) for way, chances in by_way.items()}
+
+    def best(some: Bools) -> tuple[int, int]:
+        return min(loss, key=lambda way: float(loss[way][some].sum()))
+
+    base, spread = best(m >= 0)
+    temper, moves = fitted(logs_of(base, judged), m >= 0, spread)
+    moves[dim] -= middle @ moves[:dim]
+    model = replace(bases[base], care=0.0, temper=temper, moves=moves).rounded()
+    probabilities = model.probabilities(texts, given[base])
+    for fold in np.unique(texts.folds[rows]):
         others = texts.folds[rows] != fold
-        if not others.any():
-            continue
-        # Neither the heads nor the votes behind these logs know a judgment of this fold.
-        known = np.where(texts.folds == fold, -1, texts.judged).astype(np.int32)
-        votes = _with_judged(replace(texts, judged=known), given, rows[others])
-        product = _rows_to_one(given.head[rows[others]] * (votes + _SMOOTHING) * model.scale)
-        move = fit_move(np.log(product + np.float32(1e-6)), x[others], gold[others])
-        moves[fold] = move
-        moves[fold, :-1] *= _MOVE_SPREAD
-        moves[fold, -1] = _BIAS_SPREAD * move[-1] - middle @ moves[fold, :-1]
-    return replace(model, moves=moves)
+        probabilities[rows[~others]] = by_way[best(others)][~others]
+    return Taught(model, base, probabilities)
 
 
 def one_hot(labels: Int32s, n_classes: int) -> Float32s:
@@ -343,3 +424,8 @@ def _with_judged(texts: Texts, ground: Ground, rows: Int64s | slice = _ALL) -> F
 def _rows_to_one(table: Float32s) -> Float32s:
     result: Float32s = table / table.sum(axis=1, keepdims=True)
     return result
+
+
+def _softmax(logs: Float32s) -> Float32s:
+    chances: Float32s = np.exp(logs - logs.max(axis=1, keepdims=True))
+    return _rows_to_one(chances)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #: What a review is for; None, the default, is a mixture of the first two.
 GOALS = ("decide", "certify", "count", "correct")
 #: The part of a mixture that is drawn from the texts on which candidates differ.
-_DECIDE = 0.8
+_DECIDE = 0.5
 #: The record of a review file.
 _FORMAT, _VERSION = "testnuc.review", 1
 #: Texts that a file may say were drawn from.

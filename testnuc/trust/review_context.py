@@ -19,8 +19,6 @@ class EarlierJudgment:
 
     __repr__ = brief
 
-    probability: float
-    floor: float
     #: Whether a label was said to be right.
     known: bool
     #: Whether each candidate gives the right label.
@@ -33,9 +31,8 @@ class ReviewContext:
 
     __repr__ = brief
 
-    #: Name of each candidate, the LLM's own labels first; its part of the error that all bounds
-    #: share; whether a model that is taught by the judged texts is made of it.
-    candidates: tuple[tuple[str, float, bool], ...] = ()
+    #: Name of each candidate, the LLM's own labels first.
+    candidates: tuple[str, ...] = ()
     earlier: tuple[EarlierJudgment, ...] = ()
     #: Number of texts that candidates label differently; None: unknown.
     differing: int | None = None
@@ -60,13 +57,13 @@ class ReviewContext:
     def of(cls, record: Mapping[str, Any]) -> ReviewContext:
         """Return the context in a review file."""
         return cls(
+            # files of older versions have more of each
             candidates=tuple(
-                (str(name), float(share), bool(taught))
-                for name, share, taught in record["candidates"]
+                str(given if isinstance(given, str) else given[0]) for given in record["candidates"]
             ),
             earlier=tuple(
-                EarlierJudgment(float(p), float(floor), bool(known), tuple(map(bool, right)))
-                for p, floor, known, right in record["earlier"]
+                EarlierJudgment(bool(known), tuple(map(bool, right)))
+                for *_, known, right in record["earlier"]
             ),
             differing=_count(record["differing"]),
             unlabeled=_count(record["unlabeled"]),

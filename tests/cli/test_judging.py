@@ -196,7 +196,7 @@ def test_each_command_ends_with_the_next_and_nothing_is_named_twice(tickets, mon
         assert "out.csv.resume has answers and embeddings" in err
         embedded.clear()
         # as short as the README has it: labels, model, embedder and column are known
-        code, _, err = run_here("review", "out.csv")
+        code, _, err = run_here("review", "out.csv", "-n", "16")
         assert code == 0, err
         judged("review.json")
         # nothing is learned where the outcome cannot be written
@@ -231,7 +231,7 @@ def test_each_command_ends_with_the_next_and_nothing_is_named_twice(tickets, mon
         assert learn[:5] == ["learn", "out.csv", "review-2.json", "-o", "better-2.csv"]
         code, out, err = run_here(*learn)
         assert code == 0, err
-        assert f"{50 + more} of 240 texts are judged" in out
+        assert f"{16 + more} of 240 texts are judged" in out
         last = next_command(err)
         assert last[:2] in (["certify", "out.csv"], ["review", "out.csv"])
         assert embedded == []
@@ -614,7 +614,7 @@ def test_labels_that_a_run_withheld_are_withheld_after_learning(tickets):
     with LoopbackLLM(wrong_at_random) as llm:
         withheld = ["--min-trust", "0.9"]
         assert run_here("classify", tickets, *options(llm), *withheld, "-o", "out.csv")[0] == 0
-        assert run_here("review", "out.csv", "-n", "20", "--no-open", "-o", "r.json")[0] == 0
+        assert run_here("review", "out.csv", "-n", "5", "--no-open", "-o", "r.json")[0] == 0
         judged("r.json")
         assert run_here("learn", "out.csv", "r.json", "-o", "better.csv")[0] == 0
     after = rows_of("better.csv").values()

@@ -392,7 +392,7 @@ def test_a_referees_answers_are_shown_and_stay(opened, tmp_path):
     page = reviewed(opened, review)
     assert "the referee" in page.locator(".option").nth(1).inner_text()
     # they count as answers in what was learned
-    assert page.locator("#learned").inner_text().startswith("1 right, of 2 judged texts.")
+    assert "The LLM is right on 1 of 2 judged texts." in page.locator("#learned").inner_text()
     press(page, "1", "Enter")
     saved(page, "Save review.json").save_as(tmp_path / "review.json")
     assert [(i.answer, i.source) for i in Review.load(tmp_path / "review.json")] == [
@@ -434,20 +434,18 @@ async def drawn(path):
         for item in review:
             review.answer(item.index, gold(item.text))
         await nuc.learn(review)
-        return await nuc.review(50, seed=1)
+        # by default the judgments would certify what was learned, and teach nothing
+        return await nuc.review(50, goal="decide", seed=1)
 
 
 async def learned_from(path, review):
-    """Learn from a review; returns what was learned, the labels after it, and the base verdict."""
-    found = []
+    """Learn from a review; returns what was learned, the labels after it, and each count right."""
+    found = {}
 
-    def spying(texts, candidates, rows, labels, draws, support):
-        verdict = choose_candidate(texts, candidates, rows, labels, draws, support)
-        # of the candidates that the page knows; `learn` has taught ones, too
-        best = max(range(len(candidates)), key=lambda c: verdict.gains[c].low)
-        right = [int((c.labels[rows] == labels).sum()) for c in candidates]
-        found.extend([candidates[best].name, verdict.gains[best], right[best], right[0]])
-        return verdict
+    def spying(texts, candidates, rows, labels, draws):
+        for candidate in candidates:
+            found[candidate.name] = int((candidate.labels[rows] == labels).sum())
+        return choose_candidate(texts, candidates, rows, labels, draws)
 
     async with client(Says(), policy="majority", k=0, store=path) as nuc:
         with pytest.MonkeyPatch.context() as patch:
@@ -498,14 +496,11 @@ def test_fifty_texts_are_judged_by_keyboard_alone(opened, tmp_path):
     assert [item.probability for item in answered] == [item.probability for item in review]
     assert answered.context == review.context
 
-    learned, labels, (name, gain, right, before) = background.run(learned_from(store, answered))
+    learned, labels, right = background.run(learned_from(store, answered))
     background.close()
     assert sum(judgment.source == "person" for judgment in learned.judged) == 60
     assert all(labels[item.text] == gold(item.text) for item in review)
-    assert gain.low > 0
-    assert summary.startswith(f"After: {right} right, before: {before}, of 60 judged texts.")
-    assert f"Best: {name}." in summary
-    assert (
-        f"expected gain {100 * gain.value:+.1f} points over all texts "
-        f"(from {100 * gain.low:+.1f} to {100 * gain.high:+.1f})" in summary
-    )
+    name = max(right, key=right.__getitem__)
+    before = right["the LLM's own labels"]
+    assert summary.startswith(f"The LLM is right on {before} of 60 judged texts. Ahead: {name}, ")
+    assert f" right on {right[name]}." in summary

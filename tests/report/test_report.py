@@ -117,7 +117,7 @@ def review_of(n, labels=("a", "b")):
         for i in range(n)
     ]  # fmt: skip
     context = ReviewContext(
-        (("the LLM's own labels", 0.0, False), ("another", 1.0, False)),
+        ("the LLM's own labels", "another"),
         differing=7, unlabeled=2, descriptions={"a": "the first"}, instructions="Read well.",
     )  # fmt: skip
     return Review(items, labels, 100, "m", context)

@@ -10,7 +10,7 @@ from testnuc.label_tree import LabelTree
 from testnuc.trust import argmax as argmax_module
 from testnuc.trust.argmax import Argmax, parts_by_level, trust_of_level
 from testnuc.trust.head import fit_folds
-from testnuc.trust.model import VoteModel, fit_model, most_texts, one_hot
+from testnuc.trust.model import VoteModel, fit_model, most_texts, one_hot, teach
 from tests.trust.arrays import clusters
 
 
@@ -46,7 +46,7 @@ def test_parts_of_the_texts_are_labeled_as_all_of_them(monkeypatch, decides):
         model=models[0],
         vote=VoteModel(10, 2.0),
         bases=tuple(models),
-        coefficients=np.tile([0.0, 0.7, 1.0], (5, 1)),
+        coefficients=np.array([0.0, 0.7, 1.0]),
     )
     rows = np.arange(40)
     judged = texts.with_judged(rows, gold[rows])
@@ -63,6 +63,38 @@ def test_parts_of_the_texts_are_labeled_as_all_of_them(monkeypatch, decides):
     assert parts.level_trust == pytest.approx(whole.level_trust, abs=1e-5, nan_ok=True)
     assert parts.label.tolist() == whole.label.tolist()
     assert parts.chance == pytest.approx(whole.chance, abs=1e-5, nan_ok=True)
+
+
+def test_models_of_older_versions_are_read():
+    texts, gold = clusters(n=120, n_classes=3)
+    start = fit_folds(texts.vectors, one_hot(texts.own, 3), texts.folds)
+    base = fit_model(texts, power=0.0, care=2.0, start=start, rounds=1)
+    taught = teach([base], texts.with_judged(np.arange(60), gold[:60])).model
+    rule = Argmax(
+        decides="head", model=taught, vote=VoteModel(10, 2.0), bases=(base,),
+        coefficients=np.array([0.1, 0.7, 1.0]),
+    )  # fmt: skip
+    header, arrays = rule.packed()
+    again = Argmax.unpacked(header, arrays)
+    kept = texts.own
+    assert again.apply(texts, kept).trust == pytest.approx(
+        rule.apply(texts, kept).trust, nan_ok=True
+    )
+    # moves for each fold, none for the LLM's label, which had a care instead
+    moves = np.random.default_rng(0).normal(size=(5, 17, 3)).astype(np.float16)
+    older = {k: v for k, v in arrays.items() if k not in {"moved0", "answers0"}} | {"moves0": moves}
+    by_fold = np.random.default_rng(1).normal(size=(5, 3))
+    model = Argmax.unpacked(
+        header | {"models": [[2.0, 0.0], [2.0, 0.0]]}, older | {"coefficients": by_fold}
+    ).model
+    seen = np.hstack([texts.vectors, np.ones((120, 1))]).astype(np.float64)
+    odds = np.einsum("nd,ndc->nc", seen, moves[texts.folds].astype(np.float64))
+    expected = base.rounded().probabilities(texts) * np.exp(odds)
+    expected /= expected.sum(axis=1, keepdims=True)
+    assert model.probabilities(texts) == pytest.approx(expected, abs=1e-3)
+    assert (model.care, model.temper) == (2.0, 1.0)
+    packed = replace(rule, model=model).packed()[1]
+    assert np.array_equal(packed["moves0"], moves)
 
 
 def test_thousands_of_labels_are_learned_from_fewer_texts_or_not_at_all():

@@ -76,9 +76,6 @@ def test_what_was_proved_stays_proved_unless_later_draws_contradict_it():
 
 
 def test_uniform_draws_are_known_as_such():
-    assert Draws.at_random(50, 10).all_uniform
-    assert not Draws.at_random(50, 10, among=20).all_uniform
-    assert Draws.at_random(50, 0).all_uniform
     assert Draws.at_random(50, 10).uniform.all()
     assert not Draws.at_random(50, 10, among=20).uniform.any()
     # in an older snapshot they are those whose probability and place say so
@@ -90,6 +87,22 @@ def test_uniform_draws_are_known_as_such():
         assert old.uniform.tolist() == [is_uniform] * 10 + [True] * 5
     late = Draws.taken_from({"probability": rest.probability, "floor": rest.floor}, 50)
     assert not late.uniform.any()
+
+
+def test_the_lowest_probability_of_any_text_follows_from_that_of_some():
+    random = np.random.default_rng(0)
+    among = random.random(60) < 0.3
+    rows, draws = two_strata(random, among, 40, decide=0.5)
+    every = draws.of_any_text(among, rows)
+    others = ~among[rows]
+    assert every.floor[others] == pytest.approx(draws.probability[others])
+    assert (every.floor <= draws.floor + 1e-12).all()
+    alike = Draws.at_random(60, 40)
+    assert alike.of_any_text(among, rows).floor == pytest.approx(alike.floor)
+    # where only some could be drawn, nothing is proved of all
+    rows = np.flatnonzero(among)[:10]
+    some = Draws.at_random(60, 10, int(among.sum())).of_any_text(among, rows)
+    assert gain_of(np.ones(10), some, 0.1).low <= 0
 
 
 def test_a_bound_without_judgments_says_nothing():

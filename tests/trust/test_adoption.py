@@ -1,0 +1,71 @@
+"""A model that is no better than the LLM is seldom proved to be: whole choices, simulated.
+
+Values of judged texts come from fits that do not know them, but do know the others, so that the
+proof of the bets does not cover them strictly; and the model is fitted anew at each look.
+"""
+
+import numpy as np
+import pytest
+
+from testnuc.trust.candidates import candidates_of, choose, chosen_parts, differing
+from testnuc.trust.evidence import Draws
+from testnuc.trust.review import draw
+from tests.trust.arrays import clusters
+
+#: World -> classes, spread of the embeddings, and how often the LLM is wrong.
+WORLDS = {
+    # the embedding says nothing: a model equals the LLM at best
+    "noise": (3, 9.0, 0.3),
+    # it says little, and the LLM is good
+    "strong": (4, 0.9, 0.1),
+    # two labels, and the LLM tosses a coin in each second text
+    "coin": (2, 9.0, 0.5),
+    # labels are random
+    "random": (4, 0.4, 0.3),
+}
+LOOKS = (30, 60, 90)
+
+
+def world(kind, seed, n=300):
+    """Return the right labels, the candidates, and how to choose among them."""
+    classes, spread, wrong = WORLDS[kind]
+    texts, gold = clusters(n, classes, 8, wrong=wrong, spread=spread, seed=seed)
+    if kind == "random":
+        gold = np.random.default_rng(seed).permutation(gold)
+    candidates = candidates_of(texts)
+    grounds = [model.ground(texts) for model in chosen_parts(candidates)[1]]
+    return texts, gold, candidates, grounds
+
+
+def harms(kind, seed, draws, looks=LOOKS):
+    """Draw reviews again and again; return how often a model is adopted, and is worse."""
+    texts, gold, candidates, grounds = world(kind, seed)
+    n, differ, own = len(gold), differing(candidates), texts.own
+    adopted = harmful = 0
+    for number in range(draws):
+        random = np.random.default_rng([seed, number])
+        goal = "certify" if number % 2 else None
+        found = draw(looks[-1], goal, differ, np.ones(n, np.bool_), np.zeros(n), random)
+        rows = np.array([d.row for d in found], dtype=np.int64)
+        probability, floor = np.array([(d.probability, d.floor) for d in found], np.float64).T
+        drawn = Draws(n, probability, floor, np.array([d.goal == "certify" for d in found]))
+        for m in looks:
+            part = drawn.only(np.arange(len(rows)) < m)
+            verdict = choose(texts, candidates, rows[:m], gold[rows[:m]], part, grounds)
+            if verdict.probabilities is None:
+                continue
+            # one stops at the first proof
+            rest = np.ones(n, dtype=np.bool_)
+            rest[rows[:m]] = False
+            adopted += 1
+            labels = verdict.chosen.labels
+            harmful += (labels == gold)[rest].sum() < (own == gold)[rest].sum()
+            break
+    return adopted, harmful
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", WORLDS)
+def test_a_model_that_is_no_better_is_seldom_adopted(kind):
+    draws, found = 10, [harms(kind, seed, 10) for seed in range(2)]
+    assert sum(harmful for _, harmful in found) <= 0.1 * draws * len(found) + 2
