@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bench._audit import audits
 from bench._recorded import distinct_rows, labeled
 from bench._report import Report
 from testnuc._base.checks import hash_text
@@ -226,6 +227,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--judged", type=int, nargs="+", default=list(_JUDGED))
     parser.add_argument("--draws", type=int, default=1_000)
     parser.add_argument("--regression", action="store_true", help="of the most frequent label")
+    parser.add_argument("--audit", action="store_true", help="of a service, in simulated years")
     parser.add_argument("--quick", action="store_true", help="20 draws")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", help="write the result to this file")
@@ -233,6 +235,9 @@ def main(argv: list[str]) -> None:
     folder, draws = Path(arguments.data), 20 if arguments.quick else arguments.draws
     names = arguments.sets or sorted(path.stem for path in folder.glob("*.jsonl"))
     tasks = [(name, m) for name in names for m in arguments.judged]
+    if arguments.audit:
+        audits(folder, draws).show()
+        return
     if arguments.regression:
         report = Report(
             "regression",
