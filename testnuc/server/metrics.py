@@ -43,6 +43,12 @@ class Metrics:
             "Texts by outcome: labeled, unlabeled (no vote), or failed (error and no label).",
             ["outcome"],
         )
+        self._labels = counter("testnuc_labels", "Labels by what gave them.", ["source"])
+        self._failures = counter(
+            "testnuc_failed_texts",
+            "Texts whose own call failed, by type of error; others may label them all the same.",
+            ["type"],
+        )
         self._registry.register(_UsageCollector(usage))
 
     def gauges(self, **values: tuple[str, Callable[[], float]]) -> None:
@@ -59,6 +65,14 @@ class Metrics:
     def text(self, outcome: str, texts: int = 1) -> None:
         """Count texts by outcome."""
         self._texts.labels(outcome).inc(texts)
+
+    def labeled(self, source: str) -> None:
+        """Count a label by what gave it."""
+        self._labels.labels(source).inc()
+
+    def failed(self, kind: str, texts: int = 1) -> None:
+        """Count texts whose call failed."""
+        self._failures.labels(kind).inc(texts)
 
     def page(self) -> bytes:
         """Return all metrics in the Prometheus text format."""

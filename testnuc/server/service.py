@@ -33,7 +33,7 @@ from testnuc.server.access import (
     require_caller,
 )
 from testnuc.server.auditing import TrafficSample
-from testnuc.server.errors import RequestError, request_error
+from testnuc.server.errors import RequestError, error_fields, request_error
 from testnuc.server.metrics import Metrics
 from testnuc.server.openapi import document
 from testnuc.server.queue import Bodies, Queue
@@ -196,9 +196,11 @@ class Service:
                 async with asyncio.timeout(self.settings.request_timeout):
                     return await self._whole(asked)
             except (TimeoutError, TestNUCError) as exc:
+                refused = self._late() if isinstance(exc, TimeoutError) else request_error(exc)
                 self._metrics.text("failed", len(asked.texts))
+                self._metrics.failed(refused.kind, len(asked.texts))
                 if isinstance(exc, TimeoutError):
-                    raise self._late() from exc
+                    raise refused from exc
                 raise
 
     def _refuse_if_closing(self) -> None:
@@ -263,12 +265,13 @@ class Service:
             for line in held:
                 yield line
         except Exception as exc:
+            refused = exc if isinstance(exc, RequestError) else request_error(exc)
             self._metrics.text("failed", left)
+            self._metrics.failed(refused.kind, left)
             if first:
                 raise
             # the headers are sent already
             _log.warning("a stream failed", exc_info=exc)
-            refused = exc if isinstance(exc, RequestError) else request_error(exc)
             yield _line(refused.body())
 
     async def _results(self, asked: ClassifyRequest) -> AsyncGenerator[Classification, None]:
@@ -417,6 +420,12 @@ class Service:
     def _note(self, result: Classification) -> None:
         unlabeled = "unlabeled" if result.error is None else "failed"
         self._metrics.text(unlabeled if result.label is None else "labeled")
+        if result.label is not None:
+            self._metrics.labeled(result.source or "unknown")
+        if result.error is not None:
+            kind = error_fields(result.error)["type"]
+            self._metrics.failed(kind)
+            _log.warning("a text failed: %s, %s", kind, result.error)
         self.recent.append(result)
         if self.audit is not None:
             self.audit.note(result)

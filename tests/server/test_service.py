@@ -231,9 +231,23 @@ async def test_failures_of_the_provider_are_not_the_callers(client_of):
                      {"texts": ["refund please"], "stream": True}):  # fmt: skip
             status, answer, _ = await post(session, body)
             assert (status, answer["error"]["type"]) == (502, "provider_authentication")
+            # what the service calls, and with which settings, is for its log
             assert "secret-key-123" not in str(answer)
+            assert llm.base_url not in str(answer)
         _, page = await get(session, "/metrics")
         assert 'testnuc_texts_total{outcome="failed"} 4.0' in page
+        assert 'testnuc_failed_texts_total{type="provider_authentication"} 4.0' in page
+
+
+async def test_a_provider_that_is_not_reached_is_not_named_to_callers(client_of, caplog):
+    async with LoopbackLLM(confident) as llm:
+        arguments = client_of(llm, k=0, limits=Limits(retry=RetryPolicy(attempts=1)))
+    async with served(TestNUC(**arguments)) as (_, session):
+        status, answer, _ = await post(session, {"text": "refund please"})
+    assert (status, answer["error"]["type"]) == (502, "provider")
+    assert "127.0.0.1" not in str(answer)
+    assert "trust_env" not in str(answer)
+    assert "127.0.0.1" in caplog.text
 
 
 async def test_a_budget_and_a_limit_say_when_or_whether_to_come_back(client_of):
@@ -288,7 +302,7 @@ def test_what_a_provider_asks_for_is_passed_on_within_bounds(asked, header):
     assert refused.headers.get("Retry-After") == header
 
 
-async def test_a_text_whose_call_failed_is_labeled_by_its_neighbors_and_says_so(client_of):
+async def test_a_text_whose_call_failed_is_labeled_by_its_neighbors_and_says_so(client_of, caplog):
     texts = messages(24)
     broken = texts[6]
     async with (
@@ -296,11 +310,15 @@ async def test_a_text_whose_call_failed_is_labeled_by_its_neighbors_and_says_so(
         served(TestNUC(**client_of(llm, k=5, limits=Limits(concurrency=1)))) as (_, session),
     ):
         status, many, _ = await post(session, {"texts": texts})
+        _, page = await get(session, "/metrics")
     assert status == 200
     failed = many["results"][6]
     assert failed["own"] is None
     assert failed["error"]["type"] == "provider_bad_request"
     assert failed["label"] == gold(broken)
+    assert "a text failed: provider_bad_request" in caplog.text
+    assert 'testnuc_failed_texts_total{type="provider_bad_request"} 1.0' in page
+    assert 'testnuc_labels_total{source="vote"} 24.0' in page
 
 
 async def test_a_fault_of_ours_is_logged_and_not_shown(caplog):
