@@ -81,8 +81,9 @@ def _row(
         # one call per text, plus one per unusable answer
         duplicate = max(0, llm.calls - (len(results) - lost) - unusable)
     else:
-        # an unusable packed answer is retried in two halves
-        duplicate = max(0, llm.calls - -(-len(results) // per_call) - 2 * unusable)
+        # an unusable packed answer is retried in two halves, and one of a half alone
+        most = -(-len(results) // per_call) + max(2, per_call // 2) * unusable
+        duplicate = max(0, llm.calls - most)
     return {
         "texts": len(results),
         "requests": llm.requests,

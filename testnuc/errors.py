@@ -114,6 +114,8 @@ class ProviderError(TestNUCError):
     retryable: bool = False
     #: Whether every other call of the run would fail in the same way.
     fatal: bool = False
+    #: Whether the request was executed, so that it is billed.
+    answered: bool = False
 
     def __init__(
         self,
@@ -179,8 +181,6 @@ class ConnectionFailedError(ProviderError):
     """The connection failed, or was closed before the full response arrived."""
 
     retryable = True
-    #: Whether a whole response arrived that breaks HTTP: the call is billed.
-    answered = False
 
 
 class CallTimeoutError(ProviderError):
@@ -210,6 +210,7 @@ class ReplyError(ProviderError):
     """
 
     retryable = True
+    answered = True
 
     def __init__(
         self, message: str, *, content: str | None = None, usage: Any = None, **facts: Any

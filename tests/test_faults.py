@@ -110,7 +110,8 @@ async def test_ten_texts_a_call_with_a_fifth_of_all_requests_failing(arguments):
     # more is billed only where an answer was of no use
     useless = sum(llm.faults[kind] for kind in USELESS_PACKED)
     assert llm.texts - len(texts) <= 10 * useless
-    assert llm.calls <= len(texts) / 10 + 2 * useless
+    # of ten, two halves are asked for again, and of a half each alone
+    assert llm.calls <= len(texts) / 10 + 5 * useless
     assert max(llm.asked.values()) <= 6
 
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     Outcome = Prediction | Exception
 
+#: Unreadable replies for a text after which it is asked about alone, once.
+LAST_STEP = 2
+
 
 @dataclass(slots=True, eq=False, repr=False)
 class Ask:
@@ -37,6 +40,8 @@ class Ask:
     shown: tuple[int, ...] = ()
     #: Answers it, if not the function of the scheduler. It goes with the ask: other runs may join.
     answer: Callable[[tuple[Ask, ...]], Awaitable[list[Outcome]]] | None = None
+    #: Unreadable replies so far, such as that of a batch; see `Request.step`.
+    step: int = 0
 
     def answered(self, scope: bytes, prediction: Prediction) -> StoredPrediction:
         """Return its answer as a row of the store."""

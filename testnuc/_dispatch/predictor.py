@@ -15,7 +15,7 @@ import orjson
 
 from testnuc import prompts
 from testnuc._base.loop_thread import is_cancelled
-from testnuc._dispatch.inflight import Ask
+from testnuc._dispatch.inflight import LAST_STEP, Ask
 from testnuc._dispatch.partial_labels import level_sets, longest_part, part_of
 from testnuc.errors import (
     AuthenticationError,
@@ -48,8 +48,6 @@ _SILENT_TEXTS = 20
 _MOST_REJECTED = 20
 #: Most refused texts that are remembered.
 _MOST_REFUSED = 10_000
-#: Unreadable replies for a text after which it is asked about alone, once.
-_LAST_STEP = 2
 #: Half a character, which no store can hold.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 #: Bytes of a typical text, which each call for it repeats.
@@ -257,7 +255,7 @@ class Predictor:
             if self._levels or asks[0].shown:
                 outcomes = await self._chosen(asks)
             else:
-                outcomes = await self._answer(asks, 0, None)
+                outcomes = await self._answer(asks, max(ask.step for ask in asks), None)
         except ProviderError as exc:
             outcomes = [exc]
             if len(asks) > 1:
@@ -282,7 +280,7 @@ class Predictor:
             if len(self._refused) >= _MOST_REFUSED:
                 del self._refused[next(iter(self._refused))]
             self._refused[ask.key] = (type(outcome), str(outcome), outcome.status_code)
-        elif isinstance(outcome, ReplyError) or getattr(outcome, "answered", False):
+        elif getattr(outcome, "answered", False):
             if len(self.unreadable) < _MOST_REFUSED:
                 self.unreadable[ask.text_hash] = outcome
             if self._silent is None:
@@ -364,7 +362,7 @@ class Predictor:
             if failed:
                 await self._kept(asks, outcomes)
             # after two replies that could not be read, the third request for a text is its last
-            size = 1 if step >= _LAST_STEP else max(1, -(-len(failed) // 2))
+            size = 1 if step >= LAST_STEP else max(1, -(-len(failed) // 2))
             for start in range(0, len(failed), size):
                 items = failed[start : start + size]
                 again = await self._answer_part(tuple(asks[i] for i in items), step, part)

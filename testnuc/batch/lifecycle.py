@@ -369,7 +369,9 @@ def _missing(remote: RemoteBatch, lost: int) -> NotAnsweredError:
     what = "without a result for this request"
     if lost:
         what += f"; the provider answered {lost} requests more than it has returned"
-    return NotAnsweredError(f"the batch ended ({remote.status}) {what}")
+    error = NotAnsweredError(f"the batch ended ({remote.status}) {what}")
+    error.answered = lost > 0
+    return error
 
 
 def _unending(batch: StoredBatch) -> NotAnsweredError:

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from testnuc._dispatch.inflight import Ask
+from testnuc._dispatch.inflight import LAST_STEP, Ask
 from testnuc.batch.base import NoneChosenError, QueueFullError
 from testnuc.batch.manifest import Item, RequestedPrediction
 from testnuc.errors import (
@@ -35,6 +35,9 @@ Pack = tuple[Ask, ...]
 _ADAPTATIONS = 4
 #: Most rounds in which requests wait for room in the provider's queue.
 _QUEUED = 50
+#: Most executed requests for a text whose results could not be read, or did not come: they are
+#: billed, and the next is rarely better.
+_MOST_BILLED = 2
 
 
 @dataclass(slots=True, eq=False)
@@ -148,6 +151,8 @@ class RetryRounds:
         self._live = policy.rest == "live"
         self._provider, self._task = provider, task
         self._tries: Counter[bytes] = Counter()
+        #: How often a request was executed in vain.
+        self._billed: Counter[bytes] = Counter()
         self._adaptations = 0
         self._dialect: object = None
         #: Consecutive rounds in which the provider's queue was full.
@@ -184,13 +189,16 @@ class RetryRounds:
                 if self.queue_full_rounds < _QUEUED:
                     again.append(ask)
                 continue
-            if adapted and _about_form(error):
+            billed = getattr(error, "answered", False)
+            self._billed[ask.key] += billed
+            last = self._billed[ask.key] >= _MOST_BILLED
+            if adapted and _about_form(error) and not (billed and (last or self._live)):
                 again.append(ask)
                 continue
             self._tries[ask.key] += 1
-            if self._may_help(ask, error):
+            if self._may_help(ask, error) and not last:
                 left = again if self._tries[ask.key] < self._most else self.rest
-                left.append(ask)
+                left.append(replace(ask, step=LAST_STEP) if self._billed[ask.key] else ask)
             self.alone.add(ask.key)
         return again
 

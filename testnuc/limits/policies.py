@@ -122,7 +122,8 @@ class BatchPolicy:
         failed, or the request failed): retry in another batch, send live at the full price, or
         report as errors of their texts.
     attempts : int
-        Most batches in which a request is sent.
+        Most batches in which a request is sent; two, once it was executed and its result cannot be
+        read or is missing.
     in_flight : int
         Most batches in progress at a time.
     max_requests : int, optional

@@ -65,8 +65,9 @@ def parse_reply(
     prompt does, the others may be to texts that the model invented, and it fails. Answers for
     several texts are matched by id, never by order. A missing id, or a duplicate id with different
     answers, fails for that text only; an unknown id is ignored. An id 0 or n + 1 fails for all
-    texts: the model may have counted differently, and every answer may belong to the text before
-    or after.
+    texts, and so does a whole reply that ends before the id n: the model may have counted
+    differently, or taken two texts for one, and every answer may belong to the text before or
+    after.
     Of a `truncated` reply only what is complete counts: all of it, or some of several texts.
     Errors are returned, never raised.
     """
@@ -97,7 +98,9 @@ def parse_reply(
         return _all_errors(UnreadableReplyError, "the reply contains no JSON answer", content, n)
     if n == 1:
         return (_only(items, content, answer_of),)
-    return _match_by_id(items, content, n, answer_of)
+    # one that ends within JSON was cut off, too
+    whole = not truncated and content.rstrip().endswith(("}", "]", "```"))
+    return _match_by_id(items, content, n, answer_of, whole=whole)
 
 
 def _only(
@@ -160,6 +163,8 @@ def _match_by_id(
     content: str,
     n: int,
     answer_of: Callable[[dict[str, Any], str], Answer | ReplyError],
+    *,
+    whole: bool,
 ) -> tuple[Answer | ReplyError, ...]:
     by_id: dict[int, Answer | ReplyError] = {}
     duplicate: set[int] = set()
@@ -173,7 +178,7 @@ def _match_by_id(
         if key in by_id and by_id[key] != answer:
             duplicate.add(key)
         by_id[key] = answer
-    if 0 in unknown or n + 1 in unknown:
+    if 0 in unknown or n + 1 in unknown or (whole and n not in by_id and not unknown):
         return _all_errors(
             MismatchedReplyError, f"the reply's ids are not those of the {n} texts", content, n
         )

@@ -98,9 +98,9 @@ def test_packed_replies_are_matched_by_id():
         Answer("", None, (("a", None),)),
         Answer("", None, ()),
     )
-    missing = parse_reply('{"answers": [{"id": 1, "labels": ["a"]}]}', 2, multilabel=True)
-    assert missing[0] == Answer("", None, (("a", None),))
-    assert isinstance(missing[1], testnuc.errors.MismatchedReplyError)
+    missing = parse_reply('{"answers": [{"id": 2, "labels": ["a"]}]}', 2, multilabel=True)
+    assert missing[1] == Answer("", None, (("a", None),))
+    assert isinstance(missing[0], testnuc.errors.MismatchedReplyError)
 
 
 def test_invented_labels_are_dropped_duplicates_merged_and_the_order_stays():

@@ -13,8 +13,9 @@ import pytest
 
 from bench._batch_api import Batches, BatchLLM
 from testnuc import BatchPolicy, Budget, Limits, Sampling, TestNUC
-from testnuc.errors import BudgetExceededError, NotAnsweredError
+from testnuc.errors import BudgetExceededError, NotAnsweredError, UnreadableReplyError
 from testnuc.stores.memory import MemoryStore
+from testnuc.testing import Faults
 from tests.batch.unreliable import Unreliable, each_line, each_result, ended
 from tests.conftest import confident, gold, messages
 
@@ -294,7 +295,7 @@ async def test_what_a_result_of_several_texts_lacks_is_in_another(lane):
         message = value["response"]["body"]["choices"][0]["message"]
         answers = orjson.loads(message["content"])["answers"]
         parts = []
-        for part in (answers[:1], answers[:5], answers[3:]):
+        for part in ([answers[-1]], answers[:5] + answers[-1:], answers[3:]):
             message["content"] = orjson.dumps({"answers": part}).decode()
             parts.append(orjson.dumps(value))
         return b"\n".join(parts)
@@ -548,6 +549,46 @@ async def test_texts_without_an_answer_are_sent_in_as_many_batches_as_the_policy
             assert len(results.errors) == 40
             assert "answered 40 requests more than it has returned" in str(results[0].error)
             assert (llm.batches, llm.calls, nuc.usage.calls) == (2, 80, 80)
+
+
+def of_no_shape(line):
+    result = line.get("response", line.get("result"))
+    result["body" if "body" in result else "message"] = {"weird": [1]}
+
+
+UNREAD = {
+    "no shape": each_result(of_no_shape),
+    "no JSON": lambda _: b"?\n" * 40,
+    "prose": lambda lines: lines.replace(b"label", b"weather"),
+}
+
+
+@pytest.mark.parametrize("content", UNREAD.values(), ids=UNREAD)
+async def test_what_was_executed_and_cannot_be_read_is_bought_once_more(model, lane, content):
+    async with BatchLLM(confident) as llm:
+        Unreliable(llm, content=content)
+        async with lane(llm, model=model, policy={"patience": 0.01}) as nuc:
+            results = await nuc.classify_many(TEXTS, lane="batch")
+            assert len(results.errors) == 40
+            assert (llm.calls, nuc.usage.calls) == (80, 80)
+
+
+@pytest.mark.parametrize("readable", [True, False])
+@pytest.mark.parametrize("content", UNREAD.values(), ids=UNREAD)
+async def test_live_it_is_asked_for_once(model, lane, content, readable):
+    faults = None if readable else Faults(1, kinds=["empty-choices"])
+    async with BatchLLM(confident, faults=faults) as llm:
+        Unreliable(llm, content=content)
+        policy = {"patience": 0.01, "rest": "live"}
+        async with lane(llm, model=model, policy=policy) as nuc:
+            if readable:
+                assert not (await nuc.classify_many(TEXTS, lane="batch")).errors
+                assert llm.calls == 80
+            else:
+                with pytest.raises(UnreadableReplyError, match="first 20 texts"):
+                    await nuc.classify_many(TEXTS, lane="batch")
+            assert max(llm.asked.values()) == 2
+            assert nuc.usage.calls == llm.calls
 
 
 async def test_what_was_not_executed_is_sent_again_at_once(model, lane):
