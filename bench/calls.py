@@ -72,8 +72,8 @@ def labelings(
     Returns
     -------
     int32[n], int32[n]
-        By a head and the neighbors' answers alone; and by the candidate with class sizes evened out
-        half the way, as in a run for which judgments have proved that candidate.
+        By a head and the neighbors' answers alone; and by the candidate with class priors halfway
+        to equal, as in a run for which judgments have proved that candidate.
     """
     own = np.where(asked, data.texts.own, -1).astype(np.int32)
     texts, model = replace(data.texts, own=own), partial(fit_model, power=_POWER, care=_CARE)

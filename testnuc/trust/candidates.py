@@ -31,7 +31,7 @@ ALPHA = 0.1
 SKIPPED = -2
 _LLM = "the LLM's own labels"
 _MODEL = "neighbors and a model of your texts"
-_SIZES = {0.0: "", 0.5: ", class sizes evened out half the way", 1.0: ", class sizes evened out"}
+_SIZES = {0.0: "", 0.5: ", class priors halfway to equal", 1.0: ", equal class priors"}
 #: The log odds that the LLM's own label gets beside the most careful model.
 _MORE_CARE = 3.0
 

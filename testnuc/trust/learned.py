@@ -323,8 +323,11 @@ class Learned:
             )
         if self.unproved:
             return "\n".join([*lines, f"Trust is not calibrated: {_OTHER_SETTINGS}."])
+        basis = f"on {proving:,} judged texts"
+        if proving < len(self.judged):
+            basis += " that were drawn at random from all, or from those where strategies differ"
         lines.append(
-            f"Trust is the chance that {self.rule.trusted}, calibrated on {proving:,} judged texts."
+            f"Trust is the chance that {self.rule.trusted}, calibrated {basis}."
             if proving
             else "Trust is not calibrated: no judged text was drawn at random."
         )
