@@ -46,7 +46,7 @@ from testnuc.providers._dialect import (
 from testnuc.providers._reasoning import LEAST
 from testnuc.providers._streams import joined
 from testnuc.transport.api_errors import as_error
-from testnuc.transport.endpoint import Endpoint, checked_headers, secrets_in
+from testnuc.transport.endpoint import Endpoint, checked_headers, secrets_in, secrets_of_proxies
 from testnuc.transport.keys import KeySource
 from testnuc.transport.redaction import without_key
 
@@ -406,7 +406,8 @@ class HTTPProvider(ABC):
 
     @property
     def _hidden(self) -> tuple[str, ...]:
-        return self._secrets if self.keys is None else self.keys.latest + self._secrets
+        proxies = secrets_of_proxies() if self.trust_env else ()
+        return (*(() if self.keys is None else self.keys.latest), *self._secrets, *proxies)
 
     def _without_key(self, answer: Answer | ReplyError, task: Task) -> Answer | ReplyError:
         """Return an answer that quotes no key, which would be stored; a label is no secret."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import SplitResult, parse_qsl, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.request import getproxies
 
 from testnuc.errors import ConfigurationError, InvalidInputError
 from testnuc.transport.redaction import redacted
@@ -108,6 +110,22 @@ def secrets_in(headers: Mapping[str, str]) -> tuple[str, ...]:
     """Return the values of headers that are probably keys, by their names."""
     secret = (value for name, value in headers.items() if _SECRET_NAME.search(name))
     return tuple(value.rpartition(" ")[2] for value in secret)
+
+
+def secrets_of_proxies() -> tuple[str, ...]:
+    """Return the passwords of the environment's proxies, in the forms that a proxy may quote."""
+    found: list[str] = []
+    for url in getproxies().values():
+        try:
+            parts = urlsplit(url)
+            user, word = unquote(parts.username or ""), unquote(parts.password or "")
+        except ValueError:
+            continue
+        if word:
+            # aiohttp encodes them in Latin-1, others in UTF-8
+            pairs = {f"{user}:{word}".encode(kind, "replace") for kind in ("latin-1", "utf-8")}
+            found += [word, parts.password or "", *(b64encode(pair).decode() for pair in pairs)]
+    return tuple(found)
 
 
 def missing_key(host: str, variable: str) -> ConfigurationError:

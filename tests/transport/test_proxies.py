@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import logging
 import socket
+import traceback
 from contextlib import asynccontextmanager
+from urllib.parse import unquote
 
 import pytest
 
@@ -17,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
 
 
 @asynccontextmanager
-async def proxy(monkeypatch, answer):
+async def proxy(monkeypatch, answer, word="hush-word"):
     """Run a proxy that answers every request with these bytes, and then closes."""
     asked = []
 
@@ -29,7 +33,7 @@ async def proxy(monkeypatch, answer):
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     for name in ("http_proxy", "https_proxy"):
-        monkeypatch.setenv(name, f"http://user:hush-word@127.0.0.1:{port}")
+        monkeypatch.setenv(name, f"http://user:{word}@127.0.0.1:{port}")
         monkeypatch.delenv(name.upper(), raising=False)
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
@@ -85,6 +89,26 @@ async def test_a_proxy_that_answers_itself_ends_the_run(client_of, monkeypatch, 
     ):
         with pytest.raises(ProviderError):
             await nuc.classify_many(messages(40))
+
+
+@pytest.mark.parametrize("word", ["hush-word", "hush", "h%C3%A4sh word"])
+@pytest.mark.parametrize("form", ["{}", "user:{}", "Basic {b}", "{q}", "http://user:{q}@proxy"])
+async def test_a_proxy_that_quotes_its_password(client_of, monkeypatch, caplog, word, form):
+    plain = unquote(word)
+    # as aiohttp encodes it
+    packed = base64.b64encode(f"user:{plain}".encode("latin-1")).decode()
+    said = form.format(plain, b=packed, q=word).encode()
+    head = b"HTTP/1.1 407 Log in\r\nx-request-id: %b\r\nContent-Length: %d\r\n\r\n%b"
+    answer = head % (packed.encode(), len(said), said)
+    async with proxy(monkeypatch, answer, word) as asked:
+        with caplog.at_level(logging.DEBUG):
+            async with TestNUC(**through(client_of, "http://llm.example/v1")) as nuc:
+                with pytest.raises(ProviderError, match="407") as raised:
+                    await nuc.classify_many(messages(4))
+    assert packed.encode() in asked[0]
+    seen = "".join(traceback.format_exception(raised.value)) + repr(vars(raised.value))
+    for secret in (plain, word, packed):
+        assert secret not in seen + caplog.text
 
 
 @pytest.fixture
