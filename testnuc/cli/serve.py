@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
 import sys
+from collections.abc import Awaitable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,10 +16,11 @@ from testnuc._base.checks import valid_text
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.options_of_run import client_of, completed
 from testnuc.cli.reading import read_table, to_stderr
-from testnuc.client import parts_of
+from testnuc.client import TestNUC, parts_of
 from testnuc.embedders.openai import OpenAIEmbedder
 from testnuc.errors import ConfigurationError, InvalidInputError
 from testnuc.server import ServerSettings, Service, page_of, serve
+from testnuc.types import Classification
 
 _log = logging.getLogger("testnuc.server")
 
@@ -32,27 +35,56 @@ def run(given: SimpleNamespace) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     texts = [] if given.pool is None else _texts(given.pool, given.text_column)
     logging.captureWarnings(capture=True)
-    nuc = client_of(completed(given.client, given.client["store"]))
-    service = Service(nuc, limits, page=page_of(nuc))
+
+    def client() -> TestNUC:
+        return client_of(completed(given.client, given.client["store"]))
+
+    nuc = client()
+
+    def page(rows: Sequence[Classification]) -> Awaitable[str]:
+        return page_of(service.nuc)(rows)
+
+    service = Service(nuc, limits, page=page)
 
     def tell(url: str) -> None:
         to_stderr(f"testnuc: serving on {url}; open it in a browser, or see {url}/docs")
 
     async def prepare() -> None:
-        embedder = parts_of(nuc).embedder
-        if not isinstance(embedder, OpenAIEmbedder):
-            # otherwise the first request would wait for the model to load
-            await embedder.embed(["ready"])
+        await _warm_up(nuc)
         if texts:
             await nuc.add(texts)
             _log.info("pool of %d texts", len(nuc))
 
+    async def reload() -> None:
+        before = service.nuc
+        if not parts_of(before).store.durable:
+            raise ConfigurationError("without --store all answers would be lost")
+        # files are read, and models loaded, beside the requests
+        fresh = await asyncio.to_thread(client)
+        await fresh.__aenter__()
+        try:
+            await _warm_up(fresh)
+            await service.use(fresh)
+        finally:
+            # not the one that is used
+            await (before if service.nuc is fresh else fresh).aclose()
+
     async def run_service() -> bool:
-        async with nuc:
-            return await serve(service, prepare=prepare, listening=tell)
+        await nuc.__aenter__()
+        try:
+            return await serve(service, prepare=prepare, listening=tell, reload=reload)
+        finally:
+            await service.nuc.aclose()
 
     if not run_to_end(run_service()):
         sys.exit(1)
+
+
+async def _warm_up(nuc: TestNUC) -> None:
+    """Load the model of texts; otherwise the first request would wait for it."""
+    embedder = parts_of(nuc).embedder
+    if not isinstance(embedder, OpenAIEmbedder):
+        await embedder.embed(["ready"])
 
 
 def _per_week(audit: str | None) -> int | None:

@@ -7,8 +7,9 @@ import logging
 import math
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -49,27 +50,32 @@ class TrafficSample:
     """
 
     def __init__(self, nuc: TestNUC, size: int, clock: Callable[[], float] = time.time) -> None:
-        parts = parts_of(nuc)
-        self._store: Any = parts.store
-        if not (parts.store.durable and hasattr(parts.store, "swap_learned")):
+        store = parts_of(nuc).store
+        if not (store.durable and hasattr(store, "swap_learned")):
             raise ConfigurationError(
                 "texts are set aside for an audit in the store, and this service has none that "
                 "outlives it; add --store labels.db, or leave out --audit"
             )
-        context = ReviewContext(
-            descriptions=dict(nuc.labels.descriptions),
-            instructions=parts.instructions,
-            none_label=nuc.labels.none_label,
-        )
-        self._facts = (nuc.labels.names, nuc.labels.multilabel, nuc.model, context, size)
-        self._clock = clock
-        #: What is not in the store yet, by week.
-        self._waiting: dict[str, AuditWeek] = {}
+        self._size, self._clock = size, clock
+        #: What is not in the store yet, by week and labels.
+        self._waiting: dict[tuple[str, Sequence[str]], AuditWeek] = {}
         self._wake, self._closing = asyncio.Event(), False
-        #: The latest week as it is in the store.
-        self.latest = self._new("")
         #: What the last `testnuc audit` said.
         self.summary: dict[str, Any] = {}
+        self.follow(nuc)
+
+    def follow(self, nuc: TestNUC) -> None:
+        """Set texts aside for the labels of another client of the same store."""
+        labels = nuc.labels
+        context = ReviewContext(
+            descriptions=dict(labels.descriptions),
+            instructions=parts_of(nuc).instructions,
+            none_label=labels.none_label,
+        )
+        self._store = parts_of(nuc).store
+        self._facts = (labels.names, labels.multilabel, nuc.model, context, self._size)
+        #: The latest week as it is in the store.
+        self.latest = self._new("")
 
     def _new(self, week: str) -> AuditWeek:
         return AuditWeek(week, *self._facts)
@@ -80,7 +86,8 @@ class TrafficSample:
             return
         now, order = self._clock(), random.random()  # noqa: S311 - it draws a sample
         name = week_of(now)
-        week = self._waiting.setdefault(name, self._new(name))
+        new = self._new(name)
+        week = self._waiting.setdefault((name, new.labels), new)
         week.count(result.label)
         stored = self.latest if self.latest.week == name else week
         if len(stored.sample) < stored.size or order < stored.sample[-1].order:
@@ -108,13 +115,15 @@ class TrafficSample:
     async def flush(self) -> None:
         """Write what is waiting; what fails keeps waiting."""
         waiting, self._waiting = self._waiting, {}
-        for name, week in sorted(waiting.items()):
+        for place, week in sorted(waiting.items()):
+            new = replace(week, texts=0, given={}, sample=[])
             try:
-                self.latest = await changed(self._store, self._new(name), partial(_merge, week))
-                self.summary = await summary_of(self._store, week)
+                stored = await changed(self._store, new, partial(_merge, week))
+                if week.labels == self._facts[0]:
+                    self.latest, self.summary = stored, await summary_of(self._store, week)
             except StoreError as exc:
                 _log.warning("texts for an audit are not stored yet: %s", exc)
-                self._waiting.setdefault(name, self._new(name)).merge(week)
+                self._waiting.setdefault(place, new).merge(week)
 
     @property
     def accuracy(self) -> float:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from functools import partial
 
 from aiohttp import web
@@ -31,6 +31,7 @@ async def serve(
     *,
     prepare: Callable[[], Awaitable[object]] | None = None,
     listening: Callable[[str], object] | None = None,
+    reload: Callable[[], Awaitable[object]] | None = None,
 ) -> bool:
     """Serve until SIGTERM or Ctrl-C, finish in-flight requests, then return.
 
@@ -44,6 +45,9 @@ async def serve(
         Prepares the client: loads a model, fills the pool. Its exceptions stop the service.
     listening : callable, optional
         Called with the URL.
+    reload : callable, optional
+        Called on SIGHUP once the service is ready: `Service.use` takes another client. If it
+        raises an exception, that is logged, and the service goes on. Default: SIGHUP is as SIGTERM.
 
     Returns
     -------
@@ -68,7 +72,8 @@ async def serve(
     await runner.setup()
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(runner.cleanup)
-        signals = stack.enter_context(_signals())
+        reloading = None if reload is None else partial(_reload, service, reload, asyncio.Lock())
+        signals = stack.enter_context(_signals(reloading))
         assert runner.server is not None
         accept = partial(_accept, service, runner.server, _most_connections())
         try:
@@ -193,22 +198,52 @@ async def _close_idle(service: Service, server: web.Server) -> None:
                 _abort(connection)
 
 
+async def _reload(
+    service: Service, reload: Callable[[], Awaitable[object]], one: asyncio.Lock
+) -> None:
+    async with one:
+        if service.state != "ready":
+            _log.warning("SIGHUP: the service is %s; nothing is reloaded", service.state)
+            return
+        try:
+            await reload()
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the service goes on
+            _log.error("the reload failed; the service goes on as before: %s", exc)
+        else:
+            _log.info("reloaded")
+
+
 @contextlib.contextmanager
-def _signals() -> Iterator[asyncio.Semaphore]:
-    """Count SIGINT and SIGTERM."""
+def _signals(
+    reloading: Callable[[], Coroutine[None, None, None]] | None,
+) -> Iterator[asyncio.Semaphore]:
+    """Count SIGINT, SIGTERM and SIGHUP; on the last, `reloading` is run instead if it is given."""
     received = asyncio.Semaphore(0)
     loop = asyncio.get_running_loop()
+    tasks: set[asyncio.Task[None]] = set()
+
+    def hang_up() -> None:
+        if reloading is None:
+            received.release()
+        else:
+            task = loop.create_task(reloading(), name="testnuc-reload")
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
     handled = []
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         # not on Windows, where Ctrl-C cancels the main task; nor outside the main thread
-        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-            loop.add_signal_handler(number, received.release)
+        with contextlib.suppress(AttributeError, NotImplementedError, RuntimeError, ValueError):
+            number = getattr(signal, name)
+            loop.add_signal_handler(number, hang_up if name == "SIGHUP" else received.release)
             handled.append(number)
     try:
         yield received
     finally:
         for number in handled:
             loop.remove_signal_handler(number)
+        for task in tasks:
+            task.cancel()
 
 
 def _url(server: asyncio.Server) -> str:

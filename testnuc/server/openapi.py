@@ -186,6 +186,12 @@ def _schemas(labels: LabelSet, settings: ServerSettings) -> dict[str, Any]:
             status={"enum": _STATES},
             model="string",
             labels="integer",
+            judged=("integer", "Judged texts that it has learned from."),
+            since=("string", "When this model, these labels and what was learned were loaded."),
+            before={
+                "type": ["object", "null"],
+                "description": "The same of what the latest reload replaced.",
+            },
             pool=("integer", "Texts that neighbors come from."),
             decision=("string?", "Why the LLM's own labels were kept when they were last."),
             limits="{integer}",

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from datetime import UTC, datetime
 from hashlib import sha256
 from importlib.resources import files
 from typing import Any, Literal, TypeAlias
@@ -112,25 +113,20 @@ class Service:
         #: Last use of a connection, by its protocol; None while in use.
         self.used: dict[asyncio.BaseProtocol, float | None] = {}
         self._in_flight: set[asyncio.Task[Any]] = set()
-        self._metrics = Metrics(lambda: nuc.usage)
+        self._metrics = Metrics(lambda: self.nuc.usage)
         self._metrics.gauges(
             pending_texts=("Texts being labeled or waiting.", lambda: self.queue.pending),
             pending_texts_limit=("Limit of pending texts.", lambda: self.queue.limit),
-            pool_texts=("Texts in the pool.", lambda: len(nuc)),
+            pool_texts=("Texts in the pool.", lambda: len(self.nuc)),
             ready=(
                 "1 while requests are accepted and can be answered.",
                 lambda: self.status == "ready",
             ),
         )
         self._page = page
-        described = nuc.labels.descriptions
-        labels = [{"label": n, "description": described.get(n)} for n in nuc.labels.names]
-        #: Responses that are always the same, by path: JSON and pages.
-        self._facts = {
-            "/openapi.json": document(nuc.labels, self.settings),
-            "/v1/labels": {"labels": labels},
-            "/healthz": {"status": "alive"},
-        }
+        #: Responses that only depend on the labels, by path: JSON and pages.
+        self._facts = self._of_labels()
+        self._since, self._before = time.time(), dict[str, Any]()
         folder = files("testnuc.server")
         self._static_pages = {
             path: (folder / name).read_text(encoding="utf-8")
@@ -153,6 +149,38 @@ class Service:
                 web.get("/metrics", self._metrics_page),
             ]
         )
+
+    async def use(self, nuc: TestNUC) -> None:
+        """Label by another client, which is open, and wait until none uses the one before."""
+        self._before, self._since = self._active(), time.time()
+        self.nuc, self._decision = nuc, None
+        self._facts = self._of_labels()
+        if self.audit is not None:
+            self.audit.follow(nuc)
+        requests = self._in_flight - {asyncio.current_task()}
+        if requests:
+            await asyncio.wait(requests)
+
+    def _of_labels(self) -> dict[str, dict[str, Any]]:
+        labels = self.nuc.labels
+        described = labels.descriptions
+        return {
+            "/openapi.json": document(labels, self.settings),
+            "/v1/labels": {
+                "labels": [{"label": n, "description": described.get(n)} for n in labels.names]
+            },
+            "/healthz": {"status": "alive"},
+        }
+
+    def _active(self) -> dict[str, Any]:
+        learned = self.nuc.learned
+        since = datetime.fromtimestamp(self._since, UTC)
+        return {
+            "model": self.nuc.model,
+            "labels": len(self.nuc.labels.names),
+            "judged": 0 if learned is None else len(learned.judged),
+            "since": since.isoformat(timespec="seconds"),
+        }
 
     def _start_audit(self) -> TrafficSample | None:
         if self.settings.audit is None:
@@ -305,14 +333,13 @@ class Service:
         return _json(self._facts[request.path])
 
     async def _info(self, _: web.Request) -> web.Response:
-        nuc = self.nuc
         return _json(
             {
                 "version": __version__,
                 "status": self.status,
-                "model": nuc.model,
-                "labels": len(nuc.labels.names),
-                "pool": len(nuc),
+                **self._active(),
+                "before": self._before or None,
+                "pool": len(self.nuc),
                 "decision": self._decision,
                 "limits": self.settings.limits(),
             }

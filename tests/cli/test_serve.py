@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -76,6 +77,37 @@ def test_it_serves_and_ends_well(tmp_path):
     assert "Traceback" not in err
     assert "Warning" not in err
     assert store.exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="platform: no SIGHUP")
+def test_a_hang_up_reads_labels_again(tmp_path):
+    labels, store = tmp_path / "labels.txt", tmp_path / "labels.db"
+    labels.write_text("refund\ndelivery\n")
+    with LoopbackLLM(confident) as llm:
+        process = start(
+            "--port", 0, "--labels", labels, "--model", "openai/test", "--base-url", llm.base_url,
+            "--store", store, "--k", 0,
+        )  # fmt: skip
+        try:
+            url = told_address(process)
+            while ask(url, "/readyz")[0] != 200:
+                assert process.poll() is None
+                time.sleep(0.02)
+            assert ask(url, "/v1/info")[1]["labels"] == 2
+            labels.write_text("refund\ndelivery\nlogin\n")
+            process.send_signal(signal.SIGHUP)
+            while ask(url, "/v1/info")[1]["labels"] == 2:
+                assert process.poll() is None
+                time.sleep(0.02)
+            assert ask(url, "/v1/info")[1]["before"]["labels"] == 2
+            assert ask(url, "/v1/classify", {"text": "refund please, now"})[0] == 200
+            process.send_signal(signal.SIGTERM)
+            _, err = process.communicate(timeout=300)
+        finally:
+            process.kill()
+    assert process.returncode == 0, err
+    assert "Traceback" not in err
+    assert "reloaded" in err
 
 
 @pytest.mark.parametrize(

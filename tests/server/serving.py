@@ -47,11 +47,12 @@ def client(model, **more):
 
 
 @asynccontextmanager
-async def served(nuc, page=None, prepare=None, **settings):
+async def served(nuc, page=None, prepare=None, reload=None, **settings):
     """Serve a client; yields the service and a session whose paths are relative to it."""
     service = Service(nuc, ServerSettings(**{"port": 0, **settings}), page=page)
     url = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(serve(service, prepare=prepare, listening=url.set_result))
+    running = serve(service, prepare=prepare, listening=url.set_result, reload=reload)
+    task = asyncio.create_task(running)
     async with nuc:
         try:
             await asyncio.wait([url, task], return_when=asyncio.FIRST_COMPLETED)

@@ -1,0 +1,86 @@
+"""SIGHUP: another client takes over while requests are in progress, or the old one stays."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+
+import pytest
+
+from tests.conftest import LABELS, messages
+from tests.server.serving import Held, client, served, until
+from tests.server.test_auditing import weeks_in
+from tests.server.test_service import get, post
+
+pytest.importorskip("prometheus_client")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning"),
+    pytest.mark.skipif(sys.platform == "win32", reason="platform: no SIGHUP"),
+]
+
+
+async def info(session):
+    return json.loads((await get(session, "/v1/info"))[1])
+
+
+async def test_requests_in_progress_end_with_the_client_that_they_began_with(tmp_path):
+    old, new = Held(), Held()
+    new.gate.set()
+    taken = asyncio.Event()
+    async with client(new, k=0, store=tmp_path / "labels.db") as fresh:
+
+        async def reload():
+            await service.use(fresh)
+            taken.set()
+
+        nuc = client(old, k=0, store=tmp_path / "labels.db")
+        async with served(nuc, reload=reload, audit=5) as (service, session):
+            waiting = asyncio.create_task(post(session, {"text": "refund please"}))
+            await old.asked_for(1)
+            os.kill(os.getpid(), signal.SIGHUP)
+            await until(lambda: service.nuc is fresh)
+            assert (await post(session, {"text": "where is my parcel"}))[0] == 200
+            # the first one still waits, and so does who closes the old client
+            assert (len(old.asked), len(new.asked), taken.is_set()) == (1, 1, False)
+            old.gate.set()
+            assert (await waiting)[0] == 200
+            async with asyncio.timeout(60):
+                await taken.wait()
+            said = await info(session)
+            assert (said["judged"], said["labels"]) == (0, len(LABELS))
+            assert said["before"]["since"] <= said["since"]
+    (week,) = await weeks_in(tmp_path / "labels.db")
+    assert week.texts == 2
+
+
+async def test_a_reload_that_fails_changes_nothing(caplog):
+    held, tried = Held(), asyncio.Event()
+    held.gate.set()
+
+    async def reload():
+        tried.set()
+        raise OSError("labels.json is gone")
+
+    async with served(client(held), reload=reload) as (service, session):
+        before = service.nuc
+        os.kill(os.getpid(), signal.SIGHUP)
+        async with asyncio.timeout(60):
+            await tried.wait()
+        await until(lambda: "labels.json is gone" in caplog.text)
+        assert service.nuc is before
+        assert (await post(session, {"texts": messages(3)}))[0] == 200
+        assert (await info(session))["before"] is None
+
+
+async def test_without_a_reload_it_drains():
+    held = Held()
+    async with served(client(held)) as (service, session):
+        waiting = asyncio.create_task(post(session, {"text": "refund please"}))
+        await held.asked_for(1)
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(lambda: service.closing)
+        held.gate.set()
+        assert (await waiting)[0] == 200
