@@ -34,7 +34,7 @@ _HALF, _PLANTED = 0.5, (0.7, 0.4)
 #: Texts that are judged for a regression.
 _REGRESSED = 200
 #: Labels of groups that are compared, and draws with a planted difference.
-_COMPARED, _FOUND = 2_000, 200
+_COMPARED, _FOUND = 1_000, 200
 _ALPHA, _Z = 0.05, 1.959963984540054
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from testnuc._base.checks import checked_whole, hash_text, valid_text
 from testnuc._engine.components import Components, Internals
+from testnuc._engine.describing import describe
 from testnuc._engine.distilling import distill
 from testnuc._engine.escalation import Escalation
 from testnuc._engine.estimate import Estimator
@@ -27,11 +28,12 @@ from testnuc.results import Results
 from testnuc.scoring import Evaluation, checked_gold, evaluated
 from testnuc.transport.telemetry import operation
 from testnuc.trust import Review
+from testnuc.trust.joining import join_reviews
 from testnuc.types import PoolStats
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
     from types import TracebackType
 
     from testnuc.head import Head
@@ -689,6 +691,25 @@ class TestNUC:
         head = await distill(self._parts)
         await asyncio.to_thread(head.save, path)
         return head
+
+    async def describe(
+        self, results: Results, reviews: Mapping[str, Review] | Sequence[Review] = ()
+    ) -> str:
+        """Return a page in Markdown that says how results were made: for a methods section.
+
+        It names the model with the version that the provider reported, dates, sampling, labels,
+        embedder, judgments, certificate, counts, software and the prompt with its hash. It holds no
+        text that was labeled, and no key. Makes no call.
+
+        Parameters
+        ----------
+        results : Results
+        reviews : mapping of str to Review, or sequence of Review
+            Those of several people who judged the same texts: their agreement is added.
+        """
+        await self._ready()
+        joined = join_reviews(reviews) if reviews else None
+        return await describe(self._parts, results, self.learned, joined)
 
     async def unlearn(self) -> bool:
         """Forget what was learned, here and in the store; returns whether there was anything."""

@@ -83,6 +83,7 @@ class SyncTestNUC:
     remove = _blocking(TestNUC.remove)
     review = _blocking(TestNUC.review)
     stats = _blocking(TestNUC.stats)
+    describe = _blocking(TestNUC.describe)
     unlearn = _blocking(TestNUC.unlearn)
 
     def stream(

@@ -6,6 +6,7 @@ from importlib.metadata import metadata, version
 from pathlib import Path
 
 import pytest
+import yaml
 
 import testnuc
 
@@ -16,6 +17,12 @@ def test_the_version_is_that_of_the_package_and_of_the_changelog():
     assert version("testnuc") == testnuc.__version__
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert f"## [{testnuc.__version__}]" in changelog
+
+
+def test_the_citation_names_the_version_and_the_license():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert str(citation["version"]) == testnuc.__version__
+    assert citation["license"] == metadata("testnuc")["License-Expression"]
 
 
 def test_the_package_says_that_it_is_typed_and_brings_its_data():

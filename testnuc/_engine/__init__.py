@@ -15,6 +15,7 @@
     rows              results, made on access
     streaming         a stream of texts, window by window
     estimate          calls and cost before a run
+    describing        how labels were made, as a page
     pool_predictions  the predictions of the whole pool, diagnosed for the auto policy
 
     learning          review and learn; `argmax_learning` or `threshold_learning` fits a rule

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -18,9 +19,10 @@ from testnuc._engine.pipeline import Pipeline
 from testnuc._engine.shortlist import Shortlist, checked_shortlist
 from testnuc._engine.uncertain import HeadRule
 from testnuc._engine.votes import load_kernels
+from testnuc._version import __version__
 from testnuc.batch import BatchLane
 from testnuc.embedders.cache import EmbeddingCache, embedder_name
-from testnuc.errors import InvalidInputError, TestNUCError
+from testnuc.errors import InvalidInputError, StoreError, TestNUCError
 from testnuc.head import Head
 from testnuc.index.memory_pool import Pool
 from testnuc.labels import LabelSet
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
     from testnuc.voting import VotePolicy
 
 T = TypeVar("T")
+
+#: First date, last date, version: what is noted of a model that answered.
+_NOTED = 3
 
 
 @dataclass(frozen=True)
@@ -204,11 +209,16 @@ class Components:
             texts_per_call=per_call if per_call > 1 else None,
             shortlist=self.shortlist,
             score_labels=self.sampling.score_labels or None,
+            reasoning_effort=None
+            if self.sampling.reasoning_effort == "least"
+            else self.sampling.reasoning_effort,
             k=k,
             policy=policy if isinstance(policy, str) else None,
             descriptions=dict(self.labels.descriptions) or None,
         )
         self._address = (model, base_url, api_key)
+        #: The date from which on it may have made calls.
+        self._since = _today()
         self.internals = internals
         self._opening: asyncio.Task[None] | None = None
         self._closed = False
@@ -312,8 +322,41 @@ class Components:
 
     async def _close_store(self) -> None:
         # one close for each open: other clients may use the store, too
-        if self._store_open:
+        if not self._store_open:
+            return
+        try:
+            if self.meter.calls:
+                with suppress(StoreError):
+                    await self._describe()
+        finally:
             await self.store.close()
+
+    async def _describe(self) -> None:
+        """Store the facts of the scope: options, and what answered so far."""
+        answered = await self.answered()
+        await self.store.describe(
+            self.predictor.scope, self._facts | _known(answered=answered or None)
+        )
+
+    async def answered(self) -> dict[str, list[str]]:
+        """Return which models answered, by the name that the provider reported ("": none).
+
+        Of each the first and the last date, and the version of testnuc.
+        """
+        scopes = getattr(self.store, "scopes", None)
+        facts = {} if scopes is None else dict(await scopes()).get(self.predictor.scope, {})
+        found = facts.get("answered")
+        # older versions did not note it, and others may write to a store
+        known = {
+            str(name): list(map(str, of))
+            for name, of in (found.items() if isinstance(found, dict) else ())
+            if isinstance(of, list) and len(of) == _NOTED
+        }
+        if self.meter.calls:
+            for name in getattr(self.predictor.provider, "served", None) or [""]:
+                first = known.get(name, [self._since])[0]
+                known[name] = [min(first, self._since), _today(), __version__]
+        return known
 
     def _check_process(self) -> None:
         if self._process not in {None, os.getpid()}:
@@ -334,7 +377,7 @@ class Components:
         await self.pool.open()
         # a wrong embedder has an empty pool: it must not be remembered
         if len(self.pool) or not await self.store.count(self.predictor.scope):
-            await self.store.describe(self.predictor.scope, self._facts)
+            await self._describe()
         if opened is not None:
             await opened()
 
@@ -382,6 +425,10 @@ def _checked(name: str, given: Any, kind: type[T]) -> T:
     if not isinstance(given, kind):
         raise InvalidInputError(f"{name} is {given!r}; give testnuc.{kind.__name__}(..)")
     return given
+
+
+def _today() -> str:
+    return datetime.now(UTC).date().isoformat()
 
 
 def _known(**facts: Any) -> dict[str, Any]:

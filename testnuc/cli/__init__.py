@@ -4,8 +4,8 @@
 
     options           shared options, and `runs`, which connects a declaration to its function
 
-    audit, batch, classify, compare, count, demo, evaluate, judging, labels, report, serve,
-    store
+    audit, batch, classify, compare, count, demo, describe, evaluate, judging, labels, report,
+    serve, store
                       what each command does
     answering         judging in the terminal; `judging_page` on a page
 
@@ -75,8 +75,17 @@ _SOURCES = argument(
     "A file written by `classify -o`, a store; or reviews (.json) to continue or join.",
 )
 _JUDGED = argument("REVIEW|MARKS..", "What the page saved; several people's files are joined.")
+_REVIEWS = typer.Argument(
+    None,
+    help="Of several people: their agreement is added.",
+    metavar="[REVIEW]..",
+    show_default=False,
+)
 _TEXT_COLUMN = typer.Option("text", help="Column or field with the text.")
 _DRY_RUN = once(False, "--dry-run", help="Estimate the cost without sending anything.")
+_SHOW_PROMPT = once(
+    False, "--show-prompt", help="Print the prompt of the first text without sending anything."
+)
 _LIMIT = files(None, help="Read only the first texts, for a trial.")
 _ENCODING = rare(None, help="Encoding of FILE, such as cp1252.", show_default="recognized")
 _DELIMITER = rare(
@@ -165,6 +174,7 @@ def classify(
     ),
     full: bool = typer.Option(False, "--full", help="Also write neighbors, votes and usage."),
     dry_run: bool = _DRY_RUN,
+    show_prompt: bool = _SHOW_PROMPT,
     limit: int | None = _LIMIT,
     encoding: str | None = _ENCODING,
     delimiter: str | None = _DELIMITER,
@@ -279,6 +289,17 @@ def count(
     text_column: str = _TEXT_COLUMN,
 ) -> None:
     """Count labels: shares with intervals, corrected by the judged texts; makes no call."""
+
+
+@runs(app, "describe:run", *EVIDENCE_OPTIONS, labels=_OF_RUN)
+def describe(
+    source: str = _RESULTS_OR_STORE,
+    reviews: list[str] | None = _REVIEWS,
+    output: str | None = output_to("A .md file."),
+    overwrite: bool = _OVERWRITE,
+    text_column: str = _TEXT_COLUMN,
+) -> None:
+    """Say how labels were made, for a methods section: model, prompt, judgments; makes no call."""
 
 
 @runs(labels, "labels:check", *EVIDENCE_OPTIONS, labels=_OF_RUN)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Literal, NoReturn
 
+from testnuc._engine.describing import prompt_of
 from testnuc._engine.learning import LEAST_TEXTS
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import check_output, held_by, write_results
@@ -57,10 +58,15 @@ def run(given: SimpleNamespace) -> None:
     # nothing is lost if a run replaces what it wrote before: the answers are stored
     asked_for = client.but(embedder=asked["embedder"])
     again = same and not added and RunNote.of(str(output)).says(str(output), asked_for)
-    overwrite = given.overwrite or given.dry_run or (again and not store.new)
+    overwrite = given.overwrite or given.dry_run or given.show_prompt or (again and not store.new)
     check_output(output, given.file, table, full=given.full, overwrite=overwrite)
     problems, valid = usable(table, given.file)
     texts = [table.texts[at] for at in valid]
+    if given.show_prompt:
+        # nothing is sent, so no key is needed
+        nuc = client_of(client, store=None, api_key="not-needed")
+        print(prompt_of(parts_of(nuc), texts[0]))
+        return
     if given.dry_run:
         show_estimate(texts, client, store)
         return

@@ -38,6 +38,7 @@ OF_ANSWERS = (
     "multilabel",
     "threshold",
     "score_labels",
+    "reasoning_effort",
 )
 _SHOWN = 6
 

@@ -67,6 +67,8 @@ UNLIMITED_OUTPUT = 16_384
 #: Most characters of a request id, and of an answer that is no label.
 _IDENTIFIER, _SHOWN = 200, 10_000
 
+#: Most models that responses may name.
+_MODELS = 20
 #: Most values in a response, and how many more for each text whose labels are scored by the
 #: alternatives of each token.
 _MOST_VALUES, _SCORED = 100_000, 6_000
@@ -151,6 +153,8 @@ class HTTPProvider(ABC):
         self._labels: tuple[Task, LabelSet] | None = None
         self._readable = False
         self._stale = 0
+        #: The names of models that responses reported, such as dated versions; a few.
+        self.served: set[str] = set()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.model!r}, base_url={self.identity!r})"
@@ -334,6 +338,9 @@ class HTTPProvider(ABC):
             raise self._error_within(answer, body if stream is None else write_json(answer))
         given = answer.get("id")
         known = self.shown(printable(given[:_IDENTIFIER])) if isinstance(given, str) else None
+        served = answer.get("model")
+        if isinstance(served, str) and len(self.served) < _MODELS:
+            self.served.add(self.shown(printable(served[:_IDENTIFIER])))
         message = self.parse({**answer, "id": known})
         # a stream that broke off
         return message if ended else replace(message, broken=True)

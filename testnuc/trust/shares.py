@@ -22,11 +22,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from testnuc._base.arrays import Bools, Float64s, Int64s
+    from testnuc._base.arrays import Bools, Float64s, Int32s, Int64s
 
 _JEFFREYS = 0.5
 #: How much of the rate of the other kinds is in the prior of each.
-_POOLED = 0.25
+_POOLED = 0.1
+#: Fewest kinds for that: of a few, the others say too little.
+_KINDS = 4
 #: Simulated totals, and their seed: the same judgments have the same interval.
 _SAMPLES, _SEED = 4_000, 0
 #: A text with more copies than so many times the mean is in a stratum of such texts.
@@ -177,16 +179,17 @@ class JudgedSample:
 def _prior(k: Float64s, worth: Float64s) -> tuple[Float64s, Float64s]:
     """Return the parameters of the beta prior of each kind.
 
-    Jeffreys' prior, and a quarter of what would make its mean the rate of all other kinds: of many
-    labels, each is rare, and how often the LLM misses the others says something of it, too.
+    Jeffreys' prior; of many kinds, a tenth of what would make its mean the rate of all others is
+    added where that is small: how seldom the LLM misses other labels says something of each.
     """
+    first = np.full(len(k), _JEFFREYS)
+    if len(k) < _KINDS:
+        return first, first
     rate = (k.sum() - k + _JEFFREYS) / (worth.sum() - worth + 2 * _JEFFREYS)
-    rarer = np.minimum(rate, 1 - rate)
-    more = _POOLED * _JEFFREYS * ((1 - rarer) / rarer - 1)
+    more = _POOLED * _JEFFREYS * np.maximum(1 / rate - 2, 0)
     # to one digit: it is no more than a guess, and equal counts are simulated once
     scale = 10 ** np.floor(np.log10(np.maximum(more, 1e-3)))
-    more = np.round(more / scale) * scale
-    return _JEFFREYS + more * (rate > rarer), _JEFFREYS + more * (rate == rarer)
+    return first, _JEFFREYS + np.round(more / scale) * scale
 
 
 @lru_cache(maxsize=1 << 14)
@@ -195,12 +198,18 @@ def _quantiles(cells: tuple[tuple[float, ...], ...], tail: float) -> tuple[float
 
     A cell has the two parameters of the beta, a number of texts, and how many rows each stands for.
     """
-    rng = np.random.default_rng(_SEED)
     total = np.zeros(_SAMPLES)
-    for first, second, texts, each in cells:
-        total += each * rng.binomial(int(texts), rng.beta(first, second, _SAMPLES))
+    for place, (first, second, texts, each) in enumerate(cells):
+        total += each * _simulated(first, second, int(texts), place)
     low, high = np.quantile(total, (tail, 1 - tail)).tolist()
     return low, high
+
+
+@lru_cache(maxsize=1 << 11)
+def _simulated(first: float, second: float, texts: int, place: int) -> Int32s:
+    """Return draws of a beta-binomial; those of places are independent."""
+    rng = np.random.default_rng([_SEED, place])
+    return rng.binomial(texts, rng.beta(first, second, _SAMPLES)).astype(np.int32)
 
 
 def _ratio(part: Float64s, whole: Float64s) -> Float64s:
