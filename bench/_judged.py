@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from testnuc.trust.accuracy import accuracy_of
 from testnuc.trust.calibration import fit_trust
 from testnuc.trust.candidates import candidates_of, choose, chosen_parts, default_model, differing
-from testnuc.trust.certificates import Strata, error_of, strata_of
+from testnuc.trust.certificates import Strata, edges, error_of, strata_of
 from testnuc.trust.dissent import dissent_of
 from testnuc.trust.evidence import Draws
 from testnuc.trust.model import HeadModel, one_hot
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bench._recorded import Recorded
+    from testnuc.trust.accuracy import Accuracy
     from testnuc.trust.candidates import LabelCandidate, Verdict
     from testnuc.trust.model import Ground, Texts
 
@@ -206,6 +208,24 @@ class Judge:
         right = labels[rows] == said
         _, trust = fit_trust(texts, found, labels, rows, right, draws.probability)
         return np.nan_to_num(trust)
+
+    def accuracy(
+        self, learned: Learned, rows: NDArray[np.int64], ranked: int, seed: int
+    ) -> tuple[Accuracy | None, float]:
+        """Return the accuracy by these judgments and further ones, and the true one.
+
+        The further ones are drawn from the two fifths with the highest trust.
+        """
+        right, own = learned.labels == self.data.gold, self.data.texts.own == self.data.gold
+        places = strata_of(learned.trust, edges(learned.trust))
+        places[rows] = len(places)
+        top = np.random.default_rng(seed).permutation(np.flatnonzero(places <= 1))[:ranked]
+        every = np.concatenate([rows, top])
+        later = np.arange(len(every)) >= len(rows)
+        uniform = np.concatenate([learned.draws.uniform, np.zeros(len(top), dtype=np.bool_)])
+        before = own[every].astype(np.int8)
+        found = accuracy_of(learned.trust, every, right[every], before, (uniform, later))
+        return found, float(np.delete(right, every).sum() + len(every)) / len(right)
 
     def proof(
         self, learned: Learned, rows: NDArray[np.int64], draws: int, seed: int

@@ -105,6 +105,34 @@ def _trust(judge: Judge, draws: int) -> Iterator[Row]:
     yield {"set": judge.data.name, **cells}
 
 
+def _accuracy(judge: Judge, draws: int) -> Iterator[Row]:
+    """How far intervals of the accuracy reach, and how often they miss it."""
+    for ranked in (0, _LEARNED):
+        found = []
+        for seed in range(draws):
+            rows, drawn = judge.mixture(seed, 2 * _LEARNED)
+            learned = judge.learned(rows, drawn)
+            said, now = judge.accuracy(learned, rows, ranked, seed)
+            if said is None:
+                continue
+            misses = (
+                not share.low <= true <= share.high
+                for share, true in ((said.before, judge.data.alone), (said.now, now))
+            )
+            found.append((now, said.now.value, said.now.high - said.now.low, *misses))
+        now, value, width, missed_before, missed = np.mean(found, axis=0).tolist()
+        yield {
+            "set": judge.data.name,
+            "judged": f"{2 * _LEARNED}, {ranked} by trust",
+            "LLM": judge.data.alone,
+            "LLM missed": missed_before,
+            "now": now,
+            "said": value,
+            "width": width,
+            "missed": missed,
+        }
+
+
 def _certificates(judge: Judge, draws: int) -> Iterator[Row]:
     """Judgments to a certificate that 30 % of the texts are 90 % right; how often one is wrong."""
     needed = np.zeros(draws)
@@ -255,6 +283,12 @@ _ALL = {
         0.2,
     ),
     "trust": _Part("trust before and after 100 judgments", _trust, 0.25),
+    "accuracy": _Part(
+        f"accuracy of the LLM and of all labels after {2 * _LEARNED} judgments of a default "
+        f"review, and {_LEARNED} more of the two fifths with the highest trust: as it is, as it is "
+        "said to be, width of the interval, and how often an interval of 95 % misses it",
+        _accuracy,
+    ),
     "certificates": _Part(
         f"judgments, {_LEARNED} of them of a default review, until 30 % of the texts are certified "
         f"to be 90 % right with 90 % confidence, and how often a certificate is wrong, with a look "

@@ -20,7 +20,7 @@ from testnuc.trust.candidates import (
     differing,
 )
 from testnuc.trust.dissent import dissent_of
-from testnuc.trust.learned import Learned, fallen
+from testnuc.trust.learned import Learned, before_of, fallen
 from testnuc.trust.model import NEIGHBORS, HeadModel, most_texts
 from testnuc.trust.review import GOALS
 from testnuc.trust.review_context import EarlierJudgment, ReviewContext
@@ -145,6 +145,7 @@ class ArgmaxFit:
             draws=draws,
             drawn=np.zeros(len(where), dtype=np.bool_),
             given=label,
+            before=before_of((texts.own[where] == gold) & (gold >= 0), judged),
             settings=self._parts.settings.basis,
             fewer=fewer,
         )
@@ -161,9 +162,11 @@ class ArgmaxFit:
         ]
         judged = judged_of(used, before.places(self.rows), self._parts.labels)
         given, gold = before.given[judged.rows], judged.right.first()
+        own = self._texts.own[judged.rows]
         if tree is not None:
             rule = replace(rule, level_right=right_by_level(given, gold, tree))
-        return before.checked(judgments, judged, (given == gold) & (gold >= 0), rule)
+        right, own_right = ((labels == gold) & (gold >= 0) for labels in (given, own))
+        return before.checked(judgments, judged, right, own_right, rule)
 
     def _dissent(self, judgments: Sequence[Judgment]) -> Dissent:
         """Compare the referee with the LLM."""

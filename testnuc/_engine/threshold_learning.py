@@ -16,8 +16,8 @@ from testnuc._engine.applying import judged_of
 from testnuc._engine.argmax_learning import MOST_TEXTS, Offer
 from testnuc.trust.evidence import Gain, gain_of
 from testnuc.trust.head import FOLDS, fit_folds, folds_of
-from testnuc.trust.label_scores import counts, fit_thresholds, jaccard, scores_of
-from testnuc.trust.learned import Learned
+from testnuc.trust.label_scores import counts, exactly, fit_thresholds, jaccard, scores_of
+from testnuc.trust.learned import Learned, before_of
 from testnuc.trust.review_context import ReviewContext
 from testnuc.trust.thresholds import Decides, Thresholds
 from testnuc.voting import places_of
@@ -156,7 +156,10 @@ class ThresholdFit:
         at = place[rule.given_rows], rule.given_labels
         given[at] = True
         right = (given == truth)[:m].all(axis=1) & judged.right.known
-        return before.checked(judgments, judged, right, replace(rule, given_right=truth[at]))
+        some = self._scores.at(judged.rows)
+        own_right = exactly(some, judged.right, some.own)
+        rule = replace(rule, given_right=truth[at])
+        return before.checked(judgments, judged, right, own_right, rule)
 
 
 def learn_thresholds(
@@ -197,8 +200,7 @@ def learn_thresholds(
         gains[kind] = gain_of(values, proving, alpha) if alpha else Gain(0.0, 0.0, 0.0)
     chosen = max(rules, key=lambda kind: gains[kind].low)
     rule = rules[chosen]
-    hits, count, sizes = counts(some, truth, rule.given(some))
-    exact = (hits == sizes) & (count == sizes) & known
+    exact = exactly(some, truth, rule.given(some))
     rule = rule.calibrated(taught, right, exact[used])
     labels, applies = rule.decide(scores), np.zeros(len(scores.own), dtype=np.bool_)
     assert labels.chance is not None
@@ -223,6 +225,7 @@ def learn_thresholds(
         rows=rows,
         right=exact,
         person=judged.person,
+        before=before_of(exactly(some, truth, some.own), judged),
         draws=judged.draws,
         drawn=np.zeros(len(rows), dtype=np.bool_),
     )

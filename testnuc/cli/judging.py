@@ -214,6 +214,8 @@ async def certify(given: SimpleNamespace) -> None:
     results = found.results
     covered = results.certified(certificate)
     print(certificate)
+    if given.level is None and label is None and (accuracy := learned.accuracy()):
+        print(accuracy)
     if label is None and results.multilabel:
         to_stderr("right: the text has exactly its labels, none is missing and none is wrong")
     if output is None or not covered:

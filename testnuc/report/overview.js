@@ -72,16 +72,17 @@ function overviewOf({ data, nameOf, narrow }) {
   // a review alone is not a run
   if (!data.total || data.only) return [];
   const panels = [labelled(), trusted(), changes()].filter(Boolean);
-  return [el("h2", { id: "glance-title" }, "At a glance"), el("div", { class: "panels" }, ...panels), costs()];
+  const learned = data.learned ? [el("p", {}, data.learned)] : [];
+  return [el("h2", { id: "glance-title" }, "At a glance"), ...learned, el("div", { class: "panels" }, ...panels), costs()];
 }
 
 /** What trust means on this page. */
 function trustMeans(data) {
   if (data.several) {
-    return data.calibrated ? "Trust is the chance that all labels of a text are right, learned from judged texts."
+    return data.learned ? "Trust is the chance that all labels of a text are right, learned from judged texts."
       : "Trust is the part of the neighbors' votes for the closest of a text's decisions. It becomes the chance that all labels are right once you judge texts.";
   }
-  if (data.calibrated) return "Trust is the chance that a label is right, learned from judged texts.";
+  if (data.learned) return "Trust is the chance that a label is right, learned from judged texts.";
   if (data.review) return "Trust is a model's estimate that the LLM's label is right. testnuc learn checks it against your judgments.";
   return "Trust is the part of the neighbors' votes for a label. It becomes the chance that the label is right once you judge texts.";
 }

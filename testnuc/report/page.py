@@ -109,7 +109,7 @@ def render(
         "seconds": seconds,
         "usage": None if run is None or run.usage == UNKNOWN else asdict(run.usage),
         "instructions": instructions,
-        "calibrated": run is not None and run.learned is not None,
+        "learned": None if run is None else run.learned,
         "only": results is None,
         "live": live,
         "then": then,

@@ -34,6 +34,7 @@ _SHAPES = {
     **dict.fromkeys(("probability", "floor"), ("f", "m")),
     **dict.fromkeys(("right", "person", "uniform", "drawn"), ("b", "m")),
     "given": ("i", "n"),
+    "before": ("i", "m"),
     "rows": ("iu", "m"),
     **dict.fromkeys(("coefficients", "of_label"), ("f", "53")),
     "of_text": ("f", "52"),

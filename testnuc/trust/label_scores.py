@@ -132,6 +132,13 @@ def counts(scores: LabelScores, right: Labels, given: Bools) -> tuple[Int64s, In
     return hits, np.bincount(rows[given], minlength=n), np.diff(right.starts)
 
 
+def exactly(scores: LabelScores, right: Labels, given: Bools) -> Bools:
+    """Return which texts have all their right labels, and no other."""
+    hits, count, sizes = counts(scores, right, given)
+    exact: Bools = (hits == sizes) & (count == sizes) & right.known
+    return exact
+
+
 def jaccard(hits: Int64s, count: Int64s, sizes: Int64s) -> Float64s:
     """Return the Jaccard index of each text by its `counts`; 1 if it has no label and gets none."""
     union = count + sizes - hits

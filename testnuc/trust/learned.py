@@ -19,6 +19,7 @@ import orjson
 from testnuc._base.checks import checked_whole
 from testnuc._base.display import brief
 from testnuc.errors import InvalidInputError, StoreError
+from testnuc.trust.accuracy import Accuracy, accuracy_of
 from testnuc.trust.argmax import Argmax
 from testnuc.trust.certificates import (
     LabelCertificate,
@@ -36,7 +37,7 @@ from testnuc.trust.thresholds import Thresholds
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from testnuc._base.arrays import Bools, Float32s, Int32s, Int64s
+    from testnuc._base.arrays import Array, Bools, Float32s, Int32s, Int64s
     from testnuc.trust.certificates import Certificate
     from testnuc.trust.judgment import Judged
 
@@ -85,6 +86,9 @@ class Learned:
     ranking: str = ""
     #: Where a text has one label: int32[texts], the labels that `trust` is of; -1 = none.
     given: Int32s = field(default_factory=lambda: np.zeros(0, np.int32), repr=False)
+    #: int8[m]: whether the LLM's own label, or labels, of each judged text were exactly right;
+    #: -1: skipped. Empty: an older version learned.
+    before: Array = field(default_factory=lambda: np.zeros(0, np.int8), repr=False)
     #: `VoteSettings.basis` where it was learned; "": an older version did not say.
     settings: str = ""
     #: Labels that far fewer texts have than the LLM gave them to, with both numbers, see `fallen`.
@@ -145,11 +149,13 @@ class Learned:
         judgments: tuple[Judgment, ...],
         judged: Judged,
         right: Bools,
+        own_right: Bools,
         rule: Argmax | Thresholds,
     ) -> Learned:
         """Return the same with all judgments; `right`: whether the labels of `judged` ones are."""
         return replace(
             self,
+            before=before_of(own_right, judged),
             rule=rule,
             judged=judgments,
             rows=judged.rows,
@@ -195,6 +201,24 @@ class Learned:
             trust=np.full_like(self.trust, np.nan),
             draws=Draws(self.draws.texts, unknown, unknown, np.zeros(len(unknown), np.bool_)),
             unproved=True,
+        )
+
+    def accuracy(self) -> Accuracy | None:
+        """Return how many labels are right, of the LLM and now, by the judgments of people.
+
+        None: too few texts were drawn at random, an older version learned, or a client with other
+        vote settings asks. A label is right if the text has it and no other.
+        """
+        if self.unproved or not len(self.before):
+            return None
+        by = self.person
+        uniform, drawn = self.draws.uniform & ~self.drawn, self.drawn
+        return accuracy_of(
+            self.trust.astype(np.float64),
+            self.rows[by],
+            self.right[by],
+            self.before[by],
+            (uniform[by], drawn[by]),
         )
 
     def certify(
@@ -306,6 +330,8 @@ class Learned:
                 f"{self.rule.measured} over all texts, by your judgments (from {low:+.1f} to "
                 f"{high:+.1f})."
             )
+        if accuracy := self.accuracy():
+            lines.append(str(accuracy))
         if self.fewer:
             counts = ", ".join(
                 f"{label!r} ({before / self.texts:.1%} -> {after / self.texts:.1%})"
@@ -357,6 +383,7 @@ class Learned:
                 "person": self.person,
                 "drawn": self.drawn,
                 **({"given": self.given} if len(self.given) else {}),
+                **({"before": self.before} if len(self.before) else {}),
                 **self.draws.arrays(),
                 **arrays,
             },
@@ -380,6 +407,7 @@ class Learned:
             # older versions have no ranking, and no draws from it
             of_texts["drawn"] = arrays.pop("drawn", np.zeros(len(of_texts["rows"]), np.bool_))
             of_texts["given"] = arrays.pop("given", np.zeros(0, np.int32))
+            of_texts["before"] = arrays.pop("before", np.zeros(0, np.int8))
             return cls(
                 labels=tuple(header["labels"]),
                 name=header["name"],
@@ -398,6 +426,12 @@ class Learned:
                 f"what was learned is damaged in the store ({exc!r:.200}); learn again after "
                 "`unlearn`, which sets it aside"
             ) from exc
+
+
+def before_of(own_right: Bools, judged: Judged) -> Array:
+    """Return `Learned.before`, of the judged texts whose own labels are right."""
+    before: Array = np.where(judged.right.known, own_right, -1).astype(np.int8)
+    return before
 
 
 def fallen(

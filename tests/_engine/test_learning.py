@@ -114,7 +114,12 @@ async def test_fifty_judgments_improve_labels_without_a_further_call():
         assert {row.source for row in after} == {"head", "person"}
         assert after.learned == str(learned)
         assert "50 of 600 texts are judged: 50 by a person" in str(learned)
-        assert len(str(learned).splitlines()) == 4
+        assert len(str(learned).splitlines()) == 5
+        said = learned.accuracy()
+        assert said.now.low <= accuracy(after) <= said.now.high
+        assert said.before.low <= alone <= said.before.high
+        assert str(said) in str(learned)
+        assert str(said) in after.summary()
         # trust never contradicts what is shown beside it
         for row in after:
             assert next(iter(row.votes)) == row.label
@@ -337,6 +342,7 @@ async def test_learned_is_the_same_after_bytes():
         assert str(again) == str(learned)
         assert again.judged == learned.judged
         assert again.certify(0.8) == learned.certify(0.8)
+        assert again.accuracy() == learned.accuracy() is not None
 
 
 def test_judgments_of_older_versions_count_where_their_probability_says_so():
@@ -401,6 +407,9 @@ async def test_judgments_drawn_by_trust_certify_a_part(tmp_path):
         assert certificate.coverage >= 0.3
         assert Learned.from_bytes(learned.to_bytes()).certify() == certificate
         results = await nuc.classify_many(texts)
+        said, earlier = learned.accuracy().now, before.accuracy().now
+        assert said.low <= accuracy(results) <= said.high
+        assert said.high - said.low < earlier.high - earlier.low
         judged = {item.text for item in review}
         # they correct their texts, and move no other
         for row, was in zip(results, labels, strict=True):

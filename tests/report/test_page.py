@@ -190,8 +190,10 @@ def test_the_run_at_a_glance_stands_below_the_texts(opened):
 
 
 def test_no_panel_is_empty(opened):
-    sure = Results([row(0, "a text", trust=None, voters=1)], Usage(), 0.0, choices=LABELS[:3])
+    rows = [row(0, "a text", trust=None, voters=1)]
+    sure = Results(rows, Usage(), 0.0, choices=LABELS[:3], learned="About 71 %")
     page = opened(sure)
+    assert "About 71 %" in page.locator("#glance").inner_text()
     assert page.locator("#glance h3").all_inner_texts() == ["Labels"]
     # nothing looks wrong, and nothing asks for anything
     assert page.locator("#todo").inner_text() == "Every text has a label."
