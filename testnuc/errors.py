@@ -7,8 +7,8 @@
       ConfigurationError                 a key, a file or a setting is missing or invalid
         MissingDependencyError (ImportError)   an optional package is not installed
       ProviderError                      the LLM provider did not return a usable answer
-        AuthenticationError              401, 403: invalid API key; stops the run*
-        UnknownModelError                404: unknown model or endpoint; stops the run*
+        AuthenticationError              401, 403, 407: invalid API key; stops the run*
+        UnknownModelError                404, 3xx: unknown model or endpoint; stops the run*
         BadRequestError                  400, 413, 422 ..: request rejected; stops the run*
           ContentRefusedError            the provider's content filter rejected this text
         RateLimitedError                 429: too many requests
@@ -31,7 +31,8 @@ Do not parse messages: the attributes of `ProviderError` hold status, request id
 only warning is `SmallPoolWarning`.
 
 Once other texts were answered, those marked with * are errors of single texts, and the run
-goes on. It stops when twenty calls in a row fail with a 401, 403 or 404, as with an expired key.
+goes on. It stops when twenty calls in a row fail with a 401, 403, 404, 407 or redirect, as with an
+expired key.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ class AuthenticationError(ProviderError):
 
 
 class UnknownModelError(ProviderError):
-    """The model or the endpoint does not exist (404)."""
+    """The model or the endpoint does not exist (404), or is elsewhere (3xx)."""
 
     fatal = True
 

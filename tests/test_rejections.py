@@ -31,9 +31,13 @@ KINDS = {
     "404": (404, MODEL),
     "400": (400, {"error": {"message": "bad request"}}),
     "302": (302, ""),
+    "101": (101, ""),
+    "407": (407, ""),
     "402": (402, ""),
     "firewall": (403, FIREWALL),
 }
+#: Those that name a key, a model or an address.
+OF_ALL = ("401", "403", "404", "302", "101", "407")
 
 
 def rejection(kind):
@@ -176,11 +180,11 @@ async def test_what_is_rejected_for_every_text_ends_a_run_after_a_few_requests(k
         with pytest.raises(testnuc.ProviderError) as caught:
             await nuc.classify_many(texts_of(500))
     # a 400 of a packed call may be that of one of its texts
-    assert provider.requests <= (4 if packed == 1 or kind in ("401", "403", "404") else 4 * 19)
+    assert provider.requests <= (4 if packed == 1 or kind in OF_ALL else 4 * 19)
     assert caught.value.status_code == KINDS[kind][0]
 
 
-@pytest.mark.parametrize("kind", ["401", "403", "404"])
+@pytest.mark.parametrize("kind", OF_ALL)
 @pytest.mark.parametrize("packed", [1, 10])
 @pytest.mark.parametrize("workers", [1, 16])
 async def test_a_key_that_expires_ends_the_run(kind, packed, workers):
@@ -239,7 +243,7 @@ async def test_a_text_that_the_embedder_rejects_fails_alone(kind, place):
     assert provider.requests <= 3 + 2 * 9
 
 
-@pytest.mark.parametrize("kind", ["401", "403", "404"])
+@pytest.mark.parametrize("kind", OF_ALL)
 @pytest.mark.parametrize("texts", [1, 2, 600])
 @pytest.mark.parametrize("accepted", [0, 1])
 async def test_an_embedder_whose_key_is_wrong_ends_the_run(kind, texts, accepted):

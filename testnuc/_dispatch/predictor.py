@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 #: Texts without a readable reply after which a run stops, if no reply was ever readable.
 _SILENT_TEXTS = 20
-#: Calls for different texts in a row that a provider rejects by 401, 403 or 404, after it has
+#: Calls for different texts in a row that a provider rejects by 401, 403, 404 .., after it has
 #: answered others: then key, model or address are rejected, and not some texts.
 _MOST_REJECTED = 20
 #: Most refused texts that are remembered.
@@ -170,7 +170,7 @@ class Predictor:
         self.unreadable: dict[bytes, Exception] = {}
         #: Hashes of texts without a readable reply; None once a reply was readable.
         self._silent: set[bytes] | None = set()
-        #: Calls rejected by 401, 403 or 404 since the last reply; None before the first reply.
+        #: Calls rejected by 401, 403, 404 .. since the last reply; None before the first reply.
         self._rejected: set[tuple[bytes, int]] | None = None
 
     @property
@@ -371,7 +371,7 @@ class Predictor:
         return outcomes
 
     def _judge(self, error: ProviderError, asks: tuple[Ask, ...]) -> None:
-        """Decide whether a 401, 403 or 404 concerns these texts alone: others were answered."""
+        """Decide whether a 401, 403, 404 .. concerns these texts alone: others were answered."""
         of_key = isinstance(error, (AuthenticationError, UnknownModelError))
         if self._rejected is None or not of_key:
             return

@@ -119,6 +119,8 @@ _FIREWALL = re.compile(
 _A_MINUTE = re.compile(r"token-limit|per minute|\b[rt]pm\b", re.IGNORECASE)
 #: Statuses below 500 of failures that may pass: of a gateway, and of a model behind it.
 _PASSING = {408, 409, 421, 424, 425, 460, 499}
+#: A proxy wants a password.
+_LOG_IN = 407
 #: Statuses of a server that is unavailable, whatever its message names.
 _UNAVAILABLE = {503, 504, 529}
 
@@ -227,7 +229,7 @@ def as_error(
             "A firewall in front of the API has blocked the request: because of this text, or of "
             "this machine's address."
         )
-    elif kind is AuthenticationError and status != 402:
+    elif kind is AuthenticationError and status not in {402, _LOG_IN}:
         remedy = hint
     if 300 <= status < 400:
         target = redacted(_header(headers, ("location",)) or "another address", key)
@@ -279,8 +281,10 @@ def _kind(  # noqa: C901, PLR0911 - one return for each kind
         # the latter is LiteLLM's proxy without a database, which knows one key;
         # OpenAI forbids log-probabilities of some models: no matter of the key
         return BadRequestError if "logprobs" in text else AuthenticationError, "", False
-    if status == 404:
-        return _missing(text)
+    if status == _LOG_IN:
+        return AuthenticationError, "A proxy asks for its user name and password.", False
+    if status == 404 or status < 400:
+        return _missing(status, text)
     if (
         status == 413
         or lowered & _TOO_LONG_CODES
@@ -303,8 +307,10 @@ def _is_of_firewall(text: str, body: bytes) -> bool:
     return bool(_FIREWALL.search(text)) or body.strip()[:1] not in b'{["'
 
 
-def _missing(text: str) -> tuple[type[ProviderError], str, bool]:
-    """Return what `_kind` returns for a 404."""
+def _missing(status: int, text: str) -> tuple[type[ProviderError], str, bool]:
+    """Return what `_kind` returns for a 404, or a redirect: the address is at fault, no text."""
+    if status < 400:
+        return UnknownModelError, "Check the base_url.", False
     if not _NO_ENDPOINT.search(text):
         return UnknownModelError, "Check the model's name and the base_url.", False
     remedy = "" if "parameters" in text else "Check the account's privacy and routing settings."

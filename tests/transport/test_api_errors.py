@@ -11,6 +11,7 @@ from testnuc.errors import (
     ContentRefusedError,
     RateLimitedError,
     ServerError,
+    UnknownModelError,
     UnreadableReplyError,
 )
 from testnuc.transport.api_errors import as_error, parse_error
@@ -114,7 +115,7 @@ def test_a_firewall_knows_nothing_about_the_key(body, kind):
 def test_a_redirect_names_its_target():
     headers = {"Location": "https://llm.example/v1/chat?code=secret"}
     found = as_error(301, headers, b"", where="m at host")
-    assert type(found) is BadRequestError
+    assert type(found) is UnknownModelError
     assert found.fatal
     assert "redirects to https://llm.example/v1/chat; " in str(found)
 
