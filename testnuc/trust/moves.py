@@ -40,41 +40,46 @@ def found_moves(judged: Int64s, hits: Int64s) -> list[tuple[int, int, int]]:
     -------
     list of (kind, batch that proved it, batch that it most likely came with)
     """
-    found = []
-    for kind in range(judged.shape[1]):
-        # the same ones for the same judgments, whatever is judged later
-        between = np.random.default_rng([kind]).random(len(judged))
-        used = np.flatnonzero(judged[:, kind])
-        if not len(used):
-            continue
-        evidence, since = log_evidence(judged[used, kind], hits[used, kind], between[used])
-        error = ERROR / 2 if not kind else ERROR / 2 / (judged.shape[1] - 1)
-        proved = evidence >= -np.log(error)
-        if proved.any():
-            found.append((kind, int(used[proved.argmax()]), int(used[since])))
-    return found
+    if not len(judged):
+        return []
+    # the same ones for the same judgments, whatever is judged later
+    between = np.array(
+        [np.random.default_rng([k]).random(len(judged)) for k in range(judged.shape[1])]
+    )
+    evidence, since = log_evidence(judged, hits, between.T)
+    error = np.full(judged.shape[1], ERROR / 2)
+    error[1:] /= max(len(error) - 1, 1)
+    proved = evidence >= -np.log(error)
+    return [
+        (kind, int(proved[:, kind].argmax()), int(since[kind]))
+        for kind in np.flatnonzero(proved.any(axis=0)).tolist()
+    ]
 
 
-def log_evidence(judged: Int64s, hits: Int64s, between: Float64s) -> tuple[Float64s, int]:
-    """Return the log evidence after each batch that the share has moved, and since which batch.
+def log_evidence(judged: Int64s, hits: Int64s, between: Float64s) -> tuple[Float64s, Int64s]:
+    """Return the log evidence after each batch that shares have moved, and since which batch.
 
-    `between`, float64[T], are uniform random numbers in 0 to 1, which break ties.
+    Arrays [T, K], and int64[K]. `between` are uniform random numbers in 0 to 1, which break ties.
     """
     from scipy.special import ndtri
     from scipy.stats import hypergeom
 
-    so_far = judged.cumsum(), hits.cumsum(), judged
+    steps, kinds = judged.shape
+    so_far = judged.cumsum(axis=0), hits.cumsum(axis=0), judged
     place = hypergeom.cdf(hits - 1, *so_far) + between * hypergeom.pmf(hits, *so_far)
-    score = ndtri(np.clip(place, _TINY, 1 - _TINY))[:, None]
-    at = np.arange(len(judged))[:, None]
+    score = ndtri(np.clip(place, _TINY, 1 - _TINY))[..., None]
     # the first batch is compared with nothing
-    gains = np.where(at, score * _SIZES - _SIZES**2 / 2, 0).cumsum(axis=0)
-    before = np.vstack([np.zeros(len(_SIZES)), gains[:-1]])
+    compared = ((judged > 0) & (so_far[0] > judged))[..., None]
+    gains = np.where(compared, score * _SIZES - _SIZES**2 / 2, 0).cumsum(axis=0)
+    at = np.arange(steps)[:, None, None]
+    before = np.concatenate([np.zeros((1, kinds, len(_SIZES))), gains])[:-1]
     # what is bet from each batch on: all together is 1
     staked = np.log(_EARLY / ((at + _EARLY) * (at + _EARLY + 1)) / len(_SIZES)) - before
     capital = gains + np.logaddexp.accumulate(staked, axis=0)
-    kept = -np.log1p((at[:, 0] + 1) / _EARLY)
-    evidence: Float64s = np.logaddexp(np.logaddexp.reduce(capital, axis=1), kept)
-    best = int(evidence.argmax())
-    since = int(np.logaddexp.reduce(staked[: best + 1] + gains[best], axis=1).argmax())
+    kept = -np.log1p((at[..., 0] + 1) / _EARLY)
+    evidence: Float64s = np.logaddexp(np.logaddexp.reduce(capital, axis=2), kept)
+    # where the evidence is highest, which bet is worth most
+    best = evidence.argmax(axis=0)
+    worth = np.logaddexp.reduce(staked + gains[best, np.arange(kinds)], axis=2)
+    since = np.where(np.arange(steps)[:, None] <= best, worth, -np.inf).argmax(axis=0)
     return evidence, since
