@@ -22,6 +22,7 @@ from testnuc._engine.reporting import compare, coverage, shown, summarize, warn_
 from testnuc._engine.retrieval import known_labels
 from testnuc._engine.rows import Rows, classification
 from testnuc._engine.streaming import stream_windows
+from testnuc.embedders.openai import OpenAIEmbedder
 from testnuc.errors import InvalidInputError, with_note
 from testnuc.protocols import PoolText
 from testnuc.results import Results
@@ -286,6 +287,15 @@ class TestNUC:
             parts.predictor.forget()
         parts.pipeline.pool_predictions.forget_diagnosis()
         return gone
+
+    async def warm_up(self) -> None:
+        """Open everything and load a local embedder, so that the first text need not wait.
+
+        It makes no call. An embedder behind an API has nothing to load.
+        """
+        await self._ready()
+        if not isinstance(self._parts.embedder, OpenAIEmbedder):
+            await self._parts.embedder.embed(["ready"])
 
     async def stats(self) -> PoolStats:
         """Return the size of the pool, and the number of stored predictions of this client."""

@@ -85,6 +85,7 @@ class SyncTestNUC:
     stats = _blocking(TestNUC.stats)
     describe = _blocking(TestNUC.describe)
     unlearn = _blocking(TestNUC.unlearn)
+    warm_up = _blocking(TestNUC.warm_up)
 
     def stream(
         self, texts: Iterable[str] | AsyncIterable[str], *, window: int = 4_096

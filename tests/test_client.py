@@ -626,3 +626,16 @@ async def test_a_provider_of_ones_own():
         results = await nuc.classify_many(messages(20))
         assert [r.prediction.label for r in results] == [gold(t) for t in messages(20)]
         assert nuc.usage.calls == 20
+
+
+async def test_a_client_that_is_warm_has_loaded_its_embedder_without_a_call(client_of):
+    class Lazy(HashEmbedder):
+        loaded = 0
+
+        async def embed(self, texts):
+            type(self).loaded += 1
+            return await super().embed(texts)
+
+    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm, embedder=Lazy())) as nuc:
+        await nuc.warm_up()
+        assert (Lazy.loaded, llm.calls, len(nuc)) == (1, 0, 0)

@@ -352,6 +352,7 @@ def serve(
         None, help="Origins whose pages may send requests, separated by commas; *: all."
     ),
     access_log: bool = typer.Option(True, help="Log each request, without its texts, to stderr."),
+    log_format: Literal["text", "json"] = rare("text", help="Lines of the log: text, or JSON."),
     audit: str | None = typer.Option(
         None,
         help="Set texts aside in the store, at random, for `testnuc audit`: such as 20/week.",

@@ -17,9 +17,8 @@ from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.options_of_run import client_of, completed
 from testnuc.cli.reading import read_table, to_stderr
 from testnuc.client import TestNUC, parts_of
-from testnuc.embedders.openai import OpenAIEmbedder
 from testnuc.errors import ConfigurationError, InvalidInputError
-from testnuc.server import ServerSettings, Service, page_of, serve
+from testnuc.server import JsonLines, ServerSettings, Service, page_of, serve
 from testnuc.types import Classification
 
 _log = logging.getLogger("testnuc.server")
@@ -32,9 +31,8 @@ def run(given: SimpleNamespace) -> None:
     options["audit"] = _per_week(given.audit)
     own = {f.name: options[f.name] for f in fields(ServerSettings) if f.name in options}
     limits = ServerSettings(token=_token(given.token_file), cors_origins=origins, **own)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    _start_log(given.log_format)
     texts = [] if given.pool is None else _texts(given.pool, given.text_column)
-    logging.captureWarnings(capture=True)
 
     def client() -> TestNUC:
         return client_of(completed(given.client, given.client["store"]))
@@ -50,7 +48,7 @@ def run(given: SimpleNamespace) -> None:
         to_stderr(f"testnuc: serving on {url}; open it in a browser, or see {url}/docs")
 
     async def prepare() -> None:
-        await _warm_up(nuc)
+        await nuc.warm_up()
         if texts:
             await nuc.add(texts)
             _log.info("pool of %d texts", len(nuc))
@@ -63,7 +61,7 @@ def run(given: SimpleNamespace) -> None:
         fresh = await asyncio.to_thread(client)
         await fresh.__aenter__()
         try:
-            await _warm_up(fresh)
+            await fresh.warm_up()
             await service.use(fresh)
         finally:
             # not the one that is used
@@ -80,11 +78,12 @@ def run(given: SimpleNamespace) -> None:
         sys.exit(1)
 
 
-async def _warm_up(nuc: TestNUC) -> None:
-    """Load the model of texts; otherwise the first request would wait for it."""
-    embedder = parts_of(nuc).embedder
-    if not isinstance(embedder, OpenAIEmbedder):
-        await embedder.embed(["ready"])
+def _start_log(kind: str) -> None:
+    handler = logging.StreamHandler()
+    text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+    handler.setFormatter(JsonLines() if kind == "json" else text)
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.captureWarnings(capture=True)
 
 
 def _per_week(audit: str | None) -> int | None:

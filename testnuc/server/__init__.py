@@ -16,8 +16,9 @@ docs/service.md.
 
 from __future__ import annotations
 
+from testnuc.server.access import JsonLines
 from testnuc.server.lifecycle import serve
 from testnuc.server.service import Service, page_of
 from testnuc.server.settings import ServerSettings
 
-__all__ = ["ServerSettings", "Service", "page_of", "serve"]
+__all__ = ["JsonLines", "ServerSettings", "Service", "page_of", "serve"]

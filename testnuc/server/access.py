@@ -8,9 +8,11 @@ import re
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from itertools import count
 from typing import Any
 
+import orjson
 from aiohttp import BasicAuth, web
 
 from testnuc._base.checks import is_loopback
@@ -24,6 +26,8 @@ REQUEST_ID = "X-Request-ID"
 _ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 #: Random in each process, then counted: reading random bytes costs 20 us of a request.
 _PROCESS, _COUNT = secrets.token_hex(8), count(1)
+#: Fields of a request in the log.
+_LOGGED = ("request_id", "remote", "method", "route", "status", "ms")
 #: Requests of load balancers and monitors, which would fill the log.
 _PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 #: For load balancers, client generators and pages; these responses contain no texts.
@@ -47,13 +51,37 @@ def request_id(request: web.Request) -> str:
 
 def log_request(request: web.Request, route: str, status: int, seconds: float) -> None:
     """Log a request; its texts and headers are not in the line."""
-    level = logging.DEBUG if route in _PROBES and status < 400 else logging.INFO
+    # a probe also fails while the service starts; `/metrics` says whether it is ready
+    level = logging.DEBUG if route in _PROBES else logging.INFO
     if _log.isEnabledFor(level):
-        _log.log(
-            level,
-            "%s %s %s %s %d %.0f ms",
-            request_id(request), request.remote, request.method, route, status, 1_000 * seconds,
+        values = (
+            request_id(request), request.remote, request.method, route, status,
+            round(1_000 * seconds, 1),
         )  # fmt: skip
+        fields = dict(zip(_LOGGED, values, strict=True))
+        _log.log(level, "%s %s %s %s %d %.0f ms", *values, extra={"fields": fields})
+
+
+class JsonLines(logging.Formatter):
+    """Formats log records as JSON, one a line; those of requests have fields of their own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record as a line."""
+        fields = {
+            "time": datetime.fromtimestamp(record.created, UTC),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": _plain(record.getMessage()),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            fields["exception"] = _plain(self.formatException(record.exc_info))
+        return orjson.dumps(fields, default=str).decode()
+
+
+def _plain(text: str) -> str:
+    # a path may not be UTF-8
+    return text.encode(errors="replace").decode()
 
 
 def cors_headers(request: web.Request, origins: Sequence[str]) -> dict[str, str]:

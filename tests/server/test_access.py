@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import pickle
@@ -13,7 +14,7 @@ import pytest
 
 from testnuc import TestNUC
 from testnuc.errors import ConfigurationError, InvalidInputError
-from testnuc.server import ServerSettings
+from testnuc.server import JsonLines, ServerSettings
 from testnuc.testing import LoopbackLLM
 from testnuc.types import Reason
 from tests.conftest import LABELS, confident, gold, messages
@@ -104,7 +105,7 @@ def test_a_reason_is_a_string():
 
 async def test_request_ids_are_kept_made_and_logged(client_of, caplog):
     caplog.set_level(logging.INFO, "testnuc.access")
-    async with running(client_of) as (_, _, session):
+    async with running(client_of) as (_, service, session):
         async with session.get("/v1/labels", headers={"X-Request-ID": "from-a-proxy.7"}) as got:
             assert got.headers["X-Request-ID"] == "from-a-proxy.7"
         # what could forge a log line is replaced
@@ -117,14 +118,35 @@ async def test_request_ids_are_kept_made_and_logged(client_of, caplog):
         async with session.post("/v1/classify", json=body, headers={"X-Request-ID": "s1"}) as got:
             await got.read()
             assert got.headers["X-Request-ID"] == "s1"
-        async with session.get("/healthz"):
-            pass
+        service.state = "starting"
+        for probe, status in (("/healthz", 200), ("/readyz", 503)):
+            async with session.get(probe) as got:
+                assert got.status == status
     lines = [r.getMessage() for r in caplog.records if r.name == "testnuc.access"]
     assert len(lines) == 3
     assert re.fullmatch(r"from-a-proxy\.7 127\.0\.0\.1 GET /v1/labels 200 \d+ ms", lines[0])
     assert re.fullmatch(r"[0-9a-f]{32} 127\.0\.0\.1 GET other 404 \d+ ms", lines[1])
     assert lines[2].startswith("s1 127.0.0.1 POST /v1/classify 200")
     assert not any(messages(1)[0] in line for line in lines)
+    logged = [json.loads(JsonLines().format(r)) for r in caplog.records]
+    last = next(one for one in logged if one["request_id"] == "s1")
+    assert {n: last[n] for n in ("method", "route", "status", "level", "logger")} == {
+        "method": "POST", "route": "/v1/classify", "status": 200, "level": "INFO",
+        "logger": "testnuc.access",
+    }  # fmt: skip
+
+
+def test_any_record_becomes_a_line_of_json():
+    try:
+        raise OSError("the disk\nis full")  # noqa: TRY301
+    except OSError as exc:
+        found = (OSError, exc, exc.__traceback__)
+        record = logging.LogRecord("a", 40, "", 1, "not %s", ("stored\udcff",), found)
+    line = JsonLines().format(record)
+    assert "\n" not in line
+    fields = json.loads(line)
+    assert (fields["message"], fields["level"]) == ("not stored?", "ERROR")
+    assert "the disk\nis full" in fields["exception"]
 
 
 async def test_the_access_log_can_be_off(client_of, caplog):
