@@ -213,13 +213,7 @@ def matched(first: Sequence[str], second: Sequence[str]) -> list[tuple[int, int]
 def checked_gold(
     texts: Sequence[object], labels: Sequence[str], known: Sequence[str] = ()
 ) -> list[str]:
-    """Return known labels of texts; with the label set `known`, they must be in it.
-
-    Raises
-    ------
-    InvalidInputError
-        There are none, or not as many as texts, or one is not in the label set.
-    """
+    """Return known labels of texts, as many; with the label set `known`, they must be in it."""
     gold = list(labels)
     if len(gold) != len(texts) or not gold:
         raise InvalidInputError(
@@ -238,12 +232,7 @@ def checked_gold(
 def evaluated(results: Results, labels: Sequence[str]) -> Evaluation:
     """Return the accuracy of results, from the known label of each text, in order.
 
-    Texts that a person judged are left out.
-
-    Raises
-    ------
-    InvalidInputError
-        There is not one for each text, or a person judged all of them.
+    Texts that a person judged are left out; `InvalidInputError` if they are all of them.
     """
     known = checked_gold(results, labels)
     pairs = [(row, of) for row, of in zip(results, known, strict=True) if row.source != "person"]

@@ -59,18 +59,12 @@ FULL_LABELS = 1 << 20
 class Predictor:
     """Asks one provider for the labels of one label set; options as in `Sampling`.
 
-    Parameters
-    ----------
-    texts_per_call : int
-        Part of every key, because packing can change an answer.
-    score_labels : bool
-        Then the prompt asks for no confidence.
-    shortlist : (int, str) or ("levels",), optional
-        Labels in each shortlist, and the embedder that chooses them: asks then name the labels that
-        their prompt shows, and a packed call shows those of all its texts. Or: a call for each
-        level of the tree of labels, only with one text in a call.
-    store : Store, optional
-        Receives the answers of a packed call before its other texts are asked again.
+    `texts_per_call` is part of every key, because packing can change an answer. With `score_labels`
+    the prompt asks for no confidence. `shortlist` has the labels in each shortlist, and the
+    embedder that chooses them: asks then name the labels that their prompt shows, and a packed call
+    shows those of all its texts; ``("levels",)`` is a call for each level of the tree of labels,
+    only with one text in a call. `store` gets the answers of a packed call before its other texts
+    are asked again.
     """
 
     def __init__(

@@ -59,28 +59,13 @@ _SUSPECTS, _MORE_SUSPECTS = 4, 20
 class Scheduler:
     """Answers asks from the store or by `answer`, with a bounded number of workers.
 
-    Parameters
-    ----------
-    answer : callable
-        Coroutine function: a tuple of asks -> a `Prediction` or an exception for each.
-    scope : bytes
-        Stored with each prediction.
-    meter : Meter
-        Counts store hits and joined requests.
-    workers : int
-        Most concurrent calls of `answer`; more while calls back off.
-    per_call : int
-        Most asks in one call of `answer`.
-    drain : float
-        Seconds that `close` waits for calls in flight.
-    sleep : callable
-        Waits between polls for the answers of other processes.
-    lease_factor : float
-        How many times longer than the store's default leases last.
-    mixed : bool
-        Whether one call of `answer` may hold several asks about one text, and some with examples.
-    joins : Scheduler, optional
-        A faster lane. A key in flight there is not sent here; it never waits for this lane.
+    `answer` returns a `Prediction` or an exception for each ask of a tuple. `scope` is stored with
+    each prediction; `meter` counts store hits and joined requests. At most `workers` calls of
+    `answer` run at a time, more while calls back off, with at most `per_call` asks each; if
+    `mixed`, with several about one text, and some with examples. `close` waits `drain` seconds for
+    calls in flight. `sleep` waits between polls for the answers of other processes. Leases last
+    `lease_factor` times as long as the store's default. `joins` is a faster lane: a key in flight
+    there is not sent here; it never waits for this lane.
     """
 
     def __init__(
@@ -151,12 +136,7 @@ class Scheduler:
         Close it (``contextlib.aclosing``) to end the run early: unsent requests are dropped, unless
         other runs wait for them.
 
-        Raises
-        ------
-        ProviderError
-            No call can succeed: a wrong key, an unknown model, a malformed request.
-        StoreError
-            The store failed.
+        `ProviderError`: no call can succeed, as with a wrong key. `StoreError`: the store failed.
         """
         if self._closed:
             raise ProviderError(_CLOSED)

@@ -50,16 +50,9 @@ _NOTED = 3
 class Internals:
     """What is no argument of `TestNUC`.
 
-    Parameters
-    ----------
-    pool : Index, optional
-        Replaces the store's own pool.
-    kernels : bool
-        Whether `ready` loads the voting kernels, which takes seconds.
-    transport : callable
-        Creates the transport; the simulation gives it another clock and other connections.
-    shared : bool
-        Whether what is learned is kept in the store, and read from there.
+    `pool` replaces the store's own. `kernels`: whether `ready` loads the voting kernels, which
+    takes seconds. `transport` creates the transport; the simulation gives it another clock and
+    other connections. `shared`: whether what is learned is kept in the store, and read from there.
     """
 
     pool: Index | None = None
@@ -257,13 +250,7 @@ class Components:
     async def ready(
         self, lane: str = "live", *, opened: Callable[[], Awaitable[None]] | None = None
     ) -> None:
-        """Open everything that a lane needs, and call `opened`; later calls return at once.
-
-        Raises
-        ------
-        InvalidInputError
-            There is no such lane, or the provider or the store has no batch lane; nothing was sent.
-        """
+        """Open everything that a lane needs, and call `opened`; later calls return at once."""
         checked_choice("lane", lane, ("live", "batch"))
         self._check_process()
         self.transport.require_loop()

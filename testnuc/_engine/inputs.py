@@ -27,11 +27,7 @@ def values(column: Any, name: str = "texts") -> Iterable[Any]:
     """Return an iterable of the values of a list, a pandas or polars Series, or an Arrow array.
 
     None of these libraries is imported: objects are recognized by their attributes.
-
-    Raises
-    ------
-    InvalidInputError
-        It is a table, which would yield the names of its columns.
+    A table, which would yield the names of its columns, is refused.
     """
     if hasattr(column, "shape") and (hasattr(column, "columns") or hasattr(column, "column_names")):
         raise InvalidInputError(
@@ -67,13 +63,7 @@ def _null_in(column: Any, position: int, value: Any) -> str | None:
 
 
 async def checked_texts(texts: Iterable[str]) -> list[str]:
-    """Return the texts as a list.
-
-    Raises
-    ------
-    InvalidInputError
-        `texts` is not an iterable of texts, or one of them cannot be labeled.
-    """
+    """Return the texts as a list; raises `InvalidInputError` if one of them cannot be labeled."""
     if isinstance(texts, str | bytes):
         raise InvalidInputError(
             f"texts is one string ({texts[:40]!r}); give a list of texts, or use classify(text)"
@@ -128,11 +118,6 @@ def labels_by_place(
     """Return the given label of each distinct text, or all of its labels in one string.
 
     `none`: whether a text with one label may have None, because none of the labels is right.
-
-    Raises
-    ------
-    InvalidInputError
-        There is not one label for each text, a label is not in the set, or one text has two.
     """
     if isinstance(labels, str) or len(labels) != len(places):
         raise InvalidInputError(

@@ -112,24 +112,14 @@ class Pipeline:
         While the provider has not answered any call of this client, a few of the calls that are
         needed anyway are made before anything is embedded, so that a wrong address, key or model
         raises at once. Few-shot prompts and shortlists need embeddings, so with them nothing is
-        asked here.
+        asked here, and without `ask_first` neither.
 
-        Parameters
-        ----------
-        together : bool
-            True: the texts join the pool first, so they can be each other's neighbors. False: they
-            join it after the search.
-        ask_first : bool
-            False: make no call.
-        partial : bool
-            Whether an error gives a run without neighbors, with the error as its `failure`, so that
-            answers can be handed over; `complete` then does so.
-        on_embedded : callable
-            Called with the number of texts after each batch of the embedder.
-        on_answered : callable, optional
-            If given, the calls for own labels, which need no embeddings, are made while texts are
-            embedded, and this is called once for each text. With `ask`, these are the calls for the
-            random part.
+        If `together`, the texts join the pool first, so they can be each other's neighbors; else
+        after the search. If `partial`, an error gives a run without neighbors, with the error as
+        its `failure`, so that answers can be handed over; `complete` then does so. `on_embedded` is
+        called with the number of texts after each batch of the embedder. With `on_answered`, the
+        calls for own labels, which need no embeddings, are made while texts are embedded, and it is
+        called once for each text; with `ask`, these are the calls for the random part.
         """
         # a head may label all texts
         ask_first = ask_first and self.head is None and self.examples is None

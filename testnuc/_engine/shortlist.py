@@ -62,11 +62,6 @@ def checked_shortlist(
 
     `predictor_of` returns the predictor of a length of shortlists, or of "levels"; `over_http`:
     labels in a prompt cost tokens.
-
-    Raises
-    ------
-    InvalidInputError
-        The length is wrong, or another option does not allow shortlists.
     """
     if size is None:
         return None, ""

@@ -96,13 +96,8 @@ class BatchLifecycle:
         """Create a batch whose intent is stored, and store its id.
 
         `busy`: whether other batches are open; a provider that refuses more will accept them later.
-
-        Raises
-        ------
-        ProviderError
-            The provider refused it; nothing was created.
-        UnknownOutcomeError
-            It may have been created; `adopt` finds out.
+        `ProviderError`: the provider refused it; nothing was created. `UnknownOutcomeError`: it may
+        have been created; `adopt` finds out.
         """
         try:
             async with self._held(batch):

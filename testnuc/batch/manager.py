@@ -42,12 +42,8 @@ class BatchState:
 class BatchManager:
     """Manages the batches of a store; use it as ``async with``.
 
-    Parameters
-    ----------
-    store : Store
-    base_url : str, optional
-        The address of the batches. A store does not decide where the key is sent: without this, it
-        is the provider's own, that of the environment, or one of this machine.
+    `base_url` is the address of the batches. A store does not decide where the key is sent: without
+    this, it is the provider's own, that of the environment, or one of this machine.
     """
 
     def __init__(self, store: Store, base_url: str | None = None) -> None:

@@ -89,13 +89,7 @@ def packs(asks: Iterable[Ask], per_call: int, alone: Collection[bytes] = ()) -> 
 
 
 class TokenQueue:
-    """Admits batches while their tokens stay within a limit; always admits one.
-
-    Parameters
-    ----------
-    limit : int, optional
-        None if unknown.
-    """
+    """Admits batches while their tokens stay within a limit, None if unknown; always admits one."""
 
     def __init__(self, limit: int | None = None) -> None:
         self.limit = self._most = limit
@@ -116,13 +110,9 @@ class TokenQueue:
         self._released.set()
 
     def refused(self, limit: int | None) -> None:
-        """Lower the limit after a refusal.
+        """Lower the limit after a refusal, to the provider's if it is stated.
 
-        Parameters
-        ----------
-        limit : int, optional
-            The provider's limit, if stated. Fewer tokens than that were refused if other programs
-            use the queue, too.
+        Fewer tokens than that were refused if other programs use the queue, too.
         """
         self._refusals += 1
         if not limit or self.used <= limit:

@@ -63,14 +63,7 @@ def is_known(name: str) -> bool:
 
 
 class Unloaded:
-    """An embedder that a file or a store names and that is not loaded; stored vectors are read.
-
-    Parameters
-    ----------
-    name : str
-    source : str
-        What names it.
-    """
+    """An embedder that `source` names and that is not loaded; stored vectors are read."""
 
     def __init__(self, name: str, source: str) -> None:
         self.name = name

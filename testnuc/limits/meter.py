@@ -20,12 +20,8 @@ Mark = tuple[int, ...]
 class Meter:
     """Adds up calls, tokens and money.
 
-    A value that is unknown for one call makes every sum that includes it unknown.
-
-    Parameters
-    ----------
-    price : Price, optional
-        Of the model; None makes the cost of every call unknown.
+    A value that is unknown for one call makes every sum that includes it unknown; so does a `price`
+    of None the cost of every call.
     """
 
     _COUNTERS = (

@@ -178,17 +178,7 @@ class Anthropic(HTTPProvider):
             )
 
     def body(self, task: Task, n: int, dialect: Dialect) -> Body:
-        """Return the parts of the body for `n` texts.
-
-        Parameters
-        ----------
-        task : Task
-            The common part of the calls.
-        n : int
-            Number of texts.
-        dialect : Dialect
-            The request format.
-        """
+        """Return the parts of the body for `n` texts."""
         options = dict(task.options)
         thinking = options.get("thinking")
         thinks = isinstance(thinking, dict) and thinking.get("type") != "disabled"
@@ -231,13 +221,7 @@ class Anthropic(HTTPProvider):
         )
 
     def parse(self, answer: dict[str, Any]) -> Message:
-        """Return the content of a message.
-
-        Parameters
-        ----------
-        answer : dict
-            A message.
-        """
+        """Return the content of a message."""
         reason, blocks = answer.get("stop_reason"), answer.get("content")
         if not isinstance(blocks, list):
             raise self.empty("content", answer)
@@ -254,13 +238,7 @@ class Anthropic(HTTPProvider):
         )
 
     def usage(self, answer: dict[str, Any]) -> TokenUsage | None:
-        """Return the tokens that a message reports; None: unknown.
-
-        Parameters
-        ----------
-        answer : dict
-            A message.
-        """
+        """Return the tokens that a message reports; None: unknown."""
         return _usage(answer.get("usage"))
 
 

@@ -177,17 +177,7 @@ class OpenAI(HTTPProvider):
         return _reasoning.typical(self._effort(task, self.dialect), thinking=self._thinks)
 
     def body(self, task: Task, n: int, dialect: Dialect) -> Body:
-        """Return the parts of the body for `n` texts.
-
-        Parameters
-        ----------
-        task : Task
-            The common part of the calls.
-        n : int
-            Number of texts.
-        dialect : Dialect
-            The request format.
-        """
+        """Return the parts of the body for `n` texts."""
         effort = self._effort(task, dialect)
         options = dict(task.options)
         old, new = options.pop("max_tokens", None), options.pop("max_completion_tokens", None)
@@ -262,13 +252,7 @@ class OpenAI(HTTPProvider):
         return error
 
     def parse(self, answer: dict[str, Any]) -> Message:
-        """Return the content of the first choice.
-
-        Parameters
-        ----------
-        answer : dict
-            A chat completion.
-        """
+        """Return the content of the first choice of a chat completion, or that of a response."""
         if isinstance(answer.get("output"), list):
             return self._parse_response(answer)
         choices = answer.get("choices")
@@ -291,13 +275,7 @@ class OpenAI(HTTPProvider):
         return Message(content, usage, request_id, refusal, truncated, logprobs, broken)
 
     def usage(self, answer: dict[str, Any]) -> TokenUsage | None:
-        """Return the tokens that a response reports; None: unknown.
-
-        Parameters
-        ----------
-        answer : dict
-            A chat completion, or a response of the Responses API.
-        """
+        """Return the tokens that a chat completion or a response reports; None: unknown."""
         names = ("input", "output")
         if not isinstance(answer.get("output"), list):
             names = ("prompt", "completion")

@@ -183,15 +183,8 @@ class LimitsClient:
     """Admits the calls of one worker, and reserves money for them, as `SharedLimits` grants it.
 
     Is both an `AdmissionControl` and a `BudgetControl` of `testnuc.limits.protocols`; belongs to
-    one event loop.
-
-    Parameters
-    ----------
-    limits : SharedLimits or actor handle
-    counts : callable
-        Returns the counters of the worker's meter.
-    actor : str
-        The id of the Ray actor that it lives in; the same after a restart.
+    one event loop. `limits` are `SharedLimits` or the handle of their actor, `counts` returns the
+    counters of the worker's meter; `actor` is the id of its Ray actor, the same after a restart.
     """
 
     def __init__(

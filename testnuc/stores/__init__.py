@@ -17,15 +17,7 @@ __all__ = ["resolve"]
 def resolve(store: str | os.PathLike[str] | Store | None) -> Store:
     """Return the store for the `store` argument of a client.
 
-    Parameters
-    ----------
-    store : str, path, Store or None
-        None: in memory. ``postgresql://..``: PostgreSQL. Any other string, or a path: SQLite.
-
-    Raises
-    ------
-    InvalidInputError
-        It is none of these.
+    None: in memory. ``postgresql://..``: PostgreSQL. Any other string, or a path: SQLite.
     """
     if store is None:
         from testnuc.stores.memory import MemoryStore

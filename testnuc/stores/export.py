@@ -70,14 +70,8 @@ async def dump(store: SqlStore, *, batch: int = BATCH) -> AsyncIterator[list[Rec
 async def load(store: SqlStore, records: Iterable[Record]) -> Counter[str]:
     """Import records into a store; returns the number of records of each kind.
 
-    Consecutive records of one kind are stored together. Pool texts keep their order.
-
-    Raises
-    ------
-    InvalidInputError
-        A record is malformed; the records before it are stored.
-    StoreError
-        The store cannot be written, or contains vectors of another dimension.
+    Consecutive records of one kind are stored together. Pool texts keep their order. If a record is
+    malformed (`InvalidInputError`), the records before it are stored.
     """
     pools: dict[str, Index] = {}
     counts: Counter[str] = Counter()

@@ -70,12 +70,8 @@ def json_response(value: object) -> Response:
 class Server:
     """An HTTP server on 127.0.0.1; subclasses answer requests by `respond`.
 
-    ``async with`` serves on the running event loop, ``with`` in a background thread.
-
-    Parameters
-    ----------
-    port : int
-        0 binds a free port on first start; all restarts use it.
+    ``async with`` serves on the running event loop, ``with`` in a background thread. A `port` of 0
+    is a free one, bound on first start; all restarts use it.
     """
 
     def __init__(self, port: int = 0) -> None:

@@ -68,13 +68,7 @@ class KeySource:
         self._next = 0.0
 
     async def current(self, within: float = _LONGEST) -> str:
-        """Return a key that has not expired, as far as it says.
-
-        Raises
-        ------
-        ConfigurationError
-            There is none after `within` seconds.
-        """
+        """Return a key that has not expired, as far as it says, within so many seconds."""
         now = self._wall()
         if self.key is None or now >= self._expires:
             await self._answered(self._answers, within)

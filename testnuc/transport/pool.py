@@ -179,13 +179,7 @@ class PostResponse:
 
 
 class ConnectionPool(aiohttp.TCPConnector):
-    """The connections of a session.
-
-    Parameters
-    ----------
-    limit : int
-        The most connections.
-    """
+    """The connections of a session, at most `limit`."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(limit=limit)

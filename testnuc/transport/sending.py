@@ -156,16 +156,8 @@ class Transport:
         """Make a call over HTTP.
 
         Returns the reply of the first attempt that succeeded. If it holds several texts, some of
-        its answers may be errors; the caller asks for those again.
-
-        Raises
-        ------
-        ProviderError
-            The last failure, with the number of attempts in `attempts`.
-        BudgetExceededError
-            The next attempt could exceed the budget; it was not sent.
-        InvalidInputError
-            The request can never fit into the rate limit.
+        its answers may be errors; the caller asks for those again. `ProviderError` is the last
+        failure, with the number of attempts in `attempts`.
         """
         call = Call(request, provider.reserve(request), provider, None)
         # no coroutine of its own, which costs 2 us of CPU

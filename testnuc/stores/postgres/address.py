@@ -14,18 +14,10 @@ _PUBLIC = ("host", "port", "dbname", "user")
 
 
 class Address:
-    """The URL of a database.
+    """The URL of a database, ``postgresql://user:password@host:port/database?schema=name&..``.
 
-    Parameters
-    ----------
-    url : str
-        ``postgresql://user:password@host:port/database?schema=name&..``; options other than
-        ``schema`` are passed to the driver.
-
-    Raises
-    ------
-    InvalidInputError
-        The URL is malformed. The message omits it, since any part may belong to the password.
+    Options other than ``schema`` are passed to the driver. The message about a malformed URL omits
+    it, since any part may belong to the password.
     """
 
     __slots__ = ("_secrets", "_url", "public", "schema")

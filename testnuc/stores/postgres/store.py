@@ -110,16 +110,7 @@ class PostgresStore(SqlStore):
         return f"PostgresStore({self.address.public!r})"
 
     async def open(self) -> None:
-        """Connect, and apply pending migrations.
-
-        Raises
-        ------
-        StoreError
-            The server cannot be reached, lacks pgvector, rejects the user, or has the schema of a
-            newer version of testnuc.
-        MissingDependencyError
-            asyncpg is not installed.
-        """
+        """Connect, and apply pending migrations."""
         self.database.acquire()
         try:
             await self.database.open()
@@ -196,11 +187,8 @@ class PostgresStore(SqlStore):
     async def lease(self, keys: Sequence[bytes], seconds: float) -> list[bool]:
         """Acquire leases, so that no other worker requests these predictions.
 
-        Returns
-        -------
-        list of bool
-            True: the lease was granted for `seconds`. False: another worker holds the lease, or
-            the prediction has been stored; read it again.
+        True: the lease was granted for `seconds`. False: another worker holds the lease, or the
+        prediction has been stored; read it again.
         """
         # a retry after a lost connection has the same owner and call, and gets the same leases
         rows = await self.database.fetch(

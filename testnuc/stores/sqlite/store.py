@@ -84,11 +84,7 @@ class SqliteStore(SqlStore):
     async def open(self) -> None:
         """Create the file if missing, and apply pending migrations.
 
-        Raises
-        ------
-        StoreError
-            The file is corrupt, read-only, of another program or of a newer version of testnuc; it
-            was not changed.
+        A file that is corrupt, read-only, of another program or of a newer version is not changed.
         """
         self.database.acquire()
         try:
