@@ -7,6 +7,7 @@ import select
 import socket
 import struct
 import time
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tests.weather.mutations import ENDLESS
@@ -14,6 +15,7 @@ from tests.weather.response import Response
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from random import Random
 
 _RESET = struct.pack("ii", 1, 0)
 
@@ -145,6 +147,24 @@ def head_of(response: Response) -> bytes:
     if not names & {"content-length", "transfer-encoding"} and response.steps != []:
         lines.append(f"content-length: {len(response.body)}")
     return ("\r\n".join(lines) + "\r\n\r\n").encode("utf-8", "surrogateescape")
+
+
+def send_in_parts(random: Random, response: Response) -> None:
+    """Let the same response travel in parts, as over the internet: head and characters are cut."""
+    if response.steps is not None or response.head is not None or response.status in {204, 304}:
+        return
+    names = {name.lower() for name, _ in response.headers}
+    body = response.body
+    if random.random() < 0.5 and not names & {"content-length", "transfer-encoding"}:
+        response.set("transfer-encoding", "chunked")
+        at = sorted(random.sample(range(1, len(body)), min(3, len(body) - 1))) if body else []
+        parts = [body[a:b] for a, b in pairwise([0, *at, len(body)])] if body else []
+        body = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+    whole = head_of(response) + body
+    cuts = sorted(random.sample(range(1, len(whole)), random.choice((1, 3, 8))))
+    response.head, response.steps = b"", []
+    for a, b in pairwise([0, *cuts, len(whole)]):
+        response.steps += [("send", whole[a:b]), ("wait", random.choice((0.0, 0.001, 0.2)))]
 
 
 class Server:

@@ -45,3 +45,4 @@ def test_the_weather_is_not_fair():
     assert {world.kind for world in worlds} == {"many", "one", "stream"}
     assert any(world.file for world in worlds)
     assert any(world.several for world in worlds)
+    assert {world.parts for world in worlds} == {True, False}

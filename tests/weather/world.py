@@ -40,7 +40,7 @@ from tests.weather.exchanges import (
 from tests.weather.loop import WeatherLoop, watched
 from tests.weather.mutations import mutate
 from tests.weather.response import Response
-from tests.weather.server import Server
+from tests.weather.server import Server, send_in_parts
 
 LABELS = ["refund", "delivery", "login", "weather", "something else"]
 WORDS = ["card", "lost", "parcel", "late", "password", "reset", "money", "back", "app", "slow"]
@@ -131,6 +131,9 @@ class Weather:
             deadline=random.choice((60.0, 200.0)),
         )
         self.limits = Limits(rate, concurrency=concurrency, retry=retry)
+        #: Whether responses come in parts, with characters of several bytes; drawn apart, so that
+        #: the rest of a seed stays as it was.
+        self.parts = Random(f"parts {seed}").random() < 0.4
         # -- what happened --
         self.sent: list[Sent] = []
         self.requests: list[tuple[int, list[str], int | str]] = []
@@ -177,6 +180,8 @@ class Weather:
         if not right:
             self._spoil(random, response, asked)
             right = not response.names
+        if self.parts:
+            send_in_parts(Random(f"parts {source}"), response)
         self.requests.append((run, asked.texts, response.status))
         number = len(self.requests)
 
@@ -199,7 +204,8 @@ class Weather:
 
     def _right_response(self, asked: Asked) -> Response:
         said = answer_text([self.right[text] for text in asked.texts], several=self.several)
-        data = json.dumps(reply(asked, said)).encode()
+        value = reply(asked, said) | ({"fingerprint": "für 5 €, 😀" * 20} if self.parts else {})
+        data = json.dumps(value, ensure_ascii=not self.parts).encode()
         return Response(200, [("content-type", "application/json")], data)
 
     def _spoil(self, random: Random, response: Response, asked: Asked) -> None:
