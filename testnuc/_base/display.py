@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
@@ -20,6 +21,17 @@ def shown(value: object, most: int = 80) -> str:
         return repr(value)[:most]
     except RecursionError:
         return f"a {type(value).__name__} that is nested too deep"
+
+
+def theme(*, dark: bool) -> AbstractContextManager[None]:
+    """Return a context in which figures are drawn light on dark, or as the user has set."""
+    if not dark:
+        return nullcontext()
+    new_figure(1, 1)
+    from matplotlib import style
+
+    context: AbstractContextManager[None] = style.context("dark_background")
+    return context
 
 
 def new_figure(width: float, height: float) -> Any:

@@ -285,6 +285,7 @@ def count(
     judge_error: float = once(0.0, help="Part of the judgments that may be wrong."),
     output: str | None = output_to("A .csv or .json file for the counts."),
     plot: str | None = writes(None, help="A .png, .svg or .pdf file for the figure."),
+    dark: bool = once(False, "--dark", help="The figure is light on dark."),
     overwrite: bool = _OVERWRITE,
     text_column: str = _TEXT_COLUMN,
 ) -> None:

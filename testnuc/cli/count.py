@@ -53,7 +53,7 @@ async def run(given: SimpleNamespace) -> None:
         write_counts(counts, output)
     if plot is not None:
         # before it is written, as its suffix says how
-        counts.plot().savefig(plot, dpi=150)
+        counts.plot(dark=given.dark).savefig(plot, dpi=150)
     least = min((count.judged for count in counts), default=0)
     if least < LEAST_JUDGED or given.output is given.plot is None:
         more = next_command("review", given, "-n", "100", "--goal", "count")

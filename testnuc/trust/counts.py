@@ -6,13 +6,13 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from testnuc._base.checks import checked_number, hash_text
-from testnuc._base.display import brief, columns, new_figure
+from testnuc._base.display import brief, columns, new_figure, theme
 from testnuc.errors import InvalidInputError
 from testnuc.label_tree import path_of
 from testnuc.trust.shares import JudgedSample, Population, Share
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 LEAST_JUDGED = 10
 #: How a text without any of the labels is shown.
 _NONE = "(none of these)"
-#: Labels that a plot shows, and groups that a note names.
-_PLOTTED, _SHOWN = 6, 6
+#: Labels that a plot shows, groups that it names, and those that a note names.
+_PLOTTED, _TICKS, _SHOWN = 6, 8, 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,59 +132,81 @@ class Counts(Sequence[LabelCount]):
         kind = "all intervals together" if self.together else "each interval alone"
         return "\n".join([columns(rows), f"{self.confidence:.0%} intervals: {kind}", *self.notes])
 
-    def plot(self, labels: Sequence[str] | None = None) -> Any:
-        """Return a matplotlib figure of shares with intervals, by group or by label.
+    def plot(self, labels: Sequence[str] | None = None, *, dark: bool = False) -> Any:
+        """Return a matplotlib figure of shares with intervals, beside those by the LLM alone.
+
+        By group it has a panel for each label.
 
         Parameters
         ----------
         labels : sequence of str, optional
             Default: the six labels with the largest shares.
+        dark : bool
+            Light on dark.
 
         Raises
         ------
         MissingDependencyError
             matplotlib is not installed (extra ``plots``).
         """
-        shown = [item for item in self.items if item.share is not None]
+        known = [(item, item.share) for item in self.items if item.share is not None]
         sizes = Counter[str]()
-        for item in shown:
-            if item.label is not None and item.share is not None:
-                sizes[item.label] = max(sizes[item.label], round(1e6 * item.share.value))
+        for item, share in known:
+            if item.label is not None:
+                sizes[item.label] = max(sizes[item.label], round(1e6 * share.value))
         chosen = list(labels or [label for label, _ in sizes.most_common(_PLOTTED)])
-        groups = list(dict.fromkeys(item.group for item in shown if item.group is not None))
-        figure = new_figure(6.4, 3.8)
-        axes = figure.subplots()
-        series = chosen if groups else [None]
-        for place, name in enumerate(series):
-            points = [
-                (groups.index(item.group) if item.group in groups else chosen.index(label), share)
-                for item in shown
-                if (share := item.share) is not None
-                and (label := item.label) in chosen
-                and (name is None or label == name)
-                and (item.group in groups) == bool(groups)
-            ]
-            x = np.array([at for at, _ in points]) + (place - (len(series) - 1) / 2) * 0.08
-            value, low, high = (
-                100 * np.array([getattr(share, name) for _, share in points])
-                for name in ("value", "low", "high")
+        # a group without an interval leaves a gap
+        groups = list(dict.fromkeys(item.group for item in self.items if item.group is not None))
+        with theme(dark=dark):
+            if not groups:
+                figure = new_figure(6.4, 1.2 + 0.4 * len(chosen))
+                (axes,) = figure.subplots(1, 1, squeeze=False).flat
+                order = chosen[::-1]
+                _draw(axes, [(order.index(i.label), i, s) for i, s in known if i.label in order])
+                axes.set_yticks(range(len(order)), order)
+                axes.set_xlabel("share of the texts, %")
+                axes.set_xlim(left=0)
+                axes.margins(y=0.2)
+                axes.legend(frameon=False, fontsize="small")
+                return figure
+            figure = new_figure(6.4, 0.6 + 1.9 * math.ceil(len(chosen) / 2))
+            panels = figure.subplots(
+                math.ceil(len(chosen) / 2), 2, sharex=True, sharey=True, squeeze=False
             )
-            axes.errorbar(
-                x,
-                value,
-                yerr=[value - low, high - value],
-                marker="o",
-                linestyle="-" if groups else "",
-                capsize=3,
-                label=name,
-            )
-        axes.set_xticks(range(len(groups or chosen)), groups or chosen, rotation=30, ha="right")
-        axes.set_ylabel("share of the texts, %")
-        axes.set_ylim(bottom=0)
-        axes.spines[["top", "right"]].set_visible(False)
-        if groups:
-            axes.legend(frameon=False, fontsize="small")
-        return figure
+            ticks = range(0, len(groups), math.ceil(len(groups) / _TICKS))
+            for axes, label in zip_longest(panels.flat, chosen):
+                if label is None:
+                    axes.set_axis_off()
+                    continue
+                of_label = [
+                    (groups.index(item.group), item, share)
+                    for item, share in known
+                    if item.label == label and item.group is not None
+                ]
+                _draw(axes, of_label, by_group=True)
+                axes.set_title(label, fontsize="medium", loc="left")
+                axes.set_xticks(ticks, [groups[at] for at in ticks], rotation=40, ha="right")
+            panels[0, 0].set_ylim(bottom=0)
+            panels[0, 0].legend(frameon=False, fontsize="small")
+            figure.supylabel("share of the texts, %")
+            return figure
+
+
+def _draw(
+    axes: Any, points: Sequence[tuple[int, LabelCount, Share]], *, by_group: bool = False
+) -> None:
+    """Draw shares with intervals at places of an axis, upright by group, and the LLM's."""
+    places = [at for at, *_ in points]
+    value, low, high = (
+        100 * np.array([getattr(share, name) for *_, share in points])
+        for name in ("value", "low", "high")
+    )
+    llm = [100 * item.llm for _, item, _ in points]
+    bars = {"yerr" if by_group else "xerr": [value - low, high - value]}
+    pairs = [(places, llm), (places, value)] if by_group else [(llm, places), (value, places)]
+    axes.plot(*pairs[0], "D", color="gray", markersize=8, fillstyle="none", label="LLM alone")
+    axes.errorbar(*pairs[1], **bars, fmt="o", markersize=4, capsize=3, label="with judgments")
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def counted(

@@ -225,10 +225,13 @@ def test_a_plot_by_group():
     groups = [f"2024-0{1 + at // 150}" for at in range(300)]
     judged = judged_at_random(texts, right, 150)
     by_month = count_labels(texts, said, judged, LABELS, groups).plot()
-    (axes,) = by_month.axes
-    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["2024-01", "2024-02"]
-    (axes,) = count_labels(texts, said, judged, LABELS).plot(["login"]).axes
-    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["login"]
+    shown = [axes for axes in by_month.axes if axes.axison]
+    assert {axes.get_title(loc="left") for axes in shown} == set(LABELS)
+    assert [tick.get_text() for tick in shown[-1].get_xticklabels()] == ["2024-01", "2024-02"]
+    dark = count_labels(texts, said, judged, LABELS).plot(["login"], dark=True)
+    (axes,) = dark.axes
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["login"]
+    assert dark.get_facecolor() != by_month.get_facecolor()
 
 
 def result(index, text, own):
