@@ -67,8 +67,8 @@ def translate(raised: BaseException, provider: WireProvider) -> BaseException:
     where = host(provider)
     if isinstance(raised, aiohttp.ClientConnectorCertificateError):
         refused = ConnectionFailedError(
-            f"no secure connection to {where}: its certificate is not trusted; check base_url "
-            f"and this machine's certificates"
+            f"no secure connection to {where}: its certificate is not trusted; check base_url, or "
+            "name the file of your own authority in the environment variable SSL_CERT_FILE"
         )
         refused.retryable = False
         refused.fatal = True
