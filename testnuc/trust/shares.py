@@ -81,30 +81,8 @@ class Population:
         heavy = self.copies > _HEAVY * self.copies.mean() if len(of) else np.zeros(0, np.bool_)
         self.of = 2 * of + heavy[:, None]
         self.used = np.unique(self.of).tolist()
-        #: The sizes of each of `used`.
-        self.sizes = [_Sizes.of(self.of == stratum, self.copies) for stratum in self.used]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Sizes:
-    """How many texts some are, for how many rows they stand, and the sum of their squares."""
-
-    texts: Float64s
-    rows: Float64s
-    squares: Float64s
-
-    @classmethod
-    def of(cls, inside: Bools, copies: Float64s) -> _Sizes:
-        return cls(inside.sum(axis=0, dtype=np.float64), copies @ inside, copies**2 @ inside)
-
-    def less(self, other: _Sizes) -> _Sizes:
-        return _Sizes(
-            self.texts - other.texts, self.rows - other.rows, self.squares - other.squares
-        )
-
-    def evenness(self) -> Float64s:
-        """Return 1 where all texts have equally many copies, less the more they differ (Kish)."""
-        return _ratio(self.rows**2, self.texts * self.squares)
+        #: The `_sizes` of each of `used`.
+        self.sizes = [_sizes(self.of == stratum, self.copies) for stratum in self.used]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,20 +138,31 @@ class JudgedSample:
             here = judged & self.drawn[:, None]
             drawn, found = copies @ here, copies @ (here & hits)
             # texts that stand for unlike numbers of rows are worth fewer draws
-            worth = here.sum(axis=0) * sizes.evenness()
+            worth = here.sum(axis=0) * _evenness(sizes)
             k = worth * _ratio(found, drawn)
             first, second = _prior(k, worth)
-            left = sizes.less(_Sizes.of(judged, copies))
+            left = sizes - _sizes(judged, copies)
             # without a draw: the rate of all kinds
             rate = np.where(drawn > 0, _ratio(found, drawn), found.sum() / max(drawn.sum(), 1.0))
-            value += rate * left.rows
-            texts = np.ceil(left.texts * left.evenness() - 1e-9)
-            each = left.rows / np.maximum(texts, 1)
+            value += rate * left[1]
+            texts = np.ceil(left[0] * _evenness(left) - 1e-9)
+            each = left[1] / np.maximum(texts, 1)
             cells.append(np.stack([k + first, worth - k + second, texts, each], axis=1))
         low, high = np.transpose(
             [_quantiles(tuple(map(tuple, kind)), tail) for kind in np.stack(cells, 1).tolist()]
         )
         return value, known + low, known + high
+
+
+def _sizes(inside: Bools, copies: Float64s) -> Float64s:
+    """Return how many texts are inside, for how many rows they stand, and the sum of squares."""
+    return np.stack([inside.sum(axis=0), copies @ inside, copies**2 @ inside])
+
+
+def _evenness(sizes: Float64s) -> Float64s:
+    """Return 1 where all texts have equally many copies, less the more they differ (Kish)."""
+    texts, rows, squares = sizes
+    return _ratio(rows**2, texts * squares)
 
 
 def _prior(k: Float64s, worth: Float64s) -> tuple[Float64s, Float64s]:
