@@ -24,7 +24,7 @@ from bench._report import Report
 from testnuc import Head, TestNUC
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.options_of_run import client_of
-from testnuc.head import TrainedOn, TrustDrift
+from testnuc.head import TrainedOn
 from testnuc.protocols import Answer, Reply
 from testnuc.server import ServerSettings, Service, page_of, serve
 
@@ -99,7 +99,6 @@ def rate(dim: int, n_classes: int, repeats: int) -> tuple[float, float]:
         (0.0, 1.0),
         embedder="none",
         trained_on=on,
-        drift=TrustDrift(0.5, 0.1, 1),
     )
     vectors = random.normal(size=(_RATE_TEXTS, dim)).astype(np.float16)
     head.predict_vectors(vectors[:_CHUNK])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 import weakref
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
@@ -27,7 +26,7 @@ from testnuc.index.memory_pool import Pool
 from testnuc.protocols import Answer, Reply
 from testnuc.results import Results
 from testnuc.stores.memory import MemoryStore
-from testnuc.trust.calibration import SetRule, TrustDrift
+from testnuc.trust.calibration import SetRule
 from testnuc.trust.certificates import Certificate
 from testnuc.trust.head import LinearHead
 from testnuc.types import SEPARATOR, Classification, MultilabelClassification, Usage
@@ -40,9 +39,8 @@ if TYPE_CHECKING:
     from testnuc._base.arrays import Array, Float16s, Float32s, Floats, Int32s
     from testnuc.protocols import Embedder, Request
 
-__all__ = ["Head", "TrainedOn", "TrustDrift"]
+__all__ = ["Head", "TrainedOn"]
 
-_log = logging.getLogger("testnuc.head")
 
 #: A label, whether the text has it, its share, and the chance that it applies.
 _Candidate: TypeAlias = tuple[str, bool, float, float]
@@ -87,7 +85,6 @@ class Head:
     embedder : str or Embedder
         An object, or a name that testnuc can load.
     trained_on : TrainedOn
-    drift : TrustDrift
     certificate : Certificate, optional
         The trust above which nine of ten labels are right, if judged texts prove it.
     sets : SetRule, optional
@@ -118,7 +115,6 @@ class Head:
         *,
         embedder: str | Embedder,
         trained_on: TrainedOn,
-        drift: TrustDrift,
         certificate: Certificate | None = None,
         sets: SetRule | None = None,
     ) -> None:
@@ -126,7 +122,6 @@ class Head:
         self.weights = weights
         self.curve = curve
         self.trained_on = trained_on
-        self.drift = drift
         self.certificate = certificate
         self.sets = sets
         proved = certificate is not None and bool(np.isfinite(certificate.trust))
@@ -181,7 +176,6 @@ class Head:
             "curve": self.curve,
             "trained_on": asdict(self.trained_on),
             "sets": None if self.sets is None else asdict(self.sets),
-            "trust": [self.drift.mean, self.drift.spread, self.drift.texts],
             # JSON has no infinity: a certificate of nothing is not kept
             "certificate": (
                 None
@@ -256,10 +250,8 @@ class Head:
         with np.errstate(all="ignore"):
             weights = stored.astype(np.float32)
         start, slope = map(float, header["curve"])
-        mean, spread, texts = header["trust"]
         if (
             not all(isinstance(one, str) for one in [name, *labels])
-            or not (0 <= mean <= 1 and 0 <= spread <= 1 and texts >= 1)
             or len(set(labels)) != len(labels)
             or (weights.ndim, weights.shape[-1]) != (2, len(labels))
             or not np.isfinite(weights).all()
@@ -271,7 +263,6 @@ class Head:
             (start, slope),
             embedder=name,
             trained_on=TrainedOn(**header["trained_on"]),
-            drift=TrustDrift(float(mean), float(spread), int(texts)),
             certificate=None if given is None else Certificate.of(given),
             sets=None if sets is None else SetRule.of(sets),
         )
@@ -430,16 +421,12 @@ class Head:
                 zip(given, self._said(vectors), strict=True)
             )
         ]
-        drift = self.drift.add(np.array([row.trust for row in rows if row.error is None]))
-        if drift is not None:
-            _log.warning("%s", drift)
         return Results(
             rows,
             Usage(),
             perf_counter() - started,
             model=f"head of {self.trained_on.model}",
             choices=self.labels,
-            notes=() if drift is None else (drift,),
         )
 
     def _said(self, vectors: Float16s) -> Iterator[tuple[float, list[_Candidate]]]:

@@ -266,7 +266,7 @@ class Results(Sequence[Classification]):
         #: The diagnosis behind the decision of policy "auto"; None: there was nothing to decide.
         self.diagnosis = diagnosis
         #: Which texts the LLM was not asked about and why, which labels prompts showed and how the
-        #: answers compare with those by all labels, and whether trust has drifted.
+        #: answers compare with those by all labels.
         self.notes = tuple(notes)
         #: Label -> the number of distinct texts whose shortlist held it; empty without shortlists.
         self.coverage = dict(coverage or {})

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections import Counter
 
-import numpy as np
 import pytest
 
 from testnuc import LabelSet, Limits, TestNUC, VotePolicy
 from testnuc.errors import EmbeddingError, UnreadableReplyError
 from testnuc.protocols import Answer, Reply
 from testnuc.testing import LoopbackLLM
-from testnuc.trust.calibration import TrustDrift
 from tests._engine.test_learning import LABELS, Clustered, Says, client, gold, noisy, texts_of
 from tests.server.serving import served
 
@@ -118,23 +115,6 @@ async def test_a_referee_that_two_runs_share_stores_answers_under_their_own_keys
         assert len(big.asked) == 3
 
 
-def test_drift_is_reported_once_for_each_test_and_counted_by_many_threads():
-    from threading import Thread
-
-    drift = TrustDrift(0.9, 0.01, 1_000)
-    low = np.full(10, 0.5, dtype=np.float32)
-    said = [drift.add(low) for _ in range(100)]
-    # tested at 100, 200, 400 and 800 of the 1,000 texts
-    assert sum(one is not None for one in said) == 4
-    drift = TrustDrift(0.9, 0.01, 1_000)
-    threads = [Thread(target=lambda: [drift.add(low) for _ in range(500)]) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert drift.seen == 8 * 500 * 10
-
-
 async def test_the_service_with_several_labels_sends_what_its_document_allows():
     from jsonschema import Draft202012Validator as Draft
 
@@ -178,22 +158,6 @@ async def test_objects_that_delegate_by_getattr_are_accepted(tmp_path):
             results = await nuc.classify_many(texts_of(12))
         assert results.labels.count(None) == 0
         assert llm.calls == 24
-
-
-@pytest.mark.slow
-async def test_a_head_in_a_service_logs_drift_once_a_test(tmp_path, caplog):
-    async with client(Says(gold)) as nuc:
-        await nuc.classify_many(texts_of(200))
-        await nuc.distill(tmp_path / "l.head")
-    from testnuc import Head
-
-    head = Head.load(tmp_path / "l.head", Clustered(), least_trust=0.0)
-    head.drift.mean, head.drift.spread = 0.01, 0.001
-    with caplog.at_level(logging.WARNING, logger="testnuc.client"):
-        async with client(Says(gold), labeler=head, policy="majority", k=0) as nuc:
-            for text in texts_of(150):
-                await nuc.classify(text)
-    assert sum("mean trust" in record.message for record in caplog.records) == 1
 
 
 @pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")

@@ -1,4 +1,4 @@
-"""A head in a file: distilled from a client, loaded, refused, drifted, in front of an LLM."""
+"""A head in a file: distilled from a client, loaded, refused, in front of an LLM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 from testnuc import Head, InvalidInputError, TestNUC, embedders
 from testnuc.cli.memory import RunNote
-from testnuc.head import TrainedOn, TrustDrift, unit
+from testnuc.head import TrainedOn, unit
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from testnuc.trust.calibration import SetRule
 from tests import naive
@@ -49,7 +49,7 @@ class Wide(Clustered):
 def small(seed=0, **more):
     random = np.random.default_rng(seed)
     weights = random.normal(size=(DIM + 1, CLASSES)).astype(np.float32)
-    given = {"embedder": "clustered", "trained_on": ON, "drift": TrustDrift(0.8, 0.1, 100)}
+    given = {"embedder": "clustered", "trained_on": ON}
     return Head([f"l{c}" for c in range(CLASSES)], weights, (0.3, 0.8), **(given | more))
 
 
@@ -226,17 +226,6 @@ def test_any_value_of_the_header_is_refused_or_works(tmp_path):
             assert np.isfinite(found.predict_vectors(np.ones((2, found.dim)))[1]).all()
 
 
-@pytest.mark.parametrize("trust", [[0.9, 0.1, 0], [0.9, 0.1, 0.5], [0.9, 1e308, 9], [2, 0.1, 9]])
-def test_a_mean_trust_that_cannot_be_is_refused(tmp_path, trust):
-    path = tmp_path / "a.head"
-    small().save(path)
-    header, weights = parts_of(path)
-    raw = orjson.dumps({**header, "trust": trust})
-    np.savez(tmp_path / "b.npz", weights=weights, header=np.frombuffer(raw, "u1"))
-    with pytest.raises(InvalidInputError, match="damaged"):
-        Head.load(tmp_path / "b.npz")
-
-
 async def test_answers_of_one_head_are_not_those_of_another(tmp_path):
     """As a model: two heads of the same day, trained on the same LLM."""
     embedder, texts = HashEmbedder(DIM), texts_of(60)
@@ -249,9 +238,7 @@ async def test_answers_of_one_head_are_not_those_of_another(tmp_path):
         ) as nuc:
             assert (await nuc.classify_many(texts)).labels == predicted.labels
     # one that was trained here, whose labels are a tuple, and the same one from its file
-    trained = Head(
-        one.labels, one.weights, one.curve, embedder=embedder, trained_on=ON, drift=one.drift
-    )
+    trained = Head(one.labels, one.weights, one.curve, embedder=embedder, trained_on=ON)
     trained.save(tmp_path / "a.head")
     assert Head.load(tmp_path / "a.head", embedder).identity == trained.identity == one.identity
 
@@ -365,7 +352,6 @@ def test_a_text_that_the_embedder_rejects_fails_alone():
     assert results.errors == [failed]
     expected = head.predict([texts[at] for at in fine])
     assert [results.labels[at] for at in fine] == expected.labels
-    assert head.drift.seen == 2 * len(fine)
     with pytest.raises(InvalidInputError, match="not allowed; text 5 has no embedding"):
         head.probabilities(texts)
     assert head.predict(["c1 forbidden"]).labels == [None]
@@ -389,17 +375,6 @@ def test_a_head_that_is_dropped_leaves_no_thread_and_no_open_embedder(monkeypatc
         assert not thread.is_alive()
         # an embedder that was passed stays open
         assert len(closed) == 1
-
-
-def test_drift_is_reported_where_new_texts_differ():
-    random = np.random.default_rng(0)
-    for seed in range(50):
-        same = TrustDrift(0.8, 0.1, 1_000)
-        drawn = np.random.default_rng(seed).normal(0.8, 0.1, 3_000)
-        assert not any(same.add(part) for part in np.split(drawn, 30))
-    other = TrustDrift(0.8, 0.1, 1_000)
-    assert other.add(random.normal(0.7, 0.1, 99)) is None
-    assert "differ" in other.add(random.normal(0.7, 0.1, 10))
 
 
 def test_vectors_have_unit_norm_as_in_a_client():

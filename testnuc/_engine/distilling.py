@@ -10,7 +10,7 @@ import numpy as np
 
 from testnuc._engine.applying import judged_of
 from testnuc.errors import InvalidInputError
-from testnuc.head import Head, TrainedOn, TrustDrift
+from testnuc.head import Head, TrainedOn
 from testnuc.trust.calibration import chance_of, fit_line, fit_set_rule, log_odds
 from testnuc.trust.certificates import certify
 from testnuc.trust.head import fit_folds, fit_head, folds_of, predict_folds
@@ -99,7 +99,6 @@ def _trained(parts: Components, run: Run, vectors: Float16s) -> Head:
             agreement=trained.agreement,
             calibrated_on="judged texts" if by_judged else "agreement with the labels",
         ),
-        drift=TrustDrift(float(trained.trust.mean()), float(trained.trust.std()), len(rows)),
         certificate=certificate,
         sets=trained.rule,
     )

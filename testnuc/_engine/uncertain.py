@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from testnuc.trust.head import LinearHead
     from testnuc.trust.model import HeadModel, Texts
 
-_log = logging.getLogger("testnuc.client")
 
 #: Judged texts of a run from which a model is taught again.
 _TAUGHT = 20
@@ -46,10 +44,6 @@ class HeadRule:
         """Label the sure ones of some own texts; returns the others."""
         labels = self.head.labels_of(vectors[rows])
         trust = np.zeros(0) if labels.trust is None else labels.trust
-        drift = self.head.drift.add(trust)
-        if drift is not None:
-            _log.warning("%s", drift)
-            run.notes.append(drift)
         labels = replace(labels, label=self.order[labels.label])
         sure = trust >= self.least
         run.head = _layer(run.batch.n_own, rows[sure], labels.at(np.flatnonzero(sure)))

@@ -390,7 +390,6 @@ def audit(
         None, help="A file, or a,b,c; default: those of the latest texts.", show_default=False
     ),
     output: str | None = output_to("A .csv or .json file for the shares of labels by week."),
-    plot: str | None = writes(None, help="A .png, .svg or .pdf file for the figure."),
     overwrite: bool = _OVERWRITE,
 ) -> None:
     """Judge texts that `serve --audit` set aside: accuracy and shares by week, and alarms."""

@@ -53,8 +53,6 @@ def run(given: SimpleNamespace) -> None:
     print(audit)
     if given.output is not None:
         write_counts(audit.counts, given.output)
-    if given.plot is not None:
-        audit.counts.plot().savefig(given.plot, dpi=150)
     if audit.moves:
         raise typer.Exit(_ALARM)
 
@@ -63,9 +61,7 @@ def _check(given: SimpleNamespace) -> None:
     require_store(given.place)
     require_kind(given.review, ".json", what="review")
     require_kind(given.output, ".csv", ".json")
-    require_kind(given.plot, ".png", ".svg", ".pdf", what="plot")
-    for output in (given.output, given.plot):
-        require_new(output, overwrite=given.overwrite)
+    require_new(given.output, overwrite=given.overwrite)
     if given.since is not None and not re.fullmatch(r"\d{4}-W\d\d", given.since):
         raise InvalidInputError(f"--since is {given.since!r}; give a week such as 2026-W07")
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -32,22 +31,7 @@ _SECONDS = 60.0
 
 
 class TrafficSample:
-    """Counts the labels that a service gives, and sets texts aside at random.
-
-    Parameters
-    ----------
-    nuc : TestNUC
-        Its store keeps them.
-    size : int
-        Texts a week.
-    clock : callable
-        Returns seconds since the epoch.
-
-    Raises
-    ------
-    ConfigurationError
-        The store does not outlive the process.
-    """
+    """Counts the labels that a service gives, and sets `size` texts a week aside at random."""
 
     def __init__(self, nuc: TestNUC, size: int, clock: Callable[[], float] = time.time) -> None:
         store = parts_of(nuc).store
@@ -91,7 +75,8 @@ class TrafficSample:
         week.count(result.label)
         stored = self.latest if self.latest.week == name else week
         if len(stored.sample) < stored.size or order < stored.sample[-1].order:
-            week.keep([AuditedText.of(result, now, order)])
+            labels = result.label, result.own_label, result.alternative
+            week.keep([AuditedText(result.text, now, order, *labels, result.trust)])
             self._wake.set()
 
     async def running(self, _: web.Application) -> AsyncIterator[None]:
@@ -118,21 +103,12 @@ class TrafficSample:
         for place, week in sorted(waiting.items()):
             new = replace(week, texts=0, given={}, sample=[])
             try:
-                stored = await changed(self._store, new, partial(_merge, week))
+                stored = await changed(self._store, new, methodcaller("merge", week))
                 if week.labels == self._facts[0]:
                     self.latest, self.summary = stored, await summary_of(self._store, week)
             except StoreError as exc:
                 _log.warning("texts for an audit are not stored yet: %s", exc)
                 self._waiting.setdefault(place, new).merge(week)
-
-    @property
-    def accuracy(self) -> float:
-        """The accuracy of all judged texts by the last `testnuc audit`; NaN: none is judged."""
-        return float(self.summary.get("accuracy", math.nan))
-
-
-def _merge(week: AuditWeek, stored: AuditWeek) -> None:
-    stored.merge(week)
 
 
 async def changed(store: Any, new: AuditWeek, change: Callable[[AuditWeek], object]) -> AuditWeek:

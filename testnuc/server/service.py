@@ -190,7 +190,10 @@ class Service:
         self._metrics.gauges(
             audit_texts=("Texts set aside in this week.", lambda: len(audit.latest.sample)),
             audit_judged=("Judged texts.", lambda: audit.summary.get("judged", 0)),
-            audit_accuracy=("Accuracy of all judged texts.", lambda: audit.accuracy),
+            audit_accuracy=(
+                "Accuracy of all judged texts.",
+                lambda: audit.summary.get("accuracy", math.nan),
+            ),
             audit_alarms=("Proved changes.", lambda: audit.summary.get("alarms", 0)),
         )
         return audit

@@ -16,7 +16,7 @@
     thresholds      that where it can have several, by `label_scores`
     certificates    the trust above which labels are proved to be right
     accuracy        how many labels are right, before and after learning
-    calibration     trust: the chance that a label is right, also of a head, and its drift
+    calibration     trust: the chance that a label is right, also of a head
     counts          how many texts have each label; `shares`, their intervals
     label_check     labels that are confused, unused or missing
     audit           texts of a service's traffic, judged by week; `moves`, whether a share changed

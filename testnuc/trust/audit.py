@@ -30,7 +30,6 @@ from testnuc.types import split_labels
 
 if TYPE_CHECKING:
     from testnuc._base.arrays import Bools
-    from testnuc.types import Classification
 
 _FORMAT = b'{"testnuc.audit":'
 #: Texts that a sample is of, where their number does not matter.
@@ -65,19 +64,6 @@ class AuditedText:
     answer: str | None = None
     #: The look at which its answer was known; 0: it is not judged.
     look: int = 0
-
-    @classmethod
-    def of(cls, result: Classification, time: float, order: float) -> Self:
-        """Return a result as it is kept."""
-        return cls(
-            result.text,
-            time,
-            order,
-            result.label,
-            result.own_label,
-            result.alternative,
-            result.trust,
-        )
 
 
 @dataclass(slots=True)
@@ -141,34 +127,28 @@ class AuditWeek:
         """Return the week of bytes that `to_bytes` returned."""
         try:
             record = orjson.loads(data)["testnuc.audit"]
-            context, sample = ReviewContext.of(record.pop("context")), record.pop("sample")
-            week = cls(**record, context=context, sample=[AuditedText(**text) for text in sample])
+            record["context"] = ReviewContext.of(record["context"])
+            record["sample"] = [AuditedText(**text) for text in record["sample"]]
+            week = cls(**record)
             # what a store of somebody else holds fails here, not later
-            week.labels = tuple(map(_string, week.labels))
-            numbers = [week.size, week.texts, *week.given.values()]
-            numbers += [text.look for text in week.sample]
-            for text in week.sample:
-                hash_text(text.text)
-                for label in (text.label, text.own_label, text.alternative, text.answer):
-                    _string(label or "")
-            chances = [one for text in week.sample for one in (text.order, text.trust)]
-            if (
-                not all(type(number) is int and number >= 0 for number in numbers)
-                or not all(map(is_chance, chances))
-                or len(week.sample) > week.size
-            ):
+            sample, labels = week.sample, list[str | None](week.labels)
+            numbers = [week.size, week.texts, *week.given.values(), *(one.look for one in sample)]
+            chances = [chance for one in sample for chance in (one.order, one.trust)]
+            for one in sample:
+                labels += [one.text, one.label, one.own_label, one.alternative, one.answer]
+            sound = (
+                all(label is None or hash_text(label) for label in labels)
+                and all(type(number) is int and number >= 0 for number in numbers)
+                and all(map(is_chance, chances))
+                and len(sample) <= week.size
+            )
+            if not sound:
                 raise ValueError(numbers)  # noqa: TRY301
         except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as exc:
             raise StoreError(
                 f"texts that were set aside for an audit are damaged: {exc!r}"
             ) from exc
         return week
-
-
-def _string(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(value)
-    return value
 
 
 def is_audit(data: bytes) -> bool:
@@ -180,23 +160,31 @@ def review_of(weeks: Sequence[AuditWeek]) -> Review:
     """Return the texts that are not judged yet, each once, in the order to judge them."""
     items: dict[str, ReviewItem] = {}
     for text in (text for week in weeks for text in week.sample if not text.look):
-        by: dict[str | None, tuple[str, ...]] = {}
+        by: dict[str | None, tuple[str, ...]] = {text.label: ("the label given",)}
         for label, name in (
-            (text.label, "the label given"),
             (text.own_label, "the LLM alone"),
             (text.alternative, "the next label"),
         ):
-            if label is not None or name == "the label given":
+            if label is not None:
                 by[label] = (*by.get(label, ()), name)
+        hash_, labels = hash_text(text.text), tuple(by.items())
         item = ReviewItem(
-            len(items), text.text, hash_text(text.text), text.own_label, tuple(by.items()),
-            text.trust, (), "audit", None, None,
-        )  # fmt: skip
+            len(items),
+            text.text,
+            hash_,
+            text.own_label,
+            labels,
+            text.trust,
+            (),
+            "audit",
+            None,
+            None,
+        )
         items.setdefault(text.text, item)
-    last = weeks[-1]
-    texts = sum(week.texts for week in weeks)
+    last, texts = weeks[-1], sum(week.texts for week in weeks)
+    several = last.multilabel
     return Review(
-        [*items.values()], last.labels, texts, last.model, last.context, multilabel=last.multilabel
+        [*items.values()], last.labels, texts, last.model, last.context, multilabel=several
     )
 
 
