@@ -79,7 +79,8 @@ def _group(cell: str, period: str | None, row: int) -> str:
         date = datetime.fromisoformat(cell.strip())
     except ValueError:
         raise InvalidInputError(
-            f"row {row}: {cell[:40]!r} is no date; --period takes dates such as 2026-03-31"
+            f"row {row}: {cell[:40]!r} is no date; --period takes dates such as 2026-03-31: "
+            "convert the column first"
         ) from None
     year, week, _ = date.isocalendar()
     return {

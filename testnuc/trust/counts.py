@@ -426,6 +426,8 @@ class _Counting:
         for row, group in enumerate(groups or ()):
             if group is not None:
                 members[group].append(row)
+        if members and (outside := len(self.place) - sum(map(len, members.values()))):
+            self.notes.append(f"{outside:,} rows are in no group: they count under all alone")
         texts = {name: np.unique(self.place[rows]) for name, rows in members.items()}
         judged = {name: int(self.drawn[np.isin(self.rows, of)].sum()) for name, of in texts.items()}
         few = {

@@ -71,6 +71,9 @@ def test_groups_are_counted_apart_and_compared():
     assert by["mail", "refund"].difference.high < -0.8
     assert by[None, "refund"].difference is None
     assert by["phone", "refund"].rows + by["mail", "refund"].rows == 600
+    some = [None if at < 100 else group for at, group in enumerate(groups)]
+    counts = count_labels(texts, said, judged_at_random(texts, right, 300), LABELS, some)
+    assert any("100 rows are in no group" in note for note in counts.notes)
 
 
 def test_a_group_of_few_judged_texts_has_no_share_but_a_number():
