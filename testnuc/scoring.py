@@ -12,6 +12,7 @@ import numpy as np
 
 from testnuc._base.display import brief
 from testnuc.errors import InvalidInputError
+from testnuc.trust.shares import Z_95, Share
 
 if TYPE_CHECKING:
     from testnuc._base.arrays import Float64s, Int64s
@@ -33,8 +34,6 @@ __all__ = [
     "wilson",
 ]
 
-#: Standard errors of a 95 % interval.
-_Z = 1.96
 #: Cells of an array of the jackknife.
 _CELLS = 1_000_000
 #: Pairs of labels that are printed.
@@ -42,12 +41,8 @@ _PAIRS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(Share):
     """An estimate with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
 
     def __str__(self) -> str:
         return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
@@ -144,10 +139,10 @@ def wilson(right: float, texts: float) -> Measured:
     """Return a proportion with its Wilson score interval."""
     if texts <= 0:
         return Measured(math.nan, 0.0, 1.0)
-    part, square = right / texts, _Z * _Z
+    part, square = right / texts, Z_95 * Z_95
     middle = (part + square / (2 * texts)) / (1 + square / texts)
     spread = math.sqrt(part * (1 - part) / texts + square / (4 * texts * texts))
-    spread *= _Z / (1 + square / texts)
+    spread *= Z_95 / (1 + square / texts)
     # rounding must not exclude the proportion itself
     return Measured(
         part, min(max(middle - spread, 0.0), part), max(min(middle + spread, 1.0), part)
@@ -162,7 +157,7 @@ def paired_difference(wins: float, losses: float, texts: float) -> Measured:
     difference of binomial proportions based on paired data" (JEBS).
     """
     up, down = (wins + 1) / (texts + 2), (losses + 1) / (texts + 2)
-    error = _Z * math.sqrt((up + down - (up - down) ** 2) / (texts + 2))
+    error = Z_95 * math.sqrt((up + down - (up - down) ** 2) / (texts + 2))
     low, high = max(up - down - error, -1.0), min(up - down + error, 1.0)
     return Measured((wins - losses) / texts, low, high)
 
@@ -295,7 +290,7 @@ def _macro_f1(gold: Sequence[str], given: Sequence[str | None], texts: Sequence[
     if n == 1:
         return Measured(value, 0.0, 1.0)
     mean = float(np.average(scores, weights=counts))
-    error = _Z * math.sqrt((n - 1) * float(np.average((scores - mean) ** 2, weights=counts)))
+    error = Z_95 * math.sqrt((n - 1) * float(np.average((scores - mean) ** 2, weights=counts)))
     middle = value - (n - 1) * (mean - value)
     return Measured(
         value, max(min(middle - error, value), 0.0), min(max(middle + error, value), 1.0)

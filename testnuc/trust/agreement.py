@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from testnuc._base.display import brief
+from testnuc.trust.shares import Z_95
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-#: Standard errors of a 95 % interval.
-_Z = 1.96
 
 #: What each person said of a text: labels, None = none of the labels. Skipped texts are missing.
 _Texts: TypeAlias = "Counter[tuple[str | None, ...]]"
@@ -119,7 +117,7 @@ def _jackknife(value_of: Callable[[_Texts], float], texts: _Texts) -> tuple[floa
         return value, -1.0, 1.0
     scores, weights = np.array(left_out), np.array([*texts.values()])
     mean = float(np.average(scores, weights=weights))
-    error = _Z * math.sqrt((n - 1) * float(np.average((scores - mean) ** 2, weights=weights)))
+    error = Z_95 * math.sqrt((n - 1) * float(np.average((scores - mean) ** 2, weights=weights)))
     return value, max(value - error, -1.0), min(value + error, 1.0)
 
 

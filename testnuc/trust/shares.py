@@ -24,6 +24,8 @@ import numpy as np
 if TYPE_CHECKING:
     from testnuc._base.arrays import Bools, Float64s, Int32s, Int64s
 
+#: Standard errors of a 95 % interval.
+Z_95 = 1.96
 _JEFFREYS = 0.5
 #: How much of the rate of the other kinds is in the prior of each.
 _POOLED = 0.1
