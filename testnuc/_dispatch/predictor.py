@@ -249,7 +249,7 @@ class Predictor:
             if self._levels or asks[0].shown:
                 outcomes = await self._chosen(asks)
             else:
-                outcomes = await self._answer(asks, max(ask.step for ask in asks), None)
+                outcomes = await self._answer(asks, 0, None)
         except ProviderError as exc:
             outcomes = [exc]
             if len(asks) > 1:
@@ -330,6 +330,7 @@ class Predictor:
     ) -> list[Prediction | Exception | None]:
         """Return the outcome of each ask; None: the LLM chose none of the labels in `part`."""
         request = self.request(asks, part)
+        step = max(step, *(ask.step for ask in asks))
         if step:
             request = replace(request, step=step)
         answers: Sequence[Answer | Exception]

@@ -223,13 +223,14 @@ class Anthropic(HTTPProvider):
     def parse(self, answer: dict[str, Any]) -> Message:
         """Return the content of a message."""
         reason, blocks = answer.get("stop_reason"), answer.get("content")
-        if not isinstance(blocks, list):
+        if isinstance(blocks, list):
+            blocks = [b for b in blocks if isinstance(b, dict) and b.get("type") == "text"]
+        elif not isinstance(blocks, str):
             raise self.empty("content", answer)
-        texts = [b for b in blocks if isinstance(b, dict) and b.get("type") == "text"]
         truncated = reason in ("max_tokens", "model_context_window_exceeded")
         refused = reason == "refusal"
         return Message(
-            text_of(texts),
+            text_of(blocks),
             self.usage(answer),
             answer.get("id"),
             "" if refused else None,

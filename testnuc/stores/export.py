@@ -150,7 +150,7 @@ async def _store(store: SqlStore, pools: dict[str, Index], records: list[Record]
                 raise InvalidInputError(f"a record has the unknown kind {kind!r}")  # noqa: TRY301
     except InvalidInputError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, EmbeddingError) as exc:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError, EmbeddingError) as exc:
         raise InvalidInputError(f"a record of kind {kind!r} is malformed: {exc!r}") from exc
     return Counter({str(kind): len(records)})
 

@@ -219,6 +219,13 @@ def test_of_an_answer_that_ended_for_an_odd_reason_only_what_is_complete_counts(
             make().decode(PLAIN, orjson.dumps(changed))
 
 
+def test_a_message_may_be_a_string():
+    reply = Anthropic("m", base_url=LOCAL).decode(
+        PLAIN, orjson.dumps({**MESSAGE, "content": REFUND})
+    )
+    assert reply.answers == (Answer("refund", 0.9),)
+
+
 @pytest.mark.parametrize("number", ["5", 5.0])
 def test_tokens_are_counted_however_they_are_written(number):
     usage = {"prompt_tokens": number, "completion_tokens": number}

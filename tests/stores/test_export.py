@@ -141,6 +141,7 @@ TEXT = {"kind": "text", "embedder": "e", "text": "a", "label": None, "vector": "
         ({"kind": "prediction", "key": "zz"}, "'zz' is not hexadecimal"),
         ({"kind": "prediction", "key": "00"}, "not a hash of 16 bytes"),
         ({**PREDICTION, "sample": "x"}, "is malformed: ValueError"),
+        ({**PREDICTION, "sample": 2**70}, "is malformed: OverflowError"),
         ({**PREDICTION, "label": 5}, "5 is not a string"),
         ({**PREDICTION, "confidence": "high"}, "is malformed: ValueError"),
         (
