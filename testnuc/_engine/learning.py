@@ -291,6 +291,19 @@ class Learning:
         return learned
 
 
+async def ranked(parts: Components, learned: Learned) -> frozenset[bytes] | None:
+    """Return the hashes of the texts that judged texts were drawn from; others came later.
+
+    None: unknown, as the pool was sampled, or changed since.
+    """
+    most, _ = (ArgmaxFit if parts.settings.threshold is None else ThresholdFit).wanted(parts)
+    texts = await parts.pipeline.pool_predictions.texts(most)
+    hashes = [entry.hash for entry in texts]
+    same = not learned.ranking or learned.ranking == learned.ranking_of(hashes)
+    known = same and len(parts.pool) <= most
+    return frozenset(hashes[: learned.texts]) if known else None
+
+
 def _is_ranked(learned: Learned, fit: Fit) -> bool:
     """Whether the first texts of the pool are those that were ranked."""
     return learned.ranking != "" and learned.ranking == learned.ranking_of([*fit.rows])

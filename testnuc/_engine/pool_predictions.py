@@ -134,6 +134,10 @@ class PoolPredictions:
 
         Of a pool with more than `most` texts, they are spread over it evenly.
         """
+        return await self._with_neighbors(await self.texts(most), settings, k)
+
+    async def texts(self, most: int) -> list[PoolText]:
+        """Return the texts of the pool that have a prediction, see `labeled`."""
         every = max(1, -(-len(self.retriever.pool) // most))
         texts: list[PoolText] = []
         async for found in scanned(self.retriever.pool, SEARCH):
@@ -142,7 +146,7 @@ class PoolPredictions:
             part = [e for e in part if int.from_bytes(e.hash[1:5]) % every == 0]
             stored = await self.retriever.stored(part)
             texts += [e for e, p in zip(part, stored, strict=True) if p is not None]
-        return await self._with_neighbors(texts, settings, k)
+        return texts
 
     async def _with_neighbors(
         self, texts: Sequence[PoolText], settings: VoteSettings, k: int

@@ -12,7 +12,7 @@
     reading           texts from files; `decoding` recognizes encoding, delimiter and columns
     label_files       labels from files; `parquet` and `xlsx` for both
     files             outputs
-    memory            the folder beside an output: note and answers of its run
+    memory            the stores of runs in the project folder, the note beside an output
     options_of_run    options of an earlier run, the client of options, the command that
                       comes next
     answered_texts    opens a store, or results and their store, without calls

@@ -63,7 +63,8 @@ async def opened(
     client = await with_options_of_run(client, source)
     table, kept = None, AnswerStore(source)
     if holds_rows(source):
-        table, kept = read_table(source, text_column), AnswerStore.of(client["store"], source)
+        table = read_table(source, text_column)
+        kept = AnswerStore.of_results(client["store"], source)
     # nothing is sent, so no key is needed; the run may not have asked about neighbors
     nuc = client_of(client, store=kept.where, neighbors="stored", api_key="not-needed")
     with warnings.catch_warnings():

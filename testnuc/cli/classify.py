@@ -13,9 +13,9 @@ from testnuc._engine.describing import prompt_of
 from testnuc._engine.learning import LEAST_TEXTS
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import check_output, held_by, write_results
-from testnuc.cli.memory import AnswerStore, RunNote
-from testnuc.cli.options import Options
-from testnuc.cli.options_of_run import OF_ANSWERS, client_of, command, completed
+from testnuc.cli.memory import AnswerStore, RunNote, about_lessons
+from testnuc.cli.options import OF_ANSWERS, Options
+from testnuc.cli.options_of_run import client_of, command, completed
 from testnuc.cli.reading import STANDARD, holds_rows, read_input, to_stderr, usable
 from testnuc.client import TestNUC, parts_of
 from testnuc.embedders.openai import OpenAIEmbedder
@@ -49,12 +49,8 @@ def run(given: SimpleNamespace) -> None:
         )
     output = None if given.output == STANDARD else given.output
     table = read_input(given, guess=False)
-    store = AnswerStore.of(client["store"], output)
-    same, others, added = held_by(output, table)
-    if others:
-        # the pool of its store is other texts
-        store = store.of_others(list(map(str, table.texts)))
-    asked, client = client, completed(client, store.where)
+    asked, (client, store) = client, completed(client, output)
+    same, added = held_by(output, table)
     # nothing is lost if a run replaces what it wrote before: the answers are stored
     asked_for = client.but(embedder=asked["embedder"])
     again = same and not added and RunNote.of(str(output)).says(str(output), asked_for)
@@ -67,10 +63,14 @@ def run(given: SimpleNamespace) -> None:
         nuc = client_of(client, store=None, api_key="not-needed")
         print(prompt_of(parts_of(nuc), texts[0]))
         return
+    own = client
+    if store.folder is not None and not store.new and "neighbors" not in client.named:
+        # texts of earlier runs vote as far as they are answered: this run costs its own alone
+        own = client.but(neighbors="stored")
     if given.dry_run:
-        show_estimate(texts, client, store)
+        show_estimate(texts, own, store)
         return
-    results = label_all(texts, client, store, given.lane, BatchPolicy(rest=given.rest))
+    results = label_all(texts, own, store, given.lane, BatchPolicy(rest=given.rest))
     labeled = dict(zip(valid, results, strict=True))
     run = run_record(results) if given.full else None
     try:
@@ -121,6 +121,8 @@ def label_all(
             for note in (_about_model(nuc, texts), await _about_embedder(nuc, texts)):
                 if note is not None:
                     to_stderr(f"note: {note}")
+            if (said := about_lessons(nuc, store, client)) is not None:
+                to_stderr(said)
             return await nuc.classify_many(texts, progress=progress, lane=lane)
 
     with warnings.catch_warnings(record=True) as caught:
@@ -157,8 +159,8 @@ def end(
         to_stderr(_listed("the referee", f"{spent.calls:,} calls", cost(spent)))
     if store.folder is not None:
         to_stderr(
-            f"{store.folder} has answers and embeddings, for the next commands; delete it when you "
-            "are done"
+            f"{store.folder} has the answers, the embeddings and what is learned: later runs with "
+            "these labels use them; keep it while you label more"
         )
     # a .txt output holds no texts
     source = None if output is None or output.endswith(".txt") else output

@@ -64,7 +64,7 @@ def run(given: SimpleNamespace) -> None:
         raise InvalidInputError(f"{file} has no label in column {label_column!r}")
     results: Sequence[Classification]
     labeled: Results | None = None
-    kept = AnswerStore.of(client["store"], None)
+    kept = AnswerStore(client["store"])
     if "nuc_label" in table.columns:
         where = sorted(gold)
         results = read_results([table.rows[at] for at in where], file, table.text_column)
@@ -72,7 +72,7 @@ def run(given: SimpleNamespace) -> None:
     else:
         where = [at for at in usable(table, file)[1] if at in gold]
         _take_labels(client, gold, label_column, file)
-        client = completed(client, client["store"])
+        client, _ = completed(client, None)
         texts = [table.texts[at] for at in where]
         if given.dry_run:
             show_estimate(texts, client, kept)

@@ -72,21 +72,21 @@ def free_name(output: str) -> str:
     return str(path)
 
 
-def held_by(output: str | None, table: Table) -> tuple[bool, bool, set[str]]:
-    """Return whether an output holds these texts or the first of them, or none of them.
+def held_by(output: str | None, table: Table) -> tuple[bool, set[str]]:
+    """Return whether an output holds these texts, or the first of them.
 
     Also return columns that they lack: those that were added since a run wrote it, such as correct
     labels, must not be lost. A .txt output holds no texts by which to recognize it.
     """
     try:
         if output is None or Path(output).suffix.lower() == ".txt":
-            return False, False, set()
+            return False, set()
         held = read_table(output, table.text_column, quiet=True)
     except InvalidInputError:
-        return False, False, set()
+        return False, set()
     added = {name for name in held.columns if not name.startswith(PREFIX)} - set(table.columns)
     there, texts = list(map(str, held.texts)), list(map(str, table.texts))
-    return there == texts[: len(there)], set(there).isdisjoint(texts), added
+    return there == texts[: len(there)], added
 
 
 def check_output(

@@ -12,21 +12,22 @@ from typing import Any
 import typer
 
 from testnuc._base.checks import hash_text
+from testnuc._engine.learning import ranked
 from testnuc.cli.answered_texts import labeled, opened, texts_for
 from testnuc.cli.answering import answer
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import free_name, require_kind, require_new, write_results
 from testnuc.cli.judging_page import judge_on_page, write_page
-from testnuc.cli.memory import RunNote
+from testnuc.cli.memory import AnswerStore, LessonNote, RunNote
 from testnuc.cli.options_of_run import next_command
 from testnuc.cli.reading import Table, existing, holds_rows, to_stderr
-from testnuc.client import TestNUC
+from testnuc.client import TestNUC, parts_of
 from testnuc.errors import InvalidInputError
 from testnuc.report.marks import read_marks
 from testnuc.results import Results, read_results, run_record
 from testnuc.trust.certificates import Certificate
 from testnuc.trust.joining import join_reviews
-from testnuc.trust.learned import LATER, Learned
+from testnuc.trust.learned import Learned
 from testnuc.trust.review import Review, ReviewItem
 
 #: The accuracy, and the confidence, of `testnuc certify` without options.
@@ -112,6 +113,9 @@ async def learn(given: SimpleNamespace) -> None:
             table = await texts_for(nuc, held, source, output)
             learned = await take(nuc)
             found = await labeled(nuc, table, source)
+    if holds_rows(source):
+        store = AnswerStore.of_results(given.client["store"], source)
+        LessonNote.write(store, source, learned, RunNote.of(source).options)
     print(learned)
     if all(judgment.probability is None and not judgment.ranking for judgment in learned.judged):
         to_stderr(
@@ -205,20 +209,24 @@ async def certify(given: SimpleNamespace) -> None:
         certificate = learned.certify(
             given.accuracy, given.confidence, level=given.level, label=label
         )
-        stats = await nuc.stats()
+        among = await ranked(parts_of(nuc), learned)
         table = await texts_for(nuc, held, source, output)
         found = await labeled(nuc, table, source)
-    later = min(stats.texts, stats.predicted) - learned.texts
-    if later > 0:
-        to_stderr(f"note: {later:,} texts came after labels were learned; {LATER}")
     results = found.results
-    covered = results.certified(certificate)
+    old = [among is None or hash_text(result.text) in among for result in results]
+    covered = [r for r in results.certified(certificate) if old[r.index] or r.source == "person"]
+    if later := old.count(False):
+        more = next_command("review", given, "-n", "50", "--goal", "decide")
+        to_stderr(
+            f"note: {later:,} of {len(results):,} texts came after the draws, which prove nothing "
+            f"of them; learn from further judgments to have them certified: {more}"
+        )
     print(certificate)
     if given.level is None and label is None and (accuracy := learned.accuracy()):
         print(accuracy)
     if label is None and results.multilabel:
         to_stderr("right: the text has exactly its labels, none is missing and none is wrong")
-    if output is None or not covered:
+    if (output is None or not covered) and later < len(results):
         to_stderr(_after(learned, certificate, given))
     if output is None:
         return

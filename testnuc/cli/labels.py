@@ -43,7 +43,7 @@ async def check(given: SimpleNamespace) -> None:
     write_results(output, table, made, found.problems)
     # the next commands vote with the merged labels
     options = RunNote.of(source).options | given.client.given() | {"labels": labels}
-    RunNote.write(output, AnswerStore.of(None, output), table.text_column, options)
+    RunNote.write(output, AnswerStore.of_results(None, output), table.text_column, options)
     changed = sum(row.label != made[at].label for at, row in found.merged().items())
     to_stderr(
         f"{len(labels):,} of {len(names):,} labels, written to {file}; {changed:,} texts have "

@@ -1,39 +1,63 @@
-"""What is remembered of a run in the folder beside its output: a note, and the stores of answers.
+"""What is remembered of runs: a note beside each output, and the stores of answers.
 
-Results in ``out.csv`` have the folder ``out.csv.resume``. `RunNote` has the options of the run that
-wrote them; `AnswerStore` is the store of its answers, unless the user named one.
+Results in ``out.csv`` have the folder ``out.csv.resume``, in which `RunNote` has the options of the
+run that wrote them. `AnswerStore` is the store of its answers: in the project folder ``.testnuc``
+in the current folder, one for all runs with the same labels, model and prompt, unless the user
+names one. `LessonNote`, beside a store, says where the judgments are from that were learned there.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from testnuc._base.checks import hash_text
 from testnuc._base.jsonl import write_whole
-from testnuc.cli.options import options_in
+from testnuc.cli.options import OF_ANSWERS, options_in
+from testnuc.client import TestNUC, parts_of
 from testnuc.errors import InvalidInputError
-from testnuc.stores.sqlite import answered_texts
+
+if TYPE_CHECKING:
+    from testnuc.trust import Learned
 
 _NOTE = "output.json"
 #: Bytes of a note: somebody else may have put a device there, or a file without end.
 _LARGEST = 64 << 20
 #: Options that change how a run goes, not what it writes.
 _NO_MATTER = {"store", *options_in("Limits")}
-#: The store of the first texts, and those of others.
+#: Options that decide the LLM's answers, and so what judgments are about.
+_OF_STORE = sorted({"labels", "model", *OF_ANSWERS} - {"embedder", "threshold"})
+#: The folder of the stores, in the current folder.
+PROJECT = Path(".testnuc")
+#: The store beside an output, or another one; in a project folder by a digest of `_OF_STORE`.
 _STORE = "answers.db"
-_STORE_NAME = re.compile(r"answers(-[0-9a-f]{32})?\.db")
+_STORE_NAME = re.compile(r"([^/\\]+\.resume/)?answers(-[0-9a-f]{32})?\.db")
 
 
 def _folder_of(output: str) -> Path:
     return Path(f"{output}.resume")
+
+
+def _facts(file: Path, **kinds: type) -> dict[str, Any]:
+    """Return what a note holds of these fields, of these types; anybody may have written it."""
+    try:
+        if not file.is_file() or file.stat().st_size > _LARGEST:
+            return {}
+        facts = orjson.loads(file.read_bytes())
+        repr(facts)  # what is nested too deep cannot be shown
+    except (OSError, ValueError, RecursionError):
+        return {}
+    found = facts.items() if isinstance(facts, dict) else ()
+    return {name: value for name, value in found if isinstance(value, kinds.get(name, ()))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +75,16 @@ class RunNote:
     @classmethod
     def of(cls, output: str) -> RunNote:
         """Return the note beside an output; what is malformed is left out."""
-        try:
-            note = _folder_of(output) / _NOTE
-            if not note.is_file() or note.stat().st_size > _LARGEST:
-                return cls()
-            facts = orjson.loads(note.read_bytes())
-            repr(facts)  # what is nested too deep cannot be shown
-        except (OSError, ValueError, RecursionError):
-            return cls()
         kinds = {"store": str, "text_column": str, "written": str, "options": dict}
-        found = facts.items() if isinstance(facts, dict) else ()
-        known: dict[str, Any] = {n: v for n, v in found if isinstance(v, kinds.get(n, ()))}
-        return cls(**known)
+        return cls(**_facts(_folder_of(output) / _NOTE, **kinds))
+
+    def place(self, output: str) -> Path | None:
+        """Return the store that the note names, if it is there; it can name none elsewhere."""
+        name, beside = self.store or _STORE, Path(output).parent
+        own = [_folder_of(output), PROJECT, beside / PROJECT]
+        folders = [beside, Path()] if "/" in name else own
+        found = (folder / name for folder in folders if _STORE_NAME.fullmatch(name))
+        return next(filter(Path.is_file, found), None)
 
     @classmethod
     def write(
@@ -70,7 +92,11 @@ class RunNote:
     ) -> None:
         """Write the note of an output that was just written; without one, options are repeated."""
         # a store elsewhere leaves what was noted
-        name = cls.of(output).store if store.folder is None else Path(str(store.where)).name
+        name = cls.of(output).store
+        if store.folder is not None:
+            name = Path(str(store.where)).name
+            if store.folder.name not in {PROJECT.name, _folder_of(output).name}:
+                name = f"{store.folder.name}/{name}"
         note = cls(name, text_column, _digest(output), _noted(options))
         with suppress(OSError, InvalidInputError):
             _folder_of(output).mkdir(exist_ok=True)
@@ -103,17 +129,23 @@ def _digest(file: str) -> str | None:
         return None
 
 
-@dataclass(slots=True)
-class AnswerStore:
-    """The store of one run's answers; beside the output, where the user named none.
+def _name_of(options: Mapping[str, Any]) -> str:
+    """Return the name of the store of all runs that ask the same; labels are read."""
+    noted = _noted(options)
+    return f"answers-{hash_text(repr([noted.get(name) for name in _OF_STORE])).hex()}.db"
 
-    The folder beside an output keeps a store for each set of texts that were written there: no
-    answer is lost when the output is replaced, and runs on other texts do not disturb each other.
+
+@dataclass(frozen=True, slots=True)
+class AnswerStore:
+    """The store of the answers of runs; in the project folder, where the user named none.
+
+    Runs that ask the same share one, so that a later one costs its new texts only, and what was
+    learned applies to it. Others have one of their own.
     """
 
     #: Its path or URL; None: in memory.
     where: str | None
-    #: The folder beside the output.
+    #: The folder of a store that the user did not name.
     folder: Path | None = None
 
     @property
@@ -122,42 +154,135 @@ class AnswerStore:
         return self.where is not None and "://" not in self.where and not Path(self.where).exists()
 
     @classmethod
-    def of(cls, store: str | None, output: str | None) -> AnswerStore:
-        """Return the user's store, or one beside the output.
+    def of_run(cls, options: Mapping[str, Any], output: str | None) -> AnswerStore:
+        """Return the user's store, or that of earlier runs that asked the same, or a new one.
 
-        An interrupted run can then be resumed, and later commands need neither calls nor
-        embeddings. Without an output there is no place for one.
+        The labels in `options` are read. Without an output no store is created.
         """
-        if store is not None or output is None:
-            return cls(store)
-        name = RunNote.of(output).store or ""
-        return cls._at(_folder_of(output) / (name if _STORE_NAME.fullmatch(name) else _STORE))
-
-    def of_others(self, texts: Sequence[str]) -> AnswerStore:
-        """Return the store beside the output for texts of which the output holds none.
-
-        It is the one that has answers to most of these texts, or a new one.
-        """
-        if self.folder is None or not texts:
-            return self
-        hashes = set(map(hash_text, texts))
-        own = f"answers-{hash_text(texts[0]).hex()}.db"
-        places = sorted(p for p in self.folder.glob("*.db") if _STORE_NAME.fullmatch(p.name))
-        held = {place: len(hashes & (answered_texts(place) or set())) for place in places}
-        best = max(places, key=held.__getitem__, default=None)
-        return self._at(best if best is not None and held[best] else self.folder / own)
+        if options["store"] is not None:
+            return cls(options["store"])
+        name = _name_of(options)
+        for place in _stores(name, output):
+            if os.access(place.parent, os.W_OK):
+                return cls(str(place), place.parent)
+            print(
+                f"note: {place} is not used: its folder is read-only; copy it, and name it with "
+                "--store",
+                file=sys.stderr,
+            )
+        return cls(None) if output is None else cls._created(name, output)
 
     @classmethod
-    def _at(cls, place: Path) -> AnswerStore:
+    def of_results(cls, store: str | None, output: str) -> AnswerStore:
+        """Return the user's store, or that of the run that wrote an output."""
+        if store is not None:
+            return cls(store)
+        note = RunNote.of(output)
+        place = note.place(output)
+        if place is None:
+            return cls._created(note.store or _STORE, output)
         return cls(str(place), place.parent)
 
+    @classmethod
+    def _created(cls, name: str, output: str) -> AnswerStore:
+        """Return a new store, beside the output where there can be no project folder."""
+        known = name != _STORE and "/" not in name and _STORE_NAME.fullmatch(name)
+        if known and os.access(PROJECT if PROJECT.is_dir() else Path(), os.W_OK):
+            return cls(str(PROJECT / name), PROJECT)
+        folder = _folder_of(output)
+        return cls(str(folder / _STORE), folder)
+
     def create_folder(self) -> None:
-        """Create the folder, if the store is in one beside the output."""
+        """Create the folder of a store that the user did not name."""
+        if self.folder is None:
+            return
         try:
-            if self.folder is not None:
-                self.folder.mkdir(exist_ok=True)
+            self.folder.mkdir(exist_ok=True)
+            if self.folder == PROJECT:
+                # it holds texts
+                (PROJECT / ".gitignore").write_text("*\n")
         except OSError as exc:
             raise InvalidInputError(
                 f"{self.folder} cannot be created: {exc.strerror or exc}; write the output "
                 "elsewhere, or name a --store"
             ) from exc
+
+
+def _stores(name: str, output: str | None) -> Iterator[Path]:
+    """Yield stores of runs that ask the same: of this output, of this project, of others near it.
+
+    Earlier versions had a store beside each output.
+    """
+    if output is not None and (place := _noted_store(name, output)) is not None:
+        yield place
+    if (PROJECT / name).is_file():
+        yield PROJECT / name
+    near = dict.fromkeys([Path() if output is None else Path(output).parent, Path()])
+    notes = [note for folder in near for note in folder.glob(f"*.resume/{_NOTE}")]
+    others = (_noted_store(name, str(note.parent.with_suffix(""))) for note in notes)
+    yield from sorted(filter(None, others), key=os.path.getmtime, reverse=True)
+
+
+def _noted_store(name: str, output: str) -> Path | None:
+    """Return the store of an output, if the run that wrote it asked the same."""
+    note = RunNote.of(output)
+    return note.place(output) if note.options and _name_of(note.options) == name else None
+
+
+@dataclass(frozen=True, slots=True)
+class LessonNote:
+    """What was learned last in a store that no user named; empty where nothing is known."""
+
+    #: The results whose texts were judged.
+    source: str = ""
+    judgments: int = 0
+    #: The options of their run.
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, store: Path) -> LessonNote:
+        """Return the note beside a store."""
+        kinds = {"source": str, "judgments": int, "options": dict}
+        return cls(**_facts(store.with_suffix(".json"), **kinds))
+
+    @classmethod
+    def write(
+        cls, store: AnswerStore, source: str, learned: Learned, options: Mapping[str, Any]
+    ) -> None:
+        """Note what was learned; nothing of a store that the user named."""
+        if store.folder is not None and store.where is not None:
+            shown = source.encode(errors="replace").decode()
+            note = cls(shown, len(learned.answers), _noted(options))
+            with suppress(OSError, InvalidInputError):
+                content = orjson.dumps(asdict(note), default=str)
+                write_whole(Path(store.where).with_suffix(".json"), [content])
+
+
+def about_lessons(nuc: TestNUC, store: AnswerStore, options: Mapping[str, Any]) -> str | None:
+    """Return that what was learned is applied, or why what was learned here is not."""
+    learned = nuc.learned
+    if learned is not None:
+        note = LessonNote() if store.folder is None else LessonNote.of(Path(str(store.where)))
+        of = f" of {note.source}" if note.source else ""
+        said = f"learned from {len(learned.answers):,} judgments{of}: applied"
+        if learned.settings in {"", parts_of(nuc).settings.basis}:
+            return said
+        if learned.unproved:
+            return f"{said} to the judged texts alone, under other vote settings (policy, k)"
+        return f"{said}, in place of these vote settings (policy, k)"
+    wanted = _noted(options)
+    lessons = [] if store.folder is None else map(LessonNote.of, store.folder.glob("answers*.json"))
+    found = []
+    for lesson in lessons:
+        names = {*(lesson.options.get("labels") or ())}
+        others = [n for n in (*_OF_STORE, "embedder") if lesson.options.get(n) != wanted.get(n)]
+        # another task, if most labels are others
+        if others and 2 * len(names & {*wanted["labels"]}) > len(names):
+            found.append((len(others), lesson, others))
+    if not found:
+        return None
+    _, lesson, others = min(found, key=lambda one: one[0])
+    return (
+        f"note: {lesson.judgments:,} judgments of {lesson.source} are not applied: they are of a "
+        f"run with other {', '.join(others)}"
+    )

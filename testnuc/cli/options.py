@@ -37,6 +37,21 @@ CALL_OPTIONS = ("neighbors", "Limits", "Fewer calls")
 EVIDENCE_OPTIONS = (*CALL_OPTIONS, "policy", "k", "min_trust")
 
 
+#: Options that decide which stored answers are used, besides labels and model.
+OF_ANSWERS = (
+    "base_url",
+    "embedder",
+    "instructions",
+    "none_label",
+    "texts_per_call",
+    "shortlist",
+    "multilabel",
+    "threshold",
+    "score_labels",
+    "reasoning_effort",
+)
+
+
 def _marked(option: Any, *marks: str) -> Any:
     """Mark an option by what `runs` and `settings_of` do with it."""
     option.marks = marks

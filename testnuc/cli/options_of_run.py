@@ -16,7 +16,7 @@ from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import require_store
 from testnuc.cli.label_files import read_labels
 from testnuc.cli.memory import AnswerStore, RunNote
-from testnuc.cli.options import Options, client_options
+from testnuc.cli.options import OF_ANSWERS, Options, client_options
 from testnuc.cli.reading import existing, holds_rows
 from testnuc.cli.settings import has_password
 from testnuc.client import TestNUC
@@ -27,19 +27,6 @@ from testnuc.stores.sql_store import TEXT_FACTS
 #: The embedder of a store that has none yet.
 EMBEDDER = "sentence-transformers/all-MiniLM-L6-v2"
 
-#: Options that decide which stored answers are used, besides labels and model.
-OF_ANSWERS = (
-    "base_url",
-    "embedder",
-    "instructions",
-    "none_label",
-    "texts_per_call",
-    "shortlist",
-    "multilabel",
-    "threshold",
-    "score_labels",
-    "reasoning_effort",
-)
 _SHOWN = 6
 
 
@@ -54,7 +41,8 @@ async def with_options_of_run(client: Options, source: str) -> Options:
     run: Mapping[str, Any] = {}
     if holds_rows(source):
         existing(source)
-        run, store = RunNote.of(source).options, AnswerStore.of(client["store"], source).where
+        run = RunNote.of(source).options
+        store = AnswerStore.of_results(client["store"], source).where
     else:
         require_store(source)
     if not run and store is not None and _is_there(store):
@@ -209,20 +197,24 @@ def client_of(options: Mapping[str, Any], **instead: Any) -> TestNUC:
     return TestNUC(**given)
 
 
-def completed(options: Options, store: str | None) -> Options:
-    """Return the options, with labels that are read, and what store and head know besides."""
-    options = run_to_end(with_embedder(options, store))
+def completed(options: Options, output: str | None) -> tuple[Options, AnswerStore]:
+    """Return the options, with labels that are read, what store and head know besides; the store.
+
+    Without an output, the store is the one that earlier runs with these options have, if any.
+    """
     if options["labels"] is not None:
         options = options.but(labels=read_labels(options["labels"]))
-    if options["head"] is None:
-        return options
-    head = Head.load(options["head"])
-    embedder, labels = options["embedder"], options["labels"]
-    return options.but(
-        embedder=head.embedder if head.loadable and embedder == EMBEDDER else embedder,
-        labels=list(head.labels) if labels is None else labels,
-        multilabel=options.several or head.sets is not None,
-    )
+    head = None if options["head"] is None else Head.load(options["head"])
+    if head is not None:
+        options = options.but(
+            labels=list(head.labels) if options["labels"] is None else options["labels"],
+            multilabel=options.several or head.sets is not None,
+        )
+    store = AnswerStore.of_run(options, output)
+    options = run_to_end(with_embedder(options, store.where))
+    if head is not None and head.loadable and options["embedder"] == EMBEDDER:
+        options = options.but(embedder=head.embedder)
+    return options, store
 
 
 def command(

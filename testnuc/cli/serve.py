@@ -7,13 +7,15 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
 from testnuc._base.checks import valid_text
 from testnuc.cli.event_loop import run_to_end
+from testnuc.cli.memory import about_lessons
+from testnuc.cli.options import Options
 from testnuc.cli.options_of_run import client_of, completed
 from testnuc.cli.reading import read_table, to_stderr
 from testnuc.client import TestNUC, parts_of
@@ -34,10 +36,7 @@ def run(given: SimpleNamespace) -> None:
     _start_log(given.log_format)
     texts = [] if given.pool is None else _texts(given.pool, given.text_column)
 
-    def client() -> TestNUC:
-        return client_of(completed(given.client, given.client["store"]))
-
-    nuc = client()
+    nuc, tell_lessons = _client(given.client)
 
     def page(rows: Sequence[Classification]) -> Awaitable[str]:
         return page_of(service.nuc)(rows)
@@ -58,7 +57,7 @@ def run(given: SimpleNamespace) -> None:
         if not parts_of(before).store.durable:
             raise ConfigurationError("without --store all answers would be lost")
         # files are read, and models loaded, beside the requests
-        fresh = await asyncio.to_thread(client)
+        fresh, _ = await asyncio.to_thread(_client, given.client)
         await fresh.__aenter__()
         try:
             await fresh.warm_up()
@@ -70,6 +69,7 @@ def run(given: SimpleNamespace) -> None:
     async def run_service() -> bool:
         await nuc.__aenter__()
         try:
+            tell_lessons()
             return await serve(service, prepare=prepare, listening=tell, reload=reload)
         finally:
             await service.nuc.aclose()
@@ -91,6 +91,20 @@ def _per_week(audit: str | None) -> int | None:
     if audit is not None and found is None:
         raise InvalidInputError(f"--audit is {audit!r}; give texts a week, such as 20/week")
     return None if found is None else int(found[1])
+
+
+def _client(given: Options) -> tuple[TestNUC, Callable[[], None]]:
+    """Return a client with the store of earlier runs, and what logs its lessons once it is open."""
+    options, store = completed(given, None)
+    if store.folder is not None:
+        _log.info("answers are stored in %s, as those of earlier runs", store.where)
+    nuc = client_of(options, store=store.where)
+
+    def tell_lessons() -> None:
+        if (said := about_lessons(nuc, store, options)) is not None:
+            _log.info("%s", said)
+
+    return nuc, tell_lessons
 
 
 def _token(file: str | None) -> str | None:

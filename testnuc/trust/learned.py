@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from testnuc.trust.certificates import Certificate
     from testnuc.trust.judgment import Judged
 
-#: Of texts that came after the draws.
-LATER = "no draw was among them: a certificate covers them after you learn from a further review"
 #: The accuracy, and the confidence, of a certificate for which nothing else is asked.
 _USUAL = 0.9
 #: Texts that a label loses at least before it is named.

@@ -275,14 +275,14 @@ def test_parquet_that_is_none_and_rows_that_fit_into_none(tmp_path):
 
 def test_an_output_that_cannot_be_written(source, tmp_path):
     out = tmp_path / "out.csv"
-    (tmp_path / "out.csv.resume").write_text("in the way")
+    (tmp_path / ".testnuc").write_text("in the way")
     with LoopbackLLM(confident) as llm:
         given = ["classify", source, *options(llm, model="openai/test"), "-o", out]
         code, _, err = run_here(*given)
         assert (code, llm.requests) == (2, 0)
-        assert "out.csv.resume cannot be created" in err
+        assert ".testnuc cannot be created" in err
         # what cannot be foreseen: no billed answer is lost
-        (tmp_path / "out.csv.resume").unlink()
+        (tmp_path / ".testnuc").unlink()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(jsonl, "part_of", lambda path: path.parent / "gone" / path.name)
             code, _, err = run_here(*given)

@@ -22,7 +22,6 @@ from testnuc.cli.memory import RunNote
 from testnuc.cli.reading import Table, read_table
 from testnuc.cli.settings import read_settings
 from testnuc.errors import ConfigurationError, StoreError
-from testnuc.stores.sqlite import answered_texts
 from testnuc.stores.sqlite.store import SqliteStore
 from tests.cli.in_process import run_here
 
@@ -430,8 +429,6 @@ async def test_a_store_with_code_is_refused(folder, made):
         connection.execute(made)
     with pytest.raises(StoreError, match="does not create"):
         await SqliteStore(folder / "s.db").open()
-    # nor is it searched for answers beside an output
-    assert answered_texts("s.db") is None
 
 
 def test_a_label_that_is_zero_is_one(folder):

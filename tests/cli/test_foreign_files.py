@@ -32,6 +32,11 @@ def results(tmp_path, monkeypatch):
     return tmp_path / "results.jsonl"
 
 
+def store_in(folder):
+    (store,) = (folder / ".testnuc").glob("answers-*.db")
+    return store
+
+
 def with_option(file, **options):
     path = file.with_name(f"{file.name}.resume") / "output.json"
     note = orjson.loads(path.read_bytes())
@@ -45,7 +50,7 @@ def test_a_file_of_results_does_not_say_which_folder_is_loaded(
 ):
     with_option(results, embedder=name)
     # as it is sent: without its store
-    (tmp_path / "results.jsonl.resume" / "answers.db").unlink()
+    store_in(tmp_path).unlink()
     folder = tmp_path / "minilm"
     folder.mkdir()
     (folder / "modules.json").write_text('[{"type": "modeling_own.Own", "path": ""}]')
@@ -64,7 +69,7 @@ def test_a_file_of_results_does_not_say_which_folder_is_loaded(
 
 def test_stored_vectors_are_read_under_any_name(results, tmp_path):
     """A review of one's own run needs no embedder, so none has to be named."""
-    with closing(sqlite3.connect(tmp_path / "results.jsonl.resume" / "answers.db")) as store:
+    with closing(sqlite3.connect(store_in(tmp_path))) as store:
         store.execute("UPDATE embedders SET name = 'static-minilm'")
         store.commit()
     with_option(results, embedder="static-minilm")

@@ -115,6 +115,7 @@ def test_answers_outside_the_labels_do_not_damage_another_store(tickets, output)
         options += ["--base-url", llm.base_url]
         assert run_here("classify", tickets, "-o", output, *options)[0] == 0
         shutil.rmtree(f"{output}.resume")
+        shutil.rmtree(".testnuc")
         elsewhere = [*options, "--store", "shared.db"]
         code, _, err = run_here("review", output, *elsewhere, "-n", "5", "--no-open")
         assert code == 0, err

@@ -1,4 +1,4 @@
-"""The store beside an output: nothing that was paid for is lost, whoever writes the output."""
+"""The stores of runs: nothing that was paid for is lost, and what was learned is found again."""
 
 from __future__ import annotations
 
@@ -11,14 +11,9 @@ from pathlib import Path
 import pytest
 
 from testnuc.cli.memory import AnswerStore
-from testnuc.testing import LoopbackLLM
+from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.cli.in_process import command_line, run_here
 from tests.conftest import LABELS, confident, messages
-
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def options(llm):
@@ -58,11 +53,9 @@ def test_answers_to_other_texts_are_kept_and_found_again():
     first, second = texts("a.txt", 0), texts("b.txt", 30)
     with LoopbackLLM(confident, api_key="test-key") as llm:
         assert classify(llm, first)[0] == 0
-        before = files()
-        # nothing succeeds, so nothing that is there changes
+        before = Path("out.csv").read_bytes()
         code, _, err = classify(llm, second, "--overwrite", key="wrong-key")
-        assert code == 1, err
-        assert before.items() <= files().items()
+        assert (code, Path("out.csv").read_bytes()) == (1, before), err
         assert classify(llm, second, "--overwrite")[0] == 0
         assert llm.calls == 60
         for file in (first, second, first):
@@ -71,20 +64,110 @@ def test_answers_to_other_texts_are_kept_and_found_again():
             assert "30 stored" in err
 
 
-def test_what_was_learned_of_other_texts_is_found_again():
-    first, second = texts("a.txt", 0), texts("b.txt", 30)
-    Path("judged.csv").write_text(
-        "text,right_label\n" + "\n".join(f"{text},delivery" for text in messages(30))
-    )
+def judge(*sources, labels=("delivery",) * 30):
+    """Learn from marks of the first texts."""
+    rows = [f"{text},{label}" for text, label in zip(messages(30), labels, strict=True)]
+    Path("judged.csv").write_text("\n".join(["text,right_label", *rows]))
+    code, _, err = run_here("learn", *sources, "judged.csv")
+    assert code == 0, err
+
+
+APPLIED = "learned from 30 judgments of out.csv: applied"
+
+
+def test_the_next_file_has_what_was_learned_and_costs_its_new_texts(tmp_path, monkeypatch):
+    first, second = texts("a.txt", 0), texts("b.txt", 20)
+    Path("folder").mkdir()
+    with LoopbackLLM(confident) as llm:
+        assert APPLIED not in classify(llm, first)[2]
+        judge("out.csv")
+        for output in ("new.csv", "folder/new.csv"):
+            code, _, err = classify(llm, second, "-o", output)
+            assert (code, llm.calls, APPLIED in err) == (0, 50, True), err
+            # the judged ones among them
+            assert Path(output).read_text().count(",person") == 10
+        # later commands find it, from another folder too
+        assert "30 judged" not in run_here("certify", "new.csv")[2]
+        code, _, err = run_here("review", "new.csv", "-n", "5", "-o", "r.json", "--no-open")
+        assert (code, "5 of 50 texts to judge" in err) == (0, True), err
+        monkeypatch.chdir(tmp_path / "folder")
+        code, _, err = classify(llm, "../b.txt", "-o", "../third.csv")
+        assert (code, llm.calls, APPLIED in err) == (0, 50, True), err
+        assert not Path(".testnuc").exists()
+
+
+def test_a_named_store_wins(tmp_path):
+    first = texts("a.txt", 0)
     with LoopbackLLM(confident) as llm:
         assert classify(llm, first)[0] == 0
-        code, _, err = run_here("learn", "out.csv", "judged.csv")
-        assert code == 0, err
-        assert classify(llm, second, "--overwrite")[0] == 0
-        learned = "nothing was learned"
-        assert learned in run_here("certify", "out.csv")[2]
-        assert classify(llm, first, "--overwrite")[0] == 0
-        assert learned not in run_here("certify", "out.csv")[2]
+        judge("out.csv")
+        code, _, err = classify(llm, first, "--store", "own.db", "-o", "own.csv")
+        assert (code, llm.calls, "applied" in err) == (0, 60, False), err
+
+
+@pytest.mark.parametrize(
+    ("more", "calls", "says"),
+    [
+        (["--labels", "refund,delivery,login,other"], 60, "with other labels"),
+        (["--labels", "spam,ham"], 60, None),
+        (["--model", "openai/other"], 60, "with other model"),
+        (["--instructions", "Be strict."], 60, "with other instructions"),
+        (["--policy", "majority"], 30, "applied to the judged texts alone, under other vote"),
+    ],
+)
+def test_what_was_learned_of_another_question_is_not_applied(more, calls, says):
+    first = texts("a.txt", 0)
+    with LoopbackLLM(lambda text: None if "x" in text else confident(text)) as llm:
+        assert classify(llm, first)[0] == 0
+        judge("out.csv")
+        code, _, err = classify(llm, first, *more, "-o", "other.csv")
+        assert (code, llm.calls) == (0, calls), err
+        assert (says in err) if says else ("judgments" not in err.replace("judged", ""))
+        # each has its own
+        assert len([*Path(".testnuc").glob("*.db")]) == (1 if calls == 30 else 2)
+        code, _, err = classify(llm, first)
+        assert (code, llm.calls, APPLIED in err) == (0, calls, True), err
+
+
+def test_a_store_beside_an_output_of_an_earlier_version_is_found():
+    first, second = texts("a.txt", 0), texts("b.txt", 30)
+    with LoopbackLLM(confident) as llm:
+        assert classify(llm, first)[0] == 0
+        judge("out.csv")
+        (store,) = Path(".testnuc").glob("*.db")
+        store.rename("out.csv.resume/answers.db")
+        note = Path("out.csv.resume/output.json")
+        note.write_text(note.read_text().replace(store.name, "answers.db"))
+        shutil.rmtree(".testnuc")
+        for file, output, calls in ((first, "out.csv", 30), (second, "new.csv", 60)):
+            code, _, err = classify(llm, file, "-o", output)
+            assert (code, llm.calls, "30 judgments: applied" in err) == (0, calls, True), err
+            assert "out.csv.resume has the answers" in err
+        assert not Path(".testnuc").exists()
+        assert "5 of 60 texts" in run_here("review", "new.csv", "-n", "5", "--no-open")[2]
+
+
+def test_where_the_folder_is_read_only_the_store_is_beside_the_output(monkeypatch):
+    first, second = texts("a.txt", 0), texts("b.txt", 30)
+    Path("out").mkdir()
+    access = os.access
+    here = {Path(), Path(".testnuc")}
+    with LoopbackLLM(confident) as llm, monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda path, mode: path not in here and access(path, mode))
+        assert classify(llm, first, "-o", "out/a.csv")[0] == 0
+        assert not Path(".testnuc").exists()
+        assert Path("out/a.csv.resume/answers.db").is_file()
+        judge("out/a.csv")
+        code, _, err = classify(llm, second, "-o", "out/b.csv")
+        assert (code, llm.calls) == (0, 60), err
+        assert "30 judgments of out/a.csv: applied" in err
+        # one that is there is not used, and it is said
+        shutil.copytree("out/a.csv.resume", ".testnuc")
+        name = f"answers-{'0' * 32}.db"
+        patch.setattr("testnuc.cli.memory._name_of", lambda _: name)
+        Path(".testnuc/answers.db").rename(f".testnuc/{name}")
+        code, _, err = classify(llm, first, "-o", "c.csv")
+        assert (code, "is not used: its folder is read-only" in err) == (0, True), err
 
 
 def test_an_interrupted_run_on_other_texts_is_resumed():
@@ -93,12 +176,9 @@ def test_an_interrupted_run_on_other_texts_is_resumed():
         assert classify(llm, first)[0] == 0
         code, _, err = classify(llm, second, "--overwrite", "--limit", "10", "-o", "other.csv")
         assert (code, llm.calls) == (0, 40), err
-        # the last -o counts: its store is another one
-        code, _, err = classify(llm, second, "--overwrite", "--limit", "10")
-        assert (code, llm.calls) == (0, 50), err
         assert classify(llm, first, "--overwrite")[0] == 0
         code, _, err = classify(llm, second, "--overwrite")
-        assert (code, llm.calls) == (0, 70), err
+        assert (code, llm.calls) == (0, 60), err
 
 
 def test_a_note_names_no_store_elsewhere():
@@ -106,7 +186,7 @@ def test_a_note_names_no_store_elsewhere():
     Path("out.csv.resume").mkdir()
     for name in ("../elsewhere.db", "/etc/passwd", "answers.db/../../x.db", 7, None):
         Path("out.csv.resume/output.json").write_text(f'{{"store": {name!r}}}'.replace("'", '"'))
-        store = AnswerStore.of(None, "out.csv").where
+        store = AnswerStore.of_results(None, "out.csv").where
         assert store == os.path.join("out.csv.resume", "answers.db")  # noqa: PTH118
 
 
@@ -164,9 +244,10 @@ def test_runs_at_once_disturb_each_other_in_nothing():
     with LoopbackLLM(confident, api_key="test-key", latency=0.01) as llm:
         assert classify(llm, texts("c.txt", 60), "--overwrite")[0] == 0
         replacing = ("-o", "out.csv", "--overwrite")
+        embedder = HashEmbedder().name
         running = [
             subprocess.Popen(
-                command_line("classify", file, *options(llm), *replacing),
+                command_line("classify", file, *options(llm), *replacing, "--embedder", embedder),
                 env={**os.environ, "OPENAI_API_KEY": key, "PYTHONPATH": root},
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,

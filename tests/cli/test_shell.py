@@ -157,7 +157,8 @@ def test_a_head_brings_its_embedder_and_labels_where_none_were_named(monkeypatch
     head = SimpleNamespace(embedder=name, loadable=True, labels=("a", "b"), sets=None)
     monkeypatch.setattr(options_of_run.Head, "load", lambda _: head)
     client = {"embedder": None, "head": "file.head", "labels": None, "multilabel": False}
-    options = options_of_run.completed(Options(client, frozenset()), None)
+    client["store"] = None
+    options, _ = options_of_run.completed(Options(client, frozenset()), None)
     assert (options["embedder"], options["labels"]) == (name, ["a", "b"])
-    options = options_of_run.completed(options.but(embedder="my/own", labels="c,d"), None)
+    options, _ = options_of_run.completed(options.but(embedder="my/own", labels="c,d"), None)
     assert (options["embedder"], options["labels"]) == ("my/own", ["c", "d"])

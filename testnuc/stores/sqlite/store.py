@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from contextlib import closing
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from testnuc._base.checks import checked_choice
-from testnuc.errors import InvalidInputError, StoreError
+from testnuc.errors import InvalidInputError
 from testnuc.stores.sql_store import SqlStore, to_prediction
 from testnuc.stores.sqlite import queries as sql
 from testnuc.stores.sqlite.database import SqliteDatabase
 from testnuc.stores.sqlite.pool import SqlitePool
-from testnuc.stores.sqlite.schema import require_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -190,15 +188,3 @@ def _insert_predictions(
             new = to_prediction(*found.fetchone())
         stored.append(new)
     return stored
-
-
-def answered_texts(path: str | os.PathLike[str]) -> set[bytes] | None:
-    """Return the hashes of the texts that have an answer in a file; None if it is no store."""
-    place = f"{Path(path).absolute().as_uri()}?mode=ro"
-    try:
-        with closing(sqlite3.connect(place, uri=True, isolation_level=None)) as c:
-            c.execute("PRAGMA trusted_schema = OFF")
-            require_store(c, str(path))
-            return {text for (text,) in c.execute("SELECT DISTINCT text FROM predictions")}
-    except (sqlite3.Error, StoreError):
-        return None
