@@ -211,10 +211,7 @@ def _pico(usd_per_million: float) -> int:
 
 
 def _service_tiers(
-    info: Any,
-    now: datetime,
-    variants: list[dict[str, str]],
-    read: Callable[[Any], Price | None],
+    info: Any, now: datetime, variants: list[dict[str, str]], read: Callable[[Any], Price | None]
 ) -> dict[str, Price]:
     """Return the prices of the service tiers that the list has."""
     names = {when["service_tier"] for when in variants if set(when) == {"service_tier"}}

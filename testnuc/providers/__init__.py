@@ -46,10 +46,7 @@ SERVERS = {
 
 
 def resolve(
-    model: str,
-    *,
-    base_url: str | None = None,
-    api_key: APIKey | None = None,
+    model: str, *, base_url: str | None = None, api_key: APIKey | None = None
 ) -> WireProvider:
     """Return the provider of a model name, ``"openai/.."`` or ``"anthropic/.."``.
 

@@ -47,10 +47,7 @@ def with_logprobs(
 
 
 def with_scores(
-    answers: tuple[Answer | ReplyError, ...],
-    content: str,
-    logprobs: Any,
-    labels: Sequence[str],
+    answers: tuple[Answer | ReplyError, ...], content: str, logprobs: Any, labels: Sequence[str]
 ) -> tuple[Answer | ReplyError, ...] | None:
     """Return the answers with the most probable label, and its share of all labels' probability.
 

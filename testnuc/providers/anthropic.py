@@ -117,11 +117,7 @@ class Anthropic(HTTPProvider):
     name = "anthropic"
     batch_format: str | None = "anthropic"
     needs_limit: ClassVar[bool] = True
-    structures: ClassVar[tuple[Structure, ...]] = (
-        Structure.ENUM,
-        Structure.SCHEMA,
-        Structure.NONE,
-    )
+    structures: ClassVar[tuple[Structure, ...]] = (Structure.ENUM, Structure.SCHEMA, Structure.NONE)
 
     def __init__(
         self,

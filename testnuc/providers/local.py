@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING
 from testnuc.protocols import Answer, Reply
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Float32s
     from testnuc.labels import LabelSet
     from testnuc.protocols import Embedder, Request
 
@@ -35,7 +33,7 @@ class ZeroShot:
     def __init__(self, embedder: Embedder, labels: LabelSet) -> None:
         self._embedder = embedder
         self._labels = labels
-        self._prototypes: NDArray[np.float32] | None = None
+        self._prototypes: Float32s | None = None
         described = "\n".join(self._descriptions())
         digest = blake2b(described.encode(), digest_size=8).hexdigest()
         name = getattr(embedder, "name", type(embedder).__qualname__)

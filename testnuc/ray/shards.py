@@ -20,9 +20,11 @@ from testnuc.types import Prediction
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from testnuc._base.arrays import Float16s, Float32s, Int64s
+
 #: The prediction of a text, or its error; None if the text is unknown.
 Outcome = Prediction | str | None
-_Found = tuple["NDArray[np.int64]", "NDArray[np.float32]", "NDArray[np.uint64]"]
+_Found = tuple["Int64s", "Float32s", "NDArray[np.uint64]"]
 
 
 class Shard(Pool):
@@ -39,7 +41,7 @@ class Shard(Pool):
         self,
         texts: Sequence[str],
         hashes: Sequence[bytes],
-        vectors: NDArray[np.float16],
+        vectors: Float16s,
         outcomes: Sequence[Outcome],
         rejected: Sequence[str | None],
     ) -> None:
@@ -54,9 +56,7 @@ class Shard(Pool):
         self._ranks += [int.from_bytes(h[:8], "big") for h in new]
         await self.add([PoolText(texts[at], hashes[at]) for at in rows], vectors[rows])
 
-    async def ranked(
-        self, vectors: NDArray[np.float16], k: int, exclude: Sequence[bytes] | None
-    ) -> _Found:
+    async def ranked(self, vectors: Float16s, k: int, exclude: Sequence[bytes] | None) -> _Found:
         """Return numbers, similarities and ranks of the k nearest texts of each vector."""
         found = await self.search(vectors, k, exclude=exclude)
         ranks = np.array(self._ranks or [0], dtype=np.uint64)[np.maximum(found.ids, 0)]
@@ -84,17 +84,17 @@ class Vectors(Pool):
 
     def __init__(self) -> None:
         super().__init__()
-        self.of: dict[bytes, NDArray[np.float16]] = {}
+        self.of: dict[bytes, Float16s] = {}
 
     def __len__(self) -> int:
         return len(self.of)
 
-    async def add(self, texts: Sequence[PoolText], vectors: NDArray[np.float16]) -> int:
+    async def add(self, texts: Sequence[PoolText], vectors: Float16s) -> int:
         """Add nothing: the texts of a job are put into its shards."""
         del texts, vectors
         return 0
 
-    async def stored_vectors(self, hashes: Sequence[bytes]) -> list[NDArray[np.float16] | None]:
+    async def stored_vectors(self, hashes: Sequence[bytes]) -> list[Float16s | None]:
         """Return the vector of each text."""
         return [self.of.get(h) for h in hashes]
 
@@ -112,7 +112,7 @@ class Shards(Vectors):
         self,
         texts: Sequence[str],
         hashes: Sequence[bytes],
-        vectors: NDArray[np.float16],
+        vectors: Float16s,
         outcomes: Sequence[Outcome],
         rejected: Sequence[str | None],
     ) -> None:
@@ -130,7 +130,7 @@ class Shards(Vectors):
             if at
         )
 
-    async def stored_vectors(self, hashes: Sequence[bytes]) -> list[NDArray[np.float16] | None]:
+    async def stored_vectors(self, hashes: Sequence[bytes]) -> list[Float16s | None]:
         """Return the vector of each text."""
         return await self._each("stored_vectors", hashes)
 
@@ -144,12 +144,12 @@ class Shards(Vectors):
 
     async def search(
         self,
-        vectors: NDArray[np.float16],
+        vectors: Float16s,
         k: int,
         *,
         exclude: Sequence[bytes] | None = None,
         upto: int | None = None,
-        among: NDArray[np.int64] | None = None,
+        among: Int64s | None = None,
     ) -> Matches:
         """Find the k nearest texts of each vector in all shards."""
         del upto, among  # the pool is complete, and all of it is searched
@@ -169,7 +169,7 @@ class Shards(Vectors):
             np.take_along_axis(ids, order, axis=1), np.take_along_axis(similarities, order, axis=1)
         )
 
-    async def fetch(self, ids: NDArray[np.int64]) -> list[PoolText]:
+    async def fetch(self, ids: Int64s) -> list[PoolText]:
         """Return the texts with these numbers."""
         n = len(self._shards)
         at = [np.flatnonzero(ids % n == s) for s in range(n)]

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pyarrow as pa
-    from numpy.typing import NDArray
 
+    from testnuc._base.arrays import Float16s
     from testnuc.labels import LabelSet
     from testnuc.protocols import Embedder
     from testnuc.ray.shards import Outcome
@@ -313,7 +313,7 @@ def _texts(table: pa.Table) -> tuple[list[str], list[bytes]]:
     return table["text"].to_pylist(), [bytes.fromhex(h) for h in table["hash"].to_pylist()]
 
 
-def _vectors(table: pa.Table) -> NDArray[np.float16]:
+def _vectors(table: pa.Table) -> Float16s:
     """Return the vectors of a table, float16[rows, dim]."""
     column = table.combine_chunks()["vector"].chunk(0)
     width = column.type.byte_width

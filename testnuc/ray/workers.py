@@ -8,8 +8,6 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from testnuc._base.checks import hash_text
 from testnuc._engine.components import Components, Internals
 from testnuc._engine.inputs import distinct
@@ -21,8 +19,7 @@ from testnuc.ray.shards import Vectors
 from testnuc.trust import Learned
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Float32s
     from testnuc._engine.run import Run
     from testnuc.protocols import Reply, Request
     from testnuc.ray.shards import Shards
@@ -122,7 +119,7 @@ class _NoEmbedder:
         self.dim = dim
         self._shards = shards
 
-    async def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+    async def embed(self, texts: Sequence[str]) -> Float32s:
         raise TestNUCError(
             f"the text {texts[0][:80]!r} was not in the dataset when it was first read: it must "
             "give the same rows each time; call dataset.materialize() before"

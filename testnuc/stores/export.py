@@ -30,8 +30,7 @@ from testnuc.types import Prediction
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
 
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Float16s
     from testnuc.protocols import Index
     from testnuc.stores.sql_store import SqlStore
 
@@ -217,12 +216,12 @@ def _string(value: Any) -> str | None:
     return value
 
 
-def of_vector(vector: NDArray[np.float16]) -> str:
+def of_vector(vector: Float16s) -> str:
     """Return a vector as a record holds it."""
     return b64encode(vector.astype(_VECTOR, copy=False).tobytes()).decode()
 
 
-def _to_vectors(records: Sequence[Record]) -> NDArray[np.float16]:
+def _to_vectors(records: Sequence[Record]) -> Float16s:
     contents = [b64decode(record["vector"], validate=True) for record in records]
     size = len(contents[0])
     if size == 0 or size % 2 or any(len(content) != size for content in contents):

@@ -10,9 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Float16s
     from testnuc.protocols import StoredBatch, StoredPrediction
     from testnuc.types import Prediction, Usage
 
@@ -88,16 +86,12 @@ class MemoryStore:
         store = self._rows.setdefault
         return [store(row.key, row).prediction for row in rows]
 
-    async def get_vectors(
-        self, embedder: str, hashes: Sequence[bytes]
-    ) -> list[NDArray[np.float16] | None]:
+    async def get_vectors(self, embedder: str, hashes: Sequence[bytes]) -> list[Float16s | None]:
         """Return None for each text."""
         del embedder
         return [None] * len(hashes)
 
-    async def put_vectors(
-        self, embedder: str, hashes: Sequence[bytes], vectors: NDArray[np.float16]
-    ) -> None:
+    async def put_vectors(self, embedder: str, hashes: Sequence[bytes], vectors: Float16s) -> None:
         """Do nothing: embeddings are not stored."""
 
     async def swap_learned(self, scope: bytes, before: bytes | None, data: bytes) -> bool:

@@ -17,8 +17,7 @@ from testnuc.types import Prediction, Usage
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Float16s
     from testnuc.protocols import Index
 
 #: A lease that ends later, in seconds from now, was taken before the clock was set back: else it
@@ -86,7 +85,7 @@ def to_prediction(label: Any, confidence: Any, said: Any) -> Prediction:
     raise DamagedRowError(f"a prediction is {label!r:.40}, {confidence!r:.40}, {said!r:.40}")
 
 
-def check_vectors(embedder: str, dim: int, vectors: NDArray[np.float16]) -> None:
+def check_vectors(embedder: str, dim: int, vectors: Float16s) -> None:
     """Raise an error if vectors do not fit those that are stored, of dimension `dim`."""
     if vectors.shape[1] != dim:
         raise StoreError(
@@ -131,18 +130,14 @@ class SqlStore(Store):
 
     async def vectors(
         self, embedder: str, after: bytes = b"", count: int = 1_000
-    ) -> list[tuple[bytes, NDArray[np.float16]]]:
+    ) -> list[tuple[bytes, Float16s]]:
         """Return up to `count` vectors after a text hash, ordered by hash; empty at the end."""
         raise NotImplementedError
 
-    async def _put_vectors(
-        self, embedder: str, hashes: Sequence[bytes], vectors: NDArray[np.float16]
-    ) -> None:
+    async def _put_vectors(self, embedder: str, hashes: Sequence[bytes], vectors: Float16s) -> None:
         raise NotImplementedError
 
-    async def put_vectors(
-        self, embedder: str, hashes: Sequence[bytes], vectors: NDArray[np.float16]
-    ) -> None:
+    async def put_vectors(self, embedder: str, hashes: Sequence[bytes], vectors: Float16s) -> None:
         """Store embeddings, float16[len(hashes), dim]; existing ones are not changed."""
         for start in range(0, len(hashes), _CHUNK):
             part = slice(start, start + _CHUNK)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from zlib import crc32
 
 import numpy as np
-from numpy.typing import NDArray
 
+from testnuc._base.arrays import Float32s, Float64s, Int64s
 from testnuc.errors import InvalidInputError
 
 _WORD = re.compile(r"\w+")
@@ -49,14 +49,14 @@ class HashEmbedder:
         #: Texts embedded so far.
         self.embedded = 0
         #: Words -> sums of their hashed features.
-        self._words: dict[str, NDArray[np.int64]] = {}
+        self._words: dict[str, Int64s] = {}
 
     @property
     def name(self) -> str:
         """Identity in stores."""
         return f"testnuc/hash-{self.dim}-{self._seed}"
 
-    async def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+    async def embed(self, texts: Sequence[str]) -> Float32s:
         """Return float32[len(texts), dim], each row of unit norm."""
         vectors = np.empty((len(texts), self.dim), dtype=np.float32)
         for row, text in enumerate(texts):
@@ -66,7 +66,7 @@ class HashEmbedder:
             self.embedded += 1
         return vectors
 
-    def _embed(self, text: str) -> NDArray[np.float64]:
+    def _embed(self, text: str) -> Float64s:
         if len(self._words) > _MAX_WORDS:
             self._words.clear()
         total = np.zeros(self.dim, dtype=np.int64)
@@ -76,10 +76,10 @@ class HashEmbedder:
         square = int(total @ total)
         if not square:  # no words, or features that cancel out
             total[self._hash(text) % self.dim] = square = 1
-        vector: NDArray[np.float64] = total / np.sqrt(square)
+        vector: Float64s = total / np.sqrt(square)
         return vector
 
-    def _add_word(self, word: str) -> NDArray[np.int64]:
+    def _add_word(self, word: str) -> Int64s:
         # short words are mostly articles and pronouns, which say little about the topic
         weight = min(len(word), _MAX_WEIGHT)
         vector = [0] * self.dim

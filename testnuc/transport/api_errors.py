@@ -217,8 +217,7 @@ def as_error(
     if status == 200:
         ordered = sorted(codes)
         status = next((_STATUS[code] for code in ordered if code in _STATUS), 0) or next(
-            (int(code) for code in ordered if _ERROR_STATUS.fullmatch(code)),
-            500,
+            (int(code) for code in ordered if _ERROR_STATUS.fullmatch(code)), 500
         )
     if status == 403 and _header(headers, ("retry-after",)):
         status = 429

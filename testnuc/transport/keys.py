@@ -46,10 +46,7 @@ class KeySource:
     """
 
     def __init__(
-        self,
-        ask: Callable[[], str | Awaitable[str]],
-        *,
-        wall: Callable[[], float] = time.time,
+        self, ask: Callable[[], str | Awaitable[str]], *, wall: Callable[[], float] = time.time
     ) -> None:
         self._ask = ask
         self._wall = wall

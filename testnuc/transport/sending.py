@@ -39,14 +39,7 @@ from testnuc.limits import (
 )
 from testnuc.transport.accounting import CallAccounting
 from testnuc.transport.auxiliary import AuxiliaryRequests
-from testnuc.transport.calls import (
-    MAY_SEND,
-    ON_WAIT,
-    Call,
-    NotSentError,
-    Timer,
-    estimate_tokens,
-)
+from testnuc.transport.calls import MAY_SEND, ON_WAIT, Call, NotSentError, Timer, estimate_tokens
 from testnuc.transport.connections import Connections, key_headers
 from testnuc.transport.failures import host, safe_cause
 from testnuc.transport.retries import Outage, adapts, gives_up, latest_start, may_help, wait

@@ -205,11 +205,7 @@ class Telemetry:
     def _span(self, name: str, asked: Mapping[str, Any], kind: Any) -> Iterator[Any]:
         # without the error message: it can hold a text
         with self._tracer.start_as_current_span(
-            name,
-            kind=kind,
-            attributes=asked,
-            record_exception=False,
-            set_status_on_exception=False,
+            name, kind=kind, attributes=asked, record_exception=False, set_status_on_exception=False
         ) as span:
             try:
                 yield span

@@ -12,7 +12,7 @@ from testnuc._base.display import brief
 from testnuc.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from testnuc._base.arrays import Float64s
 
 Weight: TypeAlias = Literal["uniform", "similarity", "similarity*confidence", "auto"]
 
@@ -66,7 +66,7 @@ class VotePolicy:
     min_similarity: float | None = None
     own_weight: float = 1.0
     #: The policy as the kernels read it, float64[6].
-    fields: NDArray[np.float64] = field(init=False, repr=False, compare=False)
+    fields: Float64s = field(init=False, repr=False, compare=False)
     # mappings are not hashable
     prior: Literal["balanced"] | Mapping[str, float] | None = field(default=None, hash=False)
     prior_power: float = 1.0

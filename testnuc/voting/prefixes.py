@@ -14,7 +14,9 @@ from testnuc.voting.policy import PRESETS, VotePolicy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
+
+    from testnuc._base.arrays import Bools, Int32s, Int64s
 
 
 def vote_curve(
@@ -25,14 +27,14 @@ def vote_curve(
     n_classes: int,
     ks: Sequence[int],
     policy: str | VotePolicy = "weighted",
-) -> NDArray[np.int32]:
+) -> Int32s:
     """Return the winners for every k of `ks`, int32[len(ks), B], in one pass over the neighbors.
 
     Row i has the labels that `vote` returns for the first ``1 + ks[i]`` columns; k = 0 gives the
     text's own prediction. The other parameters are those of `vote`.
     """
     ballots = Ballots.of_rows(labels, similarities, confidences, n_classes)
-    winners: NDArray[np.int32] = _curves(ballots, ks, (policy,))[0]
+    winners: Int32s = _curves(ballots, ks, (policy,))[0]
     return winners
 
 
@@ -44,7 +46,7 @@ def vote_curves(
     n_classes: int,
     ks: Sequence[int],
     policies: Sequence[str | VotePolicy] = tuple(PRESETS),
-) -> NDArray[np.int32]:
+) -> Int32s:
     """Return the winners for every policy and k, int32[len(policies), len(ks), B], in one pass."""
     return _curves(Ballots.of_rows(labels, similarities, confidences, n_classes), ks, policies)
 
@@ -60,7 +62,7 @@ def vote_curves_pool(
     n_classes: int,
     ks: Sequence[int],
     policies: Sequence[str | VotePolicy] = tuple(PRESETS),
-) -> NDArray[np.int32]:
+) -> Int32s:
     """Return the winners for every policy and k, int32[len(policies), len(ks), B], in one pass.
 
     The parameters are those of `vote_pool`.
@@ -77,9 +79,7 @@ def vote_curves_pool(
     return _curves(ballots, ks, policies)
 
 
-def _curves(
-    ballots: Ballots, ks: Sequence[int], policies: Sequence[str | VotePolicy]
-) -> NDArray[np.int32]:
+def _curves(ballots: Ballots, ks: Sequence[int], policies: Sequence[str | VotePolicy]) -> Int32s:
     from testnuc._kernels.prefixes import curve
 
     wanted = np.array([checked_whole("ks", k, least=0, most=2**63 - 1) for k in ks], dtype=np.int64)
@@ -109,7 +109,7 @@ def decided(
     n_classes: int,
     policy: str | VotePolicy = "weighted",
     columns: ArrayLike | None = None,
-) -> NDArray[np.bool_]:
+) -> Bools:
     """Return for each row whether its winner is certain, for all possible unknown votes.
 
     An unknown neighbor i can vote for any label with a weight up to w_i (the policy's weight for
@@ -146,7 +146,7 @@ def deciding_prefix(
     n_classes: int,
     policy: str | VotePolicy = "weighted",
     columns: ArrayLike | None = None,
-) -> NDArray[np.int64]:
+) -> Int64s:
     """Return the fewest leading columns that decide each row, int64[B]; -1 if undecided.
 
     These columns alone determine the row's winner, for any values in the others. Parameters as for
@@ -164,7 +164,7 @@ def _prefix(
     n_classes: int,
     policy: str | VotePolicy,
     columns: ArrayLike | None,
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+) -> tuple[Int64s, Int64s]:
     from testnuc._kernels.prefixes import decide
 
     lab, sim, conf = rows_of(labels, similarities, confidences)
@@ -183,7 +183,7 @@ def _prefix(
     return out, last
 
 
-def _counts(value: ArrayLike, name: str, n_rows: int, width: int) -> NDArray[np.int64]:
+def _counts(value: ArrayLike, name: str, n_rows: int, width: int) -> Int64s:
     """Return `value`, one number or one for each row, as int64[B] in 0..width."""
     array = np.asarray(value)
     if array.shape not in {(), (n_rows,)} or (array.size > 0 and array.dtype.kind not in "iu"):

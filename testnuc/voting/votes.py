@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
+
+    from testnuc._base.arrays import Float32s, Float64s, Int32s, Int64s
 
     Rows: TypeAlias = bool | ArrayLike
 
@@ -37,17 +39,17 @@ class VoteResult:
     __repr__ = brief
 
     #: int32[B], the winner; -1: no votes, and the text has no own prediction.
-    label: NDArray[np.int32]
+    label: Int32s
     #: float32[B], the winner's share of the total weight.
-    share: NDArray[np.float32]
+    share: Float32s
     #: float32[B], the winner's share minus the runner-up's.
-    margin: NDArray[np.float32]
+    margin: Float32s
     #: float32[B], the sum of all weights.
-    weight: NDArray[np.float32]
+    weight: Float32s
     #: int32[B], the number of votes with a weight above 0, including the text's own.
-    voters: NDArray[np.int32]
+    voters: Int32s
     #: float64[rows, n_classes], the weight of every label in the requested rows; else None.
-    votes: NDArray[np.float64] | None = None
+    votes: Float64s | None = None
 
 
 def vote(
@@ -190,7 +192,7 @@ def _kernels() -> tuple[ModuleType, ModuleType]:
     return plain, fast
 
 
-def _checked_rows(votes: ArrayLike, n_rows: int) -> NDArray[np.int64]:
+def _checked_rows(votes: ArrayLike, n_rows: int) -> Int64s:
     rows = np.asarray(votes)
     if rows.ndim != 1 or (rows.size > 0 and rows.dtype.kind not in "iu"):
         raise InvalidInputError(

@@ -25,9 +25,7 @@ from testnuc.stores.sql_store import DamagedRowError, check_vectors, damaged
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Float16s
     from testnuc.stores.postgres.address import Address
 
 _T = TypeVar("_T")
@@ -114,9 +112,7 @@ class PostgresDatabase:
                 if not again or waited > most:
                     raise store_error(exc, self.address, timed_out=not early) from exc
                 _log.info(
-                    "the store %s failed (%s); retrying",
-                    self.address.public,
-                    type(exc).__name__,
+                    "the store %s failed (%s); retrying", self.address.public, type(exc).__name__
                 )
                 if not isinstance(exc, (pg.DeadlockDetectedError, pg.SerializationError)):
                     await self._expire_idle(pool)
@@ -163,7 +159,7 @@ class PostgresDatabase:
             self._embedders[name] = known
         return known
 
-    async def require_embedder(self, name: str, vectors: NDArray[np.float16]) -> EmbedderRow:
+    async def require_embedder(self, name: str, vectors: Float16s) -> EmbedderRow:
         """Return the row of an embedder for such vectors; creates its tables if it is new."""
         known, dim = await self.embedder(name), vectors.shape[1]
         if known is None:

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Sequence
     from typing import Any
 
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Float16s, Float32s, Int64s
     from testnuc.stores.postgres.database import PostgresDatabase
     from testnuc.stores.postgres.schema import EmbedderRow
 
@@ -86,7 +85,7 @@ class PostgresPool:
             self._building.cancel()
             await asyncio.wait([self._building])
 
-    async def add(self, texts: Sequence[PoolText], vectors: NDArray[np.float16]) -> int:
+    async def add(self, texts: Sequence[PoolText], vectors: Float16s) -> int:
         """Add texts; see `testnuc.protocols.Index.add`.
 
         They are committed when this returns. Existing vectors are not changed.
@@ -123,12 +122,12 @@ class PostgresPool:
 
     async def search(
         self,
-        vectors: NDArray[np.float16],
+        vectors: Float16s,
         k: int,
         *,
         exclude: Sequence[bytes] | None = None,
         upto: int | None = None,
-        among: NDArray[np.int64] | None = None,
+        among: Int64s | None = None,
     ) -> Matches:
         """Return the k nearest texts of each vector; see `testnuc.protocols.Index.search`.
 
@@ -182,7 +181,7 @@ class PostgresPool:
             await asyncio.gather(*tasks, return_exceptions=True)
         return matches
 
-    async def fetch(self, ids: NDArray[np.int64]) -> list[PoolText]:
+    async def fetch(self, ids: Int64s) -> list[PoolText]:
         """Return the texts with these row numbers."""
         numbers = ids.tolist()
         rows = await self.read(
@@ -221,7 +220,7 @@ class PostgresPool:
         found: dict[bytes, str] = dict(rows)
         return [found.get(h) for h in hashes]
 
-    async def rows(self, hashes: Sequence[bytes]) -> NDArray[np.int64]:
+    async def rows(self, hashes: Sequence[bytes]) -> Int64s:
         """Return the row numbers of those texts that are in the pool, ascending."""
         rows = await self.read(
             "SELECT number FROM {texts} WHERE hash = ANY($1) AND number IS NOT NULL", _parts(hashes)
@@ -234,14 +233,14 @@ class PostgresPool:
 
     async def stored_vectors(
         self, hashes: Sequence[bytes], *, pooled: bool = True
-    ) -> list[NDArray[np.float16] | None]:
+    ) -> list[Float16s | None]:
         """Return the vector of each text, float16[dim]; None if it is not in the pool.
 
         Unless `pooled`, texts outside the pool have a vector, too.
         """
         query = "SELECT hash, vector FROM {texts} WHERE hash = ANY($1)"
         query += " AND number IS NOT NULL" if pooled else ""
-        found: dict[bytes, NDArray[np.float16]] = {}
+        found: dict[bytes, Float16s] = {}
         async for rows, vectors in self.vectors(query, _parts(hashes)):
             found.update((h, vector) for (h,), vector in zip(rows, vectors, strict=True))
         return [found.get(h) for h in hashes]
@@ -264,7 +263,7 @@ class PostgresPool:
 
     async def vectors(
         self, query: str, parts: Iterable[tuple[Any, ...]]
-    ) -> AsyncGenerator[tuple[list[Any], NDArray[np.float16]], None]:
+    ) -> AsyncGenerator[tuple[list[Any], Float16s], None]:
         """Read rows that end with a vector, part by part: what is before it, and the vectors.
 
         The server's form of all of them would need as much memory again.
@@ -309,7 +308,7 @@ class PostgresPool:
         matches: Matches,
         part: slice,
         now: EmbedderRow,
-        vectors: NDArray[np.float16],
+        vectors: Float16s,
         own: Sequence[bytes],
         limit: int,
         *,
@@ -368,10 +367,10 @@ class PostgresPool:
 
 async def _rank(
     matches: Matches,
-    vectors: NDArray[np.float16],
+    vectors: Float16s,
     own: Sequence[bytes],
     rows: Sequence[tuple[bytes, int]],
-    pool: NDArray[np.float16],
+    pool: Float16s,
 ) -> None:
     """Write the best of some rows, hashes and numbers with these vectors, into the matches."""
     hashes = [h for h, _ in rows]
@@ -379,7 +378,7 @@ async def _rank(
     places = {h: place for place, h in enumerate(hashes)}
     exclude = np.array([places.get(h, -1) for h in own], dtype=np.int64)
 
-    def compare() -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def compare() -> tuple[Int64s, Float32s]:
         # from half of that size on, a graph would be made
         nearest = NearestVectors(pool.shape[1], exact_below=2 * len(pool) + 2)
         nearest.add(pool, ranks_of(hashes))
@@ -397,7 +396,7 @@ def _parts(values: Sequence[Any]) -> list[tuple[list[Any]]]:
 
 
 async def insert_vectors(
-    connection: Any, known: EmbedderRow, hashes: Sequence[bytes], vectors: NDArray[np.float16]
+    connection: Any, known: EmbedderRow, hashes: Sequence[bytes], vectors: Float16s
 ) -> None:
     """Insert vectors; existing ones are not changed."""
     order = sorted(range(len(hashes)), key=lambda i: hashes[i])
@@ -411,17 +410,13 @@ async def insert_vectors(
 
 
 async def _insert_texts(
-    connection: Any,
-    embedder: EmbedderRow,
-    texts: Sequence[PoolText],
-    vectors: NDArray[np.float16],
+    connection: Any, embedder: EmbedderRow, texts: Sequence[PoolText], vectors: Float16s
 ) -> int:
     """Add the texts that are not in the pool; returns its size. Existing vectors stay."""
     hashes = [entry.hash for entry in texts]
     table = embedder.texts
     rows = await connection.fetch(
-        f"SELECT hash, number, label FROM {table} WHERE hash = ANY($1)",
-        hashes,
+        f"SELECT hash, number, label FROM {table} WHERE hash = ANY($1)", hashes
     )
     known = {row["hash"]: (row["number"], from_text(row["label"])) for row in rows}
     missing = [i for i, h in enumerate(hashes) if h not in known]
@@ -438,8 +433,7 @@ async def _insert_texts(
         numbered = {
             row["hash"]
             for row in await connection.fetch(
-                f"SELECT hash FROM {table} WHERE hash = ANY($1) AND number IS NOT NULL",
-                hashes,
+                f"SELECT hash FROM {table} WHERE hash = ANY($1) AND number IS NOT NULL", hashes
             )
         }
         new: dict[bytes, PoolText] = {}

@@ -23,8 +23,7 @@ from testnuc.stores.sql_store import DamagedRowError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Float16s
     from testnuc.stores.postgres.address import Address
 
 #: Key of the advisory lock for schema changes: "tNUC".
@@ -268,7 +267,7 @@ def from_text(value: str | None) -> str | None:
     return value.replace(f"{_ESCAPE}0", "\0").replace(f"{_ESCAPE}1", _ESCAPE)
 
 
-def to_vectors(vectors: NDArray[np.float16]) -> list[bytes]:
+def to_vectors(vectors: Float16s) -> list[bytes]:
     """Encode rows, float16[n, dim], as pgvector's binary halfvec: dim, 0, values; big-endian."""
     n, dim = vectors.shape
     rows = np.zeros((n, 2 + dim), dtype=">u2")
@@ -278,7 +277,7 @@ def to_vectors(vectors: NDArray[np.float16]) -> list[bytes]:
     return [content[start : start + width] for start in range(0, n * width, width)]
 
 
-def from_vectors(values: Sequence[bytes], dim: int) -> NDArray[np.float16]:
+def from_vectors(values: Sequence[bytes], dim: int) -> Float16s:
     """Decode pgvector's binary halfvecs to float16[n, dim]; raises `DamagedRowError`."""
     width = 4 + 2 * dim
     for value in values:

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Float16s
     from testnuc.protocols import StoredPrediction
     from testnuc.types import Prediction
 
@@ -160,22 +158,18 @@ class PostgresStore(SqlStore):
             self._writing = asyncio.create_task(self._write(), name="testnuc-store")
         return await future
 
-    async def get_vectors(
-        self, embedder: str, hashes: Sequence[bytes]
-    ) -> list[NDArray[np.float16] | None]:
+    async def get_vectors(self, embedder: str, hashes: Sequence[bytes]) -> list[Float16s | None]:
         """Return the stored embedding of each text, float16[dim]; None if missing."""
         return await self.pool(embedder).stored_vectors(hashes, pooled=False)
 
-    async def _put_vectors(
-        self, embedder: str, hashes: Sequence[bytes], vectors: NDArray[np.float16]
-    ) -> None:
+    async def _put_vectors(self, embedder: str, hashes: Sequence[bytes], vectors: Float16s) -> None:
         known = await self.database.require_embedder(embedder, vectors)
         work = partial(insert_vectors, known=known, hashes=hashes, vectors=vectors)
         await self.database.finish(self.database.run(work))
 
     async def vectors(
         self, embedder: str, after: bytes = b"", count: int = 1_000
-    ) -> list[tuple[bytes, NDArray[np.float16]]]:
+    ) -> list[tuple[bytes, Float16s]]:
         """Return up to `count` vectors after a text hash, ordered by hash; empty at the end."""
         query = "SELECT hash, vector FROM {texts} WHERE hash > $1 ORDER BY hash LIMIT $2"
         return [

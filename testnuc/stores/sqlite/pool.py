@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Float16s, Int64s
     from testnuc.index import SavedGraph
     from testnuc.stores.sqlite.database import SqliteDatabase
 
@@ -93,7 +92,7 @@ class SqlitePool:
             self._opening = asyncio.ensure_future(self._update(self.index.load))
         await asyncio.shield(self._opening)
 
-    async def add(self, texts: Sequence[PoolText], vectors: NDArray[np.float16]) -> int:
+    async def add(self, texts: Sequence[PoolText], vectors: Float16s) -> int:
         """Add texts; see `testnuc.protocols.Index.add`.
 
         They are committed when this returns. Existing vectors are not changed.
@@ -128,12 +127,12 @@ class SqlitePool:
 
     async def search(
         self,
-        vectors: NDArray[np.float16],
+        vectors: Float16s,
         k: int,
         *,
         exclude: Sequence[bytes] | None = None,
         upto: int | None = None,
-        among: NDArray[np.int64] | None = None,
+        among: Int64s | None = None,
     ) -> Matches:
         """Return the k nearest texts of each vector; see `testnuc.protocols.Index.search`.
 
@@ -141,7 +140,7 @@ class SqlitePool:
         """
         await self.open()
 
-        def read(c: sqlite3.Connection) -> tuple[sql.PoolState | None, NDArray[np.int64] | None]:
+        def read(c: sqlite3.Connection) -> tuple[sql.PoolState | None, Int64s | None]:
             now = sql.state(c, self._embedder)
             if now is None or exclude is None:
                 return now, None
@@ -157,12 +156,11 @@ class SqlitePool:
             return empty_matches(len(vectors), k)
         check_dim(vectors, nearest.dim)
         ids, similarities = await run_until_closed(
-            self._searcher,
-            lambda: nearest.search(vectors, k, exclude=own, limit=upto, among=among),
+            self._searcher, lambda: nearest.search(vectors, k, exclude=own, limit=upto, among=among)
         )
         return Matches(ids, similarities)
 
-    async def fetch(self, ids: NDArray[np.int64]) -> list[PoolText]:
+    async def fetch(self, ids: Int64s) -> list[PoolText]:
         """Return the texts with these row numbers."""
 
         def read(some: list[int], c: sqlite3.Connection) -> list[PoolText]:
@@ -194,7 +192,7 @@ class SqlitePool:
         found = dict(await self._pooled("hash, label", hashes))
         return [found.get(h) for h in hashes]
 
-    async def rows(self, hashes: Sequence[bytes]) -> NDArray[np.int64]:
+    async def rows(self, hashes: Sequence[bytes]) -> Int64s:
         """Return the row numbers of those texts that are in the pool, ascending."""
         number = f"pool.id & {(1 << POOL_SHIFT) - 1}"
         rows = await self._pooled(number, hashes)
@@ -216,7 +214,7 @@ class SqlitePool:
 
         return await self._database.read(read)
 
-    async def stored_vectors(self, hashes: Sequence[bytes]) -> list[NDArray[np.float16] | None]:
+    async def stored_vectors(self, hashes: Sequence[bytes]) -> list[Float16s | None]:
         """Return the vector of each text, float16[dim]; None if it is not in the pool."""
         return await self._database.read(
             lambda c: sql.select_vectors(c, self._embedder, hashes, pooled=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterator, Sequence
 
-    from numpy.typing import NDArray
+    from testnuc._base.arrays import Float16s
 
 #: Parameters per statement; older versions of SQLite allow 999.
 _BOUND = 500
@@ -97,7 +97,7 @@ def select_texts(
 
 def select_vectors(
     connection: sqlite3.Connection, embedder: str, hashes: Sequence[bytes], *, pooled: bool = False
-) -> list[NDArray[np.float16] | None]:
+) -> list[Float16s | None]:
     """Return the stored vector of each text; with `pooled`, only of texts in the pool."""
     now = state(connection, embedder)
     if now is None:
@@ -112,7 +112,7 @@ def select_vectors(
     return [found.get(h) for h in hashes]
 
 
-def to_vectors(blobs: Sequence[bytes], dim: int) -> NDArray[np.float16]:
+def to_vectors(blobs: Sequence[bytes], dim: int) -> Float16s:
     """Decode stored vectors to float16[n, dim]; raises `DamagedRowError` if one is damaged."""
     size = dim * _VECTOR.itemsize
     for blob in blobs:
@@ -125,10 +125,7 @@ def to_vectors(blobs: Sequence[bytes], dim: int) -> NDArray[np.float16]:
 
 
 def insert_vectors(
-    connection: sqlite3.Connection,
-    embedder: str,
-    hashes: Sequence[bytes],
-    vectors: NDArray[np.float16],
+    connection: sqlite3.Connection, embedder: str, hashes: Sequence[bytes], vectors: Float16s
 ) -> PoolState:
     """Insert vectors, and the embedder if it is new; existing ones are not changed."""
     connection.execute(
@@ -147,10 +144,7 @@ def insert_vectors(
 
 
 def insert_texts(
-    connection: sqlite3.Connection,
-    embedder: str,
-    texts: Sequence[PoolText],
-    vectors: NDArray[np.float16],
+    connection: sqlite3.Connection, embedder: str, texts: Sequence[PoolText], vectors: Float16s
 ) -> int:
     """Add the texts that are not in the pool; returns its size. Existing vectors stay."""
     hashes = [entry.hash for entry in texts]

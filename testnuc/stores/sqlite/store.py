@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from testnuc._base.arrays import Float16s
     from testnuc.protocols import Index, StoredPrediction
     from testnuc.types import Prediction
 
@@ -55,10 +53,7 @@ class SqliteStore(SqlStore):
     _second = "1.0"
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        synchronous: Literal["normal", "full"] = "normal",
+        self, path: str | os.PathLike[str], *, synchronous: Literal["normal", "full"] = "normal"
     ) -> None:
         given = os.fspath(path)
         if not isinstance(given, str) or not given or given == ":memory:":
@@ -122,23 +117,19 @@ class SqliteStore(SqlStore):
         """Store predictions; the first one under a key wins. Returns the stored ones."""
         return await self.database.write(lambda c: _insert_predictions(c, rows))
 
-    async def get_vectors(
-        self, embedder: str, hashes: Sequence[bytes]
-    ) -> list[NDArray[np.float16] | None]:
+    async def get_vectors(self, embedder: str, hashes: Sequence[bytes]) -> list[Float16s | None]:
         """Return the stored embedding of each text, float16[dim]; None if missing."""
         return await self.database.read(lambda c: sql.select_vectors(c, embedder, hashes))
 
-    async def _put_vectors(
-        self, embedder: str, hashes: Sequence[bytes], vectors: NDArray[np.float16]
-    ) -> None:
+    async def _put_vectors(self, embedder: str, hashes: Sequence[bytes], vectors: Float16s) -> None:
         await self.database.write(lambda c: sql.insert_vectors(c, embedder, hashes, vectors))
 
     async def vectors(
         self, embedder: str, after: bytes = b"", count: int = 1_000
-    ) -> list[tuple[bytes, NDArray[np.float16]]]:
+    ) -> list[tuple[bytes, Float16s]]:
         """Return up to `count` vectors after a text hash, ordered by hash; empty at the end."""
 
-        def read(c: sqlite3.Connection) -> list[tuple[bytes, NDArray[np.float16]]]:
+        def read(c: sqlite3.Connection) -> list[tuple[bytes, Float16s]]:
             now = sql.state(c, embedder)
             if now is None:
                 return []
