@@ -67,46 +67,27 @@ if TYPE_CHECKING:
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
+#: Module -> its public names.
 _HOMES = {
-    "client": ("TestNUC",),
-    "errors": (
-        "BudgetExceededError",
-        "InvalidInputError",
-        "ProviderError",
-        "SmallPoolWarning",
-        "StoreError",
-        "TestNUCError",
-    ),
-    "head": ("Head",),
-    "label_tree": ("LabelTree",),
-    "labels": ("LabelSet",),
-    "limits": ("BatchPolicy", "Budget", "Limits", "RateLimit", "RetryPolicy"),
-    "methods": (
-        "BestOfN",
-        "Sampling",
-        "SelfConsistency",
-        "StandardPrompting",
-        "TopKICL",
-        "TopKICLP",
-        "WeightedBestOfN",
-    ),
-    "providers.anthropic": ("Anthropic",),
-    "providers.openai": ("OpenAI",),
-    "results": ("Results",),
-    "sync": ("SyncTestNUC",),
-    "trust": ("Certificate", "Learned", "Referee", "Review", "UncertaintySampling"),
-    "types": (
-        "Classification",
-        "Estimate",
-        "MultilabelClassification",
-        "Neighbor",
-        "Prediction",
-        "TreeClassification",
-        "Usage",
-    ),
-    "voting": ("VotePolicy",),
+    "client": "TestNUC",
+    "errors": "BudgetExceededError InvalidInputError ProviderError SmallPoolWarning StoreError "
+    "TestNUCError",
+    "head": "Head",
+    "label_tree": "LabelTree",
+    "labels": "LabelSet",
+    "limits": "BatchPolicy Budget Limits RateLimit RetryPolicy",
+    "methods": "BestOfN Sampling SelfConsistency StandardPrompting TopKICL TopKICLP "
+    "WeightedBestOfN",
+    "providers.anthropic": "Anthropic",
+    "providers.openai": "OpenAI",
+    "results": "Results",
+    "sync": "SyncTestNUC",
+    "trust": "Certificate Learned Referee Review UncertaintySampling",
+    "types": "Classification Estimate MultilabelClassification Neighbor Prediction "
+    "TreeClassification Usage",
+    "voting": "VotePolicy",
 }
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
+_HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 #: Where the other public names are.
 _MODULES = (
     "datasets",

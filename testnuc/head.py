@@ -134,7 +134,8 @@ class Head:
         self.embedder = embedder if isinstance(embedder, str) else embedder_name(embedder)
         self.model = f"{trained_on.model} {trained_on.date}"
         #: Whether testnuc can load the embedder by its name.
-        self.loadable = isinstance(embedder, str) or _is_own(embedder)
+        known = type(embedder).__module__.startswith("testnuc.embedders.")
+        self.loadable = isinstance(embedder, str) or known
 
     def __repr__(self) -> str:
         on = self.trained_on
@@ -535,7 +536,3 @@ async def _closed(embedder: Any) -> None:
     close = getattr(embedder, "close", None)
     if close is not None:
         await close()
-
-
-def _is_own(embedder: Embedder) -> bool:
-    return type(embedder).__module__.startswith("testnuc.embedders.")

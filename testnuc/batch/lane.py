@@ -196,8 +196,6 @@ class BatchLane:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    # -- a round ---------------------------------------------------------------------------------
-
     async def _round(self, asks: Sequence[Ask], alone: set[bytes]) -> Outcomes:
         """Return the outcomes of open batches and of those that are created now."""
         # in the order of the asks, each once
@@ -289,8 +287,6 @@ class BatchLane:
     def _line(self, load: PendingBatch, number: int, asks: Pack) -> bytes:
         body = self._provider.encode(self._predictor.request(asks, self._predictor.part(asks)))
         return self._api.line(custom_id(load.id.hex(), number), body)
-
-    # -- a batch ---------------------------------------------------------------------------------
 
     async def _resumed(self, batch: StoredBatch) -> Outcomes:
         try:
@@ -423,8 +419,6 @@ class BatchLane:
             usd += -(-reservation.amounts[0] * unpriced // requests)
             tokens += -(-reservation.amounts[1] * uncounted // requests)
         account.settle(reservation, usd, tokens, len(usages))
-
-    # -- live ------------------------------------------------------------------------------------
 
     async def _ask_live(self, asks: Sequence[Ask]) -> Outcomes:
         """Ask the live lane, which shares its stored answers and its requests in flight."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -49,10 +49,6 @@ class SavedGraph:
     #: Version of the record.
     form: int = _FORMAT
 
-    def facts(self) -> dict[str, Any]:
-        """Return the fields as plain values, for `of`."""
-        return asdict(self)
-
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> SavedGraph:
         """Return the record with these fields; refuses those of another version."""
@@ -77,7 +73,17 @@ class Graph:
 
     def __init__(self, dim: int) -> None:
         self._dim = dim
-        self._index = self._empty()
+        from usearch.index import Index
+
+        self._index: Any = Index(
+            ndim=dim,
+            # the vectors have unit norm: the inner product is the cosine
+            metric="ip",
+            dtype="f16",
+            connectivity=_CONNECTIVITY,
+            expansion_add=_EXPANSION_ADD,
+            expansion_search=64,
+        )
         #: The file of a memory-mapped graph, which is read-only.
         self.mapped: Path | None = None
         #: Rows inserted so far, including removed ones.
@@ -167,19 +173,6 @@ class Graph:
         filled = np.arange(matches.keys.shape[1])[None, :] < np.asarray(matches.counts)[:, None]
         found[:, : matches.keys.shape[1]] = np.where(filled, matches.keys.astype(np.int64), -1)
         return found
-
-    def _empty(self) -> Any:
-        from usearch.index import Index
-
-        return Index(
-            ndim=self._dim,
-            # the vectors have unit norm: the inner product is the cosine
-            metric="ip",
-            dtype="f16",
-            connectivity=_CONNECTIVITY,
-            expansion_add=_EXPANSION_ADD,
-            expansion_search=64,
-        )
 
     def _widen(self) -> None:
         # not saved with the graph

@@ -166,7 +166,9 @@ class Concurrency:
     def _pause(self, sent_at: float, now: float, wait: float | None, most: float) -> None:
         probes = wait is not None and wait > self._longest
         if wait is not None:
-            if probes and sent_at <= self._doubted(now):
+            if probes and self._doubted_at is _NEVER:
+                self._doubted_at = now
+            if probes and sent_at <= self._doubted_at:
                 wait = min(_DOUBT, self._longest)
             self._log_wait(now, wait)
         else:
@@ -197,12 +199,6 @@ class Concurrency:
         else:
             self._widen_at = self.paused_until + self._patience
             self._set_ramp(max(1.0, self._limit * (1 - self._share / _MANY)))
-
-    def _doubted(self, now: float) -> float:
-        """Return since when it is in doubt whether the server refuses all calls for so long."""
-        if self._doubted_at is _NEVER:
-            self._doubted_at = now
-        return self._doubted_at
 
     def _log_wait(self, now: float, wait: float) -> None:
         """Log a wait that the server asks for, a long one as a warning until it answers again."""

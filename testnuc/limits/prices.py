@@ -40,11 +40,6 @@ class Rates:
     cache_write: int
     output: int
 
-    @property
-    def highest_input(self) -> int:
-        """The highest price of a token of the prompt."""
-        return max(self.input, self.cached, self.cache_write)
-
     def halved(self) -> Rates:
         """Return half of each, rounded up."""
         each = (self.input, self.cached, self.cache_write, self.output)
@@ -169,7 +164,8 @@ class Price:
     def worst(self, input_tokens: int, max_output_tokens: int) -> int:
         """Return the most that a call can cost, in 1e-12 US dollars."""
         rates = self._rates(input_tokens)
-        return input_tokens * rates.highest_input + max_output_tokens * rates.output
+        highest = max(rates.input, rates.cached, rates.cache_write)
+        return input_tokens * highest + max_output_tokens * rates.output
 
 
 def require_price(budget: Budget | None, price: Price | None, model: str) -> None:

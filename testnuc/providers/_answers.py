@@ -72,7 +72,8 @@ def breaks_off(reason: Any) -> bool:
 def answer_schema(task: Task, n: int, structure: Structure) -> dict[str, Any]:
     """Return the JSON schema of an answer to `n` texts; `ENUM` adds the labels if they fit."""
     label: dict[str, Any] = {"type": "string"}
-    if structure is Structure.ENUM and enum_fits(task.labels):
+    fits = len(task.labels) <= MAX_ENUM and sum(map(len, task.labels)) <= MAX_ENUM_CHARACTERS
+    if structure is Structure.ENUM and fits:
         label["enum"] = list(task.labels)
     fields: dict[str, Any] = {"label": label}
     if task.confidence == "verbalized":
@@ -92,11 +93,6 @@ def _object(fields: dict[str, Any]) -> dict[str, Any]:
         "required": list(fields),
         "additionalProperties": False,
     }
-
-
-def enum_fits(labels: tuple[str, ...]) -> bool:
-    """Whether these labels are within the enum limits of providers."""
-    return len(labels) <= MAX_ENUM and sum(map(len, labels)) <= MAX_ENUM_CHARACTERS
 
 
 def output_limit(task: Task, n: int, structure: Structure) -> int:

@@ -124,7 +124,7 @@ def _without(dialect: Dialect, message: str) -> Dialect | None:
     """Return the dialect without a limit's name, sampling, cache or system role that is refused."""
     if named := _LIMIT.search(message):
         use = _USE_LIMIT.search(message)
-        return replace(dialect, limit=use[1] if use else _other(named[1]))
+        return replace(dialect, limit=use[1] if use else LIMITS[named[1] == LIMITS[0]])
     if "cannot both" in message and "top_p" in message:
         return replace(dialect, dropped=dialect.dropped | {"top_p"})
     if _SAMPLING.search(message):
@@ -193,7 +193,3 @@ def stepped(dialect: Dialect, known: Collection[Structure], steps: int) -> Diale
     for _ in range(steps):
         dialect = less_structure(dialect, known) or dialect
     return dialect
-
-
-def _other(limit: str) -> str:
-    return LIMITS[1 - LIMITS.index(limit)]

@@ -92,7 +92,10 @@ class SharedLimits:
                 self._account.book(*arguments)
             # neither: it was held by a worker that was taken for dead
             elif number in state.permits:
-                self._return_permit(state.permits.pop(number), method, arguments, options)
+                permit, (headers, *facts) = state.permits.pop(number), arguments
+                if headers:
+                    self._admission.observe(permit, headers)
+                getattr(self._admission, method)(permit, *facts, **options)
             elif number in state.reservations:
                 getattr(self._account, method)(state.reservations.pop(number), *arguments)
 
@@ -119,14 +122,6 @@ class SharedLimits:
         else:
             assert self._account is not None
             state.reservations[number] = await self._account.reserve(*arguments)
-
-    def _return_permit(
-        self, permit: Permit, method: str, arguments: tuple[Any, ...], options: Mapping[str, Any]
-    ) -> None:
-        headers, *facts = arguments
-        if headers:
-            self._admission.observe(permit, headers)
-        getattr(self._admission, method)(permit, *facts, **options)
 
     def _cancel(self, state: _Worker, number: int) -> None:
         if number in state.permits:
@@ -161,24 +156,6 @@ class SharedLimits:
             self._account.keep(reservation)
 
 
-class _RemotePermit(Permit):
-    __slots__ = ("headers", "number")
-
-    def __init__(self, number: int, sent_at: float, size: tuple[int, int]) -> None:
-        super().__init__(sent_at, size[0], size)
-        self.number = number
-        #: Rate limit headers of the answer.
-        self.headers: dict[str, str] | None = None
-
-
-class _RemoteReservation(Reservation):
-    __slots__ = ("number",)
-
-    def __init__(self, number: int, amounts: tuple[int, int, int]) -> None:
-        super().__init__(amounts)
-        self.number = number
-
-
 class LimitsClient:
     """Admits the calls of one worker, and reserves money for them, as `SharedLimits` grants it.
 
@@ -208,6 +185,9 @@ class LimitsClient:
         self._worker = (actor or unique, unique)
         self._clock = clock
         self._numbers = count()
+        #: The number of what is held, and the rate limit headers of an answer.
+        self._held: dict[Permit | Reservation, int] = {}
+        self._headers: dict[Permit, dict[str, str]] = {}
         self._sender: asyncio.Task[None] | None = None
         self._settled: list[LimitsCall] = []
         self._news = asyncio.Event()
@@ -236,8 +216,6 @@ class LimitsClient:
             except Exception as error:  # noqa: BLE001 - raised where calls are admitted
                 self._break(error)
 
-    # -- admission -------------------------------------------------------------------------------
-
     def try_acquire(self, input_tokens: int = 0, max_output_tokens: int = 0) -> None:
         """Return None: every permit comes from the actor."""
         del input_tokens, max_output_tokens
@@ -248,15 +226,16 @@ class LimitsClient:
         """Wait until a call may be sent."""
         size = (input_tokens, max_output_tokens)
         number = await self._request("acquire", *size, again=again)
-        return _RemotePermit(number, self._clock(), size)
+        permit = Permit(self._clock(), input_tokens, size)
+        self._held[permit] = number
+        return permit
 
     def observe(self, permit: Permit, headers: Mapping[str, str]) -> None:
         """Keep the rate limit headers until the permit is returned."""
-        assert isinstance(permit, _RemotePermit)
         found = {k.lower(): v for k, v in headers.items() if k.lower().startswith(_LIMIT_HEADERS)}
         if found:
             # the server's clock, to read the dates in the others
-            permit.headers = found | {"Date": headers.get("Date", "")}
+            self._headers[permit] = found | {"Date": headers.get("Date", "")}
 
     def answered(
         self, permit: Permit, input_tokens: int | None = None, output_tokens: int | None = None
@@ -277,10 +256,8 @@ class LimitsClient:
         self._return_permit(permit, "abandoned")
 
     def _return_permit(self, permit: Permit, method: str, *facts: Any, **options: Any) -> None:
-        assert isinstance(permit, _RemotePermit)
-        self._send(permit.number, method, permit.headers, *facts, **options)
-
-    # -- budget ----------------------------------------------------------------------------------
+        number, headers = self._held.pop(permit), self._headers.pop(permit, None)
+        self._send(number, method, headers, *facts, **options)
 
     async def reserve(
         self,
@@ -292,7 +269,9 @@ class LimitsClient:
     ) -> Reservation:
         """Reserve the worst case of a call, once the budget has room for it."""
         number = await self._request("reserve", pico_usd, tokens, calls)
-        return _RemoteReservation(number, (pico_usd, tokens, calls))
+        reservation = Reservation((pico_usd, tokens, calls))
+        self._held[reservation] = number
+        return reservation
 
     def settle(self, reservation: Reservation, pico_usd: int, tokens: int, calls: int = 1) -> None:
         """Book the actual cost of a call."""
@@ -311,12 +290,9 @@ class LimitsClient:
         self._close(reservation, "release")
 
     def _close(self, reservation: Reservation, method: str, *amounts: int) -> None:
-        assert isinstance(reservation, _RemoteReservation)
-        if reservation.open:
-            reservation.open = False
-            self._send(reservation.number, method, *amounts)
-
-    # -- calls of the actor ----------------------------------------------------------------------
+        number = self._held.pop(reservation, None)
+        if number is not None:
+            self._send(number, method, *amounts)
 
     def _send(self, number: int, method: str, *arguments: Any, **options: Any) -> None:
         self._settled.append((number, method, arguments, options))

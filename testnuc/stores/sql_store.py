@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from contextlib import contextmanager
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +30,15 @@ _CHUNK = 2_000
 _OF_SCOPE = "FROM predictions WHERE scope = (SELECT id FROM scopes WHERE scope = $1)"
 #: Facts of a scope that are texts.
 TEXT_FACTS = ("base_url", "embedder", "instructions", "model", "none_label")
+
+
+def migrations(package: str) -> tuple[tuple[str, ...], ...]:
+    """Return the statements of each version of a schema, which are in ``schema.sql``."""
+    text = files(package).joinpath("schema.sql").read_text("utf-8")
+    return tuple(
+        tuple(statement for part in version.split(";\n") if (statement := part.strip()))
+        for version in re.split(r"-- version \d+\n", text)[1:]
+    )
 
 
 class DamagedRowError(ValueError):

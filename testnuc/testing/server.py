@@ -111,8 +111,6 @@ class Server:
         """Return the response to a request."""
         raise NotImplementedError
 
-    # -- responses -------------------------------------------------------------------------------
-
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         transport = request.transport
@@ -173,8 +171,6 @@ class Server:
             raise asyncio.CancelledError
         response.delivered()
         self._busy.discard(transport)
-
-    # -- start and stop --------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Listen; after a `stop`, on the same port."""

@@ -222,7 +222,9 @@ def as_error(
     if status == 403 and _header(headers, ("retry-after",)):
         status = 429
     kind, remedy, alone = _kind(status, text, codes)
-    if kind is AuthenticationError and status == 403 and _is_of_firewall(text, body):
+    # not of the API, which knows the key
+    of_firewall = _FIREWALL.search(text) or body.strip()[:1] not in b'{["'
+    if kind is AuthenticationError and status == 403 and of_firewall:
         kind = BadRequestError
         remedy = (
             "A firewall in front of the API has blocked the request: because of this text, or of "
@@ -299,11 +301,6 @@ def _kind(  # noqa: C901, PLR0911 - one return for each kind
     if status in _PASSING or status >= 500:
         return ServerError, "", False
     return BadRequestError, "", False
-
-
-def _is_of_firewall(text: str, body: bytes) -> bool:
-    """Whether a 403 comes from a firewall, and not from the API, which knows the key."""
-    return bool(_FIREWALL.search(text)) or body.strip()[:1] not in b'{["'
 
 
 def _missing(status: int, text: str) -> tuple[type[ProviderError], str, bool]:

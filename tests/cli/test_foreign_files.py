@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from contextlib import closing
+from dataclasses import asdict
 
 import orjson
 import pytest
@@ -214,7 +215,7 @@ def move(store, address):
 def test_an_index_names_only_a_file_of_its_folder():
     from testnuc.index import DamagedIndexError, SavedGraph
 
-    made = SavedGraph(dim=8, rows=0, file="graph.0a", crc=0).facts()
+    made = asdict(SavedGraph(dim=8, rows=0, file="graph.0a", crc=0))
     assert SavedGraph.of(made).file == "graph.0a"
     for name in ("../graph.0a", "/etc/passwd", "..", "graph.0a/../../x", "other", 5):
         with pytest.raises(DamagedIndexError, match="names files outside of its folder"):

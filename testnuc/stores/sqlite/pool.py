@@ -427,7 +427,7 @@ class IndexSync:
         try:
             won = self._connection.execute(
                 "UPDATE embedders SET saved = ? WHERE id = ? AND saved IS ?",
-                (orjson.dumps(saved.facts()).decode(), now.embedder, now.saved),
+                (orjson.dumps(saved).decode(), now.embedder, now.saved),
             ).rowcount
         finally:
             self._connection.execute("COMMIT")
@@ -437,17 +437,11 @@ class IndexSync:
             return False
         # the reference to the old file must leave the disk before the file does
         self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-        self._delete(self._orphans(saved) | (set() if before is None else {before.file}))
+        others, oldest = set(self._folder.iterdir()), time.time() - _ORPHAN_AGE
+        orphans = {path.name for path in others if path.stat().st_mtime < oldest} - {saved.file}
+        self._delete(orphans | (set() if before is None else {before.file}))
         self._saved = saved
         return True
-
-    def _orphans(self, saved: SavedGraph) -> set[str]:
-        oldest = time.time() - _ORPHAN_AGE
-        return {
-            path.name
-            for path in self._folder.iterdir()
-            if path.name != saved.file and path.stat().st_mtime < oldest
-        }
 
     def _delete(self, names: set[str]) -> None:
         for name in names:
