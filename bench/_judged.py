@@ -222,9 +222,9 @@ class Judge:
         top = np.random.default_rng(seed).permutation(np.flatnonzero(places <= 1))[:ranked]
         every = np.concatenate([rows, top])
         later = np.arange(len(every)) >= len(rows)
-        uniform = np.concatenate([learned.draws.uniform, np.zeros(len(top), dtype=np.bool_)])
+        drawn = np.concatenate([learned.draws.drawn, np.zeros(len(top), dtype=np.bool_)])
         before = own[every].astype(np.int8)
-        found = accuracy_of(learned.trust, every, right[every], before, (uniform, later))
+        found = accuracy_of(self.differ, every, right[every], before, drawn, later)
         return found, float(np.delete(right, every).sum() + len(every)) / len(right)
 
     def proof(

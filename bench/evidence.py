@@ -107,11 +107,11 @@ def _trust(judge: Judge, draws: int) -> Iterator[Row]:
 
 def _accuracy(judge: Judge, draws: int) -> Iterator[Row]:
     """How far intervals of the accuracy reach, and how often they miss it."""
-    for ranked in (0, _LEARNED):
-        found = []
-        for seed in range(draws):
-            rows, drawn = judge.mixture(seed, 2 * _LEARNED)
-            learned = judge.learned(rows, drawn)
+    found: dict[int, list[tuple[float, ...]]] = {0: [], _LEARNED: []}
+    for seed in range(draws):
+        rows, drawn = judge.mixture(seed, 2 * _LEARNED)
+        learned = judge.learned(rows, drawn)
+        for ranked, row in found.items():
             said, now = judge.accuracy(learned, rows, ranked, seed)
             if said is None:
                 continue
@@ -119,17 +119,14 @@ def _accuracy(judge: Judge, draws: int) -> Iterator[Row]:
                 not share.low <= true <= share.high
                 for share, true in ((said.before, judge.data.alone), (said.now, now))
             )
-            found.append((now, said.now.value, said.now.high - said.now.low, *misses))
-        now, value, width, missed_before, missed = np.mean(found, axis=0).tolist()
+            row.append((*misses, now, said.now.value, said.now.high - said.now.low))
+    for ranked, row in found.items():
+        names = ("LLM missed", "missed", "now", "said", "width")
         yield {
             "set": judge.data.name,
             "judged": f"{2 * _LEARNED}, {ranked} by trust",
             "LLM": judge.data.alone,
-            "LLM missed": missed_before,
-            "now": now,
-            "said": value,
-            "width": width,
-            "missed": missed,
+            **dict(zip(names, np.mean(row, axis=0).tolist(), strict=True)),
         }
 
 

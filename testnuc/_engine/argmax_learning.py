@@ -145,6 +145,7 @@ class ArgmaxFit:
             draws=draws,
             drawn=np.zeros(len(where), dtype=np.bool_),
             given=label,
+            differs=differing(candidates),
             before=before_of((texts.own[where] == gold) & (gold >= 0), judged),
             settings=self._parts.settings.basis,
             fewer=fewer,

@@ -1,7 +1,9 @@
 """How many labels are right, of the LLM and now, by the texts that were drawn at random.
 
-Before a ranking is frozen, texts are drawn from all that are left. Later ones are drawn from its
-strata (`certificates`), each of which is then a stratum here, and what lies below them is another.
+A review draws more texts on which candidates differ: these are one stratum, the others another.
+Those that were drawn from a ranking by trust do not count, but are corrected. The trust of a judged
+text is by another fit than that of the others, so that strata of trust hold other texts than they
+did when the first texts were drawn: with them intervals miss the accuracy twice as often.
 """
 
 from __future__ import annotations
@@ -12,14 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from testnuc.trust.certificates import edges, strata_of
 from testnuc.trust.shares import JudgedSample, Population, Share
 
 if TYPE_CHECKING:
-    from testnuc._base.arrays import Array, Bools, Float64s, Int64s
+    from testnuc._base.arrays import Array, Bools, Int64s
 
-#: Random draws that are needed for anything to be said.
-_LEAST = 10
+#: Random draws that a stratum needs, for anything to be said.
+_LEAST = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,7 @@ class Accuracy:
             f"{_percent(self.before)} of the LLM's own; another judge may differ."
         )
         if self.to_halve:
-            text += (
-                f" About {self.to_halve:,} more judgments of texts drawn at random halve these "
-                "intervals."
-            )
+            text += f' About {self.to_halve:,} more judgments (goal "count") halve these intervals.'
         return text
 
 
@@ -51,40 +49,37 @@ def _percent(share: Share) -> str:
 
 
 def accuracy_of(
-    trust: Float64s, rows: Int64s, right: Bools, before: Array, draws: tuple[Bools, Bools]
+    differs: Bools, rows: Int64s, right: Bools, before: Array, drawn: Bools, ranked: Bools
 ) -> Accuracy | None:
     """Return how many labels are right; None: too few texts were drawn at random.
 
     Parameters
     ----------
-    trust : float64[n]
-        What the ranking is by.
+    differs : bool[n]
+        The strata: whether candidates differ on a text.
     rows : int64[m]
         The texts that people judged or skipped.
     right : bool[m]
         Whether their labels are right, by a rule that does not know their judgments.
     before : int8[m]
         Whether the LLM's labels are; -1: skipped.
-    draws : (bool[m], bool[m])
-        Which were drawn from all texts that were left, and which from the strata of the ranking.
+    drawn, ranked : bool[m]
+        Which were drawn, with equal chances in each stratum, and which from a ranking.
     """
-    anywhere, ranked = draws
-    lowest = edges(trust)
-    strata = strata_of(trust, lowest)
-    below = ~np.isin(strata, strata[rows[ranked]])
-    strata[below] = len(lowest)
-    sample = JudgedSample(rows, anywhere | ranked, before < 0)
-    unseen = below.any() and not below[rows[sample.drawn]].any()
-    if unseen or sample.drawn.sum() < _LEAST:
+    used, n = ~ranked, len(differs)
+    sample = JudgedSample(rows[used], drawn[used], before[used] < 0)
+    of_draws = np.bincount(differs[sample.rows[sample.drawn]], minlength=2)
+    left = np.bincount(differs, minlength=2) - np.bincount(differs[sample.rows], minlength=2)
+    if (of_draws[left > 0] < _LEAST).any() or not of_draws.any():
         return None
-    population = Population(strata[:, None])
+    strata = Population(differs.astype(np.int64)[:, None])
 
     def share(hits: Bools, more: float) -> Share:
-        found = sample.totals(population, hits[:, None])
-        return Share(*(float(one[0]) + more for one in found))
+        found = sample.totals(strata, hits[used, None])
+        return Share(*(min(float(one[0]) + more, 1.0) for one in found))
 
-    n, drawn = len(trust), int(sample.drawn.sum())
-    corrected = int((~right & ~sample.missing).sum()) / n
+    corrected = int((~right & (before >= 0)).sum()) / n
     # the width falls by the root of the number, and is zero once all are judged
-    to_halve = ceil(3 * drawn * (n - drawn) / (n + 3 * drawn))
+    m = int(of_draws.sum())
+    to_halve = ceil(3 * m * (n - m) / (n + 3 * m))
     return Accuracy(share(before > 0, 0.0), share(right & (before >= 0), corrected), to_halve)

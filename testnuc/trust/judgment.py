@@ -35,6 +35,7 @@ _SHAPES = {
     **dict.fromkeys(("right", "person", "uniform", "drawn"), ("b", "m")),
     "given": ("i", "n"),
     "before": ("i", "m"),
+    "differs": ("b", "n"),
     "rows": ("iu", "m"),
     **dict.fromkeys(("coefficients", "of_label"), ("f", "53")),
     "of_text": ("f", "52"),

@@ -87,6 +87,8 @@ class Learned:
     #: int8[m]: whether the LLM's own label, or labels, of each judged text were exactly right;
     #: -1: skipped. Empty: an older version learned.
     before: Array = field(default_factory=lambda: np.zeros(0, np.int8), repr=False)
+    #: bool[texts]: the texts on which candidates differ; empty: there are none.
+    differs: Bools = field(default_factory=lambda: np.zeros(0, np.bool_), repr=False)
     #: `VoteSettings.basis` where it was learned; "": an older version did not say.
     settings: str = ""
     #: Labels that far fewer texts have than the LLM gave them to, with both numbers, see `fallen`.
@@ -210,13 +212,13 @@ class Learned:
         if self.unproved or not len(self.before):
             return None
         by = self.person
-        uniform, drawn = self.draws.uniform & ~self.drawn, self.drawn
         return accuracy_of(
-            self.trust.astype(np.float64),
+            self.differs if len(self.differs) else np.zeros(self.texts, np.bool_),
             self.rows[by],
             self.right[by],
             self.before[by],
-            (uniform[by], drawn[by]),
+            self.draws.drawn[by],
+            self.drawn[by],
         )
 
     def certify(
@@ -382,6 +384,7 @@ class Learned:
                 "drawn": self.drawn,
                 **({"given": self.given} if len(self.given) else {}),
                 **({"before": self.before} if len(self.before) else {}),
+                **({"differs": self.differs} if len(self.differs) else {}),
                 **self.draws.arrays(),
                 **arrays,
             },
@@ -406,6 +409,7 @@ class Learned:
             of_texts["drawn"] = arrays.pop("drawn", np.zeros(len(of_texts["rows"]), np.bool_))
             of_texts["given"] = arrays.pop("given", np.zeros(0, np.int32))
             of_texts["before"] = arrays.pop("before", np.zeros(0, np.int8))
+            of_texts["differs"] = arrays.pop("differs", np.zeros(0, np.bool_))
             return cls(
                 labels=tuple(header["labels"]),
                 name=header["name"],

@@ -407,9 +407,8 @@ async def test_judgments_drawn_by_trust_certify_a_part(tmp_path):
         assert certificate.coverage >= 0.3
         assert Learned.from_bytes(learned.to_bytes()).certify() == certificate
         results = await nuc.classify_many(texts)
-        said, earlier = learned.accuracy().now, before.accuracy().now
+        said = learned.accuracy().now
         assert said.low <= accuracy(results) <= said.high
-        assert said.high - said.low < earlier.high - earlier.low
         judged = {item.text for item in review}
         # they correct their texts, and move no other
         for row, was in zip(results, labels, strict=True):

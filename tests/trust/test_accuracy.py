@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from testnuc.trust.accuracy import accuracy_of
-from testnuc.trust.certificates import edges, strata_of
 from testnuc.trust.review import draw
 
 
@@ -16,27 +15,25 @@ def world(random, n=400):
 
 
 def judged(random, trust, m, ranked):
-    """Draw a default review of m texts, then some of the two most trusted strata."""
+    """Draw a default review of m texts, then some of the most trusted ones."""
     n = len(trust)
     differ = trust < 0.6
     found = draw(m, None, differ, np.ones(n, np.bool_), trust, random)
     rows = np.array([d.row for d in found], dtype=np.int64)
-    uniform = np.array([d.goal == "certify" for d in found])
-    places = strata_of(trust, edges(trust))
-    places[rows] = n
-    top = random.permutation(np.flatnonzero(places <= 1))[:ranked]
+    left = np.setdiff1d(np.argsort(-trust)[: int(0.4 * n)], rows)
+    top = random.permutation(left)[:ranked]
     later = np.arange(len(rows) + len(top)) >= len(rows)
-    return np.append(rows, top), (np.append(uniform, np.zeros(len(top), np.bool_)), later)
+    return differ, np.append(rows, top), ~later, later
 
 
-@pytest.mark.parametrize("ranked", [0, 60])
-def test_the_interval_misses_the_accuracy_as_seldom_as_it_says(ranked):
+@pytest.mark.parametrize(("m", "ranked"), [(60, 0), (60, 60), (250, 0)])
+def test_the_interval_misses_the_accuracy_as_seldom_as_it_says(m, ranked):
     missed, draws = np.zeros(2), 1_000
     for seed in range(draws):
         random = np.random.default_rng(seed)
         trust, right, own = world(random)
-        rows, drawn = judged(random, trust, 60, ranked)
-        found = accuracy_of(trust, rows, right[rows], own[rows].astype(np.int8), drawn)
+        differ, rows, *drawn = judged(random, trust, m, ranked)
+        found = accuracy_of(differ, rows, right[rows], own[rows].astype(np.int8), *drawn)
         now = right.copy()
         now[rows] = True
         for kind, (share, true) in enumerate([(found.before, own), (found.now, now)]):
@@ -49,23 +46,22 @@ def test_too_few_random_draws_say_nothing():
     trust, right, own = world(random)
     rows = random.permutation(400)[:40]
     before, none = own[rows].astype(np.int8), np.zeros(40, np.bool_)
-    assert accuracy_of(trust, rows, right[rows], before, (none, none)) is None
+    assert accuracy_of(np.zeros(400, np.bool_), rows, right[rows], before, none, none) is None
     # those of the most trusted texts say nothing of the others
     top = np.argsort(-trust)[:40]
     before = own[top].astype(np.int8)
-    assert accuracy_of(trust, top, right[top], before, (none, ~none)) is None
-    assert accuracy_of(trust, top, right[top], before, (~none, none)) is not None
+    assert accuracy_of(np.zeros(400, np.bool_), top, right[top], before, none, ~none) is None
+    assert accuracy_of(np.zeros(400, np.bool_), top, right[top], before, ~none, none) is not None
 
 
 def test_skipped_texts_widen_the_interval_and_judged_ones_are_right():
-    trust = np.linspace(0, 1, 50)
     rows, right = np.arange(50), np.arange(50) % 2 == 0
     every, none = np.ones(50, np.bool_), np.zeros(50, np.bool_)
-    found = accuracy_of(trust, rows, right, right.astype(np.int8), (every, none))
+    found = accuracy_of(none, rows, right, right.astype(np.int8), every, none)
     assert (found.now.value, found.now.low, found.to_halve) == (1.0, 1.0, 0)
     assert found.before.low == found.before.high == pytest.approx(0.5)
     skipped = right.astype(np.int8)
     skipped[:10] = -1
-    found = accuracy_of(trust, rows, right, skipped, (every, none))
+    found = accuracy_of(none, rows, right, skipped, every, none)
     assert found.now.low < found.now.high <= 1
     assert "another judge may differ" in str(found)
