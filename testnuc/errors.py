@@ -212,6 +212,8 @@ class ReplyError(ProviderError):
 
     retryable = True
     answered = True
+    #: Unreadable replies to the call and those before it, for the same texts.
+    unreadable: int = 1
 
     def __init__(
         self, message: str, *, content: str | None = None, usage: Any = None, **facts: Any

@@ -337,10 +337,11 @@ class Predictor:
         try:
             answers = (await self._call(request)).answers
             self._rejected = set()
+            step += 1  # for those whose answer is missing
         except ReplyError as exc:
             self._rejected = set()
             answers = [exc] * len(asks)
-            step += 1
+            step = max(step + 1, exc.unreadable)
         except ProviderError as exc:
             self._judge(exc, asks)
             refused = isinstance(exc, BadRequestError)

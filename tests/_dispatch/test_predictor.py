@@ -131,6 +131,30 @@ async def test_no_text_is_paid_for_more_than_three_times(packed, broken):
         assert nuc.usage.calls == len(bodies)
 
 
+@pytest.mark.parametrize("packed", [2, 4, 16])
+@pytest.mark.parametrize("row", [{}, {"label": None}, {"id": 99, "label": "refund"}])
+@pytest.mark.parametrize("bad", [("bad 1",), ("bad 1", "bad 2"), ("bad 1", "bad 2", "bad 3")])
+async def test_a_text_that_packed_replies_leave_out_is_paid_for_three_times(packed, row, bad):
+    asked = Counter()
+
+    def said(body, texts):
+        asked.update(texts)
+        rows = [{"id": i, "label": "refund"} for i in range(1, len(texts) + 1)]
+        rows = [{**one, **row} if t in bad else one for one, t in zip(rows, texts, strict=True)]
+        if not row:
+            rows = [one for one, text in zip(rows, texts, strict=True) if text not in bad]
+        if len(texts) > 1:
+            return orjson.dumps({"answers": rows}).decode()
+        return PROSE if texts[0] in bad else GOOD
+
+    sampling = testnuc.Sampling(texts_per_call=packed)
+    async with model(said) as (url, _), client(url, sampling=sampling) as nuc:
+        results = await nuc.classify_many([*bad, *texts_of(29)])
+        assert [r.label for r in results[len(bad) :]] == ["refund"] * 29
+        assert all(result.error for result in results[: len(bad)])
+        assert max(asked.values()) == 3
+
+
 @pytest.mark.slow
 async def test_half_of_the_texts_unreadable_does_not_stop_a_run():
     def said(body, texts):
