@@ -386,9 +386,6 @@ def audit(
     since: str | None = once(
         None, help="Look for changes from this week on, such as 2026-W07; later runs do, too."
     ),
-    labels: str | None = reads(
-        None, help="A file, or a,b,c; default: those of the latest texts.", show_default=False
-    ),
     output: str | None = output_to("A .csv or .json file for the shares of labels by week."),
     overwrite: bool = _OVERWRITE,
 ) -> None:

@@ -15,8 +15,7 @@ from testnuc.cli.count import write_counts
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import require_kind, require_new, require_store
 from testnuc.cli.judging_page import judge_on_page, write_page
-from testnuc.cli.label_files import read_labels
-from testnuc.cli.options_of_run import opened_store
+from testnuc.cli.options_of_run import command, opened_store
 from testnuc.cli.reading import to_stderr
 from testnuc.errors import InvalidInputError
 from testnuc.server.auditing import changed, set_summary, summary_of
@@ -33,7 +32,7 @@ def run(given: SimpleNamespace) -> None:
     """Let a person judge the texts of past weeks; print what all judged ones say, and alarms."""
     _check(given)
     store, path = given.place, given.review
-    weeks, running = run_to_end(_read(store, given.labels))
+    weeks, running = run_to_end(_read(store))
     if weeks:
         weeks = run_to_end(_answered(store, weeks, _answers(path, weeks[-1])))
         open_ = review_of(weeks)
@@ -66,24 +65,19 @@ def _check(given: SimpleNamespace) -> None:
         raise InvalidInputError(f"--since is {given.since!r}; give a week such as 2026-W07")
 
 
-async def _read(store: str, asked: str | None) -> tuple[list[AuditWeek], AuditWeek | None]:
-    """Return the weeks that are over, the earliest first, and the one that is not."""
-    labels = None if asked is None else [*read_labels(asked)]
+async def _read(store: str) -> tuple[list[AuditWeek], AuditWeek | None]:
+    """Return the weeks of the latest labels that are over, and the one that is not."""
     async with opened_store(store) as opened:
         every = [AuditWeek.of(data) for _, data in await opened.learned() if is_audit(data)]
     every.sort(key=lambda week: week.week)
-    known = [week for week in every if labels is None or list(week.labels) == labels]
-    if not known:
-        of_labels = "" if labels is None or not every else " with these labels"
+    if not every:
         raise InvalidInputError(
-            f"{store} has no texts set aside{of_labels}; run `testnuc serve --store {store} "
-            "--audit 20/week`"
+            "the store has no texts set aside; run `testnuc serve` with it and --audit 20/week"
         )
-    last = known[-1]
-    if len({week.key("") for week in known}) > 1:
-        shown = ", ".join(last.labels[:6])
-        to_stderr(f"note: {store} has texts of several label sets; these are the latest: {shown}")
-    known = [week for week in known if week.key("") == last.key("")]
+    known = [week for week in every if week.key("") == every[-1].key("")]
+    if len(known) < len(every):
+        shown = ", ".join(known[0].labels[:6])
+        to_stderr(f"note: the store has texts of several label sets; the latest is {shown}")
     over = week_of(time.time() - _LATE)
     return [w for w in known if w.week < over], next((w for w in known if w.week >= over), None)
 
@@ -123,7 +117,7 @@ def _is_judged(review: Review, path: str, given: SimpleNamespace) -> bool:
     if given.by_hand:
         answer(review, path)
     elif not judge_on_page(review, path, open_page=given.open_page):
-        write_page(review, path, None, f"testnuc audit {given.place}")
+        write_page(review, path, None, command("audit", given.place, {}))
         return False
     return bool(review.judged)
 
