@@ -12,10 +12,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha1
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import orjson
 
 from testnuc._base.checks import valid_text
 from testnuc._base.jsonl import json_object, long_fields
@@ -26,40 +28,21 @@ if TYPE_CHECKING:
 
 __all__ = ["PAPER_DATASETS", "Dataset", "load"]
 
+#: Each with the object ids of its files: the SHA-1 of a header with the length, and the content.
+_PAPER = [
+    orjson.loads(line)
+    for line in (files("testnuc") / "data" / "paper_datasets.jsonl").read_bytes().splitlines()
+]
 #: Dataset name in the reference repository -> row, classes and texts in the paper's table.
-PAPER_DATASETS = {
-    "banking77": ("BANKING", 77, 10_003),
-    "clinc": ("CLINC", 150, 15_000),
-    "reddit": ("Reddit", 50, 25_000),
-    "stackexchange": ("StackExchange", 121, 25_000),
-    "mtop_domain": ("MTOP", 11, 15_667),
-    "clinc_domain": ("CLINC(D)", 10, 15_000),
-    "few_event": ("FewEvent", 34, 18_909),
-    "go_emotion": ("GoEmotion", 27, 23_485),
+PAPER_DATASETS: dict[str, tuple[str, int, int]] = {
+    of["name"]: (of["row"], of["classes"], of["texts"]) for of in _PAPER
+}
+_BLOBS: dict[tuple[str, str], str] = {
+    (of["name"], split): of[split] for of in _PAPER for split in ("large", "small")
 }
 #: The commit that the checksums belong to.
 _COMMIT = "098caa574abc78ceda12e39cffc2227d5e269889"
 _BASE_URL = f"https://raw.githubusercontent.com/HenryPengZou/TestNUC/{_COMMIT}/data/datasets"
-
-#: Object ids of the files in that commit: the SHA-1 of a header with the length, and the content.
-_BLOBS = {
-    ("banking77", "large"): "ce31d98f6462434e1f273b844a168e90ad68573f",
-    ("banking77", "small"): "15a15c3156122582258c8d28e6f3147155d9054e",
-    ("clinc", "large"): "21796aa943bde9a83362ac1510378447130e70a3",
-    ("clinc", "small"): "b2bf713bfea96dce267be6458342c04c3eb15e15",
-    ("clinc_domain", "large"): "486f5c2a94f33336f2b30c13983de59956f603ea",
-    ("clinc_domain", "small"): "7852889ace6fbb2336b25b3ab08fddfad8110528",
-    ("few_event", "large"): "04995e2ae4db29eb9dec78ec0ab39c39048e0a6f",
-    ("few_event", "small"): "30eadacecdbc91eb9c9e386c865799a132c7b5c2",
-    ("go_emotion", "large"): "efeceed027b43dd77ea7a8d9713da168d3242123",
-    ("go_emotion", "small"): "1774727af796d19263340a8124fd6e998e19c3ba",
-    ("mtop_domain", "large"): "8b642ec43f4ac8e714d29c7b214eee8d22913739",
-    ("mtop_domain", "small"): "c95c2da6860cc4a9d8b32d8c59487af8fe2ebc02",
-    ("reddit", "large"): "cd6847b8aa97b26e495ae2c9cbaf336e62e5e2f0",
-    ("reddit", "small"): "bef45d4a2d5e0e68382f2a028774a92366291a55",
-    ("stackexchange", "large"): "37729e1dee47976166e7ba0ce7fc7fbbbad5f454",
-    ("stackexchange", "small"): "8becb405588e556b8d0f9129bbb448a517fed098",
-}
 
 _TEXT_COLUMNS = ("text", "input", "sentence", "utterance", "message", "query")
 _LABEL_COLUMNS = ("label", "gold", "intent", "category", "class", "target")
@@ -267,7 +250,7 @@ def _download(name: str, split: str, base_url: str | None = None) -> Path:
     folder = Path(pooch.os_cache("testnuc"))
     url = f"{(base_url or _BASE_URL).rstrip('/')}/{name}/{split}.jsonl"
     expected = _BLOBS[name, split]
-    path = folder / "datasets" / expected[:12] / name / f"{split}.jsonl"
+    path: Path = folder / "datasets" / expected[:12] / name / f"{split}.jsonl"
     if path.is_file() and _git_object_id(path) == expected:
         return path
     # a truncated download must not stay in the cache

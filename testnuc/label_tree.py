@@ -62,12 +62,7 @@ class LabelTree(Mapping[str, str]):
 
     @classmethod
     def of(cls, names: Sequence[str]) -> LabelTree | None:
-        """Return the tree of labels; None: none has two labels below it.
-
-        Parameters
-        ----------
-        names : sequence of str
-        """
+        """Return the tree of labels; None: none has two labels below it."""
         if not any(LEVELS in name for name in names):
             return None
         tree = cls(list(names))

@@ -11,7 +11,6 @@
     prices        prices of tokens
     budget        reservations before a call, settled after it
     meter         counters of usage and cost
-    protocols     interfaces of admission and budget, so that many transports can share them
 """
 
 from __future__ import annotations
@@ -31,18 +30,15 @@ from testnuc.limits.policies import (
     longest_pause,
 )
 from testnuc.limits.prices import PICO, Price, context_window, require_price
-from testnuc.limits.protocols import AdmissionControl, BudgetControl
 
 __all__ = [
     "LONG",
     "LONGEST_WAIT",
     "PICO",
     "Admission",
-    "AdmissionControl",
     "BatchPolicy",
     "Budget",
     "BudgetAccount",
-    "BudgetControl",
     "Limits",
     "Mark",
     "Meter",

@@ -168,8 +168,6 @@ class HTTPProvider(ABC):
         url = self._endpoint.at(self._base_path + path)
         return f"{url}{'&' if '?' in url else '?'}{query}" if query else url
 
-    # --- encoding -----------------------------------------------------------------------------
-
     def encode(self, request: Request) -> bytes:
         """Return the body of a call."""
         prepared = self._of(request)
@@ -239,8 +237,6 @@ class HTTPProvider(ABC):
         """Return the tokens of reasoning about a text that a task typically takes."""
         return 0
 
-    # --- adapting -----------------------------------------------------------------------------
-
     def adapt(self, error: Exception, task: Task) -> bool:
         """Change how requests are encoded because of `error`; True: send the call again at once.
 
@@ -298,8 +294,6 @@ class HTTPProvider(ABC):
         return after_refusal(
             self.dialect, message, self.structures, users, self._parts(task, 1, 0)[1]
         )
-
-    # --- decoding -----------------------------------------------------------------------------
 
     @abstractmethod
     def parse(self, answer: dict[str, Any]) -> Message:

@@ -159,8 +159,8 @@ class SharedLimits:
 class LimitsClient:
     """Admits the calls of one worker, and reserves money for them, as `SharedLimits` grants it.
 
-    Is both an `AdmissionControl` and a `BudgetControl` of `testnuc.limits.protocols`; belongs to
-    one event loop. `limits` are `SharedLimits` or the handle of their actor, `counts` returns the
+    Has the methods of `Admission` and `BudgetAccount` that a transport calls; belongs to one event
+    loop. `limits` are `SharedLimits` or the handle of their actor, `counts` returns the
     counters of the worker's meter; `actor` is the id of its Ray actor, the same after a restart.
     """
 

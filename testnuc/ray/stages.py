@@ -133,9 +133,10 @@ class Predict:
                 settings.limits, self._parts.meter.mark, budget=own.budget, actor=actor or ""
             )
             self._limits.open()
+            shared: Any = self._limits  # is both
             self._parts.transport.share(
-                self._limits,
-                None if own.budget is None else self._limits,
+                shared,
+                None if own.budget is None else shared,
                 by_tokens=own.tokens_per_minute is not None,
             )
 

@@ -25,7 +25,7 @@ from testnuc.transport.retries import was_last
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from testnuc.limits import AdmissionControl, BudgetControl, Meter, Permit, Price
+    from testnuc.limits import Admission, BudgetAccount, Meter, Permit, Price
     from testnuc.protocols import Reply, TokenUsage
     from testnuc.transport.calls import Call
     from testnuc.transport.connections import HTTPAnswer
@@ -74,8 +74,8 @@ class CallAccounting:
 
     def __init__(
         self,
-        admission: AdmissionControl,
-        account: BudgetControl | None,
+        admission: Admission,
+        account: BudgetAccount | None,
         meter: Meter,
         *,
         price: Price | None,

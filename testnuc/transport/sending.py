@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from tenacity import RetryCallState
 
-    from testnuc.limits import AdmissionControl, BudgetControl, Permit
+    from testnuc.limits import Permit
     from testnuc.protocols import Provider, Reply, Request, WireProvider
     from testnuc.transport.telemetry import Telemetry
 
@@ -114,17 +114,17 @@ class Transport:
         )
 
     @property
-    def admission(self) -> AdmissionControl:
+    def admission(self) -> Admission:
         """The rate and concurrency limits in force."""
         return self._accounting.admission
 
     @property
-    def account(self) -> BudgetControl | None:
+    def account(self) -> BudgetAccount | None:
         """The budget's account."""
         return self._accounting.account
 
     def share(
-        self, admission: AdmissionControl, account: BudgetControl | None, *, by_tokens: bool
+        self, admission: Admission, account: BudgetAccount | None, *, by_tokens: bool
     ) -> None:
         """Use limits and a budget that are shared with others; call before the first call.
 
