@@ -122,10 +122,30 @@ class SqlStore(Store):
     _now = ""
     _second = ""
 
-    @property
-    def place(self) -> str:
-        """Its path or URL, without a password."""
-        raise NotImplementedError
+    def __init__(self, database: Any, place: str) -> None:
+        self.database = database
+        #: Its path or URL, without a password.
+        self.place = place
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.place!r})"
+
+    async def open(self) -> None:
+        """Connect, or create the file if missing, and apply pending migrations."""
+        self.database.acquire()
+        try:
+            await self.database.open()
+            await self._tidy()
+        except BaseException:
+            await self.database.close()
+            raise
+
+    async def _tidy(self) -> None:
+        """Delete what is of no use any more."""
+
+    async def close(self) -> None:
+        """Complete pending work and close the database, unless another user opened it, too."""
+        await self.database.close()
 
     async def _rows(self, statement: str, *values: Any) -> list[Any]:
         """Return the rows that a statement reads."""

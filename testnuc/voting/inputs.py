@@ -147,13 +147,12 @@ class Ballots:
         cls,
         neighbor_ids: ArrayLike,
         similarities: ArrayLike,
-        pool_labels: ArrayLike,
-        pool_confidences: ArrayLike | None,
-        own_labels: ArrayLike,
-        own_confidences: ArrayLike | None,
+        pool: tuple[ArrayLike, ArrayLike | None],
+        own: tuple[ArrayLike, ArrayLike | None],
         n_classes: int,
     ) -> Ballots:
-        """Create from rows of neighbor positions in a pool."""
+        """Create from rows of neighbor positions in a pool; both have labels and confidences."""
+        (pool_labels, pool_confidences), (own_labels, own_confidences) = pool, own
         given = _checked(neighbor_ids, "neighbor_ids", "iu", 2)
         _few_enough(given.shape[1])
         # a negative position becomes a very large one

@@ -67,15 +67,8 @@ def vote_curves_pool(
 
     The parameters are those of `vote_pool`.
     """
-    ballots = Ballots.of_pool(
-        neighbor_ids,
-        similarities,
-        pool_labels,
-        pool_confidences,
-        own_labels,
-        own_confidences,
-        n_classes,
-    )
+    pool, own = (pool_labels, pool_confidences), (own_labels, own_confidences)
+    ballots = Ballots.of_pool(neighbor_ids, similarities, pool, own, n_classes)
     return _curves(ballots, ks, policies)
 
 

@@ -128,15 +128,8 @@ def vote_pool(
     -------
     VoteResult
     """
-    ballots = Ballots.of_pool(
-        neighbor_ids,
-        similarities,
-        pool_labels,
-        pool_confidences,
-        own_labels,
-        own_confidences,
-        n_classes,
-    )
+    pool, own = (pool_labels, pool_confidences), (own_labels, own_confidences)
+    ballots = Ballots.of_pool(neighbor_ids, similarities, pool, own, n_classes)
     return _vote(ballots, VotePolicy.of(policy), threads, votes)
 
 

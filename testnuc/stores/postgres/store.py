@@ -70,6 +70,7 @@ class PostgresStore(SqlStore):
 
     _now = "clock_timestamp()"
     _second = "interval '1 second'"
+    database: PostgresDatabase
 
     def __init__(
         self,
@@ -85,7 +86,8 @@ class PostgresStore(SqlStore):
             raise InvalidInputError(f"lease_seconds is {lease_seconds}; give a positive number")
         self.lease_seconds = lease_seconds
         self.address = Address(url)
-        self.database = PostgresDatabase(self.address, connections=connections, patience=patience)
+        database = PostgresDatabase(self.address, connections=connections, patience=patience)
+        super().__init__(database, self.address.public)
         #: Group commit: predictions that arrive during a statement share the next one, so hundreds
         #: of concurrent callers cost one connection and a few commits.
         self._pending: deque[
@@ -99,34 +101,19 @@ class PostgresStore(SqlStore):
         self._owner = secrets.token_bytes(16)
         self._calls = count()
 
-    @property
-    def place(self) -> str:
-        """Its URL, without the password."""
-        return self.address.public
-
-    def __repr__(self) -> str:
-        return f"PostgresStore({self.address.public!r})"
-
-    async def open(self) -> None:
-        """Connect, and apply pending migrations."""
-        self.database.acquire()
-        try:
-            await self.database.open()
-            # of processes that ended long ago
-            await self.database.execute(
-                "DELETE FROM leases WHERE key IN ("
-                "SELECT key FROM leases WHERE until < clock_timestamp() - interval '1 hour' "
-                "ORDER BY key FOR UPDATE SKIP LOCKED)"
-            )
-        except BaseException:
-            await self.database.close()
-            raise
+    async def _tidy(self) -> None:
+        # of processes that ended long ago
+        await self.database.execute(
+            "DELETE FROM leases WHERE key IN ("
+            "SELECT key FROM leases WHERE until < clock_timestamp() - interval '1 hour' "
+            "ORDER BY key FOR UPDATE SKIP LOCKED)"
+        )
 
     async def close(self) -> None:
         """Complete pending work and close all connections, unless another user opened them, too."""
         if self._writing is not None and not self._writing.done():
             await asyncio.wait([self._writing])
-        await self.database.close()
+        await super().close()
 
     def pool(self, embedder: str) -> PostgresPool:
         """Return the pool of an embedder."""

@@ -51,6 +51,7 @@ class SqliteStore(SqlStore):
 
     _now = "((julianday('now') - 2440587.5) * 86400.0)"
     _second = "1.0"
+    database: SqliteDatabase
 
     def __init__(
         self, path: str | os.PathLike[str], *, synchronous: Literal["normal", "full"] = "normal"
@@ -64,31 +65,7 @@ class SqliteStore(SqlStore):
         checked_choice("synchronous", synchronous, ("normal", "full"))
         #: Absolute path of the file.
         self.path = Path(given).absolute()
-        self.database = SqliteDatabase(str(self.path), synchronous=synchronous)
-
-    @property
-    def place(self) -> str:
-        """Its absolute path."""
-        return str(self.path)
-
-    def __repr__(self) -> str:
-        return f"SqliteStore({str(self.path)!r})"
-
-    async def open(self) -> None:
-        """Create the file if missing, and apply pending migrations.
-
-        A file that is corrupt, read-only, of another program or of a newer version is not changed.
-        """
-        self.database.acquire()
-        try:
-            await self.database.open()
-        except BaseException:
-            await self.database.close()
-            raise
-
-    async def close(self) -> None:
-        """Complete pending work and close the file, unless another user has opened it, too."""
-        await self.database.close()
+        super().__init__(SqliteDatabase(str(self.path), synchronous=synchronous), str(self.path))
 
     def pool(self, embedder: str) -> Index:
         """Return the pool of an embedder."""
