@@ -81,22 +81,14 @@ class LabelTree(Mapping[str, str]):
     def children(self, node: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
         """Return the nodes right below a node, in order; a node that is a label comes first itself.
 
-        Parameters
-        ----------
-        node : tuple of str
-            ``()``: the root.
+        The root is ``()``.
         """
         return list(self._children.get(node, ()))
 
     def nodes(self, level: int) -> Int32s:
         """Return a number for the node of each label at a level, int32[C].
 
-        A label whose path is shorter is its own node.
-
-        Parameters
-        ----------
-        level : int
-            1: the top level.
+        A label whose path is shorter is its own node. The top level is 1.
         """
         if level not in self._nodes:
             known: dict[tuple[str, ...], int] = {}

@@ -21,6 +21,7 @@ from testnuc.batch.base import (
     written,
 )
 from testnuc.errors import ProviderError, ServerError, printable
+from testnuc.transport.api_errors import STATUS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,18 +31,6 @@ if TYPE_CHECKING:
 
 #: Allowed clock difference in seconds: a batch that is not found is paid for twice.
 _SKEW = 86_400.0
-#: HTTP status of each error type of a single request.
-_STATUS = {
-    "invalid_request_error": 400,
-    "authentication_error": 401,
-    "billing_error": 402,
-    "permission_error": 403,
-    "not_found_error": 404,
-    "request_too_large": 413,
-    "rate_limit_error": 429,
-    "overloaded_error": 529,
-    "timeout_error": 504,
-}
 #: Results of requests that were not executed.
 _NOT_EXECUTED = frozenset({"expired", "canceled"})
 _COUNTS = ("processing", "succeeded", "errored", "canceled", "expired")
@@ -162,7 +151,7 @@ class AnthropicBatches(BatchAPI):
             return None
         inner = mapping(mapping(error).get("error")) or mapping(error)
         why = self._words(inner.get("type"))
-        return BatchResultLine(custom_id, _STATUS.get(why, 500), written(error), why)
+        return BatchResultLine(custom_id, STATUS.get(why, 500), written(error), why)
 
 
 def _moment(stated: object) -> float | None:

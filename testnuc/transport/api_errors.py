@@ -47,8 +47,8 @@ _AFTER = re.compile(r"""\{['"]type['"]: ['"]\w{1,40}['"], ['"]loc|, input_type="
 
 _REQUEST_IDS = ("x-request-id", "request-id", "apim-request-id", "x-amzn-requestid")
 
-#: Error types -> status, for errors in a response with status 200.
-_STATUS = {
+#: Error types -> status, for errors in a response with status 200 or in a batch.
+STATUS = {
     "invalid_request_error": 400,
     "authentication_error": 401,
     "invalid_api_key": 401,
@@ -216,7 +216,7 @@ def as_error(
         message = message[: _QUOTED - 2] + ".."
     if status == 200:
         ordered = sorted(codes)
-        status = next((_STATUS[code] for code in ordered if code in _STATUS), 0) or next(
+        status = next((STATUS[code] for code in ordered if code in STATUS), 0) or next(
             (int(code) for code in ordered if _ERROR_STATUS.fullmatch(code)), 500
         )
     if status == 403 and _header(headers, ("retry-after",)):
