@@ -18,17 +18,6 @@ if TYPE_CHECKING:
 
     from testnuc.types import Prediction
 
-__all__ = [
-    "BestOfN",
-    "Sampling",
-    "SelfConsistency",
-    "StandardPrompting",
-    "TopKICL",
-    "TopKICLP",
-    "WeightedBestOfN",
-    "resolve",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Sampling:

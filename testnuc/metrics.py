@@ -15,15 +15,6 @@ if TYPE_CHECKING:
 
     from testnuc._base.arrays import Array, Bools
 
-__all__ = [
-    "ClassScore",
-    "MultilabelScores",
-    "Scores",
-    "calibration_error",
-    "score",
-    "score_multilabel",
-]
-
 _BINS = 10
 
 

@@ -29,31 +29,11 @@ if TYPE_CHECKING:
     from testnuc.errors import ReplyError
     from testnuc.types import Prediction, Usage
 
-__all__ = [
-    "APIKey",
-    "Answer",
-    "Embedder",
-    "Index",
-    "Matches",
-    "Method",
-    "PoolText",
-    "Provider",
-    "Reply",
-    "Request",
-    "Store",
-    "StoredBatch",
-    "StoredPrediction",
-    "Task",
-    "TokenUsage",
-    "WireProvider",
-    "implements",
-]
+
+_T = TypeVar("_T")
 
 
-T = TypeVar("T")
-
-
-def implements(value: object, protocol: type[T]) -> TypeGuard[T]:
+def implements(value: object, protocol: type[_T]) -> TypeGuard[_T]:
     """Whether an object has all public members of a protocol.
 
     From Python 3.12 on, `isinstance` does not see what an object delegates by ``__getattr__``.

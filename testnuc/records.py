@@ -26,19 +26,6 @@ from testnuc.types import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "PREFIX",
-    "cell_of",
-    "file_row",
-    "guarded",
-    "line_of",
-    "result_of",
-    "rounded",
-    "text_of",
-    "unguarded",
-    "usage_of",
-]
-
 #: Prefix of our columns in files, which hold the user's own columns, too.
 PREFIX = "nuc_"
 

@@ -19,21 +19,6 @@ if TYPE_CHECKING:
     from testnuc.results import Results
     from testnuc.types import Classification
 
-__all__ = [
-    "Comparison",
-    "Evaluation",
-    "Measured",
-    "accuracy_of",
-    "checked_gold",
-    "compare",
-    "evaluated",
-    "gain_of",
-    "matched",
-    "paired_difference",
-    "points",
-    "wilson",
-]
-
 #: Cells of an array of the jackknife.
 _CELLS = 1_000_000
 #: Pairs of labels that are printed.

@@ -9,28 +9,6 @@ from typing import Any, Self
 from testnuc._base.display import brief, columns
 from testnuc.errors import TestNUCError
 
-__all__ = [
-    "CELLS",
-    "LEVELS",
-    "SEPARATOR",
-    "UNKNOWN",
-    "Classification",
-    "Estimate",
-    "LaneEstimate",
-    "MultilabelClassification",
-    "MultilabelPrediction",
-    "Neighbor",
-    "PoolStats",
-    "Prediction",
-    "Reason",
-    "TreeClassification",
-    "Usage",
-    "error_text",
-    "row",
-    "split_labels",
-]
-
-
 #: Between the labels of a text that has several, where they are one string.
 SEPARATOR = "; "
 #: Between the levels of a label in a tree.
