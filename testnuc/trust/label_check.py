@@ -87,8 +87,6 @@ class LabelCheck:
     swallowing: Mapping[str, tuple[str, ...]]
     #: What answers outside the labels say -> how many say so.
     outside: Mapping[str, int]
-    #: Judged texts; None: nothing was learned.
-    judged: int | None = None
 
     @property
     def notice(self) -> str | None:
@@ -116,13 +114,12 @@ class LabelCheck:
             else "near copies do not show that the LLM confuses them: judge some texts before you "
             "merge labels that may rightly differ"
         )
-        judged = self.judged is not None
-        rows = [["labels", "gain up to", "times chance", *["judged"] * judged]]
-        rows += [
-            [f"{p.first} | {p.second}", f"{100 * p.share:.2f}", f"{p.lift:.0f}"]
-            + [str(p.confirmed)] * judged
-            for p in self.pairs
-        ]
+        rows = [["labels", "gain up to", "times chance", "confirmed by judgments"]]
+        for p in self.pairs:
+            cells = f"{100 * p.share:.2f}", f"{p.lift:.0f}", str(p.confirmed)
+            rows.append([f"{p.first} | {p.second}", *cells])
+        if not any(pair.confirmed for pair in self.pairs):
+            rows = [row[:-1] for row in rows]
         merged = f"Merging all of them gains up to about {gain:.1f} points of accuracy"
         lines = [
             f"Pairs of labels that stand out in {self.texts:,} texts: {len(self.pairs)}; {why}.",
@@ -132,11 +129,6 @@ class LabelCheck:
         for pair in self.pairs:
             lines.append(f"{pair.first} | {pair.second}")
             lines += [f"    {_cut(one)} | {_cut(other)}" for one, other in pair.examples]
-        if judged:
-            lines.append(
-                f"judged: of {self.judged:,} judged texts, those with one label where the other is "
-                "right"
-            )
         return lines
 
     def _unused(self) -> str:
@@ -215,7 +207,6 @@ def checked_labels(
             if given[name] >= _OFTEN * mean and len(partners[name]) >= _MANY
         },
         outside=_grouped(own.said for row in rows if (own := row.prediction) and own.unmatched),
-        judged=None if learned is None else len(learned.judged),
     )
 
 

@@ -144,8 +144,8 @@ def test_judged_texts_confirm():
     judged.append(SimpleNamespace(text="text 150", label="login"))
     found = checked_labels(made, NAMES, SimpleNamespace(judged=judged))
     assert found.pairs[0].confirmed == 5
-    assert found.judged == 6
-    assert "of 6 judged texts" in str(found)
+    assert "confirmed by judgments" in str(found)
+    assert "confirmed" not in str(checked_labels(made, NAMES))
 
 
 def test_nothing_is_said_without_neighbors_or_of_two_labels():
