@@ -34,7 +34,8 @@ GROUPS = {
     **dict.fromkeys(("headers", "organization", "project", "trust_env"), "model"),
     **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention", "responses"), "model"),
     **dict.fromkeys(("requests_per_minute", "tokens_per_minute", "max_concurrency"), "limits"),
-    **dict.fromkeys(("rate_limit", "retry", "budget", "budget_usd", "batches"), "limits"),
+    **dict.fromkeys(("rate_limit", "retry", "budget", "batches"), "limits"),
+    **dict.fromkeys(("budget_usd", "budget_tokens", "budget_calls"), "limits"),
     **dict.fromkeys(("none_label", "multilabel"), "labels"),
     **dict.fromkeys(("ask", "stop", "most", "head", "head_trust"), "labeler"),
     "escalate": "referee",
@@ -42,7 +43,7 @@ GROUPS = {
 
 #: Flat name -> the field, if it is called otherwise.
 _FIELDS = {
-    "budget_usd": "budget",
+    **dict.fromkeys(("budget_usd", "budget_tokens", "budget_calls"), "budget"),
     "head_trust": "least_trust",
     "max_concurrency": "concurrency",
     "most": "max_fraction",
@@ -146,9 +147,12 @@ def _policy(values: Mapping[str, Any], policy: Any) -> VotePolicy | None:
 
 
 def _limits(values: Mapping[str, Any], _: Any) -> Limits:
-    own = {_FIELDS.get(name, name): value for name, value in values.items() if value is not None}
-    if "budget_usd" in values and "budget" in own:
-        own["budget"] = Budget(usd=own["budget"])
+    given = {name: value for name, value in values.items() if value is not None}
+    part = "budget_"
+    budget = {name.removeprefix(part): given.pop(name) for name in [*given] if part in name}
+    own = {_FIELDS.get(name, name): value for name, value in given.items()}
+    if budget:
+        own["budget"] = Budget(**budget)
     return Limits(**own)
 
 

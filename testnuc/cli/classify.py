@@ -280,6 +280,18 @@ def show_estimate(texts: list[str], client: Options, store: AnswerStore) -> None
     print(f"{nuc.model}: nothing was sent; {len(texts):,} texts, {distinct:,} distinct\n\n{found}")
     if (note := _about_model(nuc, texts)) is not None:
         to_stderr(f"note: {note}")
+    tokens = [found.input_tokens, found.output_tokens]
+    needed = {
+        "budget_usd": found.usd,
+        "budget_calls": found.calls,
+        "budget_tokens": None if None in tokens else sum(filter(None, tokens)),
+    }
+    for name, value in needed.items():
+        if value is not None and client.get(name) is not None and value > client[name]:
+            to_stderr(
+                f"note: the run would stop early: it needs up to {value:,.6g} {name[7:]}, more "
+                f"than --{name.replace('_', '-')} {client[name]}"
+            )
 
 
 def _summary(results: Results, invalid: int, output: str | None) -> str:

@@ -143,7 +143,13 @@ def _client(
         show_default="0.5",
     ),
     budget_usd: float | None = _limits(None, min=0, help="Maximum cost in US dollars."),
-    max_concurrency: int = _limits(64, min=1, help="Maximum number of concurrent calls."),
+    budget_calls: int | None = _limits(None, min=1, help="Maximum number of calls.", hidden=True),
+    budget_tokens: int | None = _limits(
+        None, min=1, help="Maximum number of input and output tokens.", hidden=True
+    ),
+    max_concurrency: int = _limits(
+        64, min=1, help="Maximum number of concurrent calls.", hidden=True
+    ),
     requests_per_minute: int | None = _limits(
         None, min=1, help="The provider's limit.", hidden=True
     ),

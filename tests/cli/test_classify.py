@@ -113,6 +113,24 @@ def test_the_budget_ends_a_run_that_can_go_on(source, tmp_path):
     assert not (tmp_path / "out.csv").exists()
 
 
+@pytest.mark.parametrize(("name", "most"), [("calls", 7), ("tokens", 3_000)])
+def test_a_budget_without_a_price(source, tmp_path, name, most):
+    out = tmp_path / "out.csv"
+    with LoopbackLLM(confident) as llm:
+        given = ["classify", source, *options(llm, model="openai/test"), f"--budget-{name}", most]
+        code, _, err = run_here(*given, "--dry-run")
+        assert (code, llm.requests) == (0, 0), err
+        assert re.search(rf"the run would stop early: it needs up to .* {name}, more than", err)
+        code, _, err = run_here(*given, "-o", out)
+        assert code == 3, err
+        assert 0 < llm.calls < 30
+        assert "budget" in err
+        code, _, err = run_here(*given[:-2], "-o", out, "--dry-run")
+        assert "stop early" not in err
+        assert run_here(*given[:-2], "-o", out, "--overwrite")[0] == 0
+        assert llm.calls == 30
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
