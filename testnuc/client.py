@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Self
+from types import TracebackType
+from typing import Any, Literal, Self
 
 from testnuc._base.checks import checked_whole, hash_text, valid_text
 from testnuc._engine.components import Components, Internals
@@ -24,26 +27,17 @@ from testnuc._engine.rows import Rows, classification
 from testnuc._engine.streaming import stream_windows
 from testnuc.embedders.openai import OpenAIEmbedder
 from testnuc.errors import InvalidInputError, with_note
-from testnuc.protocols import PoolText
+from testnuc.head import Head
+from testnuc.labels import LabelSet
+from testnuc.progress import Observer
+from testnuc.protocols import PoolText, Provider, WireProvider
 from testnuc.results import Results
 from testnuc.scoring import Evaluation, checked_gold, evaluated
 from testnuc.transport.telemetry import operation
-from testnuc.trust import Review
+from testnuc.trust import Diagnosis, Learned, Review
 from testnuc.trust.joining import join_reviews
-from testnuc.types import PoolStats
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
-    from types import TracebackType
-
-    from testnuc.head import Head
-    from testnuc.labels import LabelSet
-    from testnuc.progress import Observer
-    from testnuc.protocols import Provider, WireProvider
-    from testnuc.trust import Diagnosis, Learned
-    from testnuc.types import Classification, Estimate, Usage
-    from testnuc.voting import VotePolicy
+from testnuc.types import Classification, Estimate, PoolStats, Usage
+from testnuc.voting import VotePolicy
 
 __all__ = ["TestNUC", "parts_of"]
 

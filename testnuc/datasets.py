@@ -14,17 +14,15 @@ from dataclasses import dataclass, replace
 from hashlib import sha1
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import orjson
 
+from testnuc._base.arrays import Int32s
 from testnuc._base.checks import valid_text
 from testnuc._base.jsonl import json_object, long_fields
 from testnuc.errors import InvalidInputError, MissingDependencyError
-
-if TYPE_CHECKING:
-    from testnuc._base.arrays import Int32s
 
 __all__ = ["PAPER_DATASETS", "Dataset", "load"]
 

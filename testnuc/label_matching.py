@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
 
 from rapidfuzz import process
 from rapidfuzz.distance import OSA
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
 
 __all__ = ["fold_case", "fold_punctuation", "typo_of"]
 

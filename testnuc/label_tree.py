@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from testnuc._base.arrays import Int32s
 from testnuc._base.display import shown
 from testnuc.errors import InvalidInputError
 from testnuc.types import LEVELS
-
-if TYPE_CHECKING:
-    from testnuc._base.arrays import Int32s
 
 __all__ = ["LabelTree", "flattened", "is_nested"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
@@ -14,10 +14,8 @@ from testnuc._base.display import shown
 from testnuc.errors import InvalidInputError, StoreError
 from testnuc.label_matching import fold_case, fold_punctuation, typo_of
 from testnuc.label_tree import LabelTree, flattened, is_nested
+from testnuc.protocols import Answer
 from testnuc.types import SEPARATOR, MultilabelPrediction, Prediction, split_labels
-
-if TYPE_CHECKING:
-    from testnuc.protocols import Answer
 
 __all__ = ["LabelSet", "as_stored"]
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import fsum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from testnuc._base.checks import checked_choice, checked_number, checked_whole
 from testnuc._base.display import brief
 from testnuc.errors import InvalidInputError
 from testnuc.protocols import Method, implements
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from testnuc.types import Prediction
+from testnuc.types import Prediction
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,11 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from testnuc.types import error_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from testnuc.types import Usage
+from testnuc.types import Usage, error_text
 
 __all__ = ["BarProgress", "LineProgress", "Observer", "Silent", "display_of", "start_progress"]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
@@ -22,9 +23,6 @@ from testnuc.types import (
     row,
     split_labels,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 #: Prefix of our columns in files, which hold the user's own columns, too.
 PREFIX = "nuc_"

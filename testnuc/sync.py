@@ -9,16 +9,14 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Iterator
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from testnuc._base.loop_thread import Background
 from testnuc.client import TestNUC
-
-if TYPE_CHECKING:
-    from testnuc.labels import LabelSet
-    from testnuc.trust import Learned
-    from testnuc.types import Classification, Usage
-    from testnuc.voting import VotePolicy
+from testnuc.labels import LabelSet
+from testnuc.trust import Learned
+from testnuc.types import Classification, Usage
+from testnuc.voting import VotePolicy
 
 __all__ = ["SyncTestNUC"]
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from testnuc.labels import as_stored
+from testnuc.prompts import Demonstration
 from testnuc.protocols import StoredPrediction
 from testnuc.transport import telemetry
+from testnuc.types import Prediction
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from testnuc.prompts import Demonstration
-    from testnuc.types import Prediction
-
-    Outcome = Prediction | Exception
+Outcome: TypeAlias = Prediction | Exception
 
 #: Unreadable replies for a text after which it is asked about alone, once.
 LAST_STEP = 2

@@ -15,15 +15,12 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from testnuc.errors import StoreError
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
-
-    from testnuc.types import Prediction
+from testnuc.types import Prediction
 
 _log = logging.getLogger("testnuc")
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from testnuc.labels import LabelSet
 from testnuc.types import LEVELS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 #: The label that means none of some labels, if the user's labels have none.
 NONE_OF_THESE = "none of these"

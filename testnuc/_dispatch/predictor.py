@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from numbers import Real
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Literal, cast
 
 import orjson
 
@@ -29,17 +30,20 @@ from testnuc.errors import (
     UnreadableReplyError,
 )
 from testnuc.label_tree import path_of
-from testnuc.protocols import Request, Task, WireProvider, implements
+from testnuc.labels import LabelSet
+from testnuc.prompts import Demonstration
+from testnuc.protocols import (
+    Answer,
+    Provider,
+    Reply,
+    Request,
+    Store,
+    Task,
+    WireProvider,
+    implements,
+)
+from testnuc.transport import Transport
 from testnuc.types import LEVELS, Prediction
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Mapping, Sequence
-    from typing import Any, Literal
-
-    from testnuc.labels import LabelSet
-    from testnuc.prompts import Demonstration
-    from testnuc.protocols import Answer, Provider, Reply, Store
-    from testnuc.transport import Transport
 
 #: Texts without a readable reply after which a run stops, if no reply was ever readable.
 _SILENT_TEXTS = 20

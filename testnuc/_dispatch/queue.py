@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING
 
+from testnuc._dispatch.inflight import InFlightRequest, ScheduledRun
 from testnuc.transport.calls import ON_WAIT
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from testnuc._dispatch.inflight import InFlightRequest, ScheduledRun
 
 
 @dataclass(eq=False)

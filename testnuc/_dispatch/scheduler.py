@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from itertools import chain, islice
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-from testnuc._dispatch.inflight import Ask, InFlight, InFlightRequest, ScheduledRun
+from testnuc._dispatch.inflight import Ask, InFlight, InFlightRequest, Outcome, ScheduledRun
 from testnuc._dispatch.leases import LEASE_SECONDS, Leases, LeaseStore
 from testnuc._dispatch.queue import FairQueue, WorkerPool
 from testnuc.errors import (
@@ -34,17 +34,12 @@ from testnuc.errors import (
     TestNUCError,
     UnknownModelError,
 )
+from testnuc.limits import Meter
+from testnuc.protocols import Store
 from testnuc.stores.memory import MemoryStore
 from testnuc.transport import telemetry
 from testnuc.transport.calls import MAY_SEND, NotSentError
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-
-    from testnuc._dispatch.inflight import Outcome
-    from testnuc.limits import Meter
-    from testnuc.protocols import Store
-    from testnuc.types import Prediction
+from testnuc.types import Prediction
 
 #: Asks looked up in the store at a time.
 _CHUNK = 256

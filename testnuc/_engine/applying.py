@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from testnuc._base.arrays import Float16s, Int32s, Int64s
 from testnuc._engine.batch import FATAL_ERRORS
-from testnuc._engine.run import Layer
+from testnuc._engine.run import Layer, Run
+from testnuc.embedders.cache import EmbeddingCache
+from testnuc.labels import LabelSet
+from testnuc.trust import Learned
 from testnuc.trust.argmax import Argmax
 from testnuc.trust.head import folds_of
-from testnuc.trust.judgment import Judged, draws_of
+from testnuc.trust.judgment import Judged, Judgment, draws_of
 from testnuc.trust.label_scores import scores_of
 from testnuc.trust.model import NEIGHBORS, Texts
 from testnuc.trust.thresholds import Thresholds
 from testnuc.voting import Labels
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from testnuc._base.arrays import Float16s, Int32s, Int64s
-    from testnuc._engine.run import Run
-    from testnuc.embedders.cache import EmbeddingCache
-    from testnuc.labels import LabelSet
-    from testnuc.trust import Learned
-    from testnuc.trust.judgment import Judgment
 
 
 async def apply_learned(run: Run, embedding: EmbeddingCache) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from testnuc._base.arrays import Bools, Float16s, Float64s, Int32s
 from testnuc._engine.applying import judged_classes, judged_of, taught_classes, texts_among
+from testnuc._engine.components import Components
+from testnuc._engine.run import Run
 from testnuc.trust.argmax import Argmax, right_by_level
 from testnuc.trust.calibration import fit_trust
 from testnuc.trust.candidates import (
@@ -19,18 +22,12 @@ from testnuc.trust.candidates import (
     default_model,
     differing,
 )
-from testnuc.trust.dissent import dissent_of
+from testnuc.trust.dissent import Dissent, dissent_of
+from testnuc.trust.judgment import Judgment
 from testnuc.trust.learned import Learned, before_of, fallen
 from testnuc.trust.model import NEIGHBORS, HeadModel, most_texts
 from testnuc.trust.review import GOALS
 from testnuc.trust.review_context import EarlierJudgment, ReviewContext
-
-if TYPE_CHECKING:
-    from testnuc._base.arrays import Bools, Float16s, Float64s, Int32s
-    from testnuc._engine.components import Components
-    from testnuc._engine.run import Run
-    from testnuc.trust.dissent import Dissent
-    from testnuc.trust.judgment import Judgment
 
 #: Texts that candidates are fitted on at most.
 MOST_TEXTS = 200_000

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from testnuc._base.arrays import Float16s, Float32s, Int32s, Int64s
 from testnuc.errors import ConfigurationError, EmbeddingError, ProviderError, StoreError
+from testnuc.labels import LabelSet
+from testnuc.protocols import PoolText
 from testnuc.types import Prediction
 from testnuc.voting import Labels
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from testnuc._base.arrays import Float16s, Float32s, Int32s, Int64s
-    from testnuc.labels import LabelSet
-    from testnuc.protocols import PoolText
 
 #: Errors that end a run; what was answered before is handed over.
 FATAL_ERRORS = (ProviderError, StoreError, EmbeddingError, ConfigurationError)

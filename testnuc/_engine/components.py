@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from testnuc import embedders, methods, providers, stores
 from testnuc._base.checks import checked_choice
@@ -28,17 +29,21 @@ from testnuc.index.memory_pool import Pool
 from testnuc.labels import LabelSet
 from testnuc.limits import Limits, Meter, Price, require_price
 from testnuc.methods import Sampling
-from testnuc.protocols import WireProvider, implements
+from testnuc.protocols import (
+    APIKey,
+    Embedder,
+    Index,
+    Method,
+    Provider,
+    Store,
+    WireProvider,
+    implements,
+)
 from testnuc.transport import Transport
 from testnuc.transport.telemetry import Telemetry
 from testnuc.trust import Referee, UncertaintySampling, VoteSettings
 from testnuc.trust.vote_settings import given_policy
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-
-    from testnuc.protocols import APIKey, Embedder, Index, Method, Provider, Store
-    from testnuc.voting import VotePolicy
+from testnuc.voting import VotePolicy
 
 T = TypeVar("T")
 

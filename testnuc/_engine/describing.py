@@ -9,25 +9,21 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
 
 import orjson
 
+from testnuc._engine.components import Components
 from testnuc._version import __version__
 from testnuc.errors import InvalidInputError
 from testnuc.prompts import user_prompt
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from testnuc._engine.components import Components
-    from testnuc.results import Results
-    from testnuc.trust.joining import JoinedReview
-    from testnuc.trust.judgment import Judgment
-    from testnuc.trust.learned import Learned
+from testnuc.results import Results
+from testnuc.trust.joining import JoinedReview
+from testnuc.trust.judgment import Judgment
+from testnuc.trust.learned import Learned
 
 #: Packages whose versions can change labels or numbers.
 _PACKAGES = ("numpy", "numba", "usearch", "sentence-transformers", "torch")

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from testnuc._base.arrays import Bools, Float16s, Float32s, Float64s, Int64s
 from testnuc._engine.applying import judged_of
+from testnuc._engine.components import Components
+from testnuc._engine.run import Run
 from testnuc.errors import InvalidInputError
 from testnuc.head import Head, TrainedOn
-from testnuc.trust.calibration import chance_of, fit_line, fit_set_rule, log_odds
+from testnuc.trust.calibration import SetRule, chance_of, fit_line, fit_set_rule, log_odds
 from testnuc.trust.certificates import certify
 from testnuc.trust.head import fit_folds, fit_head, folds_of, predict_folds
+from testnuc.trust.judgment import Judged
 from testnuc.trust.model import NEIGHBORS, most_texts, one_hot
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from testnuc._base.arrays import Bools, Float16s, Float32s, Float64s, Int64s
-    from testnuc._engine.components import Components
-    from testnuc._engine.run import Run
-    from testnuc.trust.calibration import SetRule
-    from testnuc.trust.judgment import Judged
-    from testnuc.voting import Labels
+from testnuc.voting import Labels
 
 #: Texts that a head is fitted on at most; of a larger pool, they are spread over it evenly.
 _MOST_TEXTS = 50_000

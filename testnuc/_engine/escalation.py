@@ -8,33 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from testnuc._base.checks import checked_choice
+from testnuc._dispatch.inflight import Ask
 from testnuc._dispatch.predictor import Predictor
 from testnuc._dispatch.scheduler import Scheduler
 from testnuc._engine.batch import FATAL_ERRORS
+from testnuc._engine.components import Components
 from testnuc._engine.estimate import costs_of
+from testnuc._engine.learning import Learning
+from testnuc._engine.run import Run
 from testnuc.errors import InvalidInputError
+from testnuc.labels import LabelSet
 from testnuc.limits import Meter, Price, require_price
-from testnuc.protocols import PoolText
+from testnuc.protocols import PoolText, Provider, WireProvider
+from testnuc.trust import Review
 from testnuc.trust.argmax import Argmax
-from testnuc.types import Prediction, error_text
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from testnuc._dispatch.inflight import Ask
-    from testnuc._engine.components import Components
-    from testnuc._engine.learning import Learning
-    from testnuc._engine.run import Run
-    from testnuc.labels import LabelSet
-    from testnuc.protocols import Provider, WireProvider
-    from testnuc.trust import Review
-    from testnuc.types import Usage
+from testnuc.types import Prediction, Usage, error_text
 
 _log = logging.getLogger("testnuc.client")
 

@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import orjson
 
 from testnuc import prompts
-from testnuc._dispatch.predictor import FULL_LABELS
+from testnuc._dispatch.predictor import FULL_LABELS, Predictor
+from testnuc._engine.components import Components
 from testnuc._engine.full_labels import compared_part
 from testnuc._engine.inputs import without_foreign_labels
 from testnuc._engine.uncertain import asked_first
 from testnuc.batch import has_batches
 from testnuc.index import scanned
-from testnuc.limits import PICO, RateLimit
+from testnuc.limits import PICO, Price, RateLimit
 from testnuc.prompts import Demonstration
-from testnuc.protocols import Request, TokenUsage
+from testnuc.protocols import PoolText, Request, Task, TokenUsage
+from testnuc.trust import VoteSettings
 from testnuc.types import Estimate, LaneEstimate
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
-
-    from testnuc._dispatch.predictor import Predictor
-    from testnuc._engine.components import Components
-    from testnuc.limits import Price
-    from testnuc.protocols import PoolText, Task
-    from testnuc.trust import VoteSettings
-
-    _Prompt: TypeAlias = tuple[str, tuple[Demonstration, ...]]
-    #: The texts, few-shot examples and task of a call.
-    _Call: TypeAlias = tuple[tuple[str, ...], tuple[Demonstration, ...], Task]
+_Prompt: TypeAlias = tuple[str, tuple[Demonstration, ...]]
+#: The texts, few-shot examples and task of a call.
+_Call: TypeAlias = tuple[tuple[str, ...], tuple[Demonstration, ...], Task]
 
 #: Texts looked up at a time.
 _CHUNK = 128

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from testnuc._base.arrays import Float16s
+from testnuc._dispatch.predictor import Predictor
+from testnuc._dispatch.scheduler import Scheduler
+from testnuc._engine.batch import Snapshot
 from testnuc._engine.inputs import without_foreign_labels
+from testnuc.embedders.cache import EmbeddingCache
 from testnuc.methods import TopKICL, TopKICLP
 from testnuc.prompts import Demonstration
-from testnuc.protocols import StoredPrediction
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from testnuc._base.arrays import Float16s
-    from testnuc._dispatch.predictor import Predictor
-    from testnuc._dispatch.scheduler import Scheduler
-    from testnuc._engine.batch import Snapshot
-    from testnuc.embedders.cache import EmbeddingCache
-    from testnuc.protocols import Index, Method, PoolText, Store
-    from testnuc.types import Prediction
+from testnuc.protocols import Index, Method, PoolText, Store, StoredPrediction
+from testnuc.types import Prediction
 
 #: Part of stored keys: where version 0.1.0 defined these methods.
 _STORED_MODULE = "testnuc.methods.topk_icl"

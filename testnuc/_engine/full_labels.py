@@ -7,22 +7,17 @@ that a second run makes no call.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import aclosing
 from hashlib import blake2b
-from typing import TYPE_CHECKING
 
-from testnuc._dispatch.predictor import FULL_LABELS
+from testnuc._dispatch.predictor import FULL_LABELS, Predictor
+from testnuc._dispatch.scheduler import Scheduler
 from testnuc._engine.batch import FATAL_ERRORS
 from testnuc._engine.rows import nearest
+from testnuc._engine.run import Run
+from testnuc.protocols import PoolText
 from testnuc.scoring import wilson
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from testnuc._dispatch.predictor import Predictor
-    from testnuc._dispatch.scheduler import Scheduler
-    from testnuc._engine.run import Run
-    from testnuc.protocols import PoolText
 
 #: The part of the texts that is compared, the fewest and the most; of fewer than `_FROM`, none is.
 _PART, _LEAST, _MOST, _FROM = 0.02, 20, 200, 100

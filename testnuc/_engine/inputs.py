@@ -6,18 +6,16 @@ import asyncio
 import math
 from collections.abc import AsyncIterable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from testnuc._base.arrays import Int64s
 from testnuc._base.checks import hash_text, valid_text
 from testnuc.errors import InvalidInputError
+from testnuc.labels import LabelSet
 from testnuc.protocols import PoolText
 from testnuc.trust.review import closest_label
-
-if TYPE_CHECKING:
-    from testnuc._base.arrays import Int64s
-    from testnuc.labels import LabelSet
 
 #: Texts processed between two turns of the event loop.
 _TURN = 1_024

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from math import isnan
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from testnuc._base.checks import checked_whole
 from testnuc._engine.argmax_learning import ArgmaxFit
+from testnuc._engine.components import Components
 from testnuc._engine.inputs import checked_texts, distinct, labels_by_place
 from testnuc._engine.rows import nearest
 from testnuc._engine.threshold_learning import ThresholdFit
@@ -25,11 +27,6 @@ from testnuc.errors import InvalidInputError, StoreError
 from testnuc.trust.judgment import Judgment
 from testnuc.trust.learned import Learned
 from testnuc.trust.review import Drawn, Review, ReviewItem, draw
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from testnuc._engine.components import Components
 
 Fit: TypeAlias = ArgmaxFit | ThresholdFit
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import wraps
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
 from testnuc._base.checks import checked_choice
 from testnuc.errors import InvalidInputError
@@ -19,11 +19,9 @@ from testnuc.head import Head
 from testnuc.labels import LabelSet
 from testnuc.limits import Budget, Limits
 from testnuc.methods import Sampling, StandardPrompting
+from testnuc.protocols import Method
 from testnuc.trust import Referee, UncertaintySampling
 from testnuc.voting import VotePolicy
-
-if TYPE_CHECKING:
-    from testnuc.protocols import Method
 
 P = ParamSpec("P")
 

@@ -9,40 +9,34 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import KW_ONLY, InitVar, dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
+from testnuc._base.arrays import Int64s
+from testnuc._dispatch.inflight import Ask
+from testnuc._dispatch.predictor import Predictor
+from testnuc._dispatch.scheduler import Scheduler
 from testnuc._engine.applying import apply_learned
-from testnuc._engine.batch import FATAL_ERRORS, Snapshot
+from testnuc._engine.batch import FATAL_ERRORS, Snapshot, TextBatch
 from testnuc._engine.examples import ExampleFinder
 from testnuc._engine.inputs import without_foreign_labels
 from testnuc._engine.pool_predictions import PoolPredictions
 from testnuc._engine.retrieval import SEARCH, Retriever, in_thread_if_large
+from testnuc._engine.run import Run
 from testnuc._engine.sampling import Sampler
-from testnuc._engine.uncertain import ask_unsure, asked_first
+from testnuc._engine.shortlist import Shortlist
+from testnuc._engine.uncertain import HeadRule, ask_unsure, asked_first
+from testnuc.embedders.cache import EmbeddingCache
 from testnuc.errors import EmbeddingError, ProviderError, with_count
 from testnuc.index import empty_matches
-from testnuc.trust import MIN_PREDICTIONS
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-
-    from testnuc._base.arrays import Int64s
-    from testnuc._dispatch.inflight import Ask
-    from testnuc._dispatch.predictor import Predictor
-    from testnuc._dispatch.scheduler import Scheduler
-    from testnuc._engine.batch import TextBatch
-    from testnuc._engine.run import Run
-    from testnuc._engine.shortlist import Shortlist
-    from testnuc._engine.uncertain import HeadRule
-    from testnuc.embedders.cache import EmbeddingCache
-    from testnuc.labels import LabelSet
-    from testnuc.protocols import Index, Method, PoolText, Store
-    from testnuc.trust import Decision, UncertaintySampling, VoteSettings
-    from testnuc.types import Prediction
+from testnuc.labels import LabelSet
+from testnuc.protocols import Index, Method, PoolText, Store
+from testnuc.trust import MIN_PREDICTIONS, Decision, UncertaintySampling, VoteSettings
+from testnuc.types import Prediction
 
 #: From this many predictions on, the auto policy diagnoses the batch; below, the pool.
 _BATCH_DECIDES = 2_000

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from testnuc._base.arrays import Float16s
 from testnuc._engine.inputs import without_foreign_labels
-from testnuc._engine.retrieval import SEARCH
+from testnuc._engine.retrieval import SEARCH, Retriever
+from testnuc._engine.run import Run
+from testnuc.embedders.cache import EmbeddingCache
 from testnuc.errors import ProviderError
 from testnuc.index import scanned
-from testnuc.trust import MIN_PREDICTIONS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from testnuc._base.arrays import Float16s
-    from testnuc._engine.retrieval import Retriever
-    from testnuc._engine.run import Run
-    from testnuc.embedders.cache import EmbeddingCache
-    from testnuc.protocols import PoolText
-    from testnuc.trust import Diagnosis, VoteSettings
+from testnuc.protocols import PoolText
+from testnuc.trust import MIN_PREDICTIONS, Diagnosis, VoteSettings
 
 #: Parts of a large pool that are sampled for a diagnosis.
 _CHUNKS = 12

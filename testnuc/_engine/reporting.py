@@ -5,24 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
+from testnuc._engine.components import Components
 from testnuc._engine.full_labels import compare_with_full_labels
+from testnuc._engine.run import Run
 from testnuc._engine.shortlist import coverage_of
 from testnuc._engine.votes import note_of_kept
 from testnuc.errors import EmbeddingError, SmallPoolWarning
-from testnuc.progress import start_progress
+from testnuc.progress import Observer, start_progress
+from testnuc.results import Results
 from testnuc.trust import MIN_PREDICTIONS
 from testnuc.types import error_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from testnuc._engine.components import Components
-    from testnuc._engine.run import Run
-    from testnuc.progress import Observer
-    from testnuc.results import Results
 
 _log = logging.getLogger("testnuc.client")
 

@@ -6,31 +6,25 @@ With `neighbors="stored"`, `StoredVoters` knows which texts vote without looking
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
-from testnuc._engine.batch import TextBatch
+from testnuc._base.arrays import Bools, Float16s, Int64s
+from testnuc._dispatch.predictor import Predictor
+from testnuc._engine.batch import Snapshot, TextBatch
+from testnuc._engine.examples import ExampleFinder
 from testnuc._engine.inputs import without_foreign_labels
 from testnuc._engine.run import Run
 from testnuc.index import empty_matches, scanned
-from testnuc.protocols import Index, Matches, implements
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from collections.abc import Set as AbstractSet
-
-    from numpy.typing import NDArray
-
-    from testnuc._base.arrays import Bools, Float16s, Int64s
-    from testnuc._dispatch.predictor import Predictor
-    from testnuc._engine.batch import Snapshot
-    from testnuc._engine.examples import ExampleFinder
-    from testnuc.labels import LabelSet
-    from testnuc.protocols import Method, PoolText, Store
-    from testnuc.trust import VoteSettings
-    from testnuc.types import Prediction
+from testnuc.labels import LabelSet
+from testnuc.protocols import Index, Matches, Method, PoolText, Store, implements
+from testnuc.trust import VoteSettings
+from testnuc.types import Prediction
 
 #: Queries searched at a time, so that other searches wait milliseconds.
 SEARCH = 1_024

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import numpy as np
 
+from testnuc._base.arrays import Float64s, Int32s, Int64s
+from testnuc._engine.run import Run
 from testnuc._engine.votes import LEAST_VOTERS
 from testnuc.types import (
     SEPARATOR,
@@ -17,11 +19,7 @@ from testnuc.types import (
     Reason,
     TreeClassification,
 )
-
-if TYPE_CHECKING:
-    from testnuc._base.arrays import Float64s, Int32s, Int64s
-    from testnuc._engine.run import Run
-    from testnuc.voting import Labels
+from testnuc.voting import Labels
 
 #: Fewest neighbors in a result, even if fewer vote.
 _SHOWN = 10

@@ -6,25 +6,19 @@ next one. The vote labels all; a text without voters keeps the LLM's own answer.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from testnuc._engine.batch import Answers
+from testnuc._base.arrays import Bools, Float64s, Int64s
+from testnuc._engine.batch import Answers, TextBatch
 from testnuc._engine.votes import LEAST_VOTERS, Votes
 from testnuc.errors import EmbeddingError
-from testnuc.trust import MAX_NEIGHBORS
+from testnuc.trust import MAX_NEIGHBORS, VoteSettings
+from testnuc.trust.model import HeadModel
 from testnuc.types import Reason, error_text
 from testnuc.voting import Labels, VoteResult
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from testnuc._base.arrays import Bools, Float64s, Int64s
-    from testnuc._engine.batch import TextBatch
-    from testnuc.trust import VoteSettings
-    from testnuc.trust.model import HeadModel
 
 _KEPT = Reason(
     "llm_kept", "several labels stay as the LLM gives them until judgments choose another way"

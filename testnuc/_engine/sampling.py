@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING
 
-from testnuc._engine.shortlist import similar_together
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Sequence
-
-    from testnuc._dispatch.inflight import Ask
-    from testnuc._dispatch.predictor import Predictor
-    from testnuc._dispatch.scheduler import Scheduler
-    from testnuc._engine.examples import ExampleFinder
-    from testnuc._engine.run import Run
-    from testnuc._engine.shortlist import Shortlist
-    from testnuc.prompts import Demonstration
-    from testnuc.protocols import Method, PoolText
-    from testnuc.types import Prediction
+from testnuc._dispatch.inflight import Ask
+from testnuc._dispatch.predictor import Predictor
+from testnuc._dispatch.scheduler import Scheduler
+from testnuc._engine.examples import ExampleFinder
+from testnuc._engine.run import Run
+from testnuc._engine.shortlist import Shortlist, similar_together
+from testnuc.prompts import Demonstration
+from testnuc.protocols import Method, PoolText
+from testnuc.types import Prediction
 
 #: Texts whose examples are retrieved at a time, while earlier texts are in flight.
 _BLOCK = 256

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
+from testnuc._base.arrays import Float16s, Float32s, Int32s, Int64s
 from testnuc._base.checks import hash_text
 from testnuc._dispatch.partial_labels import NONE_OF_THESE
+from testnuc._dispatch.predictor import Predictor
+from testnuc._engine.batch import TextBatch
+from testnuc._engine.run import Run
+from testnuc.embedders.cache import EmbeddingCache
 from testnuc.errors import InvalidInputError
+from testnuc.label_tree import LabelTree
+from testnuc.labels import LabelSet
+from testnuc.protocols import Method, PoolText
+from testnuc.trust.argmax import Argmax
 from testnuc.trust.head import folds_of, predict_folds
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from testnuc._base.arrays import Float16s, Float32s, Int32s, Int64s
-    from testnuc._dispatch.predictor import Predictor
-    from testnuc._engine.batch import TextBatch
-    from testnuc._engine.run import Run
-    from testnuc.embedders.cache import EmbeddingCache
-    from testnuc.label_tree import LabelTree
-    from testnuc.labels import LabelSet
-    from testnuc.protocols import Method, PoolText
-    from testnuc.trust.argmax import Argmax
-    from testnuc.trust.model import HeadModel
-    from testnuc.types import Prediction
+from testnuc.trust.model import HeadModel
+from testnuc.types import Prediction
 
 #: "auto" shows all of so many labels; of more, a list of the second number.
 AUTOMATIC_ABOVE, _AUTOMATIC = 200, 50

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 from testnuc._base.checks import valid_text
 from testnuc._engine.batch import FATAL_ERRORS
+from testnuc._engine.escalation import Escalation
 from testnuc._engine.inputs import distinct, values
+from testnuc._engine.pipeline import Pipeline
 from testnuc._engine.rows import classification
+from testnuc._engine.run import Run
 from testnuc.errors import InvalidInputError
 from testnuc.types import Classification
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from testnuc._engine.escalation import Escalation
-    from testnuc._engine.pipeline import Pipeline
-    from testnuc._engine.run import Run
 
 _log = logging.getLogger("testnuc.client")
 

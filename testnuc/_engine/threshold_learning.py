@@ -7,30 +7,31 @@ bounds of `testnuc.trust.evidence` prove that it raises the mean Jaccard index o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from testnuc._base.arrays import Bools, Float16s
 from testnuc._engine.applying import judged_of
 from testnuc._engine.argmax_learning import MOST_TEXTS, Offer
+from testnuc._engine.components import Components
+from testnuc._engine.run import Run
 from testnuc.trust.evidence import Gain, gain_of
-from testnuc.trust.head import FOLDS, fit_folds, folds_of
-from testnuc.trust.label_scores import counts, exactly, fit_thresholds, jaccard, scores_of
+from testnuc.trust.head import FOLDS, LinearHead, fit_folds, folds_of
+from testnuc.trust.judgment import Judged, Judgment
+from testnuc.trust.label_scores import (
+    LabelScores,
+    counts,
+    exactly,
+    fit_thresholds,
+    jaccard,
+    scores_of,
+)
 from testnuc.trust.learned import Learned, before_of
 from testnuc.trust.review_context import ReviewContext
 from testnuc.trust.thresholds import Decides, Thresholds
 from testnuc.voting import places_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from testnuc._base.arrays import Bools, Float16s
-    from testnuc._engine.components import Components
-    from testnuc._engine.run import Run
-    from testnuc.trust.head import LinearHead
-    from testnuc.trust.judgment import Judged, Judgment
-    from testnuc.trust.label_scores import LabelScores
 
 #: Texts that a head is fitted on, and cells of these texts times labels, at most.
 _FITTED, _CELLS = 40_000, 1 << 26

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from testnuc._base.arrays import Float16s, Int32s, Int64s
 from testnuc._engine.applying import judged_classes, taught_classes, texts_among
-from testnuc._engine.run import Layer
+from testnuc._engine.run import Layer, Run
 from testnuc.errors import NotAnsweredError
-from testnuc.trust import UncertaintySampler, UncertaintySampling, random_part
-from testnuc.trust.model import SKIPPED_ROUNDS, fit_model, fits, teach
+from testnuc.head import Head
+from testnuc.protocols import PoolText
+from testnuc.trust import (
+    Learned,
+    UncertaintySampler,
+    UncertaintySampling,
+    VoteSettings,
+    random_part,
+)
+from testnuc.trust.head import LinearHead
+from testnuc.trust.model import SKIPPED_ROUNDS, HeadModel, Texts, fit_model, fits, teach
 from testnuc.voting import Labels
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
-
-    from testnuc._base.arrays import Float16s, Int32s, Int64s
-    from testnuc._engine.run import Run
-    from testnuc.head import Head
-    from testnuc.protocols import PoolText
-    from testnuc.trust import Learned, VoteSettings
-    from testnuc.trust.head import LinearHead
-    from testnuc.trust.model import HeadModel, Texts
-
 
 #: Judged texts of a run from which a model is taught again.
 _TAUGHT = 20

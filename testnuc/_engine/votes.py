@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from testnuc._base.arrays import Bools, Float64s, Int64s
 from testnuc._engine.batch import Answers, TextBatch
+from testnuc.labels import LabelSet
 from testnuc.protocols import PoolText
 from testnuc.trust import Decision, Diagnosis, VoteSettings, correct, diagnose, factors
 from testnuc.types import Prediction
@@ -20,12 +22,6 @@ from testnuc.voting import (
     vote_multilabel,
     vote_pool,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from testnuc._base.arrays import Bools, Float64s, Int64s
-    from testnuc.labels import LabelSet
 
 #: Neighbors in the first wave, and the fewest in each further wave.
 _FIRST_WAVE = 5

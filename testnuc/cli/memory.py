@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
@@ -25,9 +25,7 @@ from testnuc._base.jsonl import write_whole
 from testnuc.cli.options import OF_ANSWERS, options_in
 from testnuc.client import TestNUC, parts_of
 from testnuc.errors import InvalidInputError
-
-if TYPE_CHECKING:
-    from testnuc.trust import Learned
+from testnuc.trust import Learned
 
 _NOTE = "output.json"
 #: Bytes of a note: somebody else may have put a device there, or a file without end.

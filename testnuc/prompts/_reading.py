@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
 from testnuc.errors import MismatchedReplyError, ReplyError, UnreadableReplyError
 from testnuc.protocols import Answer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: Characters at the end of a reply that are searched for JSON: the answer comes last.
 _SEARCHED = 50_000

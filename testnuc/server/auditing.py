@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 from aiohttp import web
@@ -19,9 +19,7 @@ from testnuc.client import TestNUC, parts_of
 from testnuc.errors import ConfigurationError, StoreError
 from testnuc.trust.audit import AuditedText, AuditWeek, week_of
 from testnuc.trust.review_context import ReviewContext
-
-if TYPE_CHECKING:
-    from testnuc.types import Classification
+from testnuc.types import Classification
 
 _log = logging.getLogger("testnuc.server")
 

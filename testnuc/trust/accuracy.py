@@ -10,14 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from testnuc._base.arrays import Array, Bools, Int64s
 from testnuc.trust.shares import JudgedSample, Population, Share
-
-if TYPE_CHECKING:
-    from testnuc._base.arrays import Array, Bools, Int64s
 
 #: Random draws that a stratum needs, for anything to be said.
 _LEAST = 5

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from testnuc._base.display import brief
 from testnuc.trust.shares import Z_95
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 #: What each person said of a text: labels, None = none of the labels. Skipped texts are missing.
 _Texts: TypeAlias = "Counter[tuple[str | None, ...]]"

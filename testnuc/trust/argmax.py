@@ -7,24 +7,20 @@ left the part that a model gives the other labels below the parent. Trust comes 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from testnuc._base.arrays import Array, Bools, Float32s, Float64s, Floats, Int32s
 from testnuc._base.display import brief
+from testnuc.label_tree import LabelTree
 from testnuc.trust.calibration import UNCALIBRATED, chances
 from testnuc.trust.head import FOLDS, LinearHead
-from testnuc.trust.model import MOST_CELLS, HeadModel, VoteModel
+from testnuc.trust.judgment import Judged
+from testnuc.trust.model import MOST_CELLS, Ground, HeadModel, Texts, VoteModel
 from testnuc.voting import Labels
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from testnuc._base.arrays import Array, Bools, Float32s, Float64s, Floats, Int32s
-    from testnuc.label_tree import LabelTree
-    from testnuc.trust.judgment import Judged
-    from testnuc.trust.model import Ground, Texts
 
 #: Parts of `MOST_CELLS` cells that are applied one by one to more texts.
 _PARTS = 8

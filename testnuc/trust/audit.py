@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import orjson
 
+from testnuc._base.arrays import Bools
 from testnuc._base.checks import hash_text, is_chance
 from testnuc._base.display import brief, columns
 from testnuc.errors import StoreError
@@ -27,9 +28,6 @@ from testnuc.trust.review import Review, ReviewItem
 from testnuc.trust.review_context import ReviewContext
 from testnuc.trust.shares import Share, stratified
 from testnuc.types import split_labels
-
-if TYPE_CHECKING:
-    from testnuc._base.arrays import Bools
 
 _FORMAT = b'{"testnuc.audit":'
 #: Texts that a sample is of, where their number does not matter.

@@ -25,15 +25,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from testnuc._base.arrays import Bools, Float32s, Float64s, Int32s, Int64s
 from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis, Interval
 from testnuc.voting import VotePolicy, vote_curve, vote_curves
-
-if TYPE_CHECKING:
-    from testnuc._base.arrays import Bools, Float32s, Float64s, Int32s, Int64s
 
 #: With fewer predictions, "auto" does not vote: the intervals would be wider than any effect.
 MIN_PREDICTIONS = 200

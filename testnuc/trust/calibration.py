@@ -7,19 +7,15 @@ is fitted without its fold. A head has a line alone, or a `SetRule`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from testnuc._base.arrays import Bools, Float32s, Float64s, Floats, Int32s, Int64s
 from testnuc.trust.head import FOLDS
-from testnuc.trust.model import NEIGHBORS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from testnuc._base.arrays import Bools, Float32s, Float64s, Floats, Int32s, Int64s
-    from testnuc.trust.model import Texts
+from testnuc.trust.model import NEIGHBORS, Texts
 
 
 class Prior(NamedTuple):

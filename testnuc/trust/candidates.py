@@ -7,23 +7,17 @@ if that is proved to be better than the LLM alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from testnuc._base.arrays import Bools, Float32s, Int32s, Int64s
 from testnuc._base.display import brief
 from testnuc.trust.calibration import drawing_weights
-from testnuc.trust.evidence import Gain, gain_of
+from testnuc.trust.evidence import Draws, Gain, gain_of
 from testnuc.trust.head import OWN_CARE, fit_folds
-from testnuc.trust.model import HeadModel, Texts, VoteModel, fit_model, one_hot, teach
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from testnuc._base.arrays import Bools, Float32s, Int32s, Int64s
-    from testnuc.trust.evidence import Draws
-    from testnuc.trust.model import Ground
+from testnuc.trust.model import Ground, HeadModel, Texts, VoteModel, fit_model, one_hot, teach
 
 #: The errors of both bounds together: 90 % confidence.
 ALPHA = 0.1

@@ -15,18 +15,15 @@ Sources: Waudby-Smith and Ramdas 2020, "Confidence sequences for sampling withou
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 
+from testnuc._base.arrays import Bools, Float64s, Int64s
 from testnuc._base.display import brief
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from testnuc._base.arrays import Bools, Float64s, Int64s
-    from testnuc.trust.evidence import Draws
+from testnuc.trust.evidence import Draws
 
 #: Parts of the texts that are tested, in this order.
 PARTS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)

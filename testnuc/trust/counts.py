@@ -7,22 +7,19 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, zip_longest
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import numpy as np
 
+from testnuc._base.arrays import Int64s
 from testnuc._base.checks import checked_number, hash_text
 from testnuc._base.display import brief, columns, new_figure, theme
 from testnuc.errors import InvalidInputError
 from testnuc.label_tree import path_of
+from testnuc.trust.judgment import Judgment
+from testnuc.trust.learned import Learned
 from testnuc.trust.shares import JudgedSample, Population, Share
-from testnuc.types import LEVELS, split_labels
-
-if TYPE_CHECKING:
-    from testnuc._base.arrays import Int64s
-    from testnuc.trust.judgment import Judgment
-    from testnuc.trust.learned import Learned
-    from testnuc.types import Classification
+from testnuc.types import LEVELS, Classification, split_labels
 
 #: Judged texts, drawn at random, that a group needs for an interval.
 LEAST_JUDGED = 10

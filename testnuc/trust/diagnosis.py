@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from testnuc._base.display import brief, new_figure
-
-if TYPE_CHECKING:
-    from testnuc.voting import VotePolicy
+from testnuc.voting import VotePolicy
 
 #: Texts of a first review.
 FIRST_REVIEW = 50

@@ -16,12 +16,11 @@ All three are evidence of neighbors and models, and not of people.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from testnuc._base.arrays import Bools, Int32s
+from testnuc._base.arrays import Bools, Int32s
 
 #: The error of the test, as of all bounds.
 _ALPHA = 0.1

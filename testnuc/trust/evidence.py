@@ -15,14 +15,11 @@ sampling without replacement" (UAI).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from testnuc._base.arrays import Array, Bools, Float64s, Int64s
 from testnuc._base.display import brief
-
-if TYPE_CHECKING:
-    from testnuc._base.arrays import Array, Bools, Float64s, Int64s
 
 #: Parts of the capital that are bet; the capital is the mean over them.
 #: Bold ones prove a gain by few judgments.

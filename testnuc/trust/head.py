@@ -12,22 +12,17 @@ Cuturi 2013, as in SwAV (Caron et al. 2020).
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from testnuc._base.arrays import Bools, Float32s, Float64s, Floats, Int32s, Int64s
 from testnuc._base.display import brief
 from testnuc.voting.votes import processors
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from testnuc._base.arrays import Bools, Float32s, Float64s, Floats, Int32s, Int64s
-
 
 #: Parts of the texts; each is predicted by a head that was fitted on the others.
 FOLDS = 5

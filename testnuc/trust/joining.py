@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from testnuc._base.display import brief
 from testnuc.errors import InvalidInputError
-from testnuc.trust.agreement import agreement_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from testnuc.trust.agreement import Agreement
-    from testnuc.trust.review import Review, ReviewItem
+from testnuc.trust.agreement import Agreement, agreement_of
+from testnuc.trust.review import Review, ReviewItem
 
 
 @dataclass(frozen=True, slots=True)

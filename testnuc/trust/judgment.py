@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import orjson
 
+from testnuc._base.arrays import Array, Bools, Int64s
 from testnuc._base.checks import checked_number
 from testnuc._base.display import brief
 from testnuc.errors import StoreError
+from testnuc.protocols import Provider, WireProvider
 from testnuc.trust.evidence import Draws, of_all
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from testnuc._base.arrays import Array, Bools, Int64s
-    from testnuc.protocols import Provider, WireProvider
-    from testnuc.voting import Labels
+from testnuc.voting import Labels
 
 #: Of what is stored; a later one is refused.
 _VERSION = 2

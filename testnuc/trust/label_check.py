@@ -8,25 +8,19 @@ they disagree, the LLM confuses labels.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from testnuc._base.arrays import Float32s, Int32s, Int64s
 from testnuc._base.display import brief, columns
 from testnuc.errors import InvalidInputError
 from testnuc.label_matching import fold_case, fold_punctuation
 from testnuc.trust.auto_policy import MIN_PREDICTIONS, diagnose
-from testnuc.types import MultilabelClassification
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from testnuc._base.arrays import Float32s, Int32s, Int64s
-    from testnuc.trust.diagnosis import Diagnosis
-    from testnuc.trust.learned import Learned
-    from testnuc.types import Classification
+from testnuc.trust.diagnosis import Diagnosis
+from testnuc.trust.learned import Learned
+from testnuc.types import Classification, MultilabelClassification
 
 #: Nearest neighbors of a text that are compared with it.
 _NEIGHBORS = 10

@@ -12,20 +12,15 @@ Thresholds are fitted without the fold of the texts that they apply to, as in `t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from testnuc._base.arrays import Bools, Float32s, Float64s, Floats, Int64s
 from testnuc._base.display import brief
-from testnuc.trust.head import FOLDS, predict_folds
+from testnuc.trust.head import FOLDS, LinearHead, predict_folds
 from testnuc.voting import Labels, places_of, starts_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from testnuc._base.arrays import Bools, Float32s, Float64s, Floats, Int64s
-    from testnuc.trust.head import LinearHead
 
 #: Cells of texts times labels that are in memory at a time.
 _CELLS = 1 << 22

@@ -8,20 +8,23 @@ and only trust is learned.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import orjson
 
+from testnuc._base.arrays import Array, Bools, Float32s, Int32s, Int64s
 from testnuc._base.checks import checked_whole
 from testnuc._base.display import brief
 from testnuc.errors import InvalidInputError, StoreError
 from testnuc.trust.accuracy import Accuracy, accuracy_of
 from testnuc.trust.argmax import Argmax
 from testnuc.trust.certificates import (
+    Certificate,
     LabelCertificate,
     Strata,
     certify,
@@ -30,16 +33,9 @@ from testnuc.trust.certificates import (
     wants_decisions,
 )
 from testnuc.trust.evidence import Draws, Gain
-from testnuc.trust.judgment import Judgment, pack, unpack
+from testnuc.trust.judgment import Judged, Judgment, pack, unpack
 from testnuc.trust.review import closest_label
 from testnuc.trust.thresholds import Thresholds
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from testnuc._base.arrays import Array, Bools, Float32s, Int32s, Int64s
-    from testnuc.trust.certificates import Certificate
-    from testnuc.trust.judgment import Judged
 
 #: The accuracy, and the confidence, of a certificate for which nothing else is asked.
 _USUAL = 0.9

@@ -14,11 +14,13 @@ labeled as a new one is. A judged text keeps its judged label, and counts more a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from testnuc._base.arrays import Array, Bools, Float16s, Float32s, Floats, Int32s, Int64s
 from testnuc._base.display import brief
 from testnuc.errors import InvalidInputError
 from testnuc.trust.head import (
@@ -31,11 +33,6 @@ from testnuc.trust.head import (
     predict_folds,
 )
 from testnuc.voting import VotePolicy, vote_pool
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from testnuc._base.arrays import Array, Bools, Float16s, Float32s, Floats, Int32s, Int64s
 
 _ALL = slice(None)
 #: Neighbors whose votes are joined with the head.

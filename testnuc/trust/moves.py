@@ -11,12 +11,9 @@ Source: Vovk 2021, "Testing randomness online" (Statistical Science).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-if TYPE_CHECKING:
-    from testnuc._base.arrays import Float64s, Int64s
+from testnuc._base.arrays import Float64s, Int64s
 
 #: The chance of a false alarm: half of it is for the first kind, the rest is shared by the others.
 ERROR = 0.05

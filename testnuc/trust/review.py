@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import difflib
+import os
 from codecs import BOM_UTF8
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 import orjson
 
+from testnuc._base.arrays import Bools, Floats
 from testnuc._base.checks import hash_text
 from testnuc._base.display import brief
 from testnuc._base.jsonl import bytes_of, write_whole
 from testnuc.errors import InvalidInputError
 from testnuc.trust.review_context import ReviewContext
 from testnuc.types import SEPARATOR, Neighbor, split_labels
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Awaitable
-
-    from testnuc._base.arrays import Bools, Floats
-
 
 #: What a review is for; None, the default, is a mixture of the first two.
 GOALS = ("decide", "certify", "count", "correct")

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from testnuc._base.checks import checked_whole
 from testnuc._base.display import brief
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from testnuc.types import Classification
+from testnuc.types import Classification
 
 #: Texts in this lower quantile of nearest-neighbor similarity are outliers.
 _OUTLIER = 0.02

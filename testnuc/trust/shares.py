@@ -17,12 +17,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import hypot, sqrt
 from statistics import NormalDist
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from testnuc._base.arrays import Bools, Float64s, Int32s, Int64s
+from testnuc._base.arrays import Bools, Float64s, Int32s, Int64s
 
 #: Standard errors of a 95 % interval.
 Z_95 = 1.96

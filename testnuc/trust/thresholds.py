@@ -7,18 +7,16 @@ score and whether the LLM gave it; that all labels of a text are right, by the p
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from testnuc._base.arrays import Array, Bools, Float32s, Float64s, Int32s
 from testnuc._base.display import brief
 from testnuc.trust.calibration import LABEL_PRIOR, Prior, by_fold, log_odds
 from testnuc.trust.head import FOLDS, LinearHead
+from testnuc.trust.label_scores import LabelScores
 from testnuc.voting import Labels
-
-if TYPE_CHECKING:
-    from testnuc._base.arrays import Array, Bools, Float32s, Float64s, Int32s
-    from testnuc.trust.label_scores import LabelScores
 
 Decides = Literal["settings", "llm", "vote", "thresholds", "head"]
 

@@ -13,22 +13,17 @@ binomial bounds, Clopper and Pearson 1934.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from testnuc._base.arrays import Bools, Float64s, Int32s, Int64s
 from testnuc._base.checks import checked_number
 from testnuc.errors import InvalidInputError
 from testnuc.trust.calibration import chance_of, fit_line, log_odds
-from testnuc.trust.head import fit_folds, predict_folds
+from testnuc.trust.head import LinearHead, fit_folds, predict_folds
 from testnuc.trust.model import Texts, one_hot, vote_joined
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from testnuc._base.arrays import Bools, Float64s, Int32s, Int64s
-    from testnuc.trust.head import LinearHead
 
 #: Of all texts: the random part, and one round.
 _FIRST, _ROUND = 0.1, 0.1

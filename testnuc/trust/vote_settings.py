@@ -12,26 +12,21 @@ one.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import orjson
 
+from testnuc._base.arrays import Float64s
 from testnuc._base.checks import checked_whole
 from testnuc._base.display import brief
 from testnuc.errors import InvalidInputError
 from testnuc.trust.argmax import Argmax
 from testnuc.trust.auto_policy import MAX_NEIGHBORS
 from testnuc.trust.diagnosis import Decision
+from testnuc.trust.learned import Learned
 from testnuc.voting import THRESHOLD, VotePolicy, VoteResult
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from testnuc._base.arrays import Float64s
-    from testnuc.trust.learned import Learned
 
 _DEFAULT_K = 10
 
