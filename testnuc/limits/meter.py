@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from testnuc.limits.prices import PICO
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 Mark = tuple[int, ...]
 
 
+@dataclass(slots=True, eq=False)
 class Meter:
     """Adds up calls, tokens and money.
 
@@ -24,37 +26,22 @@ class Meter:
     of None the cost of every call.
     """
 
-    _COUNTERS = (
-        "calls",
-        "input_tokens",
-        "cached_tokens",
-        "output_tokens",
-        "pico_usd",
-        "unmeasured",
-        "unpriced",
-        "store_hits",
-        "coalesced",
-        "retries",
-    )
-    __slots__ = ("price", *_COUNTERS)
-
-    def __init__(self, price: Price | None = None) -> None:
-        self.price = price
-        #: Calls that the provider answered with 200, readable or not: they are billed.
-        self.calls = 0
-        self.input_tokens = 0
-        self.cached_tokens = 0
-        self.output_tokens = 0
-        #: In 1e-12 US dollars.
-        self.pico_usd = 0
-        #: Calls with unknown tokens, and calls with an unknown price.
-        self.unmeasured = 0
-        self.unpriced = 0
-        #: Counted by the client.
-        self.store_hits = 0
-        self.coalesced = 0
-        #: Requests retried after a failure.
-        self.retries = 0
+    price: Price | None = None
+    #: Calls that the provider answered with 200, readable or not: they are billed.
+    calls: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    #: In 1e-12 US dollars.
+    pico_usd: int = 0
+    #: Calls with unknown tokens, and calls with an unknown price.
+    unmeasured: int = 0
+    unpriced: int = 0
+    #: Counted by the client.
+    store_hits: int = 0
+    coalesced: int = 0
+    #: Requests retried after a failure.
+    retries: int = 0
 
     def add(self, usage: TokenUsage | None, price: Price | None = None) -> int | None:
         """Count one answered call; returns its cost in 1e-12 US dollars, None if unknown.
@@ -83,7 +70,7 @@ class Meter:
         """Return the total of several meters."""
         total = cls()
         for mark in marks:
-            for name, n in zip(cls._COUNTERS, mark, strict=True):
+            for name, n in zip(_COUNTERS, mark, strict=True):
                 setattr(total, name, getattr(total, name) + n)
         return total.usage()
 
@@ -93,11 +80,11 @@ class Meter:
 
     def mark(self) -> Mark:
         """Return the present counters, for `since`."""
-        return tuple(getattr(self, name) for name in self._COUNTERS)
+        return tuple(getattr(self, name) for name in _COUNTERS)
 
     def since(self, mark: Mark | None = None) -> Usage:
         """Return the usage since a mark, or all; None for values that a call did not report."""
-        names = self._COUNTERS
+        names = _COUNTERS
         before = mark or (0,) * len(names)
         n = {name: getattr(self, name) - old for name, old in zip(names, before, strict=True)}
         known = n["unmeasured"] == 0
@@ -111,3 +98,6 @@ class Meter:
             coalesced=n["coalesced"],
             retries=n["retries"],
         )
+
+
+_COUNTERS = tuple(field.name for field in fields(Meter) if field.name != "price")

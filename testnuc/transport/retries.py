@@ -45,18 +45,6 @@ _LEAST_TIME = 0.1
 class Outage:
     """Connections that the server refused in a row, and calls that were given up in a row."""
 
-    __slots__ = (
-        "_ended",
-        "_error",
-        "_failing_since",
-        "_first",
-        "_gave_up_at",
-        "_last",
-        "_refusals",
-        "_since",
-        "waiting",
-    )
-
     def __init__(self) -> None:
         self._failing_since = self._gave_up_at = float("-inf")
         self._refusals = 0
