@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -67,28 +67,21 @@ class UnknownOutcomeError(Exception):
         self.error = error
 
 
+@dataclass(eq=False)
 class BatchLifecycle:
     """Creates batches at a provider, follows them, and stores their predictions."""
 
-    def __init__(
-        self,
-        api: BatchAPI,
-        reader: ResponseReader,
-        store: BatchStore,
-        *,
-        policy: BatchPolicy,
-        price: Price | None,
-    ) -> None:
-        self.api = api
-        self._reader = reader
-        self._store = store
-        self._policy = policy
-        self._price = price
-        self._owner = secrets.token_bytes(16)
+    api: BatchAPI
+    reader: ResponseReader
+    store: BatchStore
+    _: KW_ONLY
+    policy: BatchPolicy
+    price: Price | None
+    owner: bytes = field(default_factory=lambda: secrets.token_bytes(16))
 
     async def intend(self, batch: StoredBatch) -> None:
         """Store the intent: other processes then wait for this batch."""
-        await self._store.put_batch(batch, self._owner, self._policy.grace)
+        await self.store.put_batch(batch, self.owner, self.policy.grace)
 
     async def create(
         self, batch: StoredBatch, lines: Sequence[bytes], busy: Callable[[], bool]
@@ -104,10 +97,10 @@ class BatchLifecycle:
                 prepared = await self.api.prepare(batch.id.hex(), lines)
                 remote_id = await self._created(batch, prepared, busy)
         except ProviderError:
-            await self._store.end_batch(batch.id, "refused", Usage())
+            await self.store.end_batch(batch.id, "refused", Usage())
             raise
         try:
-            await self._store.note_batch(batch.id, remote_id)
+            await self.store.note_batch(batch.id, remote_id)
         except StoreError as error:
             # the batch exists: follow it; after a crash it is searched for
             _log.warning("the id of batch %s was not stored: %s", remote_id, error)
@@ -115,12 +108,12 @@ class BatchLifecycle:
 
     async def _created(self, batch: StoredBatch, prepared: bytes, busy: Callable[[], bool]) -> str:
         """Create a batch; retry only after a refusal."""
-        tries, pause = 0, self._policy.first_poll
+        tries, pause = 0, self.policy.first_poll
         while True:
-            if not await self._store.claim_batch(batch.id, self._owner, self._policy.grace):
+            if not await self.store.claim_batch(batch.id, self.owner, self.policy.grace):
                 raise NotAnsweredError(
                     "another process took over the batch before it was created: this process was "
-                    f"suspended for longer than BatchPolicy(grace={self._policy.grace:g})"
+                    f"suspended for longer than BatchPolicy(grace={self.policy.grace:g})"
                 )
             try:
                 return (await self.api.create(batch.id.hex(), prepared)).id
@@ -134,7 +127,7 @@ class BatchLifecycle:
                 level = logging.WARNING if wait > LONG else logging.INFO
                 _log.log(level, "a batch was refused (%s); retrying in %.0f s", error, wait)
             await asyncio.sleep(wait)
-            pause = min(pause * _GROWTH, self._policy.longest_poll)
+            pause = min(pause * _GROWTH, self.policy.longest_poll)
 
     async def adopt(self, batch: StoredBatch) -> StoredBatch | None:
         """Take over a batch whose creator may be dead; None if it was never created.
@@ -142,18 +135,18 @@ class BatchLifecycle:
         Waits for as long as its creator holds the batch.
         """
         while batch.remote_id is None:
-            if await self._store.claim_batch(batch.id, self._owner, self._policy.grace):
+            if await self.store.claim_batch(batch.id, self.owner, self.policy.grace):
                 async with self._held(batch):
                     found = await self._found(batch)
                 if found is None:
                     _log.info("batch %s was never created", batch.id.hex())
-                    await self._store.end_batch(batch.id, "never created", Usage())
+                    await self.store.end_batch(batch.id, "never created", Usage())
                     return None
                 _log.info("batch %s was found at the provider: %s", batch.id.hex(), found)
-                await self._store.note_batch(batch.id, found)
+                await self.store.note_batch(batch.id, found)
                 return replace(batch, remote_id=found)
-            await asyncio.sleep(min(self._policy.first_poll, self._policy.grace / 10))
-            now = [b for b in await self._store.batches(batch.scope) if b.id == batch.id]
+            await asyncio.sleep(min(self.policy.first_poll, self.policy.grace / 10))
+            now = [b for b in await self.store.batches(batch.scope) if b.id == batch.id]
             if not now:
                 return None
             batch = now[0]
@@ -161,27 +154,27 @@ class BatchLifecycle:
 
     async def _found(self, batch: StoredBatch) -> str | None:
         """Search a batch at the provider, which may list a new one with a delay."""
-        others = await self._store.batches(ended=True)
+        others = await self.store.batches(ended=True)
         known = {b.remote_id for b in others if b.remote_id is not None}
         clock = asyncio.get_running_loop().time
         polled, began = 0.0, clock()
 
         async def wait(seconds: float | None) -> None:
             nonlocal polled, began
-            seconds = self._policy.first_poll if seconds is None else seconds
+            seconds = self.policy.first_poll if seconds is None else seconds
             polled += seconds
             if polled > _LONGEST:
                 raise _unending(batch)
-            if not seconds and clock() - began > self._policy.patience:
+            if not seconds and clock() - began > self.policy.patience:
                 raise NotAnsweredError(
                     f"batch {batch.id.hex()} was not found: the provider's list of batches takes "
-                    f"longer than BatchPolicy(patience={self._policy.patience:g})"
+                    f"longer than BatchPolicy(patience={self.policy.patience:g})"
                 )
             await asyncio.sleep(seconds)
             # waiting for a batch in progress is no part of the search
             began += seconds
 
-        longest, waited, pause = self._policy.grace, 0.0, self._policy.first_poll
+        longest, waited, pause = self.policy.grace, 0.0, self.policy.first_poll
         while True:
             failed = remote_id = None
             began = clock()
@@ -191,7 +184,7 @@ class BatchLifecycle:
                 failed = error
                 if not error.retryable and error.status_code not in _UNLISTED:
                     raise
-                longest = self._policy.patience
+                longest = self.policy.patience
             if remote_id is not None:
                 return remote_id
             waited += clock() - began
@@ -201,7 +194,7 @@ class BatchLifecycle:
                 return None
             await asyncio.sleep(pause)
             waited += pause
-            pause = min(pause * _GROWTH, self._policy.longest_poll)
+            pause = min(pause * _GROWTH, self.policy.longest_poll)
 
     @contextlib.asynccontextmanager
     async def _held(self, batch: StoredBatch) -> AsyncIterator[None]:
@@ -209,10 +202,10 @@ class BatchLifecycle:
 
         async def hold() -> None:
             while True:
-                await asyncio.sleep(self._policy.grace / 3)
+                await asyncio.sleep(self.policy.grace / 3)
                 # a lost claim is noticed before the batch is created
                 with contextlib.suppress(StoreError):
-                    await self._store.claim_batch(batch.id, self._owner, self._policy.grace)
+                    await self.store.claim_batch(batch.id, self.owner, self.policy.grace)
 
         keeper = asyncio.create_task(hold(), name="testnuc-batch-held")
         try:
@@ -230,11 +223,11 @@ class BatchLifecycle:
         the latter is None if another process counted it. `ProviderError`: the provider cannot be
         reached; the batch stays open.
         """
-        joined = BatchOutcomes(batch.id.hex(), unpack(batch.items), self._reader)
+        joined = BatchOutcomes(batch.id.hex(), unpack(batch.items), self.reader)
         remote, lost = await self._results(batch, joined)
         # answers that the provider does not return are billed, their tokens are unknown
         usages = [*_believed(joined.usages, batch.facts.get("tokens")), *[None] * lost]
-        meter = Meter(self._price)
+        meter = Meter(self.price)
         for usage in usages:
             meter.add(usage)
         standing: Outcomes = {}
@@ -242,7 +235,7 @@ class BatchLifecycle:
         uploads: tuple[str, ...] = ()
         try:
             standing = await self._keep(joined.stored(batch.scope))
-            first = await self._store.end_batch(batch.id, remote.status, meter.usage())
+            first = await self.store.end_batch(batch.id, remote.status, meter.usage())
             uploads = remote.uploads if first else ()
         except Exception as error:  # noqa: BLE001 - of any store
             # the run gets the answers, and its scheduler stores them again
@@ -259,7 +252,7 @@ class BatchLifecycle:
 
         Results that the provider should have are asked for again, for as long as the policy says.
         """
-        waited, pause, refusals, told = 0.0, self._policy.first_poll, 0, False
+        waited, pause, refusals, told = 0.0, self.policy.first_poll, 0, False
         while True:
             remote = await self._ended(batch)
             before = len(joined.usages)
@@ -278,7 +271,7 @@ class BatchLifecycle:
                 lost = min(lost, remote.most_answers(batch.requests) - len(joined.usages))
             if lost <= 0 or remote.status == _IS_GONE:
                 return remote, max(0, lost)
-            if refusals >= _REFUSALS or waited >= self._policy.patience:
+            if refusals >= _REFUSALS or waited >= self.policy.patience:
                 if unread is None or unread.status_code in _GONE:
                     return remote, lost
                 raise unread
@@ -287,7 +280,7 @@ class BatchLifecycle:
                 _log.warning(
                     "batch %s: %s, and %d results are not there%s; asking again for up to %.0f s",
                     remote.id, remote.status, lost, f" ({unread})" if unread else "",
-                    self._policy.patience - waited,
+                    self.policy.patience - waited,
                 )  # fmt: skip
             if len(joined.usages) > before:
                 # in case the provider loses them
@@ -295,18 +288,18 @@ class BatchLifecycle:
                     await self._keep(joined.stored(batch.scope))
             await asyncio.sleep(pause)
             waited += pause
-            pause = min(pause * _GROWTH, self._policy.longest_poll)
+            pause = min(pause * _GROWTH, self.policy.longest_poll)
 
     async def _keep(self, rows: Iterator[StoredPrediction]) -> Outcomes:
         kept: Outcomes = {}
         while part := list(islice(rows, _CHUNK)):
-            standing = await self._store.put_predictions(part)
+            standing = await self.store.put_predictions(part)
             kept.update((row.key, p) for row, p in zip(part, standing, strict=True))
         return kept
 
     async def _ended(self, batch: StoredBatch) -> RemoteBatch:
         assert batch.remote_id is not None
-        pause, polled, failing, refusals = self._policy.first_poll, 0.0, 0.0, 0
+        pause, polled, failing, refusals = self.policy.first_poll, 0.0, 0.0, 0
         logged = "", 0, False
         clock = asyncio.get_running_loop().time
         while True:
@@ -321,9 +314,9 @@ class BatchLifecycle:
                 else:
                     refusals = 0
                 # a batch takes hours: keep polling while the provider fails for minutes
-                if refusals >= _REFUSALS or (failing >= self._policy.patience and not gone):
+                if refusals >= _REFUSALS or (failing >= self.policy.patience and not gone):
                     raise
-                if failing >= self._policy.patience:
+                if failing >= self.policy.patience:
                     _log.warning("batch %s is gone at the provider", batch.remote_id)
                     return RemoteBatch(batch.remote_id, _IS_GONE, ended=True, total=0, done=0)
                 failing += wait
@@ -338,7 +331,7 @@ class BatchLifecycle:
                 raise _unending(batch)
             await asyncio.sleep(wait)
             polled += wait
-            pause = min(pause * _GROWTH, self._policy.longest_poll)
+            pause = min(pause * _GROWTH, self.policy.longest_poll)
 
 
 def _log_state(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -69,29 +70,21 @@ def is_possible(usage: TokenUsage, size: tuple[float, float] | None) -> bool:
     return any(counts) and counts[0] <= most[0] and counts[1] <= most[1]
 
 
+@dataclass(eq=False)
 class CallAccounting:
     """Acquires permits and budget for attempts, and settles them by outcome."""
 
-    def __init__(
-        self,
-        admission: Admission,
-        account: BudgetAccount | None,
-        meter: Meter,
-        *,
-        price: Price | None,
-        telemetry: Telemetry | None,
-        wall: Callable[[], float],
-    ) -> None:
-        self.admission = admission
-        self.account = account
-        self._meter = meter
-        self._price = price
-        self._telemetry = telemetry
-        self._wall = wall
-        #: Whether the provider has responded to any request.
-        self.reached = False
-        #: The largest ratio of actual to estimated input tokens, 1 to `_MOST_OVERRUN`.
-        self._overrun = 1.0
+    admission: Admission
+    account: BudgetAccount | None
+    meter: Meter
+    _: KW_ONLY
+    price: Price | None
+    telemetry: Telemetry | None
+    wall: Callable[[], float]
+    #: Whether the provider has responded to any request.
+    reached: bool = False
+    #: The largest ratio of actual to estimated input tokens, 1 to `_MOST_OVERRUN`.
+    overrun: float = 1.0
 
     def try_acquire(self, call: Call) -> Permit | None:
         """Return a permit if nothing needs to be waited for."""
@@ -130,8 +123,8 @@ class CallAccounting:
         """Wait for budget, then for a permit: holders of a permit never wait for budget."""
         input_tokens, output_tokens = call.size
         if self.account is not None and call.reservation is None:
-            price = self._price
-            at_worst = ceil(input_tokens * self._overrun)
+            price = self.price
+            at_worst = ceil(input_tokens * self.overrun)
             usd = 0 if price is None else price.worst(at_worst, output_tokens)
             # stored on the call before anything else awaits, so that it is always released
             call.reservation = await self.account.reserve(usd, at_worst + output_tokens)
@@ -167,7 +160,7 @@ class CallAccounting:
                 raise
             return self.accept(call, permit, reply)
         failure: Exception | None = None
-        seconds = retry_after(answer.headers, self._wall())
+        seconds = retry_after(answer.headers, self.wall())
         try:
             failure = wire.error(answer.status, answer.headers, answer.data)
             if seconds is None and isinstance(failure, ProviderError):
@@ -241,9 +234,9 @@ class CallAccounting:
         """Count an answered call, and settle its permit and reservation."""
         if usage is not None and not is_possible(usage, call.size if call.wire else None):
             usage = None
-        pico_usd = self._meter.add(usage)
-        if self._telemetry is not None:
-            self._telemetry.billed(usage, pico_usd)
+        pico_usd = self.meter.add(usage)
+        if self.telemetry is not None:
+            self.telemetry.billed(usage, pico_usd)
         if usage is None:
             self.admission.answered(permit)
             self._keep(call)
@@ -251,9 +244,9 @@ class CallAccounting:
         self.admission.answered(permit, usage.input_tokens, usage.output_tokens)
         if call.reservation is not None and self.account is not None:
             ratio = usage.input_tokens / max(1, call.size[0])
-            self._overrun = max(self._overrun, min(ratio, _MOST_OVERRUN))
+            self.overrun = max(self.overrun, min(ratio, _MOST_OVERRUN))
             tokens = usage.input_tokens + usage.output_tokens
-            if pico_usd is None and self._price is not None:
+            if pico_usd is None and self.price is not None:
                 # answered in a service tier whose price is unknown
                 self._keep(call)
                 return

@@ -10,6 +10,7 @@ import asyncio
 import io
 import logging
 from contextlib import asynccontextmanager
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from tenacity import AsyncRetrying, retry_if_exception
@@ -86,25 +87,17 @@ class _Lines:
             self.rest += part
 
 
+@dataclass(eq=False)
 class AuxiliaryRequests:
     """Sends HTTP requests other than calls."""
 
-    def __init__(
-        self,
-        connections: Connections,
-        retry: RetryPolicy,
-        *,
-        rng: Random,
-        clock: Callable[[], float],
-        wall: Callable[[], float],
-        sleep: Callable[[float], Awaitable[None]],
-    ) -> None:
-        self._connections = connections
-        self._retry = retry
-        self._rng = rng
-        self._clock = clock
-        self._wall = wall
-        self._sleep = sleep
+    connections: Connections
+    retry: RetryPolicy
+    _: KW_ONLY
+    rng: Random
+    clock: Callable[[], float]
+    wall: Callable[[], float]
+    sleep: Callable[[float], Awaitable[None]]
 
     async def send(
         self,
@@ -123,9 +116,9 @@ class AuxiliaryRequests:
         """
 
         async def attempt() -> HTTPAnswer:
-            seconds = self._retry.timeout + len(body) * _SECONDS_PER_BYTE
+            seconds = self.retry.timeout + len(body) * _SECONDS_PER_BYTE
             async with _within(seconds, provider):
-                answer = await self._connections.request(
+                answer = await self.connections.request(
                     provider,
                     method,
                     url,
@@ -151,12 +144,12 @@ class AuxiliaryRequests:
 
         async def attempt() -> None:
             lines = _Lines()
-            patience = self._retry.timeout
+            patience = self.retry.timeout
             loop = asyncio.get_running_loop()
             stop = loop.time() + _MOST_SECONDS
             async with (
                 _within(patience, provider) as timer,
-                self._connections.stream(provider, url) as response,
+                self.connections.stream(provider, url) as response,
             ):
                 if response.status not in OK:
                     answer = await read_response(response, MOST_BYTES, provider, ServerError)
@@ -180,25 +173,25 @@ class AuxiliaryRequests:
     async def _with_key(self, provider: WireProvider, run: Callable[[], Awaitable[T]]) -> T:
         """Run a request; again with another key if a key that can expire was rejected."""
         keys = getattr(provider, "keys", None)
-        key = None if keys is None else await keys.current(self._retry.deadline)
+        key = None if keys is None else await keys.current(self.retry.deadline)
         try:
             return await run()
         except AuthenticationError:
             # rejected before it was executed, so it may be sent again in any case
             if keys is None:
                 raise
-            await keys.replace(key, self._retry.deadline)
+            await keys.replace(key, self.retry.deadline)
             return await run()
 
     async def _retried(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        started = self._clock()
+        started = self.clock()
 
         def gives_up(state: RetryCallState) -> bool:
-            since = self._clock() - started + state.upcoming_sleep
-            return since >= self._retry.deadline or state.attempt_number >= self._retry.attempts
+            since = self.clock() - started + state.upcoming_sleep
+            return since >= self.retry.deadline or state.attempt_number >= self.retry.attempts
 
         retrying = AsyncRetrying(
-            sleep=self._sleep,
+            sleep=self.sleep,
             retry=retry_if_exception(is_retryable),
             wait=self._wait,
             stop=gives_up,
@@ -210,7 +203,7 @@ class AuxiliaryRequests:
     def _wait(self, state: RetryCallState) -> float:
         error = None if state.outcome is None else state.outcome.exception()
         asked = getattr(error, "retry_after", None)
-        seconds = backoff(self._retry, state.attempt_number, asked, self._rng)
+        seconds = backoff(self.retry, state.attempt_number, asked, self.rng)
         level = logging.WARNING if asked is not None and seconds > LONG else logging.DEBUG
         _log.log(level, "the provider refused a request; retrying in %.0f s", seconds)
         return seconds
@@ -222,7 +215,7 @@ class AuxiliaryRequests:
             return
         error = provider.error(status, headers, data)
         if isinstance(error, ProviderError) and error.retry_after is None:
-            error.retry_after = retry_after(headers, self._wall())
+            error.retry_after = retry_after(headers, self.wall())
         raise error
 
 
