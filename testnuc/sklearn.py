@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -57,6 +57,7 @@ __all__ = ["HeadClassifier", "TestNUCClassifier"]
 _OWN = frozenset({"labels", "store"})
 
 
+@dataclass(eq=False, repr=False)
 class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Label texts with an LLM and the vote of their nearest unlabeled neighbors.
 
@@ -97,50 +98,27 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     __test__ = False
 
-    def __init__(
-        self,
-        labels: Sequence[str] | Mapping[str, str] | None = None,
-        *,
-        model: str | Provider | WireProvider = "openai/gpt-4o-mini",
-        base_url: str | None = None,
-        embedder: str | Embedder = "sentence-transformers/all-MiniLM-L6-v2",
-        store: str | os.PathLike[str] | None = None,
-        k: int | None = None,
-        policy: str | VotePolicy = "auto",
-        method: Method | None = None,
-        instructions: str | None = None,
-        none_label: str | None = None,
-        multilabel: bool = False,
-        request_options: Mapping[str, Any] | None = None,
-        texts_per_call: int = 1,
-        temperature: float | None = 0.7,
-        top_p: float | None = 1.0,
-        confidence: Literal["verbalized", "logprobs"] = "verbalized",
-        reasoning_effort: str | None = "least",
-        score_labels: bool = False,
-        shortlist: int | Literal["auto", "levels", "all"] | None = "auto",
-        limits: Limits | None = None,
-    ) -> None:
-        self.labels = labels
-        self.model = model
-        self.base_url = base_url
-        self.embedder = embedder
-        self.store = store
-        self.k = k
-        self.policy = policy
-        self.method = method
-        self.instructions = instructions
-        self.none_label = none_label
-        self.multilabel = multilabel
-        self.request_options = request_options
-        self.texts_per_call = texts_per_call
-        self.temperature = temperature
-        self.top_p = top_p
-        self.confidence = confidence
-        self.reasoning_effort = reasoning_effort
-        self.score_labels = score_labels
-        self.shortlist = shortlist
-        self.limits = limits
+    labels: Sequence[str] | Mapping[str, str] | None = None
+    _: KW_ONLY
+    model: str | Provider | WireProvider = "openai/gpt-4o-mini"
+    base_url: str | None = None
+    embedder: str | Embedder = "sentence-transformers/all-MiniLM-L6-v2"
+    store: str | os.PathLike[str] | None = None
+    k: int | None = None
+    policy: str | VotePolicy = "auto"
+    method: Method | None = None
+    instructions: str | None = None
+    none_label: str | None = None
+    multilabel: bool = False
+    request_options: Mapping[str, Any] | None = None
+    texts_per_call: int = 1
+    temperature: float | None = 0.7
+    top_p: float | None = 1.0
+    confidence: Literal["verbalized", "logprobs"] = "verbalized"
+    reasoning_effort: str | None = "least"
+    score_labels: bool = False
+    shortlist: int | Literal["auto", "levels", "all"] | None = "auto"
+    limits: Limits | None = None
 
     def fit(self, X: Any, y: Any = None) -> Self:  # noqa: N803 - scikit-learn's names
         """Make the texts the pool, and predict each distinct text.
@@ -334,6 +312,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return [str(known) for known in self.classes_.tolist()].index(label)
 
 
+@dataclass(eq=False, repr=False)
 class HeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Label texts by a head from `TestNUC.distill`, without an LLM.
 
@@ -352,11 +331,8 @@ class HeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     __test__ = False
 
-    def __init__(
-        self, head: str | os.PathLike[str] = "labels.head", embedder: str | Embedder | None = None
-    ) -> None:
-        self.head = head
-        self.embedder = embedder
+    head: str | os.PathLike[str] = "labels.head"
+    embedder: str | Embedder | None = None
 
     def fit(self, X: Any = None, y: Any = None) -> Self:  # noqa: ARG002, N803 - it is trained
         """Read the file; the texts are not used.

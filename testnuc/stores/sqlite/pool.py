@@ -12,6 +12,7 @@ import logging
 import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -269,6 +270,7 @@ class SqlitePool:
         return asyncio.shield(running)
 
 
+@dataclass(eq=False)
 class IndexSync:
     """Synchronizes a `NearestVectors` with a pool of the store.
 
@@ -277,72 +279,70 @@ class IndexSync:
     mutated.
     """
 
-    def __init__(
-        self, database: SqliteDatabase, embedder: str, folder: Path, *, exact_below: int
-    ) -> None:
-        self._database = database
-        self._embedder = embedder
-        self._folder = folder
-        self._exact_below = exact_below
-        self._connection: sqlite3.Connection | None = None
-        self._saved: SavedGraph | None = None
-        #: The saved record whose file proved to be damaged.
-        self._damaged: str | None = None
-        #: None while the pool has never had a text.
-        self.nearest: NearestVectors | None = None
-        #: Removals that were applied to `nearest`.
-        self.removals = 0
-        #: Whether `load` found a damaged file and rebuilt the graph.
-        self.rebuilt = False
+    database: SqliteDatabase
+    embedder: str
+    folder: Path
+    _: KW_ONLY
+    exact_below: int
+    connection: sqlite3.Connection | None = None
+    saved: SavedGraph | None = None
+    #: The saved record whose file proved to be damaged.
+    damaged: str | None = None
+    #: None while the pool has never had a text.
+    nearest: NearestVectors | None = None
+    #: Removals that were applied to `nearest`.
+    removals: int = 0
+    #: Whether `load` found a damaged file and rebuilt the graph.
+    rebuilt: bool = False
 
     def load(self) -> None:
         """Map the saved graph, and catch up with the database."""
         try:
-            self._connection = self._database.connect()
+            self.connection = self.database.connect()
             for _ in range(_ATTEMPTS):
-                now = sql.state(self._connection, self._embedder)
+                now = sql.state(self.connection, self.embedder)
                 if now is None or now.saved is None:
                     break
                 try:
                     saved = now.graph()
                     assert saved is not None
-                    graph = Graph.map(self._folder, saved)
+                    graph = Graph.map(self.folder, saved)
                     self.nearest = NearestVectors(
-                        now.dim, exact_below=self._exact_below, graph=graph
+                        now.dim, exact_below=self.exact_below, graph=graph
                     )
-                    self._saved = saved
+                    self.saved = saved
                     break
                 except DamagedIndexError as exc:
-                    again = sql.state(self._connection, self._embedder)
+                    again = sql.state(self.connection, self.embedder)
                     if again is not None and again.saved != now.saved:
                         # another process has saved meanwhile and deleted the old file
                         continue
                     _log.warning(
                         "the index in %s cannot be used (%s): rebuilding it from %d vectors",
-                        self._folder,
+                        self.folder,
                         exc,
                         now.size,
                     )
-                    self._damaged, self.rebuilt = now.saved, True
+                    self.damaged, self.rebuilt = now.saved, True
                     break
             self.catch_up()
         except BaseException as exc:
             # what could not be opened, nobody closes
             self._release()
             if isinstance(exc, (sqlite3.Error, *DAMAGE)):
-                raise self._database.translated(exc) from exc
+                raise self.database.translated(exc) from exc
             raise
 
     def catch_up(self) -> None:
         """Apply additions and removals of this process and of others."""
-        assert self._connection is not None
+        assert self.connection is not None
         try:
-            now = sql.state(self._connection, self._embedder)
+            now = sql.state(self.connection, self.embedder)
             if now is None:
                 return
             nearest = self.nearest
             if nearest is None:
-                nearest = NearestVectors(now.dim, exact_below=self._exact_below)
+                nearest = NearestVectors(now.dim, exact_below=self.exact_below)
             while len(nearest) < now.size:
                 self._add_rows(nearest, now)
                 self.nearest = nearest
@@ -350,7 +350,7 @@ class IndexSync:
                     self.save()
             if now.removals > self.removals:
                 # removals are read later than `now`, so they may include later rows
-                rows = self._connection.execute(
+                rows = self.connection.execute(
                     "SELECT id FROM pool WHERE id >= ? AND id < ? AND removed > ?",
                     (now.first, now.first + len(nearest), self.removals),
                 )
@@ -358,12 +358,12 @@ class IndexSync:
                 self.removals = now.removals
             self.nearest = nearest
         except (sqlite3.Error, *DAMAGE) as exc:
-            raise self._database.translated(exc) from exc
+            raise self.database.translated(exc) from exc
 
     def _add_rows(self, nearest: NearestVectors, now: sql.PoolState) -> None:
-        assert self._connection is not None
+        assert self.connection is not None
         start, end = len(nearest), min(len(nearest) + _CHUNK, now.size)
-        rows = sql.texts_between(self._connection, now, "hash, vectors.vector", start, end)
+        rows = sql.texts_between(self.connection, now, "hash, vectors.vector", start, end)
         if len(rows) != end - start:
             raise StoreError(
                 f"the store is corrupt: texts are missing among the pool rows {start} to {end}; "
@@ -374,42 +374,42 @@ class IndexSync:
 
     def close(self) -> None:
         """Save the graph if enough rows are unsaved, and close the connection."""
-        if self._connection is None:
+        if self.connection is None:
             return
         try:
-            if self._unsaved() >= min(_SAVE_ON_CLOSE, self._exact_below):
+            if self._unsaved() >= min(_SAVE_ON_CLOSE, self.exact_below):
                 self.save()
         finally:
             self._release()
 
     def _release(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
 
     def save(self) -> None:
         """Save the graph; a failure is logged and only makes the next opening slower."""
         if not self._unsaved():
             return
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             for _ in range(_ATTEMPTS):
                 if self._try_to_save():
                     return
         except (OSError, sqlite3.Error, StoreError) as exc:
-            _log.warning("the index in %s could not be saved: %s", self._folder, exc)
+            _log.warning("the index in %s could not be saved: %s", self.folder, exc)
 
     def _unsaved(self) -> int:
         """Return the number of rows that the next opening would have to insert into the graph."""
-        if self.nearest is None or len(self.nearest) < self._exact_below:
+        if self.nearest is None or len(self.nearest) < self.exact_below:
             return 0
-        return self.nearest.graph_rows - (0 if self._saved is None else self._saved.rows)
+        return self.nearest.graph_rows - (0 if self.saved is None else self.saved.rows)
 
     def _try_to_save(self) -> bool:
-        assert self._connection is not None
+        assert self.connection is not None
         assert self.nearest is not None
         assert self.nearest.graph is not None
-        now = sql.state(self._connection, self._embedder)
+        now = sql.state(self.connection, self.embedder)
         assert now is not None
         before = None
         with contextlib.suppress(DamagedIndexError):
@@ -417,33 +417,33 @@ class IndexSync:
         if (
             before is not None
             and before.rows >= self.nearest.graph_rows
-            and now.saved != self._damaged
-            and (self._folder / before.file).is_file()
+            and now.saved != self.damaged
+            and (self.folder / before.file).is_file()
         ):
-            self._saved = before
+            self.saved = before
             return True
-        saved = self.nearest.graph.save(self._folder)
-        self._connection.execute("BEGIN IMMEDIATE")
+        saved = self.nearest.graph.save(self.folder)
+        self.connection.execute("BEGIN IMMEDIATE")
         try:
-            won = self._connection.execute(
+            won = self.connection.execute(
                 "UPDATE embedders SET saved = ? WHERE id = ? AND saved IS ?",
                 (orjson.dumps(saved).decode(), now.embedder, now.saved),
             ).rowcount
         finally:
-            self._connection.execute("COMMIT")
+            self.connection.execute("COMMIT")
         if not won:
             # another process has saved first
             self._delete({saved.file})
             return False
         # the reference to the old file must leave the disk before the file does
-        self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-        others, oldest = set(self._folder.iterdir()), time.time() - _ORPHAN_AGE
+        self.connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        others, oldest = set(self.folder.iterdir()), time.time() - _ORPHAN_AGE
         orphans = {path.name for path in others if path.stat().st_mtime < oldest} - {saved.file}
         self._delete(orphans | (set() if before is None else {before.file}))
-        self._saved = saved
+        self.saved = saved
         return True
 
     def _delete(self, names: set[str]) -> None:
         for name in names:
             with contextlib.suppress(OSError):
-                (self._folder / name).unlink()
+                (self.folder / name).unlink()
