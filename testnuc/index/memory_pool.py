@@ -119,10 +119,7 @@ class Pool:
         upto: int | None = None,
         among: Int64s | None = None,
     ) -> Matches:
-        """Return the k nearest texts of each vector; see `testnuc.protocols.Index.search`.
-
-        With `among`, only the texts with these row numbers, ascending, are searched.
-        """
+        """Return the k nearest texts; of the row numbers in `among`, ascending, if it is given."""
         if self._nearest is None:
             return empty_matches(len(vectors), k)
         own = None

@@ -10,7 +10,7 @@ import asyncio
 import io
 import logging
 from contextlib import asynccontextmanager
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from tenacity import AsyncRetrying, retry_if_exception
@@ -54,15 +54,15 @@ def _endless(provider: WireProvider) -> ServerError:
     return error
 
 
+@dataclass(eq=False)
 class _Lines:
     """Splits a download into its lines."""
 
-    def __init__(self) -> None:
-        #: Bytes that were received.
-        self.size = 0
-        #: The line that is incomplete; empty if it is too long.
-        self.rest = bytearray()
-        self._too_long = False
+    #: Bytes that were received.
+    size: int = 0
+    #: The line that is incomplete; empty if it is too long.
+    rest: bytearray = field(default_factory=bytearray)
+    too_long: bool = False
 
     def complete(self, piece: bytes) -> Iterator[bytes]:
         """Yield the lines that the next piece completes, without empty ones."""
@@ -73,17 +73,17 @@ class _Lines:
             if self.rest:
                 yield bytes(self.rest)
             self.rest.clear()
-            self._too_long = False
+            self.too_long = False
             last = others.pop()
             yield from filter(None, others)
             self._extend(last)
 
     def _extend(self, part: bytes) -> None:
-        if len(self.rest) + len(part) > MOST_BYTES and not self._too_long:
+        if len(self.rest) + len(part) > MOST_BYTES and not self.too_long:
             _log.warning("a line of a download is left out: it has more than %d bytes", MOST_BYTES)
-            self._too_long = True
+            self.too_long = True
             self.rest.clear()
-        if not self._too_long:
+        if not self.too_long:
             self.rest += part
 
 

@@ -129,10 +129,7 @@ class PostgresPool:
         upto: int | None = None,
         among: Int64s | None = None,
     ) -> Matches:
-        """Return the k nearest texts of each vector; see `testnuc.protocols.Index.search`.
-
-        With `among`, only the texts with these row numbers, ascending, are searched.
-        """
+        """Return the k nearest texts; of the row numbers in `among`, ascending, if it is given."""
         matches = empty_matches(len(vectors), k)
         now = await self._now()
         if now is None or not len(vectors) or not k:

@@ -135,10 +135,7 @@ class SqlitePool:
         upto: int | None = None,
         among: Int64s | None = None,
     ) -> Matches:
-        """Return the k nearest texts of each vector; see `testnuc.protocols.Index.search`.
-
-        With `among`, only the texts with these row numbers, ascending, are searched.
-        """
+        """Return the k nearest texts; of the row numbers in `among`, ascending, if it is given."""
         await self.open()
 
         def read(c: sqlite3.Connection) -> tuple[sql.PoolState | None, Int64s | None]:
