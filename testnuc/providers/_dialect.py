@@ -124,7 +124,7 @@ def _without(dialect: Dialect, message: str) -> Dialect | None:
     """Return the dialect without a limit's name, sampling, cache or system role that is refused."""
     if named := _LIMIT.search(message):
         use = _USE_LIMIT.search(message)
-        return replace(dialect, limit=use[1] if use else LIMITS[named[1] == LIMITS[0]])
+        return replace(dialect, limit=use[1] if use else LIMITS[1 - LIMITS.index(named[1])])
     if "cannot both" in message and "top_p" in message:
         return replace(dialect, dropped=dialect.dropped | {"top_p"})
     if _SAMPLING.search(message):
