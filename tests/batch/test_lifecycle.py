@@ -128,7 +128,7 @@ class Slow:
 
 
 @pytest.mark.parametrize(
-    "tokens", ["x", 7, [], [1], [None, 1], ["1", "2"], {"0": 1}, [True, [2]], [-1, 5], [1, 2, 3]]
+    "tokens", ["x", 7, [], [1], [None, 1], ["one", "2"], {"0": 1}, [True, [2]], [-1, 5], [1, 2, 3]]
 )
 def test_sizes_of_requests_that_a_store_from_elsewhere_states_wrongly(tokens):
     async def main(loop):
