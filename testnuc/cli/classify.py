@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from types import SimpleNamespace
 from typing import Literal, NoReturn
 
@@ -128,7 +129,7 @@ def label_all(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", SmallPoolWarning)
         try:
-            results = run_to_end(label())
+            results = run_to_end(_told(label(), nuc))
         except KeyboardInterrupt:
             _interrupted(nuc, progress, store, lane)
     for warning in caught if results.diagnosis is None else ():  # which says the same
@@ -136,6 +137,22 @@ def label_all(
             said = (warning.message.problem, warning.message.options)
             to_stderr(f"note: {'; '.join(filter(None, said))}")
     return results
+
+
+async def _told(labeling: Coroutine[None, None, Results], nuc: TestNUC) -> Results:
+    """Run a coroutine; say at once that Ctrl-C stops it, as calls in flight are waited for."""
+    task = asyncio.create_task(labeling)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if task.done():
+            raise
+        calls = parts_of(nuc).transport.in_flight
+        said = f"{calls:,} {'call' if calls == 1 else 'calls'} in flight"
+        # on a line of its own, after the progress bar
+        print(f"\ntestnuc: stopping: {said}; Ctrl-C again stops at once", file=sys.stderr)
+        task.cancel()
+        return await task
 
 
 def end(
@@ -333,6 +350,8 @@ async def _about_embedder(nuc: TestNUC, texts: Sequence[str]) -> str | None:
     """Return how many texts the embedder reads in part or rejects; loads a local model."""
     embedder = parts_of(nuc).embedder
     measure = getattr(embedder, "cut", None)
+    if measure is not None and not isinstance(embedder, OpenAIEmbedder):
+        to_stderr("loading the embedder")
     number, tokens = (0, 0) if measure is None else await measure(texts)
     if not number:
         return None

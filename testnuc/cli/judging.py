@@ -52,6 +52,8 @@ def review(given: SimpleNamespace) -> None:
     # without what the source itself knows
     run = shlex.split(next_command("learn", given))[2:]
 
+    to_stderr("choosing the texts to judge: a model of the texts is fitted")
+
     async def draw() -> tuple[Review, Table | None]:
         async with opened(source, given.client, given.text_column) as (nuc, table):
             return await nuc.review(given.n, goal=given.goal), table
