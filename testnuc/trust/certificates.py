@@ -333,23 +333,12 @@ def certify(
 ) -> Certificate:
     """Certify the largest part of the texts, highest trust first, that judgments prove accurate.
 
-    Parameters
-    ----------
-    trust : float64[n]
-        As it was frozen before the draws. NaN = unknown, never certified.
-    rows : int64[m]
-        All judged texts.
-    right : bool[m]
-        Whether their labels are right, by the frozen rule; skipped: no.
-    drawn : bool[m]
-        Whether they were drawn, after the freeze, uniformly inside their stratum, or from all.
-    inside : bool[n], optional
-        The texts that are certified. Default: all.
-    accuracy, confidence : float
-    ranking : int
-        Rankings frozen before that were drawn from.
-    endless : bool
-        For new texts of the same kind instead of these.
+    `trust`, float64[n], is as it was frozen before the draws; NaN = unknown, never certified.
+    `rows`, int64[m], are all judged texts; `right`, bool[m]: whether their labels are, by the
+    frozen rule (skipped: no); `drawn`, bool[m]: whether they were drawn, after the freeze,
+    uniformly inside their stratum, or from all. Only texts `inside`, bool[n], are certified.
+    `ranking`: rankings frozen before that were drawn from; `endless`: for new texts of the same
+    kind instead of these.
     """
     strata = Strata.of(trust, rows, right, drawn, inside)
     error = error_of(confidence, ranking)

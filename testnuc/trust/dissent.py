@@ -42,18 +42,9 @@ def dissent_of(
 ) -> Dissent:
     """Compare a referee with the LLM, by the labels of the judged texts.
 
-    Parameters
-    ----------
-    own : int32[m]
-        The LLM's labels; -1 = none.
-    others : int32[c, m]
-        The labels of the other candidates.
-    answers : int32[m]
-        The referee's answers, all of them labels.
-    differing : bool[m]
-        Where candidates differ from the LLM.
-    part : float
-        The part of all texts where they do.
+    `own`, int32[m], are the LLM's labels, -1 = none; `others`, int32[c, m], those of the other
+    candidates; `answers`, int32[m], the referee's. `differing`, bool[m]: where candidates differ
+    from the LLM, as they do in a `part` of all texts.
     """
     from scipy.stats import binom
 

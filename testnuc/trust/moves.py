@@ -28,14 +28,8 @@ _TINY = 1e-12
 def found_moves(judged: Int64s, hits: Int64s) -> list[tuple[int, int, int]]:
     """Return the kinds of hits whose share is proved to have moved.
 
-    Parameters
-    ----------
-    judged, hits : int64[T, K]
-        Texts and hits of each batch, the earliest first, for each kind.
-
-    Returns
-    -------
-    list of (kind, batch that proved it, batch that it most likely came with)
+    Each as (kind, batch that proved it, batch that it most likely came with). `judged` and `hits`,
+    int64[T, K]: texts and hits of each batch, the earliest first, for each kind.
     """
     if not len(judged):
         return []

@@ -68,12 +68,8 @@ class Share:
 class Population:
     """Texts, divided into strata for each of C kinds of hits.
 
-    Parameters
-    ----------
-    of : int64[n, C]
-        The stratum of each text, from 0 on.
-    weights : float64[n], optional
-        How many rows each text stands for. Default: one.
+    `of`, int64[n, C], is the stratum of each text, from 0 on; `weights`, float64[n], how many rows
+    each stands for (default: one).
     """
 
     def __init__(self, of: Int64s, weights: Float64s | None = None) -> None:
@@ -87,20 +83,13 @@ class Population:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JudgedSample:
-    """The judged texts among n.
+    """The judged texts among n."""
 
-    Parameters
-    ----------
-    rows : int64[m]
-        Their positions, each once.
-    drawn : bool[m]
-        Whether they are a random sample: drawn from all texts of their stratum, equally likely.
-    missing : bool[m]
-        Whether they were skipped. A skipped text may be a hit or not, which widens the interval.
-    """
-
+    #: int64[m], their positions, each once.
     rows: Int64s
+    #: bool[m], whether they are a random sample: drawn from their stratum, equally likely.
     drawn: Bools
+    #: bool[m], whether they were skipped. Such a text may be a hit or not: the interval is wider.
     missing: Bools
 
     def totals(
@@ -108,13 +97,8 @@ class JudgedSample:
     ) -> tuple[Float64s, Float64s, Float64s]:
         """Return the share of the texts that are a hit, and bounds; float64[C] each.
 
-        Parameters
-        ----------
-        population : Population
-        hits : bool[m, C]
-            Whether each judged text is a hit.
-        confidence : float
-            With this probability the share lies between the bounds, for each kind alone.
+        `hits`, bool[m, C]: whether each judged text is one. Each kind's share alone lies between
+        its bounds with this `confidence`.
         """
         # as if all that were skipped are no hit, and as if they are one
         tail = (1 - confidence) / 2
