@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench._report import Report
 from testnuc import Limits, RateLimit, Sampling, SmallPoolWarning, TestNUC
+from testnuc.errors import ReplyError
 from testnuc.testing import CURABLE_KINDS, Faults, HashEmbedder, LoopbackLLM, by_hash
 from testnuc.testing.faults import PACKED_KINDS
 
@@ -72,7 +73,8 @@ async def _run(
 def _row(
     results: Results, usage: Usage, llm: LoopbackLLM, seconds: float, per_call: int
 ) -> dict[str, Any]:
-    lost = sum(r.prediction is None for r in results)
+    # three unusable answers to one text are billed, and end its call
+    lost = sum(r.prediction is None and not isinstance(r.error, ReplyError) for r in results)
     wrong = sum(
         r.prediction is not None and r.prediction.label != _answer(r.text)[0] for r in results
     )
@@ -129,6 +131,7 @@ async def _all(n: int, killed_for: float, kinds: tuple[str, ...]) -> Report:
         f"refused: {_REFUSED_RATE:.0%} of the requests; each also closes all other connections, "
         "which the column retries includes and the column faults does not"
     )
+    report.note("lost: texts without an answer, except after three unusable ones")
     report.note("duplicate calls: calls beyond one per text and one per unusable answer")
     report.note("miscounted: difference between the server's count of calls and nuc.usage")
     report.note("violations: requests that exceeded the server's sliding-window rate limit")

@@ -527,6 +527,7 @@ class Shrinking(HashEmbedder):
         return vectors
 
 
+@pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
 async def test_vectors_of_another_length_are_an_error(client_of):
     embedder = Shrinking(32)
     async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm, embedder=embedder)) as nuc:
