@@ -341,4 +341,5 @@ def test_commands_exist_with_their_options():
 
 def test_every_kind_of_block_is_checked():
     kinds = {"python", "json", "toml", "console", "sh", "bash", "sql", "", "text", "html", "yaml"}
+    kinds |= {"dockerfile", "ini"}
     assert {block.language for block in BLOCKS} <= kinds
