@@ -18,7 +18,7 @@ from testnuc.trust.label_check import LabelCheck, checked_labels
 from testnuc.types import Classification, Neighbor, Prediction
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -35,15 +35,17 @@ _RECORDED = (
     "security_requirements.mistral-nemo",
 )
 #: Answered by the label whose name is nearest, as `local/zero-shot` does.
-_ZERO_SHOT = ("clinc", "stackexchange")
+_ZERO_SHOT = ("clinc.zero-shot", "stackexchange.zero-shot")
 _TOP, _DRAWS = 20, 20
 
 
-def _read(folder: Path, cache: Path, model: str) -> list[tuple[Recorded, list[str], list[str]]]:
+def read_sets(
+    folder: Path, cache: Path, model: str, sets: Sequence[str] = (*_RECORDED, *_ZERO_SHOT)
+) -> list[tuple[Recorded, list[str], list[str]]]:
     """Return sets with their texts and label names."""
-    files = [folder / "predictions" / f"{name}.jsonl" for name in _RECORDED]
+    files = [folder / "predictions" / f"{name}.jsonl" for name in sets if name in _RECORDED]
     cache.mkdir(parents=True, exist_ok=True)
-    for name in _ZERO_SHOT:
+    for name in (stem.partition(".")[0] for stem in sets if stem in _ZERO_SHOT):
         plain = folder / "datasets" / name / "small.jsonl"
         lines = [orjson.loads(line) for line in plain.read_bytes().splitlines()]
         plain_rows = [{"text": r["input"], "gold": r["label"], "prediction": None} for r in lines]
@@ -96,7 +98,7 @@ def check_report(folder: Path, cache: Path, model: str) -> Report:
     """Compare what is found without correct labels with what is so."""
     report = Report("labels", "Checks of label sets by recorded answers, against correct labels")
     random = np.random.default_rng(0)
-    for data, texts, names in _read(folder, cache, model):
+    for data, texts, names in read_sets(folder, cache, model):
         n, gold = len(names), data.gold
         shuffled = random.permutation(data.texts.own)
         for kind, own in (("LLM", data.texts.own), ("correct", gold), ("shuffled", shuffled)):

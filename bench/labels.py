@@ -1,6 +1,7 @@
 """Shortlists of many labels: how often they hold the right one, and tokens a text.
 
 ``--check``: what the check of a label set finds, against correct labels.
+``--discover``: which labels are found again without any, with a scripted model.
 ``--capacity LABELS``: memory and time of vote, shortlists and a model of labels at that many.
 """
 
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
+from bench._discovery import discover_report
 from bench._label_capacity import capacity
 from bench._label_check import check_report
 from bench._report import Report
@@ -219,7 +221,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--json", help="write the result to this file")
     parser.add_argument("--capacity", type=int, metavar="LABELS", help="measure memory and time")
     parser.add_argument("--check", action="store_true", help="check label sets")
-    parser.add_argument("--cache", default=".cache", help="folder for embeddings, with --check")
+    parser.add_argument("--discover", action="store_true", help="find labels without any")
+    parser.add_argument("--cache", default=".cache", help="folder for embeddings of these two")
     parser.add_argument("--capacity-texts", type=int, default=100_000)
     given = parser.parse_args(argv)
     if given.capacity:
@@ -230,8 +233,9 @@ def main(argv: list[str]) -> None:
         return
     if given.data is None:
         parser.error("--data is missing")
-    if given.check:
-        report = check_report(Path(given.data), Path(given.cache), given.embedder)
+    if given.check or given.discover:
+        make = check_report if given.check else discover_report
+        report = make(Path(given.data), Path(given.cache), given.embedder)
         report.show()
         if given.json:
             report.write(given.json)

@@ -24,6 +24,7 @@ from testnuc._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from testnuc.client import TestNUC as TestNUC
+    from testnuc.discovery import discover as discover
     from testnuc.errors import BudgetExceededError as BudgetExceededError
     from testnuc.errors import InvalidInputError as InvalidInputError
     from testnuc.errors import ProviderError as ProviderError
@@ -70,6 +71,7 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 #: Module -> its public names.
 _HOMES = {
     "client": "TestNUC",
+    "discovery": "discover",
     "errors": "BudgetExceededError InvalidInputError ProviderError SmallPoolWarning StoreError "
     "TestNUCError",
     "head": "Head",

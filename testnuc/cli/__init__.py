@@ -4,8 +4,8 @@
 
     options           shared options, and `runs`, which connects a declaration to its function
 
-    audit, batch, classify, compare, count, demo, describe, evaluate, judging, labels, report,
-    serve, store
+    audit, batch, classify, compare, count, demo, describe, discover, evaluate, judging, labels,
+    report, serve, store
                       what each command does
     answering         judging in the terminal; `judging_page` on a page
 
@@ -35,6 +35,7 @@ import typer
 from testnuc._version import __version__
 from testnuc.cli.options import (
     CALL_OPTIONS,
+    DISCOVERY,
     EVIDENCE_OPTIONS,
     argument,
     files,
@@ -301,6 +302,23 @@ def describe(
     text_column: str = _TEXT_COLUMN,
 ) -> None:
     """Say how labels were made, for a methods section: model, prompt, judgments; makes no call."""
+
+
+@runs(app, "discover:run", *DISCOVERY, labels="none is kept")
+def discover(
+    file: str = argument("FILE", "Texts, as for classify."),
+    text_column: str = _TEXT_COLUMN,
+    n: int | None = typer.Option(
+        None, "-n", min=2, help="About how many labels.", show_default="by the number of texts"
+    ),
+    output: str = output_to("A .yaml or .json file.", "labels.yaml"),
+    dry_run: bool = _DRY_RUN,
+    limit: int | None = _LIMIT,
+    encoding: str | None = _ENCODING,
+    delimiter: str | None = _DELIMITER,
+    overwrite: bool = _OVERWRITE,
+) -> None:
+    """Find labels for texts that have none, and write a label file."""
 
 
 @runs(labels, "labels:check", *EVIDENCE_OPTIONS, labels=_OF_RUN)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from testnuc._base.jsonl import json_of, write_whole
 from testnuc.cli.reading import content_of, read_table, require_column, to_stderr
 from testnuc.errors import InvalidInputError, MissingDependencyError
 from testnuc.label_tree import flattened, is_nested
+from testnuc.prompts import text_json
 from testnuc.records import text_of
 
 _TABLES = {".csv", ".tsv", ".jsonl", ".parquet", ".xlsx"}
@@ -55,15 +56,17 @@ def read_labels(given: str | list[str] | dict[str, str]) -> list[str] | dict[str
     return [label for line in content.splitlines() if (label := line.strip())]
 
 
-def write_labels(path: str, labels: Mapping[str, str]) -> None:
-    """Write labels with their descriptions, to a .json or .yaml file."""
+def write_labels(
+    path: str, labels: Mapping[str, str], examples: Mapping[str, Sequence[str]] | None = None
+) -> None:
+    """Write labels with their descriptions, to a .json file or, with examples, a .yaml file."""
     if Path(path).suffix.lower() in _YAML:
-        # a string of JSON is one of YAML
-        lines = [
-            f"{orjson.dumps(name).decode()}: {orjson.dumps(description).decode()}\n"
-            for name, description in labels.items()
-        ]
-        write_whole(path, ["".join(lines).encode()])
+        lines = []
+        for name, description in labels.items():
+            # a string of JSON is one of YAML
+            lines.append(text_json(name) + b": " + text_json(description) + b"\n")
+            lines += [b"  # " + text_json(text) + b"\n" for text in (examples or {}).get(name, ())]
+        write_whole(path, lines)
         return
     plain = dict(labels) if any(labels.values()) else list(labels)
     write_whole(path, [orjson.dumps(plain, option=orjson.OPT_INDENT_2)])

@@ -36,6 +36,12 @@ CALL_OPTIONS = ("neighbors", "Limits", "Fewer calls")
 #: Those of a command about evidence, which labels by what is learned.
 EVIDENCE_OPTIONS = (*CALL_OPTIONS, "policy", "k", "min_trust")
 
+#: Those of the command that finds labels.
+DISCOVERY = (
+    *("Vote", "Fewer calls", "none_label", "multilabel"),
+    *("texts_per_call", "shortlist", "score_labels"),
+)
+
 
 #: Options that decide which stored answers are used, besides labels and model.
 OF_ANSWERS = (

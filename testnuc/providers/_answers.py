@@ -73,7 +73,8 @@ def answer_schema(task: Task, n: int, structure: Structure) -> dict[str, Any]:
     """Return the JSON schema of an answer to `n` texts; `ENUM` adds the labels if they fit."""
     label: dict[str, Any] = {"type": "string"}
     fits = len(task.labels) <= MAX_ENUM and sum(map(len, task.labels)) <= MAX_ENUM_CHARACTERS
-    if structure is Structure.ENUM and fits:
+    # without labels, the answer is any string
+    if structure is Structure.ENUM and task.labels and fits:
         label["enum"] = list(task.labels)
     fields: dict[str, Any] = {"label": label}
     if task.confidence == "verbalized":

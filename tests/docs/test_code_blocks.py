@@ -53,6 +53,9 @@ pool = texts = [f"message {i} {'about it ' * (i % 4)}" for i in range(60)]
     "SKILL.md": """
 texts = [f"message {i} {'about it ' * (i % 4)}" for i in range(60)]
 """,
+    "label-set.md": """
+pool = [f"message {i} {'about it ' * (i % 4)}" for i in range(60)]
+""",
     "counting.md": """
 pool = [f"message {i} {'about it ' * (i % 4)}" for i in range(60)]
 months = [f"2026-0{1 + i // 30}" for i in range(60)]

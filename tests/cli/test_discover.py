@@ -1,0 +1,67 @@
+"""``testnuc discover``: from texts to a label file."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from testnuc.cli.label_files import read_labels, write_labels
+from testnuc.testing import LoopbackLLM
+from tests.cli.in_process import run_here
+from tests.test_discovery import LABELS, Namer, texts_of
+
+
+@pytest.fixture
+def tickets(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with Path("tickets.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["text"], *[[text] for text in texts_of()]])
+    return "tickets.csv"
+
+
+def test_texts_become_a_label_file(tickets):
+    pytest.importorskip("yaml")
+    with LoopbackLLM(Namer()) as llm:
+        options = ["-n", "4", "--base-url", llm.base_url]
+        code, out, err = run_here("discover", tickets, *options, "--dry-run")
+        assert code == 0, err
+        assert "nothing was sent; at most 148 calls" in out
+        assert llm.calls == 0
+        code, out, err = run_here("discover", tickets, *options)
+        assert code == 0, err
+        assert "4 labels, 4 of them new" in out
+        assert f"{llm.calls} calls, 4 labels, written to labels.yaml" in err
+        assert "testnuc classify tickets.csv" in err
+        labels = read_labels("labels.yaml")
+        assert labels == {label: f"about {label}" for label in labels}
+        assert set(labels) == set(LABELS)
+        assert "  # " in Path("labels.yaml").read_text(encoding="utf-8")
+        calls = llm.calls
+        code, _, err = run_here("discover", tickets, *options)
+        assert code == 2
+        assert "labels.yaml exists" in err
+        # the answers are beside the output
+        code, _, err = run_here("discover", tickets, *options, "--overwrite")
+        assert code == 0, err
+        assert llm.calls == calls
+
+
+def test_words_name_labels_without_a_key(tickets):
+    given = ["--model", "local/keywords", "--labels", "refund,other", "-o", "found.json"]
+    code, _, err = run_here("discover", tickets, *given)
+    assert code == 0, err
+    labels = read_labels("found.json")
+    assert list(labels)[:2] == ["refund", "other"]
+    assert len(labels) > 2
+    assert "model" not in err
+
+
+def test_a_label_file_is_read_as_it_was_written(tmp_path):
+    pytest.importorskip("yaml")
+    labels = {"no": "", 'it\'s: 5 "quoted" \N{GRINNING FACE}': "a\x85b # no comment", "x": "y"}
+    for name in ("labels.yaml", "labels.json"):
+        path = str(tmp_path / name)
+        write_labels(path, labels, {"no": ["first\nsecond\x7f"]})
+        assert read_labels(path) == labels
+    write_labels(path, {"a": "", "b": ""})
+    assert read_labels(path) == ["a", "b"]

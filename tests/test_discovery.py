@@ -1,0 +1,193 @@
+"""Labels from unlabeled texts, named by a scripted LLM."""
+
+import asyncio
+import random
+import re
+
+import pytest
+
+import testnuc
+from testnuc.discovery import KEYWORDS
+from testnuc.errors import AuthenticationError, InvalidInputError, ServerError
+from testnuc.testing import HashEmbedder, LoopbackLLM
+
+WORDS = {
+    "refund": "money back refund charged twice payment invoice amount",
+    "delivery": "parcel courier late address tracking package shipped door",
+    "login": "password locked account sign username verify code reset",
+    "weather": "rain sunny forecast wind storm cloudy snow temperature",
+}
+LABELS = list(WORDS)
+
+
+def texts_of(labels=LABELS, n=40):
+    dice = random.Random(0)
+    return [
+        " ".join([*dice.choices(WORDS[label].split(), k=6), f"#{i}"])
+        for i in range(n)
+        for label in labels
+    ]
+
+
+def topic_of(text):
+    """The topic whose words a text has most."""
+    words = text.lower().split()
+    return max(WORDS, key=lambda label: sum(word in WORDS[label].split() for word in words))
+
+
+class Namer:
+    """Names a cluster by its topic, in one of several spellings; merges; labels."""
+
+    def __init__(self, names=lambda topic: f"{topic}: about {topic}"):
+        self.names = names
+        self.asked = []
+
+    def __call__(self, text):
+        self.asked.append(text)
+        if text.startswith("Central texts:"):
+            return self.names(topic_of(text)), 0.9
+        if text.startswith("Label "):
+            one, other = re.findall(r"(?m)^Label (\w+)", text)
+            return ("same" if one.lower()[:4] == other.lower()[:4] else "different"), 0.9
+        topic = topic_of(text)
+        return (topic if topic in self.labels else "none of these"), 0.9
+
+    labels = LABELS
+
+
+def found_by(namer, texts=None, **more):
+    with LoopbackLLM(namer, record=500) as llm:
+        given = {"base_url": llm.base_url, "api_key": "k", "embedder": HashEmbedder()} | more
+        found = asyncio.run(testnuc.discover(texts or texts_of(), "openai/test", **given))
+        return found, llm
+
+
+def test_topics_become_labels():
+    found, llm = found_by(Namer(), n=4)
+    assert set(found.labels) == set(LABELS)
+    assert found.labels["refund"] == "about refund"
+    assert found.new == tuple(found.labels)
+    assert sum(found.sizes.values()) == 160
+    assert all(topic_of(text) == label for label in LABELS for text in found.examples[label])
+    assert (found.drawn, found.misfits) == (100, ())
+    assert found.usage.calls == llm.calls
+    assert "4 labels, 4 of them new" in str(found)
+    assert "0% of all texts fit none (0% to 4%)" in str(found)
+    # a name is any string: no list of labels constrains it
+    naming = [body for body in llm.bodies if "Name the topic" in str(body["messages"])]
+    assert naming
+    assert all("enum" not in str(body["response_format"]) for body in naming)
+
+
+def test_names_that_mean_the_same_are_merged():
+    number = iter(range(100))
+    namer = Namer(lambda topic: f"{topic} {next(number)}: about {topic}")
+    namer.labels = ()
+    found, _ = found_by(namer, n=4)
+    # nothing was said of the tried texts: no name is a label
+    assert found.labels == {}
+    assert len(found.dropped) == 4
+    assert len(found.misfits) == 100
+
+
+def test_spellings_are_one_name():
+    spellings = iter(["Refund: a", "refund", "REFUND.: b"] * 10)
+    namer = Namer(lambda topic: next(spellings) if topic == "refund" else f"{topic}: c")
+    found, _ = found_by(namer, n=4)
+    assert [name.lower() for name in found.labels].count("refund") == 1
+    assert len(found.labels) == 4
+
+
+def test_labels_are_kept_and_others_added():
+    given = {"Refund": "money", "login": "", "voucher": "a code for a discount"}
+    namer = Namer()
+    namer.labels = ("login", "delivery", "weather")
+    found, llm = found_by(namer, labels=given, n=4, instructions="Mails to a shop.")
+    assert list(found.labels)[:3] == ["Refund", "login", "voucher"]
+    assert set(found.new) == {"delivery", "weather"}
+    assert found.labels["Refund"] == "money"
+    assert found.examples.keys() == {"Refund", "login", "delivery", "weather"}
+    prompts = [str(body["messages"]) for body in llm.bodies]
+    assert any("If one of these labels fits" in p and "Mails to a shop." in p for p in prompts)
+
+
+def test_names_without_a_label_are_dropped_and_misfits_shown():
+    namer = Namer()
+    namer.labels = ("refund", "delivery", "login")
+    found, _ = found_by(namer, n=4)
+    assert found.dropped == ("weather",)
+    assert {topic_of(text) for text in found.misfits} == {"weather"}
+    assert "fit none" in str(found)
+
+
+def test_an_interrupted_run_resumes(tmp_path):
+    store = tmp_path / "answers.db"
+
+    class Fails(Namer):
+        def __call__(self, text):
+            return None if len(self.asked) > 15 else super().__call__(text)
+
+    answer = Fails()
+
+    def answer_now(text):
+        return answer(text)
+
+    with LoopbackLLM(answer_now) as llm:
+        given = {"base_url": llm.base_url, "api_key": "k", "n": 4, "store": store}
+
+        def run():
+            return asyncio.run(
+                testnuc.discover(texts_of(), "openai/test", embedder=HashEmbedder(), **given)
+            )
+
+        with pytest.raises(testnuc.ProviderError):
+            run()
+        before, answer = llm.calls, Namer()
+        found = run()
+        assert set(found.labels) == set(LABELS)
+        assert found.usage.calls == llm.calls - before
+        assert not set(answer.asked) & {text for text, n in llm.asked.items() if n > 1}
+        calls = llm.calls
+        assert run().labels == found.labels
+        assert llm.calls == calls
+
+
+def test_words_name_clusters_without_an_llm():
+    found = asyncio.run(testnuc.discover(texts_of(), KEYWORDS, n=4, embedder=HashEmbedder()))
+    assert len(found.labels) == 4
+    for name, texts in found.examples.items():
+        assert topic_of(name) == topic_of(texts[0])
+    assert found.drawn == 0
+    assert found.usage.calls == 0
+
+
+def test_a_wrong_key_ends_after_one_call():
+    with LoopbackLLM(Namer(), api_key="right") as llm:
+        given = {"base_url": llm.base_url, "api_key": "wrong", "embedder": HashEmbedder()}
+        with pytest.raises(AuthenticationError):
+            asyncio.run(testnuc.discover(texts_of(), "openai/test", n=4, **given))
+        assert llm.requests == 1
+
+
+def test_wrong_input_is_refused():
+    for texts, more, said in (
+        (["one", "two"], {}, "there are 2 different texts; give 20 at least"),
+        (texts_of(), {"n": 1}, "n is 1"),
+        (texts_of(), {"labels": ["a", "a"]}, "duplicate label"),
+        (["", *texts_of()], {}, "is empty"),
+    ):
+        with pytest.raises(InvalidInputError, match=said):
+            asyncio.run(testnuc.discover(texts, KEYWORDS, embedder=HashEmbedder(), **more))
+
+
+def test_a_failing_provider_raises():
+    class Broken:
+        name, model, identity = "broken", "b", "1"
+
+        async def answer(self, request):
+            error = ServerError("down")
+            error.retryable = False
+            raise error
+
+    with pytest.raises(ServerError, match="down"):
+        asyncio.run(testnuc.discover(texts_of(), Broken(), n=4, embedder=HashEmbedder()))
