@@ -265,13 +265,7 @@ class TopKICLP(_FewShot):
 
 
 def resolve(method: Any, *, texts_per_call: int = 1) -> Method:
-    """Return the method to use; None is `StandardPrompting`.
-
-    Raises
-    ------
-    InvalidInputError
-        `method` is not a method, or uses few-shot examples with more than one text per call.
-    """
+    """Return the method to use, which fits the texts of a call; None is `StandardPrompting`."""
     if method is None:
         return StandardPrompting()
     if isinstance(method, type) or not implements(method, Method):

@@ -211,8 +211,7 @@ class ArgmaxFit:
         gold = judged.right.first().tolist()
         earlier = tuple(
             EarlierJudgment(
-                label >= 0,
-                tuple(label >= 0 and int(c.labels[row]) == label for c in candidates),
+                label >= 0, tuple(label >= 0 and int(c.labels[row]) == label for c in candidates)
             )
             for row, label in zip(judged.rows.tolist(), gold, strict=True)
         )

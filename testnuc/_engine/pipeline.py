@@ -162,10 +162,7 @@ class Pipeline:
         answers: list[tuple[Ask, Prediction | Exception]] = []
         try:
             # a slow call continues, and the run joins it
-            async with (
-                asyncio.timeout(_PATIENCE),
-                aclosing(scheduler.run(asks)) as outcomes,
-            ):
+            async with asyncio.timeout(_PATIENCE), aclosing(scheduler.run(asks)) as outcomes:
                 async for answer in outcomes:
                     # not a comprehension: it would lose them when the time is over
                     answers.append(answer)  # noqa: PERF401

@@ -28,14 +28,7 @@ from testnuc._kernels.vote import (
 
 @kernel(I8(NEIGHBORS, OWN, given(F8, 2), I8, I8, I8, given(I8), made(I4, 3)))
 def curve(
-    neighbors: Any,
-    own: Any,
-    policies: Any,
-    n_classes: Any,
-    k: Any,
-    shift: Any,
-    ks: Any,
-    out: Any,
+    neighbors: Any, own: Any, policies: Any, n_classes: Any, k: Any, shift: Any, ks: Any, out: Any
 ) -> Any:
     """Write the winners after each of ``ks`` (ascending) to ``out`` int32[policies, len(ks), B].
 

@@ -46,10 +46,7 @@ def rescore(
 
 
 def rank_rows(
-    ids: NDArray[np.int64],
-    similarities: NDArray[np.float32],
-    hashes: NDArray[np.uint64],
-    k: int,
+    ids: NDArray[np.int64], similarities: NDArray[np.float32], hashes: NDArray[np.uint64], k: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Return the k best of each row, most similar first; equal ones in the order of their hashes.
 

@@ -201,12 +201,7 @@ def evaluate(
     """Measure accuracy with and without the vote, on texts with known labels."""
 
 
-@runs(
-    app,
-    "judging:diagnose",
-    *(*CALL_OPTIONS, "policy", "min_trust"),
-    labels=_OF_RUN,
-)
+@runs(app, "judging:diagnose", *(*CALL_OPTIONS, "policy", "min_trust"), labels=_OF_RUN)
 def diagnose(
     source: str = _RESULTS_OR_STORE,
     text_column: str = _TEXT_COLUMN,
@@ -373,8 +368,7 @@ def serve(
     access_log: bool = typer.Option(True, help="Log each request, without its texts, to stderr."),
     log_format: Literal["text", "json"] = rare("text", help="Lines of the log: text, or JSON."),
     audit: str | None = typer.Option(
-        None,
-        help="Set texts aside in the store, at random, for `testnuc audit`: such as 20/week.",
+        None, help="Set texts aside in the store, at random, for `testnuc audit`: such as 20/week."
     ),
     max_texts: int = rare(1_000, help="Maximum number of texts in a request."),
     max_text_chars: int = rare(32_000, help="Maximum number of characters in a text."),

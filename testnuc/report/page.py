@@ -66,23 +66,11 @@ def render(
     The page is self-contained, and its content security policy allows no network request, but to
     the server of a `live` page. Texts and labels may be hostile: they are always rendered as text.
 
-    Parameters
-    ----------
-    results : sequence of Classification, or None
-        `Results` also have usage, duration, model and label set. None: the texts of the review.
-    review : Review, optional
-        The texts to be judged; default: those that look wrong.
-    then : str, optional
-        The command that learns from the judgments.
-    file : str, optional
-        Name of the file that the judgments are saved in; default: review.json or marks.json.
-    title : str, optional
-    most : int
-        Most results to list; of more, those to review first. Counts are over all results.
-    several : bool, optional
-        Whether a text can have several labels; default: as the review or the results say.
-    live : bool
-        Whether each judgment of the review is sent to the server of the page.
+    `results` None: the texts of the review. `review`: the texts to be judged, by default those that
+    look wrong. `then` is the command that learns from the judgments, `file` the name of the file
+    that they are saved in. At most `most` results are listed, those to review first; counts are
+    over all. `several`: whether a text can have several labels, by default as the results say.
+    `live`: each judgment of the review is sent to the server of the page.
 
     Raises
     ------
@@ -137,13 +125,7 @@ def render(
 def write(
     results: Sequence[Classification] | None, path: str | os.PathLike[str], **options: Any
 ) -> None:
-    """Write the page to a file atomically; the options are those of `render`.
-
-    Raises
-    ------
-    InvalidInputError
-        It cannot be written.
-    """
+    """Write the page to a file atomically; the options are those of `render`."""
     write_whole(path, [render(results, **options).encode("utf-8", "replace")])
 
 

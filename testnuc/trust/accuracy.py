@@ -50,18 +50,11 @@ def accuracy_of(
 ) -> Accuracy | None:
     """Return how many labels are right; None: too few texts were drawn at random.
 
-    Parameters
-    ----------
-    differs : bool[n]
-        The strata: whether candidates differ on a text.
-    rows : int64[m]
-        The texts that people judged or skipped.
-    right : bool[m]
-        Whether their labels are right, by a rule that does not know their judgments.
-    before : int8[m]
-        Whether the LLM's labels are; -1: skipped.
-    drawn, ranked : bool[m]
-        Which were drawn, with equal chances in each stratum, and which from a ranking.
+    `differs`, bool[n], are the strata: whether candidates differ on a text. `rows`, int64[m], are
+    the texts that people judged or skipped; `right`, bool[m], whether their labels are right by a
+    rule that does not know their judgments; `before`, int8[m], whether the LLM's are, -1: skipped;
+    `drawn` and `ranked`, bool[m], which were drawn with equal chances in each stratum, and which
+    from a ranking.
     """
     used, n = ~ranked, len(differs)
     sample = JudgedSample(rows[used], drawn[used], before[used] < 0)

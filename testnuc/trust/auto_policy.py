@@ -76,18 +76,10 @@ def diagnose(
 ) -> Diagnosis:
     """Diagnose unlabeled predictions and select a vote.
 
-    Parameters
-    ----------
-    neighbor_ids : int64[B, K]
-        Positions of each text's neighbors in `pool_labels`, most similar first, padded with -1.
-    similarities : float32[B, K]
-    pool_labels : int32[N]
-        Predicted labels; -1 = no prediction.
-    n_classes : int
-    row_ids : int64[B], optional
-        Positions of the texts themselves; default 0, 1, ..
-    k : int, optional
-        A fixed number of neighbors; only the own weight is selected then.
+    `neighbor_ids`, int64[B, K], are positions of each text's neighbors in `pool_labels`, most
+    similar first, padded with -1; `similarities` is float32[B, K]; `pool_labels`, int32[N], are
+    predicted labels, -1 = no prediction. `row_ids`, int64[B], are positions of the texts
+    themselves, by default 0, 1, .. With a fixed `k`, only the own weight is selected.
     """
     if row_ids is None:
         row_ids = np.arange(len(neighbor_ids), dtype=np.int64)

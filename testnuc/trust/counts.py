@@ -226,11 +226,6 @@ def debiased(results: Sequence[Classification], learned: Learned) -> dict[str, l
 
     Sources: Robins, Rotnitzky and Zhao 1994; Egami and others 2023, "Using imperfect surrogates for
     downstream inference: design-based supervised learning" (NeurIPS).
-
-    Raises
-    ------
-    InvalidInputError
-        No judged text was drawn at random from all.
     """
     texts, own = _said(results)
     counting = _Counting(texts, own, learned.judged, learned.labels, None)
@@ -268,30 +263,12 @@ def count_labels(
     """Count labels in rows of texts.
 
     The strata of a label are the texts that the LLM gave it, and the others. Judged texts that were
-    drawn at random from all count as a sample, all other judged ones as what they are.
+    drawn at random from all count as a sample, all other judged ones as what they are. If there is
+    none of the former, it raises an `InvalidInputError`.
 
-    Parameters
-    ----------
-    texts : sequence of str
-        Of each row; a text may occur in several.
-    own : sequence of sequence of str
-        The LLM's own labels of each row.
-    judged : sequence of Judgment
-    labels : sequence of str
-        The label set.
-    groups : sequence of str, optional
-        The group of each row; None: the row is in no group.
-    confidence : float
-        With this probability an interval holds: each alone, or with `together` all of them.
-    level : int, optional
-        Of labels in a tree, 1 = the top. Default: whole labels.
-    judge_error : float
-        The part of the judgments that may be wrong; a wrong one is taken to name any other label.
-
-    Raises
-    ------
-    InvalidInputError
-        No judged text was drawn at random from all.
+    `texts` are those of each row, and may occur in several; `own` are the LLM's own labels of each
+    row; `labels` is the label set. A row whose group is None is in no group. The other arguments
+    are those of `Results.count_labels`.
     """
     checked_number("confidence", confidence, 0.5, 0.9999)
     checked_number("judge_error", judge_error, 0, 0.4)
@@ -410,13 +387,7 @@ class _Counting:
         return Share(*(float(one[0]) for one in sample.totals(whole, right[:, None])))
 
     def rows_of(self, groups: Sequence[str | None] | None) -> dict[str | None, list[int]]:
-        """Return the rows of each group that are counted, and under None all that are.
-
-        Raises
-        ------
-        InvalidInputError
-            No group has enough judged texts.
-        """
+        """Return the rows of each group that are counted, and under None all that are."""
         early = self.cohort[self.place] >= 0
         selected: dict[str | None, list[int]] = {None: np.flatnonzero(early).tolist()}
         members: dict[str, list[int]] = defaultdict(list)
@@ -467,9 +438,7 @@ class _Counting:
         inside = np.flatnonzero(copies)
         here = np.isin(self.rows, inside)
         sample = JudgedSample(
-            np.searchsorted(inside, self.rows[here]),
-            self.drawn[here],
-            self.missing[here],
+            np.searchsorted(inside, self.rows[here]), self.drawn[here], self.missing[here]
         )
         judged, own = int(sample.drawn.sum()), self.own[inside]
         llm = (copies[inside] @ own) / max(len(rows), 1)
@@ -510,9 +479,7 @@ def _corrected(share: Share, error: float, kinds: int) -> Share:
         return float(np.clip((observed - other) / (1 - error - other), 0, 1))
 
     return Share(
-        true(share.value),
-        min(share.low, true(share.low)),
-        max(share.high, true(share.high)),
+        true(share.value), min(share.low, true(share.low)), max(share.high, true(share.high))
     )
 
 

@@ -174,13 +174,7 @@ def pack(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Return what `pack` was given.
-
-    Raises
-    ------
-    StoreError
-        A newer version of testnuc wrote it.
-    """
+    """Return what `pack` was given; refuse what a newer version of testnuc wrote."""
     most, reader = _MOST + _RATIO * len(data), zlib.decompressobj()
     raw = reader.decompress(data, most)
     if not reader.eof:

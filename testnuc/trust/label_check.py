@@ -161,14 +161,9 @@ def checked_labels(
     learned: Learned | None = None,
     diagnosis: Diagnosis | None = None,
 ) -> LabelCheck:
-    """Check a label set by the LLM's own answers.
+    """Check a label set by the LLM's own answers, one label for each text.
 
     `names` are its labels, if they are known; `diagnosis` is that of these answers, if it is made.
-
-    Raises
-    ------
-    InvalidInputError
-        A text can have several labels.
     """
     once = {result.text: result for result in results if result.prediction is not None}
     rows = list(once.values())

@@ -248,13 +248,7 @@ def fits(texts: int, n_classes: int) -> bool:
 
 
 def most_texts(n_classes: int, most: int) -> int:
-    """Return how many texts a model is fitted on at most, so that its tables fit into memory.
-
-    Raises
-    ------
-    InvalidInputError
-        There are too many labels.
-    """
+    """Return how many texts a model is fitted on at most, so that its tables fit into memory."""
     if n_classes > _MOST_LABELS:
         raise InvalidInputError(
             f"there are {n_classes:,} labels, and a model that learns them holds texts x labels in "

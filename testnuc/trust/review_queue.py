@@ -82,10 +82,7 @@ def _reasons(row: Classification, far: float, copy: float) -> list[tuple[float, 
     for neighbor in row.neighbors[:1]:
         if neighbor.similarity >= copy and neighbor.label not in {None, row.label}:
             reasons.append(
-                (
-                    _HEAVY,
-                    f"a near copy is labeled {neighbor.label!r}: {neighbor.text[:60]!r}",
-                )
+                (_HEAVY, f"a near copy is labeled {neighbor.label!r}: {neighbor.text[:60]!r}")
             )
         if neighbor.similarity < far:
             reasons.append(

@@ -171,13 +171,7 @@ class VoteSettings:
 
 
 def target_shares(prior: str | Mapping[str, float] | None, names: Sequence[str]) -> Float64s | None:
-    """Return the target share of each label, float64[C], or None.
-
-    Raises
-    ------
-    InvalidInputError
-        `prior` is invalid.
-    """
+    """Return the target share of each label, float64[C], or None."""
     if prior is None:
         return None
     if isinstance(prior, str):
