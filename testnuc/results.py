@@ -74,11 +74,6 @@ def read_results(
     """Return the results in the records of a file that was written with `file_row`.
 
     Numbers may be strings, as in a CSV file. `source` is the file, for messages.
-
-    Raises
-    ------
-    InvalidInputError
-        A record lacks the text or the label, or a value is malformed.
     """
     rows: list[Classification] = []
     usage, run = UNKNOWN, dict[str, Any]()

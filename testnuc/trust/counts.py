@@ -291,9 +291,8 @@ def count_labels(
             else one
             for one, other in zip(items[name], others, strict=True)
         ]
-    accuracy = f"{counting.accuracy()} of the texts have the right labels by the LLM alone"
     every = [item for some in items.values() for item in some]
-    return Counts(every, confidence, together, [accuracy, *counting.notes])
+    return Counts(every, confidence, together, counting.notes)
 
 
 class _Counting:
@@ -376,15 +375,6 @@ class _Counting:
                 starts.append(end)
         cohort = np.searchsorted(starts, np.arange(n), side="right") - 1
         return np.where(np.arange(n) < ends[-1], cohort, -1)
-
-    def accuracy(self) -> Share:
-        """Return the share of the texts of which the LLM's own labels are right."""
-        sample = JudgedSample(self.rows, self.drawn, self.missing)
-        # a text without a label has none of the labels: the last kind
-        right = (self.hits[:, :-1] == self.own[self.rows, :-1]).all(axis=1) & ~self.hits[:, -1]
-        early = self.cohort >= 0
-        whole = Population(self.cohort[early, None])
-        return Share(*(float(one[0]) for one in sample.totals(whole, right[:, None])))
 
     def rows_of(self, groups: Sequence[str | None] | None) -> dict[str | None, list[int]]:
         """Return the rows of each group that are counted, and under None all that are."""
