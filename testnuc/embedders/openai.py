@@ -128,15 +128,7 @@ class OpenAIEmbedder:
         return self._transport.meter.since()
 
     async def embed(self, texts: Sequence[str]) -> Float32s:
-        """Return float32[len(texts), dim].
-
-        Raises
-        ------
-        EmbeddingError
-            The server returned no usable vectors.
-        ProviderError
-            The call failed.
-        """
+        """Return float32[len(texts), dim]; a call that fails raises a `ProviderError`."""
         rows = []
         for row in await self.embed_each(texts):
             if isinstance(row, Exception):
@@ -145,15 +137,7 @@ class OpenAIEmbedder:
         return np.stack(rows)
 
     async def embed_each(self, texts: Sequence[str]) -> list[Float32s | Exception]:
-        """Return the vector of each text, or the error of a text that the server rejects.
-
-        Raises
-        ------
-        EmbeddingError
-            The server returned no usable vectors.
-        ProviderError
-            A call failed for another reason than its texts.
-        """
+        """Return the vector of each text, or the error of a text that the server rejects."""
         self._transport.require_loop()
         found: list[Float32s | Exception] = []
         for part in _parts(texts):

@@ -149,15 +149,7 @@ class SentenceTransformersEmbedder:
         )
 
     async def embed(self, texts: Sequence[str]) -> Float32s:
-        """Return float32[len(texts), dim], each row of unit norm.
-
-        Raises
-        ------
-        MissingDependencyError
-            sentence-transformers (or the wheel with the model) is not installed.
-        EmbeddingError
-            The model cannot be loaded.
-        """
+        """Return float32[len(texts), dim], each row of unit norm; the model is loaded once."""
         return await self._in_thread(self._embed, texts)
 
     def _embed(self, texts: list[str]) -> Float32s:

@@ -29,15 +29,7 @@ _TIMEOUT = 5.0
 
 
 class ServerProcess:
-    """A `LoopbackLLM` in another process.
-
-    Attributes
-    ----------
-    base_url : str
-        Base URL for clients.
-    pid : int
-        Process id.
-    """
+    """A `LoopbackLLM` in another process: its base URL for clients, and its process id."""
 
     def __init__(self, base_url: str, pid: int) -> None:
         self.base_url = base_url

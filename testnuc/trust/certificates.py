@@ -165,12 +165,7 @@ class Strata:
 
     @classmethod
     def of(
-        cls,
-        trust: Float64s,
-        rows: Int64s,
-        right: Bools,
-        drawn: Bools,
-        inside: Bools | None = None,
+        cls, trust: Float64s, rows: Int64s, right: Bools, drawn: Bools, inside: Bools | None = None
     ) -> Strata:
         """Count judged texts: `drawn` ones uniformly inside their strata, the others known before.
 

@@ -57,11 +57,6 @@ class PostgresStore(SqlStore):
         Lifetime of a lease, in seconds: how long other workers wait for a prediction that a killed
         process had requested.
 
-    Raises
-    ------
-    InvalidInputError
-        An argument is invalid.
-
     Notes
     -----
     Connections are opened on first use. Several clients can share one object: after as many `close`

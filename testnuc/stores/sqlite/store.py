@@ -38,11 +38,6 @@ class SqliteStore(SqlStore):
         SQLite's ``synchronous`` pragma. "normal": a power failure can lose the latest commits.
         "full": each commit waits for the disk. Neither corrupts the file.
 
-    Raises
-    ------
-    InvalidInputError
-        An argument is invalid.
-
     Notes
     -----
     The file is opened on first use. Several clients can share one object: after as many `close` as
