@@ -23,8 +23,8 @@ QUICK := not (torch or postgres or ray or browser or slow)
 # The tests are run against the wheel, as it would be released, in a folder without the source.
 TREE := build/release/tree
 SITE := build/release/site
-BESIDE := bench docs examples tests AGENTS.md ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md Makefile \
-	README.md constraints.txt pyproject.toml .pre-commit-config.yaml
+BESIDE := bench docs examples tests AGENTS.md ARCHITECTURE.md CHANGELOG.md CITATION.cff CONTRIBUTING.md \
+	Makefile README.md constraints.txt pyproject.toml .pre-commit-config.yaml
 
 .PHONY: demo check quick newest test lint types layers docs dist wheel tests real clean
 
