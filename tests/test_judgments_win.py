@@ -131,7 +131,8 @@ async def test_though_the_run_stops_early(client_of):
             await nuc.classify_many(TEXTS)
             await nuc.learn(list(SAID), list(SAID.values()))
             embedder.broken = True
-            results = await nuc.classify_many([*TEXTS, NEW])
+            with pytest.warns(testnuc.SmallPoolWarning, match="out of memory"):
+                results = await nuc.classify_many([*TEXTS, NEW])
             assert results.stopped is not None
             assert all(is_said(r.text, r.label, r.source) for r in results)
 
