@@ -473,8 +473,9 @@ def test_a_file_is_used_from_the_shell(tmp_path, monkeypatch):
         assert {row["nuc_source"] for row in found[:120]} == {"head"}
         code, _, err = run_here("classify", "in.txt")
         assert (code, "--labels" in err) == (2, True)
-        fresh = [*given, "--store", "fresh.db", "--dry-run"]
-        code, out, _ = run_here("classify", "in.txt", *fresh, "--ask", "unsure")
+        code, out, _ = run_here(
+            "classify", "in.txt", *given, "--store", "fresh.db", "--ask", "unsure", "--dry-run"
+        )
         assert (code, "120 to 120" in out) == (0, True)
         code, _, err = run_here("classify", "in.txt", "--head", "x.head", "--ask", "unsure")
         assert (code, "a head labels the texts" in err) == (2, True)
