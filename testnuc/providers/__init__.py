@@ -13,10 +13,7 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from typing import TYPE_CHECKING
-
-import orjson
 
 from testnuc.errors import InvalidInputError
 
@@ -27,7 +24,25 @@ __all__ = ["SERVERS", "resolve"]
 
 #: Servers with chat completions, by the name that users may try -> their base URL. The table in
 #: docs/providers.md has each of them, with how it is known to work.
-SERVERS: dict[str, str] = orjson.loads((files("testnuc") / "data" / "servers.json").read_bytes())
+SERVERS = {
+    "azure": "https://resource.openai.azure.com/openai/v1",
+    "cerebras": "https://api.cerebras.ai/v1",
+    "cloudflare": "https://api.cloudflare.com/client/v4/accounts/ID/ai/v1",
+    "dashscope": "https://dashscope.aliyuncs.com/compatible-mode/v1",
+    "deepseek": "https://api.deepseek.com/v1",
+    "gemini": "https://generativelanguage.googleapis.com/v1beta/openai",
+    "groq": "https://api.groq.com/openai/v1",
+    "lm_studio": "http://localhost:1234/v1",
+    "mistral": "https://api.mistral.ai/v1",
+    "ollama": "http://localhost:11434/v1",
+    "openrouter": "https://openrouter.ai/api/v1",
+    "perplexity": "https://api.perplexity.ai/chat/completions",
+    "snowflake": "https://account.snowflakecomputing.com/api/v2/cortex/v1",
+    "together": "https://api.together.ai/v1",
+    "vllm": "http://localhost:8000/v1",
+    "xai": "https://api.x.ai/v1",
+    "z.ai": "https://api.z.ai/api/paas/v4",
+}
 
 
 def resolve(
