@@ -210,12 +210,11 @@ class HeadModel:
 
     def probabilities(self, texts: Texts, ground: Ground | None = None) -> Float32s:
         """Return float32[b, C], before the care for the own label; rows sum to 1."""
-        given = ground or self.ground(texts)
-        product = given.head * (_with_judged(texts, given) + _SMOOTHING) * self.scale
+        chances = _untaught(self, texts, ground or self.ground(texts))
         if self.moves is None:
-            return _rows_to_one(product)
+            return chances
         b = len(texts)
-        logs = np.float32(self.temper) * np.log(np.maximum(_rows_to_one(product), _TINY))
+        logs = np.float32(self.temper) * np.log(np.maximum(chances, _TINY))
         for fold, moves in enumerate(np.broadcast_to(self.moves, (FOLDS, *self.moves.shape[-2:]))):
             rows = np.flatnonzero(texts.folds[:b] == fold)
             of_text, of_own = np.split(moves, [-texts.n_classes])
@@ -324,9 +323,8 @@ def teach(
     dim, m = len(middle), np.arange(len(rows))
 
     def logs_of(base: int, known: Int32s) -> Float32s:
-        votes = _with_judged(replace(texts, judged=known), given[base], rows)
-        product = given[base].head[rows] * (votes + _SMOOTHING) * bases[base].scale
-        logs: Float32s = np.log(np.maximum(_rows_to_one(product), _TINY))
+        chances = _untaught(bases[base], replace(texts, judged=known), given[base], rows)
+        logs: Float32s = np.log(np.maximum(chances, _TINY))
         return logs
 
     def fitted(logs: Float32s, some: Bools, spread: int) -> tuple[float, Float32s]:
@@ -394,6 +392,14 @@ def vote_joined(
     """Return float32[b, C]: a head times the neighbors' votes for their labels; rows sum to 1."""
     votes = texts.votes(labels, k=NEIGHBORS, own_weight=own_weight).astype(np.float32)
     return _rows_to_one(head[: len(texts)] * (votes + _SMOOTHING))
+
+
+def _untaught(
+    model: HeadModel, texts: Texts, ground: Ground, rows: Int64s | slice = _ALL
+) -> Float32s:
+    """Return float32[b, C], or of some rows: probabilities without what judgments teach."""
+    votes = _with_judged(texts, ground, rows)
+    return _rows_to_one(ground.head[rows] * (votes + _SMOOTHING) * model.scale)
 
 
 def _with_judged(texts: Texts, ground: Ground, rows: Int64s | slice = _ALL) -> Float32s:
