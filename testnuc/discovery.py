@@ -399,7 +399,7 @@ class _Run:
     ) -> list[str | None]:
         """Return the answer to each text, from the store if it is there; None: unreadable."""
         parts, sampling = self._parts, self._parts.sampling
-        provider, store, transport = parts.predictor.provider, parts.store, parts.transport
+        provider, store = parts.predictor.provider, parts.store
         effort, options = sampling.reasoning_effort, dict(sampling.request_options)
         task = Task(
             system, names, sampling.temperature, sampling.top_p,
@@ -414,10 +414,7 @@ class _Run:
         async def ask(key: bytes, text: str) -> None:
             request = Request(task, prompts.user_prompt((text,)), (text,))
             try:
-                if isinstance(provider, WireProvider):
-                    reply = await transport.call(provider, request)
-                else:
-                    reply = await transport.answer(provider, request)
+                reply = await parts.predictor.call(request)
             except ReplyError:
                 return
             answer = reply.answers[0]

@@ -339,7 +339,7 @@ class Predictor:
             request = replace(request, step=step)
         answers: Sequence[Answer | Exception]
         try:
-            answers = (await self._call(request)).answers
+            answers = (await self.call(request)).answers
             self._rejected = set()
             step += 1  # for those whose answer is missing
         except ReplyError as exc:
@@ -411,7 +411,7 @@ class Predictor:
 
     async def _choose(self, ask: Ask, labels: LabelSet) -> Prediction | Exception:
         try:
-            answer = (await self._call(self.request((ask,), labels))).answers[0]
+            answer = (await self.call(self.request((ask,), labels))).answers[0]
         except ReplyError as exc:
             self._rejected = set()
             return exc
@@ -485,7 +485,8 @@ class Predictor:
             with contextlib.suppress(Exception):
                 await self._store.put_predictions(rows)
 
-    def _call(self, request: Request) -> Awaitable[Reply]:
+    def call(self, request: Request) -> Awaitable[Reply]:
+        """Send a request, over HTTP or to a provider of the user."""
         if self._wire is not None:
             return self._transport.call(self._wire, request)
         return self._call_other(request)
