@@ -23,6 +23,12 @@ def shown(value: object, most: int = 80) -> str:
         return f"a {type(value).__name__} that is nested too deep"
 
 
+def one_line(text: str, most: int) -> str:
+    """Return a text in one line of so many characters, cut at its end."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most - 2]}.."
+
+
 def theme(*, dark: bool) -> AbstractContextManager[None]:
     """Return a context in which figures are drawn light on dark, or as the user has set."""
     if not dark:

@@ -216,7 +216,7 @@ class Components:
         )
         self._address = (model, base_url, api_key)
         #: The date from which on it may have made calls.
-        self._since = _today()
+        self._since = today()
         self.internals = internals
         self._opening: asyncio.Task[None] | None = None
         self._closed = False
@@ -347,7 +347,7 @@ class Components:
         if self.meter.calls:
             for name in getattr(self.predictor.provider, "served", None) or [""]:
                 first = known.get(name, [self._since])[0]
-                known[name] = [min(first, self._since), _today(), __version__]
+                known[name] = [min(first, self._since), today(), __version__]
         return known
 
     def _check_process(self) -> None:
@@ -419,7 +419,8 @@ def _checked(name: str, given: Any, kind: type[T]) -> T:
     return given
 
 
-def _today() -> str:
+def today() -> str:
+    """Return the date, in UTC."""
     return datetime.now(UTC).date().isoformat()
 
 

@@ -11,12 +11,11 @@ import platform
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 
 import orjson
 
-from testnuc._engine.components import Components
+from testnuc._engine.components import Components, today
 from testnuc._version import __version__
 from testnuc.errors import InvalidInputError
 from testnuc.prompts import user_prompt
@@ -68,7 +67,7 @@ def _overview(parts: Components, results: Results, learned: Learned | None) -> I
             "are estimated from the labels of all texts and these judgments, with 95 % intervals "
             "(beta-binomial, in strata by the LLM's label)."
         )
-    yield f"\nWritten on {datetime.now(UTC).date()}. This page shows none of the texts."
+    yield f"\nWritten on {today()}. This page shows none of the texts."
 
 
 def _at_random(learned: Learned | None) -> list[Judgment]:

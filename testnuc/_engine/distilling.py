@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import NamedTuple
 
 import numpy as np
 
 from testnuc._base.arrays import Bools, Float16s, Float32s, Float64s, Int64s
 from testnuc._engine.applying import judged_of
-from testnuc._engine.components import Components
+from testnuc._engine.components import Components, today
 from testnuc._engine.run import Run
 from testnuc.errors import InvalidInputError
 from testnuc.head import Head, TrainedOn
@@ -90,7 +89,7 @@ def _trained(parts: Components, run: Run, vectors: Float16s) -> Head:
             texts=len(rows),
             judged=int(answered.sum()),
             model=parts.model,
-            date=datetime.now(UTC).date().isoformat(),
+            date=today(),
             labels=_source(run),
             agreement=trained.agreement,
             calibrated_on="judged texts" if by_judged else "agreement with the labels",

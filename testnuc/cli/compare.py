@@ -6,6 +6,7 @@ from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
 
+from testnuc._base.display import one_line
 from testnuc.cli.reading import Table, read_table, require_labels, to_stderr
 from testnuc.errors import InvalidInputError
 from testnuc.scoring import gain_of, matched, points
@@ -45,7 +46,8 @@ def run(given: SimpleNamespace) -> None:
         rows.append("")
     for (one, other), places in ordered[:_PAIRS]:
         rows.append(f"{len(places):>7,}  {one or 'no label'} -> {other or 'no label'}")
-        rows += [f"         {_cut(first_texts[both[at][0]])}" for at in places[: given.examples]]
+        shown = (first_texts[both[at][0]] for at in places[: given.examples])
+        rows += [f"         {one_line(text, _WIDTH)}" for text in shown]
     if len(ordered) > _PAIRS:
         rows.append(f"         and {len(ordered) - _PAIRS} more pairs of labels")
     for row in rows:
@@ -94,8 +96,3 @@ def _accuracies(
 def _label(row: dict[str, Any], column: str) -> str | None:
     value = row.get(column)
     return None if value is None or str(value).strip() == "" else str(value).strip()
-
-
-def _cut(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _WIDTH else line[: _WIDTH - 2] + ".."

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from testnuc._base.arrays import Float32s, Int32s, Int64s
-from testnuc._base.display import brief, columns
+from testnuc._base.display import brief, columns, one_line
 from testnuc.errors import InvalidInputError
 from testnuc.label_matching import fold_case, fold_punctuation
 from testnuc.trust.auto_policy import MIN_PREDICTIONS, diagnose
@@ -122,7 +122,10 @@ class LabelCheck:
         ]
         for pair in self.pairs:
             lines.append(f"{pair.first} | {pair.second}")
-            lines += [f"    {_cut(one)} | {_cut(other)}" for one, other in pair.examples]
+            lines += [
+                f"    {one_line(one, _WIDTH)} | {one_line(other, _WIDTH)}"
+                for one, other in pair.examples
+            ]
         return lines
 
     def _unused(self) -> str:
@@ -142,12 +145,6 @@ class LabelCheck:
             says = "answer outside the labels says" if n == 1 else "answers outside the labels say"
             lines.append(f"{n:,} {says} {answer[:_WIDTH]!r}")
         return lines
-
-
-def _cut(text: str) -> str:
-    """Return a text in one line."""
-    line = " ".join(text.split())
-    return line if len(line) <= _WIDTH else f"{line[: _WIDTH - 2]}.."
 
 
 def _listed(names: Sequence[str]) -> str:
