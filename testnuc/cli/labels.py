@@ -39,12 +39,13 @@ async def check(given: SimpleNamespace) -> None:
         return
     labels = {name: described.get(name, "") for name in names if name not in merged}
     write_labels(file, labels)
-    made = {at: _renamed(row, merged) for at, row in found.merged().items()}
+    rows = found.merged()
+    made = {at: _renamed(row, merged) for at, row in rows.items()}
     write_results(output, table, made, found.problems)
     # the next commands vote with the merged labels
     options = RunNote.of(source).options | given.client.given() | {"labels": labels}
     RunNote.write(output, AnswerStore.of_results(None, output), table.text_column, options)
-    changed = sum(row.label != made[at].label for at, row in found.merged().items())
+    changed = sum(row.label != made[at].label for at, row in rows.items())
     to_stderr(
         f"{len(labels):,} of {len(names):,} labels, written to {file}; {changed:,} texts have "
         f"another label, written to {output}"

@@ -68,8 +68,9 @@ class TrafficSample:
             return
         now, order = self._clock(), random.random()  # noqa: S311 - it draws a sample
         name = week_of(now)
-        new = self._new(name)
-        week = self._waiting.setdefault((name, new.labels), new)
+        place = name, self._facts[0]
+        if (week := self._waiting.get(place)) is None:
+            week = self._waiting[place] = self._new(name)
         week.count(result.label)
         stored = self.latest if self.latest.week == name else week
         if len(stored.sample) < stored.size or order < stored.sample[-1].order:
