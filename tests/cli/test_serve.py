@@ -52,6 +52,15 @@ def ask(url, path, body=None):
             return exc.code, json.loads(exc.read())
 
 
+def ready_address(process):
+    """Wait until a service is ready; return its address."""
+    url = told_address(process)
+    while ask(url, "/readyz")[0] != 200:
+        assert process.poll() is None
+        time.sleep(0.02)
+    return url
+
+
 def test_it_serves_and_ends_well(tmp_path):
     pool, store = tmp_path / "pool.txt", tmp_path / "labels.db"
     pool.write_text("\n".join(messages(30)))
@@ -62,10 +71,7 @@ def test_it_serves_and_ends_well(tmp_path):
         )  # fmt: skip
         process = start(*options)
         try:
-            url = told_address(process)
-            while ask(url, "/readyz")[0] != 200:
-                assert process.poll() is None
-                time.sleep(0.02)
+            url = ready_address(process)
             status, answer = ask(url, "/v1/classify", {"text": "refund please, now"})
             assert (status, answer["label"]) == (200, "refund")
             assert answer["voters"] > 3
@@ -89,10 +95,7 @@ def test_a_hang_up_reads_labels_again(tmp_path):
             "--store", store, "--k", 0,
         )  # fmt: skip
         try:
-            url = told_address(process)
-            while ask(url, "/readyz")[0] != 200:
-                assert process.poll() is None
-                time.sleep(0.02)
+            url = ready_address(process)
             assert ask(url, "/v1/info")[1]["labels"] == 2
             labels.write_text("refund\ndelivery\nlogin\n")
             process.send_signal(signal.SIGHUP)
