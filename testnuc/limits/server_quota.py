@@ -8,14 +8,11 @@ remains, the header is ignored until the server refuses a call.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from testnuc.limits.concurrency import LONG
 from testnuc.limits.headers import count, reset_delay, server_time, spell
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _log = logging.getLogger("testnuc.limits")
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from testnuc.providers._reasoning import least_of
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
 
 #: The two names of the output limit.
 LIMITS = ("max_completion_tokens", "max_tokens")

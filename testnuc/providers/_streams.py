@@ -7,15 +7,13 @@ whatever is asked for.
 from __future__ import annotations
 
 from codecs import BOM_UTF8
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
 from testnuc._base.foreign import count_values, read_json
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: Types of parts in which a model drafts its answer.
 _REASONING = ("reasoning", "thinking", "thought", "reasoning_text", "summary_text")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from testnuc._base.foreign import read_json, write_json
 from testnuc.errors import (
@@ -19,9 +20,6 @@ from testnuc.errors import (
     printable,
 )
 from testnuc.transport.redaction import redacted, without_key
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 #: Most characters of a provider's message that are quoted.
 _QUOTED = 300

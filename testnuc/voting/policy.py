@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
+from testnuc._base.arrays import Float64s
 from testnuc._base.display import brief
 from testnuc.errors import InvalidInputError
-
-if TYPE_CHECKING:
-    from testnuc._base.arrays import Float64s
 
 Weight: TypeAlias = Literal["uniform", "similarity", "similarity*confidence", "auto"]
 

@@ -12,16 +12,14 @@ import os
 import sqlite3
 import threading
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from testnuc.errors import StoreError
 from testnuc.stores.sql_store import DAMAGE, DamagedRowError, damaged
 from testnuc.stores.sqlite.schema import check_file, migrate, read_only, require_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 _T = TypeVar("_T")
 #: What to run in a transaction, and its outcome.
