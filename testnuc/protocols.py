@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import (
-    TYPE_CHECKING,
     Any,
     Literal,
     Protocol,
@@ -20,15 +19,12 @@ from typing import (
     runtime_checkable,
 )
 
+import numpy as np
+from numpy.typing import NDArray
+
 from testnuc._base.display import brief
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from testnuc.errors import ReplyError
-    from testnuc.types import Prediction, Usage
-
+from testnuc.errors import ReplyError
+from testnuc.types import Prediction, Usage
 
 _T = TypeVar("_T")
 

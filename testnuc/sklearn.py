@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -41,15 +41,14 @@ except ImportError as exc:
         "testnuc.sklearn needs scikit-learn: pip install 'testnuc[sklearn]'"
     ) from exc
 
-if TYPE_CHECKING:
-    import os
+import os
 
-    from testnuc._base.arrays import Array, Float64s
-    from testnuc.limits import Limits
-    from testnuc.protocols import Embedder, Method, Provider, StoredPrediction, WireProvider
-    from testnuc.results import Results
-    from testnuc.types import Classification, Usage
-    from testnuc.voting import VotePolicy
+from testnuc._base.arrays import Array, Float64s
+from testnuc.limits import Limits
+from testnuc.protocols import Embedder, Method, Provider, StoredPrediction, WireProvider
+from testnuc.results import Results
+from testnuc.types import Classification, Usage
+from testnuc.voting import VotePolicy
 
 __all__ = ["HeadClassifier", "TestNUCClassifier"]
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numba
 from llvmlite import ir
 from numba import njit
 from numba.extending import intrinsic
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 types: Any = numba.types  # only partly typed
 _config: Any = numba.config

@@ -8,14 +8,12 @@ threads, or the width of vector registers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from testnuc._kernels.compile import given, inline, kernel, made, prefetch, types
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _LANES = 32
 #: Corrects the exponent bias of float16 bits that are read as a float32.

@@ -6,28 +6,25 @@ by the custom_ids of its requests, which only its results show.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from testnuc._base.foreign import count
 from testnuc.batch.base import (
     BatchAPI,
     BatchResultLine,
     RemoteBatch,
+    Wait,
     identifier,
     mapping,
     string,
     written,
 )
 from testnuc.errors import ProviderError, ServerError, printable
+from testnuc.protocols import StoredBatch
 from testnuc.transport.api_errors import STATUS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from testnuc.batch.base import Wait
-    from testnuc.protocols import StoredBatch
 
 #: Allowed clock difference in seconds: a batch that is not found is paid for twice.
 _SKEW = 86_400.0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 from urllib.parse import quote, urlencode
 
 import orjson
@@ -14,17 +15,11 @@ from testnuc._base.display import shown
 from testnuc._base.foreign import read_json, write_json
 from testnuc.errors import ProviderError, RateLimitedError, ServerError, printable
 from testnuc.limits import LONGEST_WAIT, count
-from testnuc.protocols import WireProvider
+from testnuc.protocols import StoredBatch, WireProvider
+from testnuc.transport import AuxiliaryRequests
+from testnuc.transport.connections import HTTPAnswer
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-
-    from testnuc.protocols import StoredBatch
-    from testnuc.transport import AuxiliaryRequests
-    from testnuc.transport.connections import HTTPAnswer
-
-    #: Waits seconds, or until the next poll; 0 before another page of a list.
-    Wait = Callable[[float | None], Awaitable[None]]
+Wait = Callable[[float | None], Awaitable[None]]
 
 #: Headers with the polling interval, in milliseconds.
 _POLL_AFTER = ("openai-poll-after-ms", "retry-after-ms")

@@ -5,29 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from testnuc._dispatch.inflight import Ask, Outcome
+from testnuc._dispatch.predictor import Predictor
 from testnuc._dispatch.scheduler import Scheduler
 from testnuc.batch.anthropic import AnthropicBatches
-from testnuc.batch.base import QueueFullError
+from testnuc.batch.base import BatchAPI, QueueFullError
 from testnuc.batch.lifecycle import BatchLifecycle, Outcomes, UnknownOutcomeError
 from testnuc.batch.manifest import ResponseReader, custom_id, pack, require_batches, unpack
 from testnuc.batch.openai import OpenAIBatches
-from testnuc.batch.rounds import PendingBatch, RetryRounds, TokenQueue, packs
+from testnuc.batch.rounds import Pack, PendingBatch, RetryRounds, TokenQueue, packs
 from testnuc.errors import BudgetExceededError, InvalidInputError, ProviderError, StoreError
-from testnuc.protocols import StoredBatch, WireProvider, implements
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-
-    from testnuc._dispatch.inflight import Ask, Outcome
-    from testnuc._dispatch.predictor import Predictor
-    from testnuc.batch.base import BatchAPI
-    from testnuc.batch.rounds import Pack
-    from testnuc.limits import BatchPolicy, Price, Reservation
-    from testnuc.protocols import Store, TokenUsage
-    from testnuc.transport import AuxiliaryRequests, Transport
+from testnuc.limits import BatchPolicy, Price, Reservation
+from testnuc.protocols import Store, StoredBatch, TokenUsage, WireProvider, implements
+from testnuc.transport import AuxiliaryRequests, Transport
 
 _log = logging.getLogger("testnuc.batch")
 

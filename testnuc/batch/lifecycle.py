@@ -16,27 +16,21 @@ import asyncio
 import contextlib
 import logging
 import secrets
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import islice
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from testnuc._base.foreign import count
-from testnuc.batch.base import RemoteBatch
-from testnuc.batch.manifest import BatchOutcomes, unpack
+from testnuc._dispatch.inflight import Outcome
+from testnuc.batch.base import BatchAPI, RemoteBatch
+from testnuc.batch.manifest import BatchOutcomes, BatchStore, ResponseReader, unpack
 from testnuc.errors import NotAnsweredError, ProviderError, RateLimitedError, StoreError
-from testnuc.limits import LONG, LONGEST_WAIT, Meter
+from testnuc.limits import LONG, LONGEST_WAIT, BatchPolicy, Meter, Price
+from testnuc.protocols import StoredBatch, StoredPrediction, TokenUsage
 from testnuc.transport.accounting import is_possible
 from testnuc.types import Usage
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-
-    from testnuc._dispatch.inflight import Outcome
-    from testnuc.batch.base import BatchAPI
-    from testnuc.batch.manifest import BatchStore, ResponseReader
-    from testnuc.limits import BatchPolicy, Price
-    from testnuc.protocols import StoredBatch, StoredPrediction, TokenUsage
 
 #: By key.
 Outcomes = dict[bytes, "Outcome"]

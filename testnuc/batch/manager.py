@@ -6,8 +6,9 @@ The store has provider, model and labels of each batch. The API key comes from t
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from testnuc import providers
 from testnuc._base.checks import is_loopback
@@ -18,14 +19,9 @@ from testnuc.batch.manifest import ResponseReader, require_batches
 from testnuc.errors import ConfigurationError, InvalidInputError, StoreError, TestNUCError
 from testnuc.labels import LabelSet
 from testnuc.limits import BatchPolicy, Price
-from testnuc.protocols import Task
+from testnuc.protocols import Store, StoredBatch, Task, WireProvider
 from testnuc.transport import Transport
 from testnuc.transport.endpoint import Endpoint
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from testnuc.protocols import Store, StoredBatch, WireProvider
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
+from testnuc._dispatch.inflight import Outcome
 from testnuc._dispatch.partial_labels import part_of
-from testnuc.batch.base import NoneChosenError
+from testnuc.batch.base import BatchResultLine, NoneChosenError
 from testnuc.errors import (
     InvalidInputError,
     NotAnsweredError,
@@ -16,17 +18,18 @@ from testnuc.errors import (
     ReplyError,
     StoreError,
 )
-from testnuc.labels import as_stored
-from testnuc.protocols import Request, Store, StoredPrediction, implements
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from testnuc._dispatch.inflight import Outcome
-    from testnuc.batch.base import BatchResultLine
-    from testnuc.labels import LabelSet
-    from testnuc.protocols import StoredBatch, Task, TokenUsage, WireProvider
-    from testnuc.types import Usage
+from testnuc.labels import LabelSet, as_stored
+from testnuc.protocols import (
+    Request,
+    Store,
+    StoredBatch,
+    StoredPrediction,
+    Task,
+    TokenUsage,
+    WireProvider,
+    implements,
+)
+from testnuc.types import Usage
 
 _COUNT = struct.Struct("<I")
 _WANTED = struct.Struct("<16s16sI")

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import re
 import secrets
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import orjson
@@ -18,9 +19,11 @@ import orjson
 from testnuc._base.foreign import count
 from testnuc.batch.base import (
     BatchAPI,
+    BatchProvider,
     BatchResultLine,
     QueueFullError,
     RemoteBatch,
+    Wait,
     identifier,
     mapping,
     named,
@@ -28,13 +31,8 @@ from testnuc.batch.base import (
     written,
 )
 from testnuc.errors import InvalidInputError, ProviderError, ServerError, TestNUCError, printable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from testnuc.batch.base import BatchProvider, Wait
-    from testnuc.protocols import StoredBatch
-    from testnuc.transport import AuxiliaryRequests
+from testnuc.protocols import StoredBatch
+from testnuc.transport import AuxiliaryRequests
 
 _log = logging.getLogger("testnuc.batch")
 

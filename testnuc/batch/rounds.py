@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
-from testnuc._dispatch.inflight import LAST_STEP, Ask
+from testnuc._dispatch.inflight import LAST_STEP, Ask, Outcome
 from testnuc.batch.base import NoneChosenError, QueueFullError
 from testnuc.batch.manifest import Item, RequestedPrediction
 from testnuc.errors import (
@@ -21,13 +21,8 @@ from testnuc.errors import (
     TruncatedReplyError,
     UnreadableReplyError,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-
-    from testnuc._dispatch.inflight import Outcome
-    from testnuc.limits import BatchPolicy
-    from testnuc.protocols import Task, WireProvider
+from testnuc.limits import BatchPolicy
+from testnuc.protocols import Task, WireProvider
 
 #: The asks of one request, about distinct texts.
 Pack = tuple[Ask, ...]

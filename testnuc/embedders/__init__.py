@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from testnuc._base.arrays import Float32s
 from testnuc.errors import ConfigurationError, InvalidInputError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from testnuc._base.arrays import Float32s
-    from testnuc.protocols import Embedder
+from testnuc.protocols import Embedder
 
 __all__ = ["Unloaded", "is_known", "resolve"]
 

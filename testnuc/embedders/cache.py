@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+from testnuc._base.arrays import Float16s, Float32s
 from testnuc._base.checks import hash_text
 from testnuc._base.loop_thread import is_cancelled
 from testnuc.errors import BadRequestError, EmbeddingError, InvalidInputError, TestNUCError
+from testnuc.protocols import Embedder, Index, Store
+from testnuc.transport.telemetry import Telemetry
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from testnuc._base.arrays import Float16s, Float32s
-    from testnuc.protocols import Embedder, Index, Store
-    from testnuc.transport.telemetry import Telemetry
-
-    Vector = Float16s
+Vector = Float16s
 
 #: Most texts in a batch of the embedder.
 _BATCH = 512

@@ -7,11 +7,12 @@ from base64 import b64decode
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import orjson
 
+from testnuc._base.arrays import Float32s
 from testnuc._base.foreign import count, read_json
 from testnuc.errors import (
     AuthenticationError,
@@ -22,17 +23,14 @@ from testnuc.errors import (
     UnknownModelError,
     UnreadableReplyError,
 )
+from testnuc.limits import RateLimit, RetryPolicy
 from testnuc.protocols import Reply, Request, Task, TokenUsage
 from testnuc.transport import Transport
 from testnuc.transport.api_errors import as_error
 from testnuc.transport.connections import MOST_BYTES
 from testnuc.transport.endpoint import Endpoint, checked_key
 from testnuc.transport.redaction import without_key
-
-if TYPE_CHECKING:
-    from testnuc._base.arrays import Float32s
-    from testnuc.limits import RateLimit, RetryPolicy
-    from testnuc.types import Usage
+from testnuc.types import Usage
 
 _DEFAULT = "https://api.openai.com/v1"
 #: Texts in one request; OpenAI allows 2,048 texts and 300,000 tokens.

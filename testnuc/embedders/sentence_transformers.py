@@ -7,21 +7,17 @@ import math
 import os
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 
+from testnuc._base.arrays import Float32s
 from testnuc._base.checks import checked_choice
 from testnuc.errors import EmbeddingError, InvalidInputError, MissingDependencyError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from testnuc._base.arrays import Float32s
-
 
 _T = TypeVar("_T")
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from testnuc._base.arrays import Float16s, Int64s
+from testnuc._base.arrays import Float16s, Int64s
 
 _FORMAT = 2
 #: Names that `Graph.save` gives to files.

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
+from testnuc._base.arrays import Bools, Float16s, Float32s, Int64s
 from testnuc.errors import EmbeddingError
-from testnuc.protocols import Matches
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
-
-    from numpy.typing import NDArray
-
-    from testnuc._base.arrays import Bools, Float16s, Float32s, Int64s
-    from testnuc.protocols import Index, PoolText
+from testnuc.protocols import Index, Matches, PoolText
 
 #: Candidates this far below the k-th best score are re-scored: more than the error of float32.
 SCORE_SLACK = 1e-4

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 
+from testnuc._base.arrays import Float16s, Int64s
 from testnuc.errors import StoreError
 from testnuc.index import EXACT_BELOW, NearestVectors, check_dim, empty_matches, ranks_of
 from testnuc.protocols import Matches, PoolText
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-    from concurrent.futures import Future
-
-    from testnuc._base.arrays import Float16s, Int64s
-
 
 _T = TypeVar("_T")
 _CLOSED = "the pool is closed, and so is its client"

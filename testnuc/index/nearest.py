@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from testnuc._base.arrays import Array, Float16s, Float32s, Int64s
 from testnuc.errors import EmbeddingError, InvalidInputError
 from testnuc.index.graph import Graph
 from testnuc.index.matching import exact_candidates
-
-if TYPE_CHECKING:
-    from typing import Any
-
-    from numpy.typing import NDArray
-
-    from testnuc._base.arrays import Array, Float16s, Float32s, Int64s
 
 #: Below this many vectors a matrix product is as fast as the graph, and exact.
 EXACT_BELOW = 5_000

@@ -10,22 +10,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING
 
 from testnuc._base.checks import checked_whole
 from testnuc.errors import InvalidInputError, RateLimitedError
 from testnuc.limits.concurrency import Concurrency
 from testnuc.limits.headers import spell
 from testnuc.limits.policies import LONGEST_WAIT, RateLimit, RetryPolicy, longest_pause
-from testnuc.limits.rates import Forecast, SlidingWindow
+from testnuc.limits.rates import Forecast, LogEntry, SlidingWindow
 from testnuc.limits.server_quota import ServerQuota
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from testnuc.limits.rates import LogEntry
 
 #: Shortest interval in seconds between checks of the queue; shorter timers use a whole core.
 TICK = 0.005

@@ -5,17 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 from testnuc.errors import BudgetExceededError
+from testnuc.limits.policies import Budget
 from testnuc.limits.prices import PICO
 
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    from testnuc.limits.policies import Budget
-
-    _Waiter: TypeAlias = tuple["Amounts", asyncio.Future["Reservation"]]
+_Waiter: TypeAlias = tuple["Amounts", "asyncio.Future[Reservation]"]
 
 #: Integers, so that sums are exact: 1e-12 US dollars, tokens, calls.
 Amounts = tuple[int, int, int]

@@ -18,13 +18,10 @@ refused one is answered: then the server does not refuse all calls.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from random import Random
 
 from testnuc.limits.headers import spell, usable_wait
 from testnuc.limits.policies import LONGEST_WAIT
-
-if TYPE_CHECKING:
-    from random import Random
 
 _log = logging.getLogger("testnuc.limits")
 

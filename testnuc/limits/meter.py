@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
 
-from testnuc.limits.prices import PICO
+from testnuc.limits.prices import PICO, Price
+from testnuc.protocols import TokenUsage
 from testnuc.types import Usage
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from testnuc.limits.prices import Price
-    from testnuc.protocols import TokenUsage
 
 #: The meter's counters at one moment.
 Mark = tuple[int, ...]

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from testnuc.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from testnuc.limits.policies import Budget
-    from testnuc.protocols import TokenUsage
+from testnuc.limits.policies import Budget
+from testnuc.protocols import TokenUsage
 
 #: Units of money in a US dollar: integers, so that sums are exact.
 PICO = 10**12

@@ -13,12 +13,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from testnuc.errors import InvalidInputError
-
-if TYPE_CHECKING:
-    from testnuc.protocols import APIKey, WireProvider
+from testnuc.protocols import APIKey, WireProvider
 
 __all__ = ["SERVERS", "resolve"]
 

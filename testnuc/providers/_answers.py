@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
+from testnuc.protocols import Task, TokenUsage
 from testnuc.providers._dialect import Structure
-
-if TYPE_CHECKING:
-    from testnuc.protocols import Task, TokenUsage
 
 #: Limits of enums, as first documented by OpenAI and copied by other servers.
 MAX_ENUM = 500

@@ -12,8 +12,9 @@ import logging
 import os
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import orjson
 
@@ -32,7 +33,7 @@ from testnuc.errors import (
 )
 from testnuc.labels import LabelSet
 from testnuc.prompts import parse_reply, without_thinking
-from testnuc.protocols import Answer, Reply, Request, Task
+from testnuc.protocols import Answer, Reply, Request, Task, TokenUsage
 from testnuc.providers._answers import Body, Message
 from testnuc.providers._dialect import (
     LIMIT_TOO_LARGE,
@@ -49,11 +50,6 @@ from testnuc.transport.api_errors import as_error
 from testnuc.transport.endpoint import Endpoint, checked_headers, secrets_in, secrets_of_proxies
 from testnuc.transport.keys import KeySource
 from testnuc.transport.redaction import without_key
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from testnuc.protocols import TokenUsage
 
 _log = logging.getLogger("testnuc.providers")
 

@@ -8,14 +8,10 @@ demos, for tests, and where texts must stay on the machine. An LLM is more accur
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import TYPE_CHECKING
 
-from testnuc.protocols import Answer, Reply
-
-if TYPE_CHECKING:
-    from testnuc._base.arrays import Float32s
-    from testnuc.labels import LabelSet
-    from testnuc.protocols import Embedder, Request
+from testnuc._base.arrays import Float32s
+from testnuc.labels import LabelSet
+from testnuc.protocols import Answer, Embedder, Reply, Request
 
 _TEMPERATURE = 0.05
 

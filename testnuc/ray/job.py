@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -14,25 +16,20 @@ from testnuc._base.checks import checked_whole
 from testnuc._engine.reporting import few_neighbors, few_predictions
 from testnuc.client import TestNUC
 from testnuc.errors import ConfigurationError, InvalidInputError, MissingDependencyError
+from testnuc.labels import LabelSet
 from testnuc.limits import Limits
 from testnuc.methods import Sampling
+from testnuc.protocols import Embedder, Method, Provider, WireProvider
 from testnuc.ray.limits import SharedLimits
 from testnuc.ray.shards import Shard, Shards
 from testnuc.ray.stages import BuildIndex, Embed, Predict, Vote, columns_of, hash_texts
 from testnuc.ray.workers import Settings, Voting, stored_learned
-from testnuc.trust import Learned
+from testnuc.trust import Diagnosis, Learned
+from testnuc.types import Usage
+from testnuc.voting import VotePolicy
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Mapping, Sequence
-
     import ray.data
-
-    from testnuc.labels import LabelSet
-    from testnuc.protocols import Embedder, Method, Provider, WireProvider
-    from testnuc.trust import Diagnosis
-    from testnuc.types import Usage
-    from testnuc.voting import VotePolicy
 
 #: Approximate bytes of distinct texts in a block.
 _BLOCK_BYTES = 64 << 20

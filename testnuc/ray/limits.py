@@ -13,19 +13,24 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 from testnuc.errors import TestNUCError
-from testnuc.limits import Admission, BudgetAccount, Meter, Permit, Reservation
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from testnuc.limits import Budget, Limits, Mark
-    from testnuc.types import Usage
+from testnuc.limits import (
+    Admission,
+    Budget,
+    BudgetAccount,
+    Limits,
+    Mark,
+    Meter,
+    Permit,
+    Reservation,
+)
+from testnuc.types import Usage
 
 #: Seconds after which a silent worker counts as dead.
 SILENCE = 20.0

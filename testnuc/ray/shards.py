@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from testnuc._base.arrays import Float16s, Float32s, Int64s
 from testnuc.index.memory_pool import Pool
 from testnuc.protocols import Matches, PoolText
 from testnuc.types import Prediction
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from testnuc._base.arrays import Float16s, Float32s, Int64s
 
 #: The prediction of a text, or its error; None if the text is unknown.
 Outcome = Prediction | str | None

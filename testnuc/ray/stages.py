@@ -7,35 +7,28 @@ sent as fixed-size binary, float16. `LabelByHead` labels without an LLM.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from testnuc import embedders, stores
+from testnuc._base.arrays import Float16s
 from testnuc._base.checks import hash_text, valid_text
 from testnuc._base.loop_thread import Background
 from testnuc.embedders.cache import EmbeddingCache
 from testnuc.errors import InvalidInputError
 from testnuc.head import Head
-from testnuc.labels import as_stored
-from testnuc.protocols import PoolText
+from testnuc.labels import LabelSet, as_stored
+from testnuc.protocols import Embedder, PoolText
 from testnuc.ray.limits import LimitsClient
-from testnuc.ray.shards import Shards, Vectors
-from testnuc.ray.workers import Voting, without_votes
+from testnuc.ray.shards import Outcome, Shards, Vectors
+from testnuc.ray.workers import Settings, Voting, without_votes
+from testnuc.trust import Decision
 from testnuc.types import Prediction, error_text, row
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import pyarrow as pa
-
-    from testnuc._base.arrays import Float16s
-    from testnuc.labels import LabelSet
-    from testnuc.protocols import Embedder
-    from testnuc.ray.shards import Outcome
-    from testnuc.ray.workers import Settings
-    from testnuc.trust import Decision
 
 #: Columns added by a job, and their Arrow types.
 _COLUMNS = {

@@ -6,24 +6,19 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from testnuc._base.arrays import Float32s
 from testnuc._base.checks import hash_text
 from testnuc._engine.components import Components, Internals
 from testnuc._engine.inputs import distinct
 from testnuc._engine.learning import Learning
 from testnuc._engine.rows import Rows
+from testnuc._engine.run import Run
 from testnuc.errors import InvalidInputError, TestNUCError
-from testnuc.protocols import PoolText
-from testnuc.ray.shards import Vectors
-from testnuc.trust import Learned
-
-if TYPE_CHECKING:
-    from testnuc._base.arrays import Float32s
-    from testnuc._engine.run import Run
-    from testnuc.protocols import Reply, Request
-    from testnuc.ray.shards import Shards
-    from testnuc.trust import Decision, Diagnosis
+from testnuc.protocols import PoolText, Reply, Request
+from testnuc.ray.shards import Shards, Vectors
+from testnuc.trust import Decision, Diagnosis, Learned
 
 #: Texts sampled for a decision of the auto policy.
 _SAMPLE = 10_000

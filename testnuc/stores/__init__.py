@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from testnuc.errors import InvalidInputError
-
-if TYPE_CHECKING:
-    from testnuc.protocols import Store
+from testnuc.protocols import Store
 
 __all__ = ["resolve"]
 

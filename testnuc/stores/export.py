@@ -16,23 +16,18 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
+from testnuc._base.arrays import Float16s
 from testnuc._base.checks import hash_text
 from testnuc.errors import EmbeddingError, InvalidInputError
 from testnuc.index import scanned
-from testnuc.protocols import PoolText, StoredPrediction
-from testnuc.stores.sql_store import to_facts
+from testnuc.protocols import Index, PoolText, StoredPrediction
+from testnuc.stores.sql_store import SqlStore, to_facts
 from testnuc.types import Prediction
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
-
-    from testnuc._base.arrays import Float16s
-    from testnuc.protocols import Index
-    from testnuc.stores.sql_store import SqlStore
 
 Record = dict[str, Any]
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any
-
-    from testnuc._base.arrays import Float16s
-    from testnuc.protocols import StoredBatch, StoredPrediction
-    from testnuc.types import Prediction, Usage
+from testnuc._base.arrays import Float16s
+from testnuc.protocols import StoredBatch, StoredPrediction
+from testnuc.types import Prediction, Usage
 
 
 class MemoryStore:

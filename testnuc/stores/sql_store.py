@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import orjson
 
+from testnuc._base.arrays import Float16s
 from testnuc._base.checks import is_chance
 from testnuc.errors import EmbeddingError, StoreError
-from testnuc.protocols import Store, StoredBatch, StoredPrediction
+from testnuc.protocols import Index, Store, StoredBatch, StoredPrediction
 from testnuc.types import Prediction, Usage
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from testnuc._base.arrays import Float16s
-    from testnuc.protocols import Index
 
 #: A lease that ends later, in seconds from now, was taken before the clock was set back: else it
 #: would hold others up for as long as that.

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.utils import formatdate
 from time import time
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 from urllib.parse import unquote
 
 import orjson
 
-from testnuc.testing.faults import status_of
+from testnuc.testing.answers import Content
+from testnuc.testing.faults import RateLimitWindow, status_of
 from testnuc.testing.server import Response
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from testnuc.testing.answers import Content
-    from testnuc.testing.faults import RateLimitWindow
 
 _PIECE = re.compile(r"\s+|\w+|[^\w\s]")
 _CHARS_PER_TOKEN = 4

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from math import ceil
-from typing import TYPE_CHECKING
 
 import aiohttp
 from aiohttp.http_exceptions import ContentEncodingError
@@ -18,19 +18,14 @@ from testnuc.errors import (
     RateLimitedError,
     ReplyError,
 )
-from testnuc.limits import retry_after
+from testnuc.limits import Admission, BudgetAccount, Meter, Permit, Price, retry_after
+from testnuc.protocols import Reply, TokenUsage
 from testnuc.transport.api_errors import request_id
+from testnuc.transport.calls import Call
+from testnuc.transport.connections import HTTPAnswer
 from testnuc.transport.failures import NEVER_SENT, is_retryable, translate
 from testnuc.transport.retries import was_last
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from testnuc.limits import Admission, BudgetAccount, Meter, Permit, Price
-    from testnuc.protocols import Reply, TokenUsage
-    from testnuc.transport.calls import Call
-    from testnuc.transport.connections import HTTPAnswer
-    from testnuc.transport.telemetry import Telemetry
+from testnuc.transport.telemetry import Telemetry
 
 #: The server is overloaded, or the rate limit is used up.
 _BUSY = frozenset({429, 503, 529})

@@ -9,29 +9,22 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from random import Random
+from typing import TypeVar
 
-from tenacity import AsyncRetrying, retry_if_exception
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
 
 from testnuc.errors import AuthenticationError, CallTimeoutError, ProviderError, ServerError
-from testnuc.limits import LONG, retry_after
-from testnuc.transport.connections import MOST_BYTES, OK, read_response
+from testnuc.limits import LONG, RetryPolicy, retry_after
+from testnuc.protocols import WireProvider
+from testnuc.transport.connections import MOST_BYTES, OK, Connections, HTTPAnswer, read_response
 from testnuc.transport.failures import host, is_retryable, safe_cause, translate
 from testnuc.transport.retries import backoff
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-    from random import Random
-
-    from tenacity import RetryCallState
-
-    from testnuc.limits import RetryPolicy
-    from testnuc.protocols import WireProvider
-    from testnuc.transport.connections import Connections, HTTPAnswer
-
-    T = TypeVar("T")
+T = TypeVar("T")
 
 _log = logging.getLogger("testnuc.transport")
 

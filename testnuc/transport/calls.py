@@ -6,14 +6,10 @@ import asyncio
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from testnuc.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from testnuc.errors import ProviderError
-    from testnuc.limits import Reservation
-    from testnuc.protocols import Provider, Request, WireProvider
+from testnuc.errors import ConfigurationError, ProviderError
+from testnuc.limits import Reservation
+from testnuc.protocols import Provider, Request, WireProvider
 
 #: Asked before each attempt of a call, after all waits; None: always. Set by the caller's task.
 MAY_SEND: ContextVar[Callable[[], bool] | None] = ContextVar("testnuc-may-send", default=None)

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import aiohttp
 from multidict import CIMultiDict
 
-from testnuc.errors import ConfigurationError, ServerError, UnreadableReplyError
+from testnuc.errors import ConfigurationError, ProviderError, ServerError, UnreadableReplyError
+from testnuc.protocols import WireProvider
 from testnuc.transport.failures import host
-from testnuc.transport.pool import ConnectionPool, Post, Repetitions
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
-
-    from testnuc.errors import ProviderError
-    from testnuc.protocols import WireProvider
-    from testnuc.transport.pool import PostResponse
+from testnuc.transport.pool import ConnectionPool, Post, PostResponse, Repetitions
 
 #: Statuses of an answer: a proxy that changes a response makes it 203, a gateway may write 202.
 OK = range(200, 300)

@@ -5,16 +5,13 @@ Messages of other libraries are dropped: they may hold a URL with credentials, o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp.http_exceptions import HttpProcessingError
 
 from testnuc.errors import ConfigurationError, ConnectionFailedError, ProviderError
-
-if TYPE_CHECKING:
-    from testnuc.protocols import WireProvider
+from testnuc.protocols import WireProvider
 
 #: Raised before anything of a call is sent; a proxy that refuses has seen the host alone.
 NEVER_SENT = (

@@ -13,15 +13,13 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
 from testnuc.errors import ConfigurationError
+from testnuc.protocols import APIKey
 from testnuc.transport.endpoint import checked_key
-
-if TYPE_CHECKING:
-    from testnuc.protocols import APIKey
 
 _log = logging.getLogger("testnuc.transport")
 

@@ -11,25 +11,22 @@ session takes twice as long: it prepares each request anew, and starts a task fo
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import select
+from collections.abc import Mapping
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
+from aiohttp.connector import Connection
 from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
 from testnuc.transport.api_errors import request_id
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Mapping
-
-    from aiohttp.connector import Connection
 
 _log = logging.getLogger("testnuc.transport")
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from random import Random
+
+from tenacity import RetryCallState
 
 from testnuc.errors import BadRequestError, ProviderError, ReplyError, UnknownModelError
-from testnuc.limits import longest_pause, usable_wait
+from testnuc.limits import RetryPolicy, longest_pause, usable_wait
+from testnuc.transport.calls import Call
 from testnuc.transport.failures import is_retryable
-
-if TYPE_CHECKING:
-    import asyncio
-    from random import Random
-
-    from tenacity import RetryCallState
-
-    from testnuc.limits import RetryPolicy
-    from testnuc.transport.calls import Call
 
 #: Changes of the encoding within one call.
 _MOST_ADAPTATIONS = 4

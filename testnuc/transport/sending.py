@@ -14,11 +14,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from random import Random
-from typing import TYPE_CHECKING
 
-from tenacity import AsyncRetrying
+from tenacity import AsyncRetrying, RetryCallState
 
 from testnuc.errors import (
     AuthenticationError,
@@ -32,26 +32,20 @@ from testnuc.limits import (
     Budget,
     BudgetAccount,
     Meter,
+    Permit,
     Price,
     RateLimit,
     RetryPolicy,
     require_price,
 )
+from testnuc.protocols import Provider, Reply, Request, WireProvider
 from testnuc.transport.accounting import CallAccounting
 from testnuc.transport.auxiliary import AuxiliaryRequests
 from testnuc.transport.calls import MAY_SEND, ON_WAIT, Call, NotSentError, Timer, estimate_tokens
 from testnuc.transport.connections import Connections, key_headers
 from testnuc.transport.failures import host, safe_cause
 from testnuc.transport.retries import Outage, adapts, gives_up, latest_start, may_help, wait
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-
-    from tenacity import RetryCallState
-
-    from testnuc.limits import Permit
-    from testnuc.protocols import Provider, Reply, Request, WireProvider
-    from testnuc.transport.telemetry import Telemetry
+from testnuc.transport.telemetry import Telemetry
 
 _log = logging.getLogger("testnuc.transport")
 

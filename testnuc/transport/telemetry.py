@@ -11,13 +11,11 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from testnuc.protocols import Reply, Request, TokenUsage
+from testnuc.protocols import Reply, Request, TokenUsage
 
 _SCOPE = "testnuc"
 #: Bucket boundaries of the conventions.

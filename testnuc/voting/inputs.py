@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from testnuc._base.arrays import Array, Float32s, Int32s, Int64s
 from testnuc._base.checks import checked_whole
 from testnuc.errors import InvalidInputError
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
-
-    from testnuc._base.arrays import Array, Float32s, Int32s, Int64s
 
 #: With own weights up to 1000, the sums of this many votes and their ranks fit in an int64.
 _MAX_NEIGHBORS = 16_384

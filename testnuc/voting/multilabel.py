@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from testnuc._base.arrays import Array, Int64s
 from testnuc.errors import InvalidInputError
 from testnuc.voting.inputs import classes, numbers
 from testnuc.voting.labels import Labels, starts_of
 from testnuc.voting.policy import VotePolicy
 from testnuc.voting.votes import in_blocks
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
-
-    from testnuc._base.arrays import Array, Int64s
 
 #: Share from which a label is given.
 THRESHOLD = 0.5

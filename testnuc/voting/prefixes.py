@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from testnuc._base.arrays import Bools, Int32s, Int64s
 from testnuc._base.checks import checked_whole
 from testnuc.errors import InvalidInputError
 from testnuc.voting.inputs import Ballots, classes, rows_of
 from testnuc.voting.policy import PRESETS, VotePolicy
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import ArrayLike
-
-    from testnuc._base.arrays import Bools, Int32s, Int64s
 
 
 def vote_curve(

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from types import ModuleType
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from testnuc._base.arrays import Float32s, Float64s, Int32s, Int64s
 from testnuc._base.checks import checked_whole
 from testnuc._base.display import brief
 from testnuc.errors import InvalidInputError
 from testnuc.voting.inputs import Ballots
 from testnuc.voting.policy import VotePolicy
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import ModuleType
-
-    from numpy.typing import ArrayLike
-
-    from testnuc._base.arrays import Float32s, Float64s, Int32s, Int64s
-
-    Rows: TypeAlias = bool | ArrayLike
+Rows: TypeAlias = bool | ArrayLike
 
 #: Below this number of votes, a second thread does not pay off.
 _SERIAL = 100_000

@@ -7,10 +7,13 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from testnuc._base.arrays import Float16s
 from testnuc.errors import EmbeddingError, StoreError, TestNUCError
+from testnuc.stores.postgres.address import Address
 from testnuc.stores.postgres.errors import driver, is_transient, store_error
 from testnuc.stores.postgres.schema import (
     MAX_DIM,
@@ -21,12 +24,6 @@ from testnuc.stores.postgres.schema import (
     to_text,
 )
 from testnuc.stores.sql_store import DamagedRowError, check_vectors, damaged
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
-
-    from testnuc._base.arrays import Float16s
-    from testnuc.stores.postgres.address import Address
 
 _T = TypeVar("_T")
 _log = logging.getLogger("testnuc")

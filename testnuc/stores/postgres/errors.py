@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from testnuc.errors import MissingDependencyError, StoreError
-
-if TYPE_CHECKING:
-    from testnuc.stores.postgres.address import Address
+from testnuc.stores.postgres.address import Address
 
 
 def driver() -> Any:

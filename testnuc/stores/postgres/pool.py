@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
+from testnuc._base.arrays import Float16s, Float32s, Int64s
 from testnuc.errors import StoreError
 from testnuc.index import SCORE_SLACK, NearestVectors, check_dim, empty_matches, ranks_of
 from testnuc.protocols import Matches, PoolText
+from testnuc.stores.postgres.database import PostgresDatabase
 from testnuc.stores.postgres.schema import (
     MAX_GRAPH_DIM,
+    EmbedderRow,
     from_text,
     from_vectors,
     index_texts,
@@ -21,14 +25,6 @@ from testnuc.stores.postgres.schema import (
     to_vectors,
 )
 from testnuc.stores.sql_store import DamagedRowError, damaged, rows_of
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable, Sequence
-    from typing import Any
-
-    from testnuc._base.arrays import Float16s, Float32s, Int64s
-    from testnuc.stores.postgres.database import PostgresDatabase
-    from testnuc.stores.postgres.schema import EmbedderRow
 
 #: Texts added per transaction; bounds how long other writers wait.
 _ADD_CHUNK = 500

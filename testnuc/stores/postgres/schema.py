@@ -11,20 +11,17 @@ assigns numbers before the rows are visible.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from testnuc._base.arrays import Float16s
 from testnuc.errors import StoreError
+from testnuc.stores.postgres.address import Address
 from testnuc.stores.postgres.errors import driver
 from testnuc.stores.sql_store import DamagedRowError, migrations
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from testnuc._base.arrays import Float16s
-    from testnuc.stores.postgres.address import Address
 
 #: Key of the advisory lock for schema changes: "tNUC".
 _LOCK = 0x744E5543

@@ -5,24 +5,20 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import Any
 
+from testnuc._base.arrays import Float16s
 from testnuc._base.checks import checked_whole
 from testnuc.errors import InvalidInputError, StoreError
+from testnuc.protocols import StoredPrediction
 from testnuc.stores.postgres.address import Address
 from testnuc.stores.postgres.database import PostgresDatabase
 from testnuc.stores.postgres.pool import PostgresPool, insert_vectors
 from testnuc.stores.sql_store import LONGEST_LEASE, SqlStore, rows_of, to_prediction
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
-
-    from testnuc._base.arrays import Float16s
-    from testnuc.protocols import StoredPrediction
-    from testnuc.types import Prediction
+from testnuc.types import Prediction
 
 #: Below this size, comparing a batch with all texts is faster than searching the server's graph.
 EXACT_BELOW = 20_000

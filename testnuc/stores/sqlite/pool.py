@@ -11,20 +11,24 @@ import contextlib
 import logging
 import sqlite3
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import orjson
 
+from testnuc._base.arrays import Float16s, Int64s
 from testnuc.errors import StoreError
 from testnuc.index import (
     EXACT_BELOW,
     DamagedIndexError,
     Graph,
     NearestVectors,
+    SavedGraph,
     check_dim,
     empty_matches,
     ranks_of,
@@ -33,15 +37,8 @@ from testnuc.index.memory_pool import run_until_closed
 from testnuc.protocols import Matches, PoolText
 from testnuc.stores.sql_store import DAMAGE
 from testnuc.stores.sqlite import queries as sql
+from testnuc.stores.sqlite.database import SqliteDatabase
 from testnuc.stores.sqlite.schema import POOL_SHIFT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from testnuc._base.arrays import Float16s, Int64s
-    from testnuc.index import SavedGraph
-    from testnuc.stores.sqlite.database import SqliteDatabase
 
 _log = logging.getLogger("testnuc.stores")
 

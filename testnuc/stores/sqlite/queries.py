@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import orjson
 
+from testnuc._base.arrays import Float16s
 from testnuc.index import DamagedIndexError, SavedGraph
 from testnuc.protocols import PoolText
 from testnuc.stores.sql_store import DamagedRowError, check_vectors
 from testnuc.stores.sqlite.schema import POOL_SHIFT
-
-if TYPE_CHECKING:
-    import sqlite3
-    from collections.abc import Iterator, Sequence
-
-    from testnuc._base.arrays import Float16s
 
 #: Parameters per statement; older versions of SQLite allow 999.
 _BOUND = 500

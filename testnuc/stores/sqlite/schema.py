@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import os
 import re
+import sqlite3
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from testnuc.errors import StoreError
 from testnuc.stores.sql_store import migrations
-
-if TYPE_CHECKING:
-    import sqlite3
 
 #: "tNUC", the SQLite application id in the header of every store file.
 APPLICATION_ID = 0x744E5543

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
+from testnuc._base.arrays import Float16s
 from testnuc._base.checks import checked_choice
 from testnuc.errors import InvalidInputError
+from testnuc.protocols import Index, StoredPrediction
 from testnuc.stores.sql_store import SqlStore, to_prediction
 from testnuc.stores.sqlite import queries as sql
 from testnuc.stores.sqlite.database import SqliteDatabase
 from testnuc.stores.sqlite.pool import SqlitePool
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
-
-    from testnuc._base.arrays import Float16s
-    from testnuc.protocols import Index, StoredPrediction
-    from testnuc.types import Prediction
+from testnuc.types import Prediction
 
 
 class SqliteStore(SqlStore):
