@@ -14,7 +14,7 @@ import orjson
 
 from testnuc import prompts
 from testnuc._base.checks import checked_whole, hash_text
-from testnuc._base.display import brief
+from testnuc._base.display import Brief
 from testnuc._engine.components import Components, Internals
 from testnuc._engine.inputs import checked_texts, distinct
 from testnuc.errors import InvalidInputError, MissingDependencyError, ReplyError
@@ -69,11 +69,9 @@ _SAME = {
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Discovery:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Discovery(Brief):
     """Labels that were found in texts. ``print`` it."""
-
-    __repr__ = brief
 
     #: Label -> description; given labels first, then those of most texts.
     labels: Mapping[str, str]

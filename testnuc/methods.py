@@ -9,14 +9,14 @@ from math import fsum
 from typing import Any, Literal
 
 from testnuc._base.checks import checked_choice, checked_number, checked_whole
-from testnuc._base.display import brief
+from testnuc._base.display import Brief
 from testnuc.errors import InvalidInputError
 from testnuc.protocols import Method, implements
 from testnuc.types import Prediction
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
+@dataclass(frozen=True, slots=True, repr=False)
+class Sampling(Brief):
     """How the model is asked for one answer.
 
     Parameters
@@ -52,8 +52,6 @@ class Sampling:
 
         TestNUC(labels, sampling=Sampling(temperature=0.0, texts_per_call=10))
     """
-
-    __repr__ = brief
 
     temperature: float | None = 0.7
     top_p: float | None = 1.0

@@ -22,7 +22,7 @@ from typing import (
 import numpy as np
 from numpy.typing import NDArray
 
-from testnuc._base.display import brief
+from testnuc._base.display import Brief
 from testnuc.errors import ReplyError
 from testnuc.types import Prediction, Usage
 
@@ -47,14 +47,12 @@ def implements(value: object, protocol: type[_T]) -> TypeGuard[_T]:
 APIKey: TypeAlias = str | Callable[[], str | Awaitable[str]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Task:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Task(Brief):
     """The part of a call that is the same for all texts of a client.
 
     Tasks are compared by identity, so that a provider can cache prepared data per task.
     """
-
-    __repr__ = brief
 
     #: The system message: instruction, guidelines, label options, output format.
     system: str
@@ -74,11 +72,9 @@ class Task:
     score_labels: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+@dataclass(frozen=True, slots=True, repr=False)
+class Request(Brief):
     """One call to the LLM."""
-
-    __repr__ = brief
 
     task: Task
     #: The user message: few-shot examples, then the numbered texts.
@@ -90,11 +86,9 @@ class Request:
     step: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+@dataclass(frozen=True, slots=True, repr=False)
+class Answer(Brief):
     """The model's answer for one text, before it is matched to the label set."""
-
-    __repr__ = brief
 
     label: str
     #: 0..1, or None if the model returned none.
@@ -118,11 +112,9 @@ class TokenUsage:
     tier: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+@dataclass(frozen=True, slots=True, repr=False)
+class Reply(Brief):
     """The answers of one call, one per text of the request, in the same order."""
-
-    __repr__ = brief
 
     answers: tuple[Answer | ReplyError, ...]
     #: None if the provider did not report it.
@@ -213,11 +205,9 @@ class Embedder(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class StoredPrediction:
+@dataclass(frozen=True, slots=True, repr=False)
+class StoredPrediction(Brief):
     """One row of the predictions in a store."""
-
-    __repr__ = brief
 
     #: 16 bytes: the hash of everything that can change the prediction.
     key: bytes
@@ -230,11 +220,9 @@ class StoredPrediction:
     prediction: Prediction
 
 
-@dataclass(frozen=True, slots=True)
-class StoredBatch:
+@dataclass(frozen=True, slots=True, repr=False)
+class StoredBatch(Brief):
     """One row of the batch jobs in a store."""
-
-    __repr__ = brief
 
     #: 16 random bytes, assigned before the batch is submitted.
     id: bytes
@@ -302,11 +290,9 @@ class Store(Protocol):
         """Store embeddings, float16[len(hashes), dim]; existing ones are not changed."""
 
 
-@dataclass(frozen=True, slots=True)
-class PoolText:
+@dataclass(frozen=True, slots=True, repr=False)
+class PoolText(Brief):
     """A text of the pool."""
-
-    __repr__ = brief
 
     text: str
     hash: bytes
@@ -314,11 +300,9 @@ class PoolText:
     label: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Matches:
+@dataclass(frozen=True, slots=True, repr=False)
+class Matches(Brief):
     """The nearest pool texts of B queries, most similar first; ties are ordered by text hash."""
-
-    __repr__ = brief
 
     #: int64[B, K]: row numbers in the pool, padded with -1.
     ids: NDArray[np.int64]

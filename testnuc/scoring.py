@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from testnuc._base.display import brief
+from testnuc._base.display import Brief
 from testnuc.errors import InvalidInputError
 from testnuc.trust.shares import Z_95, Share
 
@@ -33,8 +33,8 @@ class Measured(Share):
         return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
+@dataclass(frozen=True, slots=True, repr=False)
+class Evaluation(Brief):
     """Accuracy of results on texts with known labels. ``print`` it.
 
     Texts that a person judged are left out: their label is the judgment. A text that is repeated
@@ -59,8 +59,6 @@ class Evaluation:
     by_source: Mapping[str, tuple[int, Measured]]
     results: Results = field(repr=False)
 
-    __repr__ = brief
-
     def __str__(self) -> str:
         gain = self.gain
         lines = [
@@ -78,8 +76,8 @@ class Evaluation:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+@dataclass(frozen=True, slots=True, repr=False)
+class Comparison(Brief):
     """Where two runs give different labels. ``print`` it."""
 
     #: Texts that are in both.
@@ -96,8 +94,6 @@ class Comparison:
     gain: Measured | None = None
     #: Texts that a person judged in one of the runs, which the accuracies leave out.
     judged: int = 0
-
-    __repr__ = brief
 
     def __str__(self) -> str:
         part = len(self.differing) / self.texts

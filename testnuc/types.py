@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from testnuc._base.display import brief, columns
+from testnuc._base.display import Brief, columns
 from testnuc.errors import TestNUCError
 
 #: Between the labels of a text that has several, where they are one string.
@@ -38,11 +38,9 @@ class Reason(str):
         return Reason, (self.code, str(self))
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+@dataclass(frozen=True, slots=True, repr=False)
+class Prediction(Brief):
     """The LLM's answer for one text."""
-
-    __repr__ = brief
 
     #: The label that the answer matches; None: it matches no label and abstains.
     label: str | None
@@ -67,7 +65,7 @@ class Prediction:
         return (self.said or "",) if self.label is None else ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class MultilabelPrediction(Prediction):
     """The LLM's answer for one text that can have several labels.
 
@@ -75,8 +73,6 @@ class MultilabelPrediction(Prediction):
     answer matches no label and abstains. `confidence` is that of the least sure label, and `said`
     `unmatched` in one string.
     """
-
-    __repr__ = brief
 
     #: The labels, in the order of the answer.
     labels: tuple[str, ...] = ()
@@ -86,11 +82,9 @@ class MultilabelPrediction(Prediction):
     unmatched: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Neighbor:
+@dataclass(frozen=True, slots=True, repr=False)
+class Neighbor(Brief):
     """An unlabeled text near the classified one, and its prediction."""
-
-    __repr__ = brief
 
     text: str
     #: Cosine of the two embeddings, 1 = same direction.
@@ -100,11 +94,9 @@ class Neighbor:
     confidence: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Classification:
+@dataclass(frozen=True, slots=True, repr=False)
+class Classification(Brief):
     """The label of one text, and how the vote came to it."""
-
-    __repr__ = brief
 
     #: Position of the text in the input.
     index: int
@@ -225,7 +217,7 @@ class Classification:
         return summary + grid(["similarity", "label", "confidence", "neighbor"], near)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class MultilabelClassification(Classification):
     """The labels of one text that can have several, and how the votes came to them.
 
@@ -234,8 +226,6 @@ class MultilabelClassification(Classification):
     `share` is the part of the weight that sides with the closest one; `margin` is that minus the
     part against it. `trust` is `share`; None with fewer than three voters.
     """
-
-    __repr__ = brief
 
     #: The labels, largest share first; empty if the text has none, and if `label` is None.
     labels: tuple[str, ...] = ()
@@ -270,15 +260,13 @@ class MultilabelClassification(Classification):
         return "\n".join(lines)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class TreeClassification(Classification):
     """The label of one text in a tree of labels, and the trust of each level of its path.
 
     The share of a parent is the sum of those of the labels below it, so trust falls from level to
     level: the top level may be certain where the label is not.
     """
-
-    __repr__ = brief
 
     #: The names on the way to the label, from the top level on. Of a label that is withheld, as far
     #: as they are trusted enough; empty without a label.
@@ -365,14 +353,12 @@ class LaneEstimate:
     most_seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate(Usage):
+@dataclass(frozen=True, slots=True, repr=False)
+class Estimate(Brief, Usage):
     """Estimated usage of a run in the live lane, and in each lane that the provider offers.
 
     ``print`` shows it as a table.
     """
-
-    __repr__ = brief
 
     lanes: tuple[LaneEstimate, ...] = ()
     #: What may explain calls that were not expected; "" if nothing does.

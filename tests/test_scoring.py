@@ -11,7 +11,7 @@ import pytest
 
 import testnuc
 from testnuc import Classification, Prediction, Results, TestNUC, Usage
-from testnuc._base.display import brief
+from testnuc._base.display import Brief
 from testnuc.errors import InvalidInputError
 from testnuc.metrics import score
 from testnuc.scoring import (
@@ -225,7 +225,7 @@ RECORDS = [n for n in testnuc.__all__ if dataclasses.is_dataclass(getattr(testnu
 @pytest.mark.parametrize("name", RECORDS)
 def test_every_public_representation_is_short(name):
     kind = getattr(testnuc, name)
-    if kind.__repr__ is not brief and all(
+    if kind.__repr__ is not Brief.__repr__ and all(
         str(f.type).split(" ")[0] in {"int", "float", "str", "bool"}
         for f in dataclasses.fields(kind)
     ):

@@ -58,22 +58,26 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(map("  ".join, padded))
 
 
-def brief(record: Any) -> str:
-    """Return the representation of a dataclass in one line, for use as its ``__repr__``.
+class Brief:
+    """A dataclass whose representation is one line.
 
     Fields that have their default are left out, long values are cut, and arrays are shown by type
     and shape.
     """
-    shown: list[str] = []
-    for field in fields(record):
-        value = getattr(record, field.name)
-        if not field.repr or _is_default(value, field):
-            continue
-        shown.append(f"{field.name}={_value(value)}")
-        if sum(map(len, shown)) + 2 * len(shown) > _WHOLE:
-            shown[-1] = ".."
-            break
-    return f"{type(record).__qualname__}({', '.join(shown)})"
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        shown: list[str] = []
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if not field.repr or _is_default(value, field):
+                continue
+            shown.append(f"{field.name}={_value(value)}")
+            if sum(map(len, shown)) + 2 * len(shown) > _WHOLE:
+                shown[-1] = ".."
+                break
+        return f"{type(self).__qualname__}({', '.join(shown)})"
 
 
 def _is_default(value: Any, field: Any) -> bool:

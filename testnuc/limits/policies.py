@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from testnuc._base.checks import checked_choice, checked_positive, checked_whole
-from testnuc._base.display import brief
+from testnuc._base.display import Brief
 from testnuc.errors import InvalidInputError
 
 #: A provider that asks for a longer wait, in seconds, is asked again after this one.
@@ -111,8 +111,8 @@ class Budget:
         _bound("calls", self.calls)
 
 
-@dataclass(frozen=True, slots=True)
-class BatchPolicy:
+@dataclass(frozen=True, slots=True, repr=False)
+class BatchPolicy(Brief):
     """How the batch lane uses a provider's batch API. All times in seconds.
 
     Parameters
@@ -145,8 +145,6 @@ class BatchPolicy:
         The list of batches is searched for as long.
     """
 
-    __repr__ = brief
-
     rest: Literal["batch", "live", "error"] = "batch"
     attempts: int = 3
     in_flight: int = 8
@@ -167,8 +165,8 @@ class BatchPolicy:
             checked_positive(name, getattr(self, name))
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+@dataclass(frozen=True, slots=True, repr=False)
+class Limits(Brief):
     """How fast, how often and for how much a client calls the LLM.
 
     Parameters
@@ -190,8 +188,6 @@ class Limits:
 
         TestNUC(labels, limits=Limits(requests_per_minute=5_000, budget=Budget(usd=5)))
     """
-
-    __repr__ = brief
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None

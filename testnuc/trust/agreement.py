@@ -14,18 +14,16 @@ from typing import TypeAlias
 
 import numpy as np
 
-from testnuc._base.display import brief
+from testnuc._base.display import Brief
 from testnuc.trust.shares import Z_95
 
 #: What each person said of a text: labels, None = none of the labels. Skipped texts are missing.
 _Texts: TypeAlias = "Counter[tuple[str | None, ...]]"
 
 
-@dataclass(frozen=True, slots=True)
-class Agreement:
+@dataclass(frozen=True, slots=True, repr=False)
+class Agreement(Brief):
     """Agreement of several people, each value with its 95 % interval by the jackknife."""
-
-    __repr__ = brief
 
     #: The part of pairs of judgments of a text that are equal, its lowest and highest value.
     equal: tuple[float, float, float]

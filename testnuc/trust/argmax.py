@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from testnuc._base.arrays import Array, Bools, Float32s, Float64s, Floats, Int32s
-from testnuc._base.display import brief
+from testnuc._base.display import Brief
 from testnuc.label_tree import LabelTree
 from testnuc.trust.calibration import UNCALIBRATED, chances
 from testnuc.trust.head import FOLDS, LinearHead
@@ -29,11 +29,9 @@ _LEAST_SHARE = 0.01
 _TINY, _TINY_REST = 1e-4, 1e-6
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Argmax:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Argmax(Brief):
     """Texts get the most probable label, or the one that the vote settings give them."""
-
-    __repr__ = brief
 
     #: In words: what is trusted, and what a gain is measured in.
     trusted: ClassVar[str] = "a label is right"

@@ -20,7 +20,7 @@ import orjson
 
 from testnuc._base.arrays import Bools
 from testnuc._base.checks import hash_text, is_chance
-from testnuc._base.display import brief, columns
+from testnuc._base.display import Brief, columns
 from testnuc.errors import StoreError
 from testnuc.trust.counts import LEAST_JUDGED, Counts, LabelCount
 from testnuc.trust.moves import found_moves
@@ -42,11 +42,9 @@ def week_of(time: float) -> str:
     return f"{year}-W{week:02}"
 
 
-@dataclass(slots=True)
-class AuditedText:
+@dataclass(slots=True, repr=False)
+class AuditedText(Brief):
     """A text of the traffic that was set aside."""
-
-    __repr__ = brief
 
     text: str
     #: When it was labeled, in seconds since the epoch.
@@ -64,11 +62,9 @@ class AuditedText:
     look: int = 0
 
 
-@dataclass(slots=True)
-class AuditWeek:
+@dataclass(slots=True, repr=False)
+class AuditWeek(Brief):
     """The traffic of a week: how many texts got each label, and a random sample of the texts."""
-
-    __repr__ = brief
 
     week: str
     labels: Sequence[str]
@@ -186,11 +182,9 @@ def review_of(weeks: Sequence[AuditWeek]) -> Review:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+@dataclass(frozen=True, slots=True, repr=False)
+class Move(Brief):
     """A change of the accuracy, or of the share of a label, that the judged texts prove."""
-
-    __repr__ = brief
 
     what: str
     #: The week whose judgments proved it.
@@ -208,11 +202,9 @@ class Move:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Audit:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Audit(Brief):
     """What judged texts of the traffic say, by week. ``print`` it."""
-
-    __repr__ = brief
 
     weeks: Sequence[AuditWeek]
     #: By week: the share of the labels given that are right; None: too few are judged.

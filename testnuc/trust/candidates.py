@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from testnuc._base.arrays import Bools, Float32s, Int32s, Int64s
-from testnuc._base.display import brief
+from testnuc._base.display import Brief
 from testnuc.trust.calibration import drawing_weights
 from testnuc.trust.evidence import Draws, Gain, gain_of
 from testnuc.trust.head import OWN_CARE, fit_folds
@@ -30,11 +30,9 @@ _SIZES = {0.0: "", 0.5: ", class priors halfway to equal", 1.0: ", equal class p
 _MORE_CARE = 3.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LabelCandidate:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class LabelCandidate(Brief):
     """A strategy of labeling, and its labels."""
-
-    __repr__ = brief
 
     #: In plain words.
     name: str
@@ -43,11 +41,9 @@ class LabelCandidate:
     labels: Int32s
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Verdict:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Verdict(Brief):
     """How texts are labeled by what judgments prove."""
-
-    __repr__ = brief
 
     #: The LLM's own labels, unless a taught model is proved to be better. Labels of judged texts
     #: are those of a model that does not know their judgments.

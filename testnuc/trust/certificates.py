@@ -22,7 +22,7 @@ from typing import Any, Self
 import numpy as np
 
 from testnuc._base.arrays import Bools, Float64s, Int64s
-from testnuc._base.display import brief
+from testnuc._base.display import Brief
 from testnuc.trust.evidence import Draws
 
 #: Parts of the texts that are tested, in this order.
@@ -47,8 +47,8 @@ _ENOUGH = 100
 _EARLIER = {"part": "coverage", "more": "judgments_needed", "provable": "achievable"}
 
 
-@dataclass(frozen=True, slots=True)
-class Certificate:
+@dataclass(frozen=True, slots=True, repr=False)
+class Certificate(Brief):
     """A proved accuracy of the labels above a trust.
 
     Parameters
@@ -75,8 +75,6 @@ class Certificate:
         Where nothing is certified: the highest lower accuracy that could be, and its part of the
         texts. A level that is chosen after looking is a little less sure than `confidence`.
     """
-
-    __repr__ = brief
 
     accuracy: float
     confidence: float
@@ -115,14 +113,12 @@ class Certificate:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class LabelCertificate(Certificate):
     """A proved accuracy of one label, where a text can have several.
 
     `coverage` is that of the distinct texts that have it.
     """
-
-    __repr__ = brief
 
     label: str = ""
 

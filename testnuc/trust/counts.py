@@ -13,7 +13,7 @@ import numpy as np
 
 from testnuc._base.arrays import Int64s
 from testnuc._base.checks import checked_number, hash_text
-from testnuc._base.display import brief, columns, new_figure, theme
+from testnuc._base.display import Brief, columns, new_figure, theme
 from testnuc.errors import InvalidInputError
 from testnuc.label_tree import path_of
 from testnuc.trust.judgment import Judgment
@@ -29,11 +29,9 @@ _NONE = "(none of these)"
 _PLOTTED, _TICKS, _SHOWN = 6, 8, 6
 
 
-@dataclass(frozen=True, slots=True)
-class LabelCount:
+@dataclass(frozen=True, slots=True, repr=False)
+class LabelCount(Brief):
     """How many rows of a group have a label."""
-
-    __repr__ = brief
 
     #: None: none of the labels is right.
     label: str | None
@@ -58,11 +56,9 @@ class LabelCount:
         return None if self.share is None else round(self.share.value * self.rows)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Counts(Sequence[LabelCount]):
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Counts(Brief, Sequence[LabelCount]):
     """Counts of labels, by group and label. ``print`` it."""
-
-    __repr__ = brief
 
     items: Sequence[LabelCount]
     #: The probability that an interval holds: each alone, or all together.

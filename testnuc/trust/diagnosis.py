@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from testnuc._base.display import brief, new_figure
+from testnuc._base.display import Brief, new_figure
 from testnuc.voting import VotePolicy
 
 #: Texts of a first review.
@@ -47,11 +47,9 @@ class Candidate:
     overruled: float
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+@dataclass(frozen=True, slots=True, repr=False)
+class Decision(Brief):
     """The selected vote."""
-
-    __repr__ = brief
 
     #: None: no vote; the LLM's own labels are kept.
     policy: VotePolicy | None
@@ -66,11 +64,9 @@ class Decision:
     min_nearest: float = -1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
+@dataclass(frozen=True, slots=True, repr=False)
+class Diagnosis(Brief):
     """Agreement statistics of predictions, and the vote selected from them."""
-
-    __repr__ = brief
 
     #: Number of predictions in the diagnosis.
     predictions: int

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from testnuc._base.arrays import Array, Bools, Float64s, Int64s
-from testnuc._base.display import brief
+from testnuc._base.display import Brief
 
 #: Parts of the capital that are bet; the capital is the mean over them.
 #: Bold ones prove a gain by few judgments.
@@ -34,11 +34,9 @@ _GRID = np.concatenate([[0.0, 1e-6], np.linspace(0.0025, 0.6, 96)])
 _SHRINK = 2
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Draws:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Draws(Brief):
     """How judged texts were drawn, in their order."""
-
-    __repr__ = brief
 
     #: Size of the population.
     texts: int

@@ -21,7 +21,7 @@ from threading import Lock
 import numpy as np
 
 from testnuc._base.arrays import Bools, Float32s, Float64s, Floats, Int32s, Int64s
-from testnuc._base.display import brief
+from testnuc._base.display import Brief
 from testnuc.voting.votes import processors
 
 #: Parts of the texts; each is predicted by a head that was fitted on the others.
@@ -48,11 +48,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: globals().update(_FITTING=Lock()))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LinearHead:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class LinearHead(Brief):
     """A fitted linear classifier: a softmax, or a sigmoid for each label."""
-
-    __repr__ = brief
 
     #: float32[dim + 1, C]; the last row is the bias.
     weights: Float32s

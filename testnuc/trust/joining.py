@@ -6,17 +6,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from testnuc._base.display import brief
+from testnuc._base.display import Brief
 from testnuc.errors import InvalidInputError
 from testnuc.trust.agreement import Agreement, agreement_of
 from testnuc.trust.review import Review, ReviewItem
 
 
-@dataclass(frozen=True, slots=True)
-class JoinedReview:
+@dataclass(frozen=True, slots=True, repr=False)
+class JoinedReview(Brief):
     """The answers of several people in one review. ``print`` it."""
-
-    __repr__ = brief
 
     #: A text has the answer of most of those who judged it; without a majority it is open. Where
     #: people differ, `ReviewItem.said` holds what each said.

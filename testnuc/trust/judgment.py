@@ -12,7 +12,7 @@ import orjson
 
 from testnuc._base.arrays import Array, Bools, Int64s
 from testnuc._base.checks import checked_number
-from testnuc._base.display import brief
+from testnuc._base.display import Brief
 from testnuc.errors import StoreError
 from testnuc.protocols import Provider, WireProvider
 from testnuc.trust.evidence import Draws, of_all
@@ -52,11 +52,9 @@ _SHAPES = {
 _PLACES = {"rows": "n", "given_rows": "n", "given_labels": "c"}
 
 
-@dataclass(frozen=True, slots=True)
-class Judgment:
+@dataclass(frozen=True, slots=True, repr=False)
+class Judgment(Brief):
     """What was said of a text, and how the text was drawn."""
-
-    __repr__ = brief
 
     text: str
     hash: bytes
@@ -125,11 +123,9 @@ class Referee:
         return given if given is None or isinstance(given, Referee) else cls(given)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Judged:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Judged(Brief):
     """The judged texts among n, in the order they were drawn, with those that were skipped."""
-
-    __repr__ = brief
 
     #: int64[m], their positions.
     rows: Int64s

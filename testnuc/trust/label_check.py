@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from testnuc._base.arrays import Float32s, Int32s, Int64s
-from testnuc._base.display import brief, columns, one_line
+from testnuc._base.display import Brief, columns, one_line
 from testnuc.errors import InvalidInputError
 from testnuc.label_matching import fold_case, fold_punctuation
 from testnuc.trust.auto_policy import MIN_PREDICTIONS, diagnose
@@ -40,11 +40,9 @@ _TEXTS_PER_LABEL = 5
 _IN_LINE, _WIDTH = 8, 70
 
 
-@dataclass(frozen=True, slots=True)
-class ConfusedPair:
+@dataclass(frozen=True, slots=True, repr=False)
+class ConfusedPair(Brief):
     """Two labels that the LLM gives to texts next to each other."""
-
-    __repr__ = brief
 
     first: str
     second: str
@@ -58,11 +56,9 @@ class ConfusedPair:
     confirmed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class LabelCheck:
+@dataclass(frozen=True, slots=True, repr=False)
+class LabelCheck(Brief):
     """What stands out in a label set. ``print`` it."""
-
-    __repr__ = brief
 
     #: Distinct texts with an answer of the LLM, and the labels.
     texts: int

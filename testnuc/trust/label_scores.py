@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from testnuc._base.arrays import Bools, Float32s, Float64s, Floats, Int64s
-from testnuc._base.display import brief
+from testnuc._base.display import Brief
 from testnuc.trust.head import FOLDS, LinearHead, predict_folds
 from testnuc.voting import Labels, places_of, starts_of
 
@@ -32,11 +32,9 @@ _STRENGTH = 20.0
 _ROUNDS = 2
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LabelScores:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class LabelScores(Brief):
     """What speaks for each label of n texts."""
-
-    __repr__ = brief
 
     #: The labels that anything speaks for, in their order, with the shares of the vote and those
     #: that it gives under the vote settings; known: anything voted.

@@ -19,7 +19,7 @@ import orjson
 
 from testnuc._base.arrays import Array, Bools, Float32s, Int32s, Int64s
 from testnuc._base.checks import checked_whole
-from testnuc._base.display import brief
+from testnuc._base.display import Brief
 from testnuc.errors import InvalidInputError, StoreError
 from testnuc.trust.accuracy import Accuracy, accuracy_of
 from testnuc.trust.argmax import Argmax
@@ -48,10 +48,8 @@ _OTHER_SETTINGS = (
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
-class Learned:
+class Learned(Brief):
     """How texts are labeled since `TestNUC.learn`, and why. ``print`` it."""
-
-    __repr__ = brief
 
     #: The label set.
     labels: tuple[str, ...]

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from testnuc._base.arrays import Array, Bools, Float16s, Float32s, Floats, Int32s, Int64s
-from testnuc._base.display import brief
+from testnuc._base.display import Brief
 from testnuc.errors import InvalidInputError
 from testnuc.trust.head import (
     FOLDS,
@@ -56,11 +56,9 @@ _MOST_LABELS, _FIT_CELLS = 2_000, 40_000_000
 MOST_CELLS, _BLOCK_CELLS = 100_000_000, 4_000_000
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Texts:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Texts(Brief):
     """Distinct texts, their neighbors among each other, and what is known of them."""
-
-    __repr__ = brief
 
     #: float16[n, dim], unit norm.
     vectors: Float16s
@@ -127,11 +125,9 @@ class Texts:
         return replace(self, judged=judged)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class VoteModel:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class VoteModel(Brief):
     """The vote of k neighbors; k = 0 keeps the LLM's own labels."""
-
-    __repr__ = brief
 
     k: int
     own_weight: float = 1.0
@@ -159,11 +155,9 @@ class Ground:
     votes: Float32s
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HeadModel:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class HeadModel(Brief):
     """Head and vote, see the module."""
-
-    __repr__ = brief
 
     #: One for each fold.
     heads: tuple[LinearHead, ...]

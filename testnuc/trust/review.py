@@ -14,7 +14,7 @@ import orjson
 
 from testnuc._base.arrays import Bools, Floats
 from testnuc._base.checks import hash_text
-from testnuc._base.display import brief
+from testnuc._base.display import Brief
 from testnuc._base.jsonl import bytes_of, write_whole
 from testnuc.errors import InvalidInputError
 from testnuc.trust.review_context import ReviewContext
@@ -43,11 +43,9 @@ class Drawn:
     floor: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ReviewItem:
+@dataclass(frozen=True, slots=True, repr=False)
+class ReviewItem(Brief):
     """A text to be judged."""
-
-    __repr__ = brief
 
     #: Position in the review.
     index: int

@@ -7,17 +7,15 @@ from dataclasses import astuple, dataclass, field, fields
 from typing import Any
 
 from testnuc._base.checks import valid_text
-from testnuc._base.display import brief
+from testnuc._base.display import Brief
 
 #: More texts than a run can have.
 _MOST = 2**53
 
 
-@dataclass(frozen=True, slots=True)
-class EarlierJudgment:
+@dataclass(frozen=True, slots=True, repr=False)
+class EarlierJudgment(Brief):
     """A text that was drawn and judged before this review."""
-
-    __repr__ = brief
 
     #: Whether a label was said to be right.
     known: bool
@@ -25,11 +23,9 @@ class EarlierJudgment:
     right: tuple[bool, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ReviewContext:
+@dataclass(frozen=True, slots=True, repr=False)
+class ReviewContext(Brief):
     """The candidates, what was judged before, and the instructions for those who judge."""
-
-    __repr__ = brief
 
     #: Name of each candidate, the LLM's own labels first.
     candidates: tuple[str, ...] = ()

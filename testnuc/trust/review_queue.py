@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from testnuc._base.checks import checked_whole
-from testnuc._base.display import brief
+from testnuc._base.display import Brief
 from testnuc.types import Classification
 
 #: Texts in this lower quantile of nearest-neighbor similarity are outliers.
@@ -16,11 +16,9 @@ _COPY = 0.05
 _HEAVY = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class ReviewReason:
+@dataclass(frozen=True, slots=True, repr=False)
+class ReviewReason(Brief):
     """A result to review, and the reasons."""
-
-    __repr__ = brief
 
     result: Classification
     #: Sum of the weights of all reasons; the queue is sorted by it, highest first.

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from testnuc._base.arrays import Array, Bools, Float32s, Float64s, Int32s
-from testnuc._base.display import brief
+from testnuc._base.display import Brief
 from testnuc.trust.calibration import LABEL_PRIOR, Prior, by_fold, log_odds
 from testnuc.trust.head import FOLDS, LinearHead
 from testnuc.trust.label_scores import LabelScores
@@ -37,11 +37,9 @@ _ARRAYS = (
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Thresholds:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Thresholds(Brief):
     """Texts get all labels whose score is above a threshold, or those that they have anyway."""
-
-    __repr__ = brief
 
     #: In words: what is trusted, and what a gain is measured in.
     trusted: ClassVar[str] = "all labels of a text are right"

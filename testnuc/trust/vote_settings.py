@@ -20,7 +20,7 @@ import orjson
 
 from testnuc._base.arrays import Float64s
 from testnuc._base.checks import checked_whole
-from testnuc._base.display import brief
+from testnuc._base.display import Brief
 from testnuc.errors import InvalidInputError
 from testnuc.trust.argmax import Argmax
 from testnuc.trust.auto_policy import MAX_NEIGHBORS
@@ -42,15 +42,13 @@ def given_policy(policy: str | VotePolicy) -> VotePolicy:
 _MOST_NEIGHBORS = 10_000
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class VoteSettings:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class VoteSettings(Brief):
     """Vote policy, prior correction, and what was learned.
 
     Immutable. A run reads its settings once, and new settings replace the old ones as a whole, so a
     concurrent run uses either the old or the new ones.
     """
-
-    __repr__ = brief
 
     #: None: decided from the predictions, or by `decision`.
     policy: VotePolicy | None

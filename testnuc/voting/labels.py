@@ -9,19 +9,17 @@ from typing import Any
 import numpy as np
 
 from testnuc._base.arrays import Array, Bools, Float32s, Float64s, Floats, Int32s, Int64s, Ints
-from testnuc._base.display import brief
+from testnuc._base.display import Brief
 from testnuc.errors import InvalidInputError
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Labels:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Labels(Brief):
     """The labels of n texts, as many as each has; those of text i are at starts[i]:starts[i + 1].
 
     Where a text has one label, one of its candidates is `given`. A text whose labels are `known`
     can have none.
     """
-
-    __repr__ = brief
 
     #: int64[n + 1].
     starts: Int64s

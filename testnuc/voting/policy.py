@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 
 from testnuc._base.arrays import Float64s
-from testnuc._base.display import brief
+from testnuc._base.display import Brief
 from testnuc.errors import InvalidInputError
 
 Weight: TypeAlias = Literal["uniform", "similarity", "similarity*confidence", "auto"]
@@ -18,8 +18,8 @@ Weight: TypeAlias = Literal["uniform", "similarity", "similarity*confidence", "a
 _MAX_OWN_WEIGHT = 1000.0
 
 
-@dataclass(frozen=True, slots=True)
-class VotePolicy:
+@dataclass(frozen=True, slots=True, repr=False)
+class VotePolicy(Brief):
     """How a vote weighs, which votes count, and when a label is withheld.
 
     Parameters
@@ -56,8 +56,6 @@ class VotePolicy:
         TestNUC(labels, policy=VotePolicy("similarity", min_confidence=0.7))
         TestNUC(labels, policy=VotePolicy.auto(min_trust=0.8))
     """
-
-    __repr__ = brief
 
     weight: Weight = "similarity"
     min_confidence: float | None = None

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from testnuc._base.arrays import Float32s, Float64s, Int32s, Int64s
 from testnuc._base.checks import checked_whole
-from testnuc._base.display import brief
+from testnuc._base.display import Brief
 from testnuc.errors import InvalidInputError
 from testnuc.voting.inputs import Ballots
 from testnuc.voting.policy import VotePolicy
@@ -28,11 +28,9 @@ _MAX_THREADS = 8
 _NO_WEIGHTS = np.empty((0, 0))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class VoteResult:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class VoteResult(Brief):
     """The outcome of B votes."""
-
-    __repr__ = brief
 
     #: int32[B], the winner; -1: no votes, and the text has no own prediction.
     label: Int32s
