@@ -22,7 +22,9 @@ from bench._report import Report
 from bench._timing import interleaved, machine, median_ratio
 from bench._voters import PEERS, differing
 from testnuc._kernels import vote as plain
-from testnuc.voting import VotePolicy, vote_curves_pool, vote_pool
+from testnuc.voting import VotePolicy, vote_pool
+from testnuc.voting.inputs import Ballots
+from testnuc.voting.prefixes import curves
 
 SHAPES = {
     "100k,10,77,10k": (100_000, 10, 77, 10_000),
@@ -138,14 +140,10 @@ def _curve(repeats: int) -> Report:
     rest = (case.pool_labels, confidences, case.own_labels, own)
 
     def together() -> NDArray[np.int32]:
-        return vote_curves_pool(
-            case.ids,
-            case.similarities,
-            *rest,
-            n_classes=case.n_classes,
-            ks=ks,
-            policies=policies,
+        ballots = Ballots.of_pool(
+            case.ids, case.similarities, rest[:2], rest[2:], n_classes=case.n_classes
         )
+        return curves(ballots, ks, policies)
 
     def apart() -> list[list[NDArray[np.int32]]]:
         return [
@@ -169,7 +167,7 @@ def _curve(repeats: int) -> Report:
     )
     report.row(
         **{
-            "vote_curves_pool ms": statistics.median(seconds["together"]) * 1e3,
+            "one pass ms": statistics.median(seconds["together"]) * 1e3,
             "48 separate votes ms": statistics.median(seconds["apart"]) * 1e3,
             "together / apart": median_ratio(seconds["together"], seconds["apart"]),
             "equal": "yes" if np.array_equal(together(), np.array(apart())) else "NO",

@@ -14,7 +14,8 @@ from bench.evaluation.plots import frame
 from testnuc._base.checks import checked_whole, hash_text
 from testnuc.errors import InvalidInputError
 from testnuc.index import NearestVectors, ranks_of
-from testnuc.voting import vote_curves_pool
+from testnuc.voting.inputs import Ballots
+from testnuc.voting.prefixes import curves
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -127,17 +128,10 @@ def winners_over_k(
     policies: Sequence[str | VotePolicy],
 ) -> NDArray[np.int32]:
     """Return the winners of the votes, int32[len(policies), len(ks), B]."""
-    return vote_curves_pool(
-        hood.ids,
-        hood.similarities,
-        recording.labels,
-        recording.confidences,
-        recording.labels[hood.rows],
-        recording.confidences[hood.rows],
-        n_classes=len(recording.names),
-        ks=ks,
-        policies=policies,
-    )
+    known = (recording.labels, recording.confidences)
+    own = (recording.labels[hood.rows], recording.confidences[hood.rows])
+    ballots = Ballots.of_pool(hood.ids, hood.similarities, known, own, len(recording.names))
+    return curves(ballots, ks, policies)
 
 
 def purity(gold: NDArray[np.int32], hood: Neighborhood, ks: Sequence[int]) -> NDArray[np.float64]:
@@ -164,17 +158,10 @@ def gold_votes(
     does not vote.
     """
     no_own_vote = np.full(len(hood.rows), -1, dtype=np.int32)
-    winners = vote_curves_pool(
-        hood.ids,
-        hood.similarities,
-        gold,
-        None,
-        no_own_vote,
-        None,
-        n_classes=n_classes,
-        ks=[min(k, hood.k) for k in ks],
-        policies=("majority", "weighted"),
+    ballots = Ballots.of_pool(
+        hood.ids, hood.similarities, (gold, None), (no_own_vote, None), n_classes
     )
+    winners = curves(ballots, [min(k, hood.k) for k in ks], ("majority", "weighted"))
     return np.asarray((winners == gold[hood.rows]).mean(axis=2))
 
 

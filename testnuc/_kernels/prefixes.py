@@ -1,4 +1,4 @@
-"""The first neighbors of a row: their winner for each number, and the fewest that decide it."""
+"""The first neighbors of a row: their winner for each number, and whether it is certain."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from testnuc._kernels.compile import given, inline, kernel, made
+from testnuc._kernels.compile import given, inline, kernel, made, types
 from testnuc._kernels.vote import (
     F4,
     F8,
@@ -19,7 +19,6 @@ from testnuc._kernels.vote import (
     OWN,
     OWN_WEIGHT,
     base_weight,
-    confidence_factor,
     fixed,
     valid,
     weigh,
@@ -84,7 +83,7 @@ def curve(
     return np.int64(-1)
 
 
-@kernel(I8(given(F4), given(I4), given(F4), given(F8), I8, I8, given(I8), given(I8), made(I8)))
+@kernel(I8(given(F4), given(I4), given(F4), given(F8), I8, I8, given(I8), made(types.uint8)))
 def decide(
     similarities: Any,
     labels: Any,
@@ -93,28 +92,25 @@ def decide(
     n_classes: Any,
     width: Any,
     known: Any,
-    columns: Any,
     out: Any,
 ) -> Any:
-    """Find the fewest leading columns that decide each row, for any votes in the others.
+    """Write whether the first columns of each row decide it, for any votes in the others.
 
-    A row of ``width`` columns, the text itself first, has ``columns[row]`` votes. Those from
-    ``known[row]`` on may be for any label with any confidence. ``out`` int64[B]: the length of the
-    shortest known prefix that decides the winner; known[row] + 1 if none does. Returns the first
+    A row has ``width`` votes, that of the text itself first. Those from ``known[row]`` on may be
+    for any label with any confidence; without a known one, nothing is decided. Returns the first
     invalid row, or -1.
     """
     sums = np.zeros(n_classes, np.int64)
     order = np.empty(width + 1, np.int32)  # labels by their first supporter
     for row in range(known.size):
-        rest = np.int64(0)  # upper bound on the weight of the columns after the prefix
-        for j in range(columns[row]):
+        rest = np.int64(0)  # upper bound on the weight of the unknown columns
+        for j in range(known[row], width):
             similarity = similarities[row * width + j]
             if not abs(similarity) <= LIMIT:
                 return row
             scale = policy[OWN_WEIGHT] if j == 0 else 1.0
             rest += fixed(scale * base_weight(similarity, policy))
         n = 0
-        out[row] = known[row] + 1
         for j in range(known[row]):
             at = row * width + j
             label = labels[at]
@@ -122,19 +118,15 @@ def decide(
             confidence = confidences[at] if confidences.size > 0 else NO_CONFIDENCE
             if not valid(similarity, label, confidence, n_classes):
                 return row
-            if out[row] <= known[row]:
-                continue  # already decided; the rest is only validated
             scale = policy[OWN_WEIGHT] if j == 0 else 1.0
-            base = base_weight(similarity, policy)
-            rest -= fixed(scale * base)
-            weight = fixed(scale * (base * confidence_factor(confidence, policy)))
-            if label >= 0 and weight > 0:
+            weight = weigh(label, similarity, confidence, scale, policy)
+            if weight > 0:
                 if sums[label] == 0:
                     order[n] = label
                     n += 1
                 sums[label] += weight
-            if _settled(order, n, sums, rest, n_classes, labels[row * width]):
-                out[row] = j + 1
+        settled = _settled(order, n, sums, rest, n_classes, labels[row * width])
+        out[row] = np.uint8(known[row] > 0 and settled)
         for i in range(n):
             sums[order[i]] = 0
     return -1

@@ -30,13 +30,7 @@ from __future__ import annotations
 from testnuc.voting.labels import Labels, places_of, starts_of
 from testnuc.voting.multilabel import THRESHOLD, keep_own, vote_multilabel
 from testnuc.voting.policy import VotePolicy
-from testnuc.voting.prefixes import (
-    decided,
-    deciding_prefix,
-    vote_curve,
-    vote_curves,
-    vote_curves_pool,
-)
+from testnuc.voting.prefixes import decided, vote_curve, vote_curves
 from testnuc.voting.votes import VoteResult, vote, vote_pool
 
 __all__ = [
@@ -45,14 +39,12 @@ __all__ = [
     "VotePolicy",
     "VoteResult",
     "decided",
-    "deciding_prefix",
     "keep_own",
     "places_of",
     "starts_of",
     "vote",
     "vote_curve",
     "vote_curves",
-    "vote_curves_pool",
     "vote_multilabel",
     "vote_pool",
 ]

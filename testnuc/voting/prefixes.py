@@ -29,7 +29,7 @@ def vote_curve(
     text's own prediction. The other parameters are those of `vote`.
     """
     ballots = Ballots.of_rows(labels, similarities, confidences, n_classes)
-    winners: Int32s = _curves(ballots, ks, (policy,))[0]
+    winners: Int32s = curves(ballots, ks, (policy,))[0]
     return winners
 
 
@@ -43,31 +43,11 @@ def vote_curves(
     policies: Sequence[str | VotePolicy] = tuple(PRESETS),
 ) -> Int32s:
     """Return the winners for every policy and k, int32[len(policies), len(ks), B], in one pass."""
-    return _curves(Ballots.of_rows(labels, similarities, confidences, n_classes), ks, policies)
+    return curves(Ballots.of_rows(labels, similarities, confidences, n_classes), ks, policies)
 
 
-def vote_curves_pool(
-    neighbor_ids: ArrayLike,
-    similarities: ArrayLike,
-    pool_labels: ArrayLike,
-    pool_confidences: ArrayLike | None,
-    own_labels: ArrayLike,
-    own_confidences: ArrayLike | None,
-    *,
-    n_classes: int,
-    ks: Sequence[int],
-    policies: Sequence[str | VotePolicy] = tuple(PRESETS),
-) -> Int32s:
-    """Return the winners for every policy and k, int32[len(policies), len(ks), B], in one pass.
-
-    The parameters are those of `vote_pool`.
-    """
-    pool, own = (pool_labels, pool_confidences), (own_labels, own_confidences)
-    ballots = Ballots.of_pool(neighbor_ids, similarities, pool, own, n_classes)
-    return _curves(ballots, ks, policies)
-
-
-def _curves(ballots: Ballots, ks: Sequence[int], policies: Sequence[str | VotePolicy]) -> Int32s:
+def curves(ballots: Ballots, ks: Sequence[int], policies: Sequence[str | VotePolicy]) -> Int32s:
+    """Return the winners for every policy and k, int32[len(policies), len(ks), B], in one pass."""
     from testnuc._kernels.prefixes import curve
 
     wanted = np.array([checked_whole("ks", k, least=0, most=2**63 - 1) for k in ks], dtype=np.int64)
@@ -96,7 +76,6 @@ def decided(
     *,
     n_classes: int,
     policy: str | VotePolicy = "weighted",
-    columns: ArrayLike | None = None,
 ) -> Bools:
     """Return for each row whether its winner is certain, for all possible unknown votes.
 
@@ -114,69 +93,31 @@ def decided(
         Number of known leading columns, including the text itself.
     n_classes, policy
         As for `vote`.
-    columns : int[B], optional
-        Number of leading columns that exist in a row; default: all.
 
     Returns
     -------
     bool[B]
     """
-    prefix, last = _prefix(labels, similarities, confidences, known, n_classes, policy, columns)
-    return prefix <= last
-
-
-def deciding_prefix(
-    labels: ArrayLike,
-    similarities: ArrayLike,
-    confidences: ArrayLike | None,
-    known: ArrayLike | None = None,
-    *,
-    n_classes: int,
-    policy: str | VotePolicy = "weighted",
-    columns: ArrayLike | None = None,
-) -> Int64s:
-    """Return the fewest leading columns that decide each row, int64[B]; -1 if undecided.
-
-    These columns alone determine the row's winner, for any values in the others. Parameters as for
-    `decided`; by default all columns are known, and then every row is decided.
-    """
-    prefix, last = _prefix(labels, similarities, confidences, known, n_classes, policy, columns)
-    return np.where(prefix <= last, prefix, np.int64(-1))
-
-
-def _prefix(
-    labels: ArrayLike,
-    similarities: ArrayLike,
-    confidences: ArrayLike | None,
-    known: ArrayLike | None,
-    n_classes: int,
-    policy: str | VotePolicy,
-    columns: ArrayLike | None,
-) -> tuple[Int64s, Int64s]:
     from testnuc._kernels.prefixes import decide
 
     lab, sim, conf = rows_of(labels, similarities, confidences)
     n_rows, width = lab.shape
-    exist = _counts(width if columns is None else columns, "columns", n_rows, width)
-    last = exist if known is None else _counts(known, "known", n_rows, width)
-    beyond = np.flatnonzero(last > exist)
-    if beyond.size > 0:
-        row = beyond[0]
-        raise InvalidInputError(f"row {row}: known is {last[row]} of {exist[row]} columns")
-    out = np.empty(n_rows, np.int64)
+    counts = _counts(known, n_rows, width)
+    out = np.empty(n_rows, np.bool_)
     rows = (sim.ravel(), lab.ravel(), conf.ravel())
-    bad = decide()(*rows, VotePolicy.of(policy).fields, classes(n_classes), width, last, exist, out)
+    fields, n_classes = VotePolicy.of(policy).fields, classes(n_classes)
+    bad = decide()(*rows, fields, n_classes, width, counts, out.view(np.uint8))
     if bad >= 0:
         raise Ballots.of_rows(lab, sim, confidences, n_classes).refuse(bad)
-    return out, last
+    return out
 
 
-def _counts(value: ArrayLike, name: str, n_rows: int, width: int) -> Int64s:
-    """Return `value`, one number or one for each row, as int64[B] in 0..width."""
-    array = np.asarray(value)
+def _counts(known: ArrayLike, n_rows: int, width: int) -> Int64s:
+    """Return `known`, one number or one for each row, as int64[B] in 0..width."""
+    array = np.asarray(known)
     if array.shape not in {(), (n_rows,)} or (array.size > 0 and array.dtype.kind not in "iu"):
         raise InvalidInputError(
-            f"{name} has the shape {array.shape} and the dtype {array.dtype}; give an integer, or"
+            f"known has the shape {array.shape} and the dtype {array.dtype}; give an integer, or"
             f" one for each of the {n_rows} rows"
         )
     counts = np.empty(n_rows, np.int64)
@@ -184,5 +125,5 @@ def _counts(value: ArrayLike, name: str, n_rows: int, width: int) -> Int64s:
     wrong = np.flatnonzero((counts < 0) | (counts > width))
     if wrong.size > 0:
         row = wrong[0]
-        raise InvalidInputError(f"row {row}: {name} is {counts[row]}; give 0 to {width}")
+        raise InvalidInputError(f"row {row}: known is {counts[row]}; give 0 to {width}")
     return counts

@@ -15,13 +15,13 @@ from testnuc._kernels import fast
 from testnuc.voting import (
     VotePolicy,
     decided,
-    deciding_prefix,
     vote,
     vote_curve,
     vote_curves,
-    vote_curves_pool,
     vote_pool,
 )
+from testnuc.voting.inputs import Ballots
+from testnuc.voting.prefixes import curves
 from tests import naive
 
 JIT = os.environ.get("NUMBA_DISABLE_JIT", "0") == "0"
@@ -256,7 +256,8 @@ def test_pool_curves_equal_separate_votes(case, policies, data):
     ids, similarities, *rest = arrays
     ks = data.draw(st.lists(st.integers(0, ids.shape[1]), max_size=4))
     given_policies = tuple(VotePolicy(*policy) for policy in policies)
-    got = vote_curves_pool(*arrays, n_classes=n_classes, ks=ks, policies=given_policies)
+    ballots = Ballots.of_pool(ids, similarities, rest[:2], rest[2:], n_classes)
+    got = curves(ballots, ks, given_policies)
     for (p, policy), (i, k) in product(enumerate(given_policies), enumerate(ks)):
         alone = vote_pool(
             ids[:, :k], similarities[:, :k], *rest, n_classes=n_classes, policy=policy
@@ -284,13 +285,6 @@ def test_decided_exactly_when_no_completion_changes_the_winner(case, policy):
             policy=VotePolicy(*policy),
         )
         assert got.tolist() == [naive.decided(row, known, few, policy) for row in voters]
-    prefix = deciding_prefix(
-        labels, similarities, confidences, n_classes=few, policy=VotePolicy(*policy)
-    )
-    first = [
-        next(n for n in range(1, width + 1) if naive.decided(row, n, few, policy)) for row in voters
-    ]
-    assert prefix.tolist() == first
 
 
 @given(rows(max_rows=4, max_k=12), POLICIES, st.integers(0, 2**32 - 1))

@@ -14,7 +14,6 @@ from testnuc.errors import InvalidInputError
 from testnuc.voting import (
     VotePolicy,
     decided,
-    deciding_prefix,
     vote,
     vote_curve,
     vote_curves,
@@ -265,10 +264,6 @@ def test_decided():
     labels, similarities = [[0, 1, 0, 1, 1]], [[1.0, 0.9, 0.8, 0.4, 0.3]]
     got = [decided(labels, similarities, None, n, n_classes=3).item() for n in range(6)]
     assert got == [False, False, False, True, True, True]
-    assert deciding_prefix(labels, similarities, None, n_classes=3).tolist() == [3]
-    assert deciding_prefix(labels, similarities, None, 2, n_classes=3).tolist() == [-1]
-    # columns that do not exist cannot change anything
-    assert decided(labels, similarities, None, 1, n_classes=3, columns=[1]).tolist() == [True]
 
 
 @pytest.mark.slow
