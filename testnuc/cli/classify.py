@@ -147,7 +147,7 @@ async def _told(labeling: Coroutine[None, None, Results], nuc: TestNUC) -> Resul
     except asyncio.CancelledError:
         if task.done():
             raise
-        calls = parts_of(nuc).transport.in_flight
+        calls = parts_of(nuc).transport.admission.in_flight
         said = f"{calls:,} {'call' if calls == 1 else 'calls'} in flight"
         # on a line of its own, after the progress bar
         print(f"\ntestnuc: stopping: {said}; Ctrl-C again stops at once", file=sys.stderr)
