@@ -12,7 +12,6 @@ from typing import Any
 import typer
 
 from testnuc._base.checks import hash_text
-from testnuc._engine.learning import ranked
 from testnuc.cli.answered_texts import labeled, opened, texts_for
 from testnuc.cli.answering import answer
 from testnuc.cli.event_loop import run_to_end
@@ -21,7 +20,7 @@ from testnuc.cli.judging_page import judge_on_page, write_page
 from testnuc.cli.memory import AnswerStore, LessonNote, RunNote
 from testnuc.cli.options_of_run import next_command
 from testnuc.cli.reading import Table, existing, holds_rows, to_stderr
-from testnuc.client import TestNUC, parts_of
+from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError
 from testnuc.report.marks import read_marks
 from testnuc.results import Results, read_results, run_record
@@ -211,18 +210,19 @@ async def certify(given: SimpleNamespace) -> None:
         certificate = learned.certify(
             given.accuracy, given.confidence, level=given.level, label=label
         )
-        among = await ranked(parts_of(nuc), learned)
         table = await texts_for(nuc, held, source, output)
         found = await labeled(nuc, table, source)
     results = found.results
-    old = [among is None or hash_text(result.text) in among for result in results]
-    covered = [r for r in results.certified(certificate) if old[r.index] or r.source == "person"]
-    if later := old.count(False):
-        more = next_command("review", given, "-n", "50", "--goal", "decide")
+    covered = results.certified(certificate)
+    hashes = [hash_text(result.text) for result in results]
+    if later := learned.later(hashes, certificate.texts).count(True):
+        more = next_command("review", given, "-n", "30", "--goal", "certify")
         to_stderr(
             f"note: {later:,} of {len(results):,} texts came after the draws, which prove nothing "
-            f"of them; learn from further judgments to have them certified: {more}"
+            f"of them; some draws among them extend the certificate: {more}"
         )
+    for note in results.notes:
+        to_stderr(f"note: {note}")
     print(certificate)
     if given.level is None and label is None and (accuracy := learned.accuracy()):
         print(accuracy)

@@ -113,8 +113,17 @@ def test_a_certificate_says_how_many_texts_came_after_the_draws(tickets):
         # the draws say nothing of them
         code, _, err = run_here("certify", "new.csv", *certify, "-o", "c.csv")
         assert (code, "note: 50 of 50 texts came after the draws" in err) == (3, True), err
-        assert "testnuc review new.csv -n 50 --goal decide" in err
+        assert "testnuc review new.csv -n 30 --goal certify" in err
         assert "came after" not in run_here("certify", "old.csv", *certify)[2]
+        # but draws among them, with the former ones, do
+        draw = ["review", "new.csv", "-n", "60", "--goal", "certify", *given, "r2.json"]
+        assert run_here(*draw)[0] == 0
+        judged("r2.json")
+        code, _, err = run_here("learn", "new.csv", "r2.json", "--store", "labels.db")
+        assert code == 0, err
+        code, out, err = run_here("certify", "new.csv", *certify, "-o", "c.csv")
+        assert (code, "came after the draws" in err) == (0, False), err
+        assert "of 290 distinct texts" in out
 
 
 @pytest.mark.slow
