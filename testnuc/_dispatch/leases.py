@@ -20,7 +20,6 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Protocol
 
 from testnuc.errors import StoreError
-from testnuc.protocols import Store
 from testnuc.types import Prediction
 
 _log = logging.getLogger("testnuc")
@@ -35,7 +34,7 @@ _CHUNK = 1_000
 _LOST = float("-inf")
 
 
-class LeaseStore(Store, Protocol):
+class LeaseStore(Protocol):
     """A store that several processes share, with leases on keys."""
 
     async def lease(self, keys: Sequence[bytes], seconds: float) -> list[bool]:
@@ -46,6 +45,9 @@ class LeaseStore(Store, Protocol):
 
     async def release(self, keys: Sequence[bytes]) -> None:
         """Give up leases."""
+
+    async def get_predictions(self, keys: Sequence[bytes]) -> list[Prediction | None]:
+        """Return the stored prediction of each key."""
 
 
 @dataclass

@@ -94,8 +94,7 @@ class Scheduler:
         if joins is not None:
             joins.slower = self
         self._workers = WorkerPool(workers, per_call, self._queue, self._serve)
-        #: Whether `close` was called.
-        self.closed = False
+        self._closed = False
         #: Whether `close` has finished.
         self._ended = False
         #: In the order of their start.
@@ -134,7 +133,7 @@ class Scheduler:
 
         `ProviderError`: no call can succeed, as with a wrong key. `StoreError`: the store failed.
         """
-        if self.closed:
+        if self._closed:
             raise ProviderError(_CLOSED)
         run = ScheduledRun(self)
         self._runs[run] = None
@@ -165,6 +164,11 @@ class Scheduler:
             self._abandon(run)
             if feeder is not None and not feeder.done():
                 await asyncio.wait([feeder])
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
 
     async def _last_outcomes(self, run: ScheduledRun) -> None:
         """Wait up to `drain` seconds for the sent requests of a failed run: they are billed."""
@@ -244,7 +248,7 @@ class Scheduler:
 
     async def _claim(self, run: ScheduledRun, asks: list[Ask]) -> None:
         stored = await self._stored([ask.key for ask in asks])
-        if self.closed:
+        if self._closed:
             raise ProviderError(_CLOSED)
         if run.failure is not None:
             return
@@ -332,7 +336,7 @@ class Scheduler:
     def _grant(self, keys: list[bytes]) -> None:
         """Queue the leased keys that a run still waits for; release the others."""
         assert self._leases is not None
-        requests = {} if self.closed else self._requests
+        requests = {} if self._closed else self._requests
         self._leases.done([key for key in keys if key not in requests], stored=False)
         self._enqueue([requests[key] for key in keys if key in requests])
 
@@ -429,7 +433,7 @@ class Scheduler:
         pairs = list(zip(bundle, outcomes, strict=True))
         for request in [r for r, outcome in pairs if isinstance(outcome, NotSentError)]:
             request.sent = False
-            if self.closed:
+            if self._closed:
                 self._drop([request])
             elif any(run.lane is self for run, _ in request.waiters):
                 self._enqueue([request])
@@ -641,7 +645,7 @@ class Scheduler:
 
     async def close(self) -> None:
         """Wait up to `drain` seconds for calls in flight, then stop the workers."""
-        self.closed = True
+        self._closed = True
         self._drop([request for request in self._requests.values() if not request.sent])
         self._queue.clear()
         try:
