@@ -17,7 +17,16 @@ from testnuc._base.checks import checked_whole, hash_text
 from testnuc._base.display import Brief
 from testnuc._engine.components import Components, Internals
 from testnuc._engine.inputs import checked_texts, distinct
-from testnuc.errors import InvalidInputError, MissingDependencyError, ReplyError
+from testnuc.errors import (
+    AuthenticationError,
+    BadRequestError,
+    InvalidInputError,
+    MissingDependencyError,
+    ProviderError,
+    ReplyError,
+    UnknownModelError,
+    printable,
+)
 from testnuc.label_matching import fold_case, fold_punctuation
 from testnuc.labels import LabelSet
 from testnuc.limits import PICO
@@ -45,6 +54,8 @@ _FINENESS = 3
 #: Central and border texts that name a cluster, their characters, and central texts that are
 #: labeled to try out the labels; random ones, which say how many texts fit none.
 _CENTRAL, _BORDER, _CHARACTERS, _TRIED, _RANDOM = 10, 5, 300, 2, 100
+#: Rejected texts that end a run: fewer may be rejected because of what they say.
+_MOST_REJECTED = 20
 #: Similarity of two labels, by names and texts, from which the LLM is asked whether they are one.
 _ALIKE = 0.6
 #: For estimates: a label with its description, tokens of a prompt, and of an answer.
@@ -142,7 +153,8 @@ async def discover(
     MissingDependencyError
         scikit-learn is not installed.
     ProviderError
-        A call failed; the answers before are stored.
+        A call failed; the answers before are stored. A text that is rejected, as by a content
+        filter, is skipped; twenty of them end the run.
     """
     entries, _ = await distinct(await checked_texts(texts))
     clusters = _clusters_of(len(entries), n, model)
@@ -275,6 +287,7 @@ class _Run:
         self._parts, self._found = parts, found
         self._instructions, self._given = instructions, given
         self._described = dict(given)
+        self._answered = False
 
     async def discovered(self, random: np.random.Generator) -> Discovery:
         """Name clusters, merge names, and drop those that no text has."""
@@ -340,13 +353,13 @@ class _Run:
         """Return the name of each cluster; spellings of one name are one."""
         known_as, names = {_form(name): name for name in self._given}, list[str | None]()
         for answer in answers:
-            whole = " ".join((answer or "").split())
+            whole = printable(answer or "")
             name, _, description = whole.partition(": ")
-            if _form(whole) in known_as:
-                name = whole
             # a label with this sign is in a tree
-            name = name.replace(">", "-").strip(" :\"'")[:_LONGEST]
-            if not _form(name):
+            name = name.replace(">", "-").strip(" :\"'")[:_LONGEST].strip()
+            if _form(whole) in known_as:
+                name = known_as[_form(whole)]
+            elif _form(name) in {"", _form(_NONE)}:
                 names.append(None)
                 continue
             name = known_as.setdefault(_form(name), name)
@@ -409,12 +422,23 @@ class _Run:
         keys = [blake2b(scope + hash_text(text), digest_size=16).digest() for text in texts]
         stored = dict(zip(keys, await store.get_predictions(keys), strict=True))
 
+        rejected: list[ProviderError] = []
+
         async def ask(key: bytes, text: str) -> None:
             request = Request(task, prompts.user_prompt((text,)), (text,))
             try:
                 reply = await parts.predictor.call(request)
             except ReplyError:
+                self._answered = True
                 return
+            except (AuthenticationError, BadRequestError, UnknownModelError) as error:
+                rejected.append(error)
+                # because of this text, if others are answered; a wrong key fails once
+                known = self._answered or isinstance(error, BadRequestError)
+                if not known or len(rejected) >= _MOST_REJECTED:
+                    raise
+                return
+            self._answered = True
             answer = reply.answers[0]
             if not isinstance(answer, ReplyError):
                 made = Prediction(answer.label, answer.confidence)
@@ -422,13 +446,14 @@ class _Run:
                 (stored[key],) = await store.put_predictions([row])
 
         missing = {key: text for key, text in zip(keys, texts, strict=True) if stored[key] is None}
-        if missing:
-            # a wrong key fails once
+        while missing and not self._answered:
             await ask(*missing.popitem())
         calls = [ask(key, text) for key, text in missing.items()]
         for error in await asyncio.gather(*calls, return_exceptions=True):
             if error is not None:
                 raise error
+        if rejected and not any(stored.values()):
+            raise rejected[0]
         return [None if (answer := stored[key]) is None else answer.label for key in keys]
 
 

@@ -122,29 +122,8 @@ class Reply(Brief):
     request_id: str | None = None
 
 
-@runtime_checkable
-class Provider(Protocol):
-    """Answers requests by any means: a local model, another SDK, a rule."""
-
-    @property
-    def name(self) -> str:
-        """Short name of the provider, such as ``local``."""
-
-    @property
-    def model(self) -> str:
-        """Name of the model."""
-
-    @property
-    def identity(self) -> str:
-        """Everything else that can change an answer (endpoint, version); part of stored keys."""
-
-    async def answer(self, request: Request) -> Reply:
-        """Answer all texts of the request; raises `ProviderError`."""
-
-
-@runtime_checkable
-class WireProvider(Protocol):
-    """A provider behind an HTTP API: encodes and decodes; the transport sends and retries."""
+class Model(Protocol):
+    """What identifies the model of a provider."""
 
     @property
     def name(self) -> str:
@@ -157,6 +136,19 @@ class WireProvider(Protocol):
     @property
     def identity(self) -> str:
         """Everything else that can change an answer (endpoint, version); part of stored keys."""
+
+
+@runtime_checkable
+class Provider(Model, Protocol):
+    """Answers requests by any means: a local model, another SDK, a rule."""
+
+    async def answer(self, request: Request) -> Reply:
+        """Answer all texts of the request; raises `ProviderError`."""
+
+
+@runtime_checkable
+class WireProvider(Model, Protocol):
+    """A provider behind an HTTP API: encodes and decodes; the transport sends and retries."""
 
     @property
     def url(self) -> str:

@@ -310,22 +310,23 @@ class Results(Sequence[Classification]):
         )
 
     def certified(self, certificate: Certificate) -> list[Classification]:
-        """Return the results whose trust reaches that of a certificate.
+        """Return the results that a certificate is about, and those that a person judged.
 
-        It says nothing of labels that a referee gave, or a model where the LLM was not asked.
+        It says nothing of texts that came after those that judged ones were drawn from, of labels
+        that changed since, that a referee gave, or a model where the LLM was not asked.
 
         Parameters
         ----------
         certificate : Certificate
             From `Learned.certify`. Of one label: the results that have it.
         """
-        least, label = certificate.trust, getattr(certificate, "label", None)
+        label = getattr(certificate, "label", None)
         certified = []
-        for result in self:
+        for result in self if certificate.coverage else ():
             if result.source == "referee" or (result.source == "head" and not result.prediction):
                 continue
             has = label is None or label in (result.labels or ())
-            if has and result.trust is not None and result.trust >= least:
+            if has and (result.source == "person" or certificate.holds(result)):
                 certified.append(result)
         return certified
 

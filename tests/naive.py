@@ -247,16 +247,18 @@ def log_capital(values, probabilities, floors, texts, mean, bets):
 def log_evidence(left, draws, wrong, budget, accuracy):
     """Return the log evidence that fewer than `budget` of the texts left are wrong.
 
-    Lists over strata: texts left before the draws, the draws, the wrong ones among them.
+    Lists over strata of lists over cohorts: texts left before the draws, the draws, the wrong ones
+    among them.
     """
     a, b = 0.2, 1 / (1 - accuracy) - 0.2
     predicted = 0.0
-    for n, w in zip(draws, wrong, strict=True):
+    for n, w in zip(map(sum, draws), map(sum, wrong), strict=True):
         for i in range(w):
             predicted += math.log((a + i) / (a + b + i))
         for i in range(n - w):
             predicted += math.log((b + i) / (a + b + w + i))
     highest = -math.inf
+    left, draws, wrong = (list(itertools.chain(*of)) for of in (left, draws, wrong))
     ranges = [range(w, m - n + w + 1) for m, n, w in zip(left, draws, wrong, strict=True)]
     for of in itertools.product(*ranges):
         if sum(of) < budget:

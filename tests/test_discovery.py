@@ -8,7 +8,14 @@ import pytest
 
 import testnuc
 from testnuc.discovery import KEYWORDS
-from testnuc.errors import AuthenticationError, InvalidInputError, ServerError
+from testnuc.errors import (
+    AuthenticationError,
+    BadRequestError,
+    ContentRefusedError,
+    InvalidInputError,
+    ServerError,
+)
+from testnuc.protocols import Answer, Reply
 from testnuc.testing import HashEmbedder, LoopbackLLM
 
 WORDS = {
@@ -191,3 +198,60 @@ def test_a_failing_provider_raises():
 
     with pytest.raises(ServerError, match="down"):
         asyncio.run(testnuc.discover(texts_of(), Broken(), n=4, embedder=HashEmbedder()))
+
+
+@pytest.mark.parametrize("name", ["None of These: texts on nothing", "none of these", "\x00\x1b"])
+def test_a_cluster_without_a_topic_has_no_name(name):
+    """Such a name ended the run, and each that resumed it, once all names were paid for."""
+    found, _ = found_by(
+        Namer(lambda topic: name if topic == "refund" else f"{topic}\x07: about \x1b{topic}"), n=4
+    )
+    assert found.labels == {label: f"about {label}" for label in found.new}
+    assert set(found.new) == set(LABELS) - {"refund"}
+
+
+def test_a_label_in_a_tree_is_kept():
+    found, _ = found_by(
+        Namer(lambda topic: "mail > parcel" if topic == "delivery" else topic),
+        n=4,
+        labels={"mail > parcel": "what comes", "mail > other": ""},
+    )
+    assert found.sizes["mail > parcel"] > 0
+    assert "mail - parcel" not in found.labels
+
+
+class Filtered:
+    """A provider that rejects the texts of one topic, or all of them."""
+
+    name, model, identity = "filtered", "f", "1"
+
+    def __init__(self, error, topics=("refund",)):
+        self.error, self.topics, self.calls, self.namer = error, topics, 0, Namer()
+
+    async def answer(self, request):
+        self.calls += 1
+        (text,) = request.texts
+        if text.startswith("Central texts:") and topic_of(text) in self.topics:
+            raise self.error("blocked")
+        await asyncio.sleep(0)
+        return Reply((Answer(*self.namer(text)),))
+
+
+@pytest.mark.parametrize("error", [AuthenticationError, BadRequestError, ContentRefusedError])
+def test_a_text_that_is_rejected_does_not_end_the_run(error, tmp_path):
+    """A content filter or a firewall ended the run, and each that resumed it."""
+    given = {"n": 4, "embedder": HashEmbedder(), "store": tmp_path / "answers.db"}
+    found = asyncio.run(testnuc.discover(texts_of(), Filtered(error), **given))
+    assert set(found.new) == set(LABELS) - {"refund"}
+    if error is not AuthenticationError:  # without another answer, the key may be wrong
+        again = Filtered(error)
+        assert asyncio.run(testnuc.discover(texts_of(), again, **given)).labels == found.labels
+        assert 0 < again.calls < 12, "only what was rejected is asked again"
+
+
+@pytest.mark.parametrize("error", [AuthenticationError, BadRequestError, ContentRefusedError])
+def test_texts_that_are_all_rejected_end_the_run(error):
+    provider = Filtered(error, LABELS)
+    with pytest.raises(error, match="blocked"):
+        asyncio.run(testnuc.discover(texts_of(), provider, n=40, embedder=HashEmbedder()))
+    assert provider.calls <= 20

@@ -48,8 +48,7 @@ def test_a_class_name_is_defined_once():
 
 
 def test_packages_that_list_their_modules_list_all():
-    packages = "_dispatch _engine batch cli limits providers server testing transport trust"
-    for package in packages.split():
+    for package in ("_engine", "cli", "trust"):
         listed = set(re.findall(r"\w+", importlib.import_module(f"testnuc.{package}").__doc__))
         stems = {path.stem for path in (PACKAGE / package).glob("*.py")} - {"__init__", "__main__"}
         assert stems <= listed, package

@@ -20,6 +20,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Protocol
 
 from testnuc.errors import StoreError
+from testnuc.protocols import Store
 from testnuc.types import Prediction
 
 _log = logging.getLogger("testnuc")
@@ -34,7 +35,7 @@ _CHUNK = 1_000
 _LOST = float("-inf")
 
 
-class LeaseStore(Protocol):
+class LeaseStore(Store, Protocol):
     """A store that several processes share, with leases on keys."""
 
     async def lease(self, keys: Sequence[bytes], seconds: float) -> list[bool]:
@@ -45,9 +46,6 @@ class LeaseStore(Protocol):
 
     async def release(self, keys: Sequence[bytes]) -> None:
         """Give up leases."""
-
-    async def get_predictions(self, keys: Sequence[bytes]) -> list[Prediction | None]:
-        """Return the stored prediction of each key."""
 
 
 @dataclass

@@ -94,7 +94,8 @@ class Scheduler:
         if joins is not None:
             joins.slower = self
         self._workers = WorkerPool(workers, per_call, self._queue, self._serve)
-        self._closed = False
+        #: Whether `close` was called.
+        self.closed = False
         #: Whether `close` has finished.
         self._ended = False
         #: In the order of their start.
@@ -133,7 +134,7 @@ class Scheduler:
 
         `ProviderError`: no call can succeed, as with a wrong key. `StoreError`: the store failed.
         """
-        if self._closed:
+        if self.closed:
             raise ProviderError(_CLOSED)
         run = ScheduledRun(self)
         self._runs[run] = None
@@ -164,11 +165,6 @@ class Scheduler:
             self._abandon(run)
             if feeder is not None and not feeder.done():
                 await asyncio.wait([feeder])
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
 
     async def _last_outcomes(self, run: ScheduledRun) -> None:
         """Wait up to `drain` seconds for the sent requests of a failed run: they are billed."""
@@ -248,7 +244,7 @@ class Scheduler:
 
     async def _claim(self, run: ScheduledRun, asks: list[Ask]) -> None:
         stored = await self._stored([ask.key for ask in asks])
-        if self._closed:
+        if self.closed:
             raise ProviderError(_CLOSED)
         if run.failure is not None:
             return
@@ -336,7 +332,7 @@ class Scheduler:
     def _grant(self, keys: list[bytes]) -> None:
         """Queue the leased keys that a run still waits for; release the others."""
         assert self._leases is not None
-        requests = {} if self._closed else self._requests
+        requests = {} if self.closed else self._requests
         self._leases.done([key for key in keys if key not in requests], stored=False)
         self._enqueue([requests[key] for key in keys if key in requests])
 
@@ -433,7 +429,7 @@ class Scheduler:
         pairs = list(zip(bundle, outcomes, strict=True))
         for request in [r for r, outcome in pairs if isinstance(outcome, NotSentError)]:
             request.sent = False
-            if self._closed:
+            if self.closed:
                 self._drop([request])
             elif any(run.lane is self for run, _ in request.waiters):
                 self._enqueue([request])
@@ -645,7 +641,7 @@ class Scheduler:
 
     async def close(self) -> None:
         """Wait up to `drain` seconds for calls in flight, then stop the workers."""
-        self._closed = True
+        self.closed = True
         self._drop([request for request in self._requests.values() if not request.sent])
         self._queue.clear()
         try:

@@ -18,6 +18,7 @@ from testnuc.trust.argmax import Argmax
 from testnuc.trust.head import folds_of
 from testnuc.trust.judgment import Judged, Judgment, draws_of
 from testnuc.trust.label_scores import scores_of
+from testnuc.trust.later_texts import about_later
 from testnuc.trust.model import NEIGHBORS, Texts
 from testnuc.trust.thresholds import Thresholds
 from testnuc.voting import Labels
@@ -44,6 +45,10 @@ async def apply_learned(run: Run, embedding: EmbeddingCache) -> None:
             raise
     label = _single if isinstance(rule, Argmax) else _several
     labels = await asyncio.to_thread(label, run, learned, vectors)
+    later = learned.later([entry.hash for entry in run.batch.own])
+    if any(later) and labels.trust is not None:
+        said = about_later(learned, np.array(later), labels.trust, labels.first())
+        run.notes.extend([said] if said else [])
     here = np.ones(run.batch.n_own, dtype=np.bool_)
     # without a vector, a model knows nothing
     here[[*run.batch.rejected]] = False

@@ -28,6 +28,7 @@ from testnuc.trust.learned import Learned, before_of, fallen
 from testnuc.trust.model import NEIGHBORS, HeadModel, most_texts
 from testnuc.trust.review import GOALS
 from testnuc.trust.review_context import EarlierJudgment, ReviewContext
+from testnuc.voting import Labels
 
 #: Texts that candidates are fitted on at most.
 MOST_TEXTS = 200_000
@@ -127,7 +128,7 @@ class ArgmaxFit:
             referee_better=dissent.better,
         )
         if tree is not None:
-            rule = rule.with_levels(tree, found, label, trust, judged)
+            rule = replace(rule, level_right=right_by_level(label[where], gold, tree))
         return Learned(
             labels=self._parts.labels.names,
             name=verdict.chosen.name,
@@ -147,6 +148,12 @@ class ArgmaxFit:
             settings=self._parts.settings.basis,
             fewer=fewer,
         )
+
+    def extended(self, before: Learned) -> Learned:
+        """Return the same with the trust of texts that came later."""
+        labels = self._labeled(before)
+        assert labels.trust is not None
+        return before.extended(labels.trust.astype(np.float32), labels.first(), [*self.rows])
 
     def checked(self, before: Learned, judgments: tuple[Judgment, ...]) -> Learned:
         """Return the same with all judgments, and nothing learned from them."""
@@ -181,19 +188,23 @@ class ArgmaxFit:
         """Return the labels that are kept now, as far as learned models give them, and trust."""
         texts, own = self._texts, self._texts.own
         if learned is not None:
-            known = judged_classes(self.run, range(len(texts)), learned)
-            pairs = [*taught_classes(self.run, known, learned).items()]
-            judged = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-            texts = texts.with_judged(judged[:, 0], judged[:, 1].astype(np.int32))
-            rule = learned.rule
-            assert isinstance(rule, Argmax)
-            kept = own if rule.decides != "vote" else rule.vote.label(texts)
-            labels = rule.apply(texts, kept, self._parts.labels.tree)
+            labels = self._labeled(learned)
             assert labels.trust is not None
             return labels.first(), np.nan_to_num(labels.trust)
         probabilities = default_model(self._candidates).probabilities(texts)
         trust = probabilities[np.arange(len(texts)), np.maximum(own, 0)].astype(np.float64)
         return own, np.where(own >= 0, trust, 0.0)
+
+    def _labeled(self, learned: Learned) -> Labels:
+        """Return the labels by what was learned, and their trust."""
+        texts, rule = self._texts, learned.rule
+        assert isinstance(rule, Argmax)
+        known = judged_classes(self.run, range(len(texts)), learned)
+        pairs = [*taught_classes(self.run, known, learned).items()]
+        judged = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+        texts = texts.with_judged(judged[:, 0], judged[:, 1].astype(np.int32))
+        kept = rule.vote.label(texts) if rule.decides == "vote" else self._kept_by_settings()
+        return rule.apply(texts, kept, self._parts.labels.tree)
 
     def _kept_by_settings(self) -> Int32s:
         """Return the labels that the settings of the client give without judgments."""

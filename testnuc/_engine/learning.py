@@ -18,7 +18,7 @@ import numpy as np
 
 from testnuc._base.checks import checked_whole
 from testnuc._engine.argmax_learning import ArgmaxFit
-from testnuc._engine.components import Components, today
+from testnuc._engine.components import Components
 from testnuc._engine.inputs import checked_texts, distinct, labels_by_place
 from testnuc._engine.rows import nearest
 from testnuc._engine.threshold_learning import ThresholdFit
@@ -77,8 +77,22 @@ class Learning:
             )
         await self.load()
         fitted = await self._fitted()
+        if decide is None and goal is None:
+            goal = fitted.goal(self.learned)
         # read once: it can be another later
-        return await asyncio.to_thread(self._drawn, fitted, n, goal, seed, self.learned, decide)
+        before = self.learned if goal != "certify" else await self._extended(fitted)
+        return await asyncio.to_thread(self._drawn, fitted, n, goal, seed, before, decide)
+
+    async def _extended(self, fit: Fit) -> Learned | None:
+        """Return what was learned; texts that came since get a trust, which is fixed then."""
+        async with self._lock:
+            while (before := self.learned) is not None and isinstance(fit, ArgmaxFit):
+                if not _is_ranked(before, fit) or before.texts == len(fit.rows):
+                    break
+                if await self._keep(await asyncio.to_thread(fit.extended, before)):
+                    break
+                await self.load()
+        return self.learned
 
     def _drawn(
         self,
@@ -96,8 +110,6 @@ class Learning:
         offer = fit.offer(before, open_)
         rng = np.random.default_rng([seed, len(seen)])
         items: list[ReviewItem] = []
-        if decide is None:
-            goal = goal or fit.goal(before)
         ranking = ""
         if goal == "certify" and before is not None and _is_ranked(before, fit):
             ranking = before.ranking
@@ -255,10 +267,7 @@ class Learning:
             return
         parts.pipeline.settings = parts.settings.with_learned(learned)
 
-    async def _learn(self, given: Sequence[Judgment]) -> Learned:
-        parts, day = self._parts, today()
-        new = [replace(judgment, day=day) for judgment in given]
-        swap = getattr(parts.store, "swap_learned", None)
+    async def _learn(self, new: Sequence[Judgment]) -> Learned:
         async with self._lock:
             while True:
                 await self.load()
@@ -270,36 +279,29 @@ class Learning:
                 if (
                     before is not None
                     and _is_ranked(before, fitted)
-                    and all(j.ranking == before.ranking for j in new)
+                    and all(j.ranking in before.current for j in new)
                 ):
                     # they were drawn to certify the labels as they are
                     learned = await asyncio.to_thread(fitted.checked, before, judged)
                 else:
                     learned = await asyncio.to_thread(fitted.learned, judged)
-                    learned = replace(learned, ranking=learned.ranking_of([*fitted.rows]))
-                if swap is None or not parts.internals.shared:
-                    break
-                data = await asyncio.to_thread(learned.to_bytes)
-                if await swap(_key(parts), self._data, data):
-                    self._data = data
-                    break
-                # another client has learned meanwhile: its judgments count as well
-            # once, on success: a concurrent run uses the former settings
-            parts.pipeline.settings = parts.settings.with_learned(learned)
-        return learned
+                    learned = learned.ranked([*fitted.rows])
+                # else another client has learned meanwhile: its judgments count as well
+                if await self._keep(learned):
+                    return learned
 
-
-async def ranked(parts: Components, learned: Learned) -> frozenset[bytes] | None:
-    """Return the hashes of the texts that judged texts were drawn from; others came later.
-
-    None: unknown, as the pool was sampled, or changed since.
-    """
-    most, _ = (ArgmaxFit if parts.settings.threshold is None else ThresholdFit).wanted(parts)
-    texts = await parts.pipeline.pool_predictions.texts(most)
-    hashes = [entry.hash for entry in texts]
-    same = not learned.ranking or learned.ranking == learned.ranking_of(hashes)
-    known = same and len(parts.pool) <= most
-    return frozenset(hashes[: learned.texts]) if known else None
+    async def _keep(self, learned: Learned) -> bool:
+        """Store what was learned, and use it; False: the store holds what another one learned."""
+        parts = self._parts
+        swap = getattr(parts.store, "swap_learned", None)
+        if swap is not None and parts.internals.shared:
+            data = await asyncio.to_thread(learned.to_bytes)
+            if not await swap(_key(parts), self._data, data):
+                return False
+            self._data = data
+        # once, on success: a concurrent run uses the former settings
+        parts.pipeline.settings = parts.settings.with_learned(learned)
+        return True
 
 
 def _is_ranked(learned: Learned, fit: Fit) -> bool:
@@ -333,7 +335,6 @@ def _merged(earlier: Sequence[Judgment], new: Sequence[Judgment]) -> tuple[Judgm
             old,
             label=judgment.label,
             source=judgment.source,
-            day=judgment.day,
             # who confirms an answer of a referee by hand chooses which
             uniform=judgment.uniform if same_draw or "referee" in change else old.uniform,
         )

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from testnuc._base.checks import hash_text, valid_text
-from testnuc._engine.learning import ranked
 from testnuc.cli import xlsx
 from testnuc.cli.files import check_output
 from testnuc.cli.memory import AnswerStore
@@ -22,7 +21,6 @@ from testnuc.index import scanned
 from testnuc.labels import as_stored
 from testnuc.protocols import StoredPrediction
 from testnuc.results import Results, read_results
-from testnuc.trust.certificates import Certificate
 from testnuc.types import (
     Classification,
     MultilabelClassification,
@@ -139,17 +137,6 @@ async def labeled(nuc: TestNUC, table: Table, source: str) -> LabeledTable:
     return LabeledTable(await nuc.classify_many(texts), valid, problems, before)
 
 
-async def certified_places(
-    nuc: TestNUC, results: Results, certificate: Certificate
-) -> tuple[set[int], int]:
-    """Return the results that are certified, and how many texts came after the draws."""
-    learned = nuc.learned
-    among = None if learned is None else await ranked(parts_of(nuc), learned)
-    later = {r.index for r in results if among is not None and hash_text(r.text) not in among}
-    covered = results.certified(certificate)
-    return {r.index for r in covered if r.index not in later or r.source == "person"}, len(later)
-
-
 def _answered(nuc: TestNUC, table: Table, source: str) -> list[Classification]:
     """Return the results of a file that hold the LLM's answer."""
     usable(table, source)
@@ -186,7 +173,7 @@ def with_empty_set(result: Classification) -> Classification:
         outside = split_labels(own.said)
         own = MultilabelPrediction(own.label, own.confidence, own.said, unmatched=tuple(outside))
         result = replace(result, prediction=own)
-    known = isinstance(result, MultilabelClassification) or result.source is None
+    known = isinstance(result, MultilabelClassification) or not result.voters
     if known or result.error is not None:
         return result
     return replace(result, label=result.label or "", prediction=own or Prediction("", None))

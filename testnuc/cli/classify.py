@@ -8,11 +8,10 @@ import warnings
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from types import SimpleNamespace
-from typing import Literal, NoReturn, TypeVar
+from typing import Literal, NoReturn
 
 from testnuc._engine.describing import prompt_of
 from testnuc._engine.learning import LEAST_TEXTS
-from testnuc.cli.answered_texts import certified_places
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import check_output, held_by, write_results
 from testnuc.cli.memory import AnswerStore, RunNote, about_lessons
@@ -27,8 +26,6 @@ from testnuc.progress import LineProgress, display_of
 from testnuc.results import Results, run_record
 from testnuc.trust.diagnosis import FIRST_REVIEW
 from testnuc.types import Estimate, Usage, error_text
-
-T = TypeVar("T")
 
 #: As in the providers: low, so that estimates are rather too high.
 _BYTES_PER_TOKEN = 3.2
@@ -59,7 +56,7 @@ def run(given: SimpleNamespace) -> None:
     asked_for = client.but(embedder=asked["embedder"])
     again = same and not added and RunNote.of(str(output)).says(str(output), asked_for)
     overwrite = given.overwrite or given.dry_run or given.show_prompt or (again and not store.new)
-    check_output(output, given.file, table, overwrite=overwrite)
+    check_output(output, given.file, table, full=given.full, overwrite=overwrite)
     problems, valid = usable(table, given.file)
     texts = [table.texts[at] for at in valid]
     if given.show_prompt:
@@ -74,12 +71,11 @@ def run(given: SimpleNamespace) -> None:
     if given.dry_run:
         show_estimate(texts, own, store)
         return
-    results, places = label_all(texts, own, store, given.lane, BatchPolicy(rest=given.rest))
+    results = label_all(texts, own, store, given.lane, BatchPolicy(rest=given.rest))
     labeled = dict(zip(valid, results, strict=True))
     run = run_record(results) if given.full else None
     try:
-        certified = None if places is None else {valid[at] for at in places}
-        write_results(output, table, labeled, problems, run=run, certified=certified)
+        write_results(output, table, labeled, problems, run=run)
     except InvalidInputError as exc:
         if store.where is None:
             raise
@@ -115,15 +111,12 @@ def label_all(
     store: AnswerStore,
     lane: Literal["live", "batch"] = "live",
     batches: BatchPolicy | None = None,
-) -> tuple[Results, set[int] | None]:
-    """Label texts; print the warnings of the client and, after Ctrl-C, how to resume.
-
-    Also return which results are certified; None: nothing was learned.
-    """
+) -> Results:
+    """Label texts; print the warnings of the client and, after Ctrl-C, how to resume."""
     nuc = client_of(client, store=store.where, batches=batches)
     progress = display_of(lambda: nuc.usage)
 
-    async def label() -> tuple[Results, set[int] | None]:
+    async def label() -> Results:
         store.create_folder()
         async with nuc:
             for note in (_about_model(nuc, texts), await _about_embedder(nuc, texts)):
@@ -131,26 +124,22 @@ def label_all(
                     to_stderr(f"note: {note}")
             if (said := about_lessons(nuc, store, client)) is not None:
                 to_stderr(said)
-            results = await nuc.classify_many(texts, progress=progress, lane=lane)
-            if (learned := nuc.learned) is None or results.stopped is not None:
-                return results, None
-            certificate = await asyncio.to_thread(learned.certify)
-            return results, (await certified_places(nuc, results, certificate))[0]
+            return await nuc.classify_many(texts, progress=progress, lane=lane)
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", SmallPoolWarning)
         try:
-            results, certified = run_to_end(_told(label(), nuc))
+            results = run_to_end(_told(label(), nuc))
         except KeyboardInterrupt:
             _interrupted(nuc, progress, store, lane)
     for warning in caught if results.diagnosis is None else ():  # which says the same
         if isinstance(warning.message, SmallPoolWarning):
             said = (warning.message.problem, warning.message.options)
             to_stderr(f"note: {'; '.join(filter(None, said))}")
-    return results, certified
+    return results
 
 
-async def _told(labeling: Coroutine[None, None, T], nuc: TestNUC) -> T:
+async def _told(labeling: Coroutine[None, None, Results], nuc: TestNUC) -> Results:
     """Run a coroutine; say at once that Ctrl-C stops it, as calls in flight are waited for."""
     task = asyncio.create_task(labeling)
     try:
@@ -158,7 +147,7 @@ async def _told(labeling: Coroutine[None, None, T], nuc: TestNUC) -> T:
     except asyncio.CancelledError:
         if task.done():
             raise
-        calls = parts_of(nuc).transport.in_flight
+        calls = parts_of(nuc).transport.admission.in_flight
         said = f"{calls:,} {'call' if calls == 1 else 'calls'} in flight"
         # on a line of its own, after the progress bar
         print(f"\ntestnuc: stopping: {said}; Ctrl-C again stops at once", file=sys.stderr)
@@ -267,7 +256,7 @@ def _print_failures(results: Results, store: AnswerStore) -> None:
     open_ = sum(row.label is None for row in outside)
     if open_:
         to_stderr(
-            f"{open_:,} of these texts have no label (nuc_error holds the answer): add what is "
+            f"{open_:,} of these texts have no label (nuc_own_said holds the answer): add what is "
             "missing to --labels, or judge some texts, so that `learn` labels the others"
         )
 

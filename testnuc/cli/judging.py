@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from testnuc._base.checks import hash_text
-from testnuc.cli.answered_texts import certified_places, labeled, opened, texts_for
+from testnuc.cli.answered_texts import labeled, opened, texts_for
 from testnuc.cli.answering import answer
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import free_name, require_kind, require_new, write_results
@@ -114,7 +114,6 @@ async def learn(given: SimpleNamespace) -> None:
             table = await texts_for(nuc, held, source, output)
             learned = await take(nuc)
             found = await labeled(nuc, table, source)
-            places, _ = await certified_places(nuc, found.results, learned.certify())
     if holds_rows(source):
         store = AnswerStore.of_results(given.client["store"], source)
         LessonNote.write(store, source, learned, RunNote.of(source).options)
@@ -131,8 +130,7 @@ async def learn(given: SimpleNamespace) -> None:
     else:
         placed = found.merged()
         record = run_record(found.results) if Path(output).suffix.lower() == ".jsonl" else None
-        certified = {found.valid[at] for at in places} - {*found.before}
-        write_results(output, table, placed, found.problems, run=record, certified=certified)
+        write_results(output, table, placed, found.problems, run=record)
         labels = sum(row.label is not None for row in placed.values())
         people = sum(row.source == "person" for row in placed.values())
         kept = sum(found.before.get(at) is row for at, row in placed.items())
@@ -140,14 +138,7 @@ async def learn(given: SimpleNamespace) -> None:
             f"{labels:,} labels, {people:,} of them judged by a person, written to {output}"
             + (f"; {kept:,} texts keep what {source} says of them" if kept else "")
         )
-    to_stderr(what_next(learned, given))
-
-
-def what_next(learned: Learned | None, given: SimpleNamespace) -> str:
-    """Return what comes next after a run, or after judgments."""
-    if learned is None:
-        return f"judge fifty texts: {next_command('review', given, '-n', '50')}"
-    return _after(learned, learned.certify(), given)
+    to_stderr(_after(learned, learned.certify(), given))
 
 
 def _after(learned: Learned, certificate: Certificate, given: SimpleNamespace) -> str:
@@ -221,15 +212,17 @@ async def certify(given: SimpleNamespace) -> None:
         )
         table = await texts_for(nuc, held, source, output)
         found = await labeled(nuc, table, source)
-        results = found.results
-        places, later = await certified_places(nuc, results, certificate)
-    covered = [results[at] for at in sorted(places)]
-    if later:
-        more = next_command("review", given, "-n", "50", "--goal", "decide")
+    results = found.results
+    covered = results.certified(certificate)
+    hashes = [hash_text(result.text) for result in results]
+    if later := learned.later(hashes, certificate.texts).count(True):
+        more = next_command("review", given, "-n", "30", "--goal", "certify")
         to_stderr(
             f"note: {later:,} of {len(results):,} texts came after the draws, which prove nothing "
-            f"of them; learn from further judgments to have them certified: {more}"
+            f"of them; some draws among them extend the certificate: {more}"
         )
+    for note in results.notes:
+        to_stderr(f"note: {note}")
     print(certificate)
     if given.level is None and label is None and (accuracy := learned.accuracy()):
         print(accuracy)
@@ -244,8 +237,7 @@ async def certify(given: SimpleNamespace) -> None:
         # a script must not go on without the file
         raise typer.Exit(3)
     rows = [table.rows[found.valid[result.index]] for result in covered]
-    made = dict(enumerate(covered))
-    write_results(output, replace(table, rows=rows), made, {}, certified=made)
+    write_results(output, replace(table, rows=rows), dict(enumerate(covered)), {})
     people = sum(result.source == "person" for result in covered)
     to_stderr(
         f"{len(covered):,} of {len(results):,} texts, those certified and the {people:,} that a "

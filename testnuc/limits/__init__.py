@@ -1,17 +1,4 @@
-"""Rate limits, budgets and usage.
-
-::
-
-    policies      Limits, and RateLimit, RetryPolicy, Budget, BatchPolicy: the user's settings
-    headers       parsers of rate limit headers
-    rates         sliding windows of requests and tokens
-    server_quota  the server's own limits, by its headers
-    concurrency   adaptive limit of calls in flight, and pauses after refusals
-    admission     permits, and the queue in which calls wait for them
-    prices        prices of tokens
-    budget        reservations before a call, settled after it
-    meter         counters of usage and cost
-"""
+"""Rate limits, budgets and usage."""
 
 from __future__ import annotations
 

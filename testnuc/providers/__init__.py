@@ -1,15 +1,4 @@
-"""LLM providers by name, imported on first use.
-
-::
-
-    openai, anthropic  the two protocols; `local`, without HTTP
-    _http              their base class: encoding, adaptation, decoding
-    _dialect           the request format that a server accepts
-    _answers           schema, output limit and message of a call
-    _reasoning         reasoning models; `_responses`, the Responses API
-    _logprobs          confidence from token log-probabilities
-    _streams           server-sent events
-"""
+"""LLM providers by name, imported on first use."""
 
 from __future__ import annotations
 

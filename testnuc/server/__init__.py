@@ -3,15 +3,6 @@
 `Service` handles requests, `page_of` renders the page at ``/results``, `serve` runs the service
 until a signal, `ServerSettings` has address and limits. ``testnuc serve`` combines them. See
 docs/service.md.
-
-::
-
-    service    routes, and the page of results; `access` for tokens and origins
-    errors     responses other than 200
-    auditing   sets texts of the traffic aside, to be judged
-    queue      bounds of pending texts and bodies; `schemas` reads request bodies
-    lifecycle  from start to SIGTERM; `settings`
-    metrics    Prometheus metrics; `openapi`, the description of the API
 """
 
 from __future__ import annotations

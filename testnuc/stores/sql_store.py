@@ -120,6 +120,8 @@ class SqlStore(Store):
 
     def __init__(self, database: Any, place: str) -> None:
         self.database = database
+        #: Calls of `open` that no `close` has ended.
+        self._users = 0
         #: Its path or URL, without a password.
         self.place = place
 
@@ -128,12 +130,13 @@ class SqlStore(Store):
 
     async def open(self) -> None:
         """Connect, or create the file if missing, and apply pending migrations."""
-        self.database.acquire()
+        self._users += 1
+        self.database.closed = False
         try:
             await self.database.open()
             await self._tidy()
         except BaseException:
-            await self.database.close()
+            await self.close()
             raise
 
     async def _tidy(self) -> None:
@@ -141,7 +144,9 @@ class SqlStore(Store):
 
     async def close(self) -> None:
         """Complete pending work and close the database, unless another user opened it, too."""
-        await self.database.close()
+        self._users = max(0, self._users - 1)
+        if not self._users:
+            await self.database.close()
 
     async def _rows(self, statement: str, *values: Any) -> list[Any]:
         """Return the rows that a statement reads."""

@@ -1,14 +1,6 @@
 """Public test doubles: a local HTTP server that acts as an LLM provider, and a hashing embedder.
 
 Production code does not need this package. See docs/testing.md.
-
-::
-
-    loopback         LoopbackLLM, the provider; `subprocess_server` runs it in a process
-    server           its socket, an aiohttp.web application that can break connections
-    formats          the wire formats of OpenAI and Anthropic
-    answers          canned answers and latencies; `faults`, and a rate limit
-    embedder         HashEmbedder
 """
 
 from __future__ import annotations

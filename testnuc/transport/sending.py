@@ -108,11 +108,6 @@ class Transport:
         )
 
     @property
-    def in_flight(self) -> int:
-        """Number of calls in flight."""
-        return self._accounting.admission.in_flight
-
-    @property
     def admission(self) -> Admission:
         """The rate and concurrency limits in force."""
         return self._accounting.admission

@@ -15,6 +15,7 @@
     argmax          the rule where a text has one label
     thresholds      that where it can have several, by `label_scores`
     certificates    the trust above which labels are proved to be right
+    later_texts     whether texts that came later are like those
     accuracy        how many labels are right, before and after learning
     calibration     trust: the chance that a label is right, also of a head
     counts          how many texts have each label; `shares`, their intervals

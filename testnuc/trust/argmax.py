@@ -18,7 +18,6 @@ from testnuc._base.display import Brief
 from testnuc.label_tree import LabelTree
 from testnuc.trust.calibration import UNCALIBRATED, chances
 from testnuc.trust.head import FOLDS, LinearHead
-from testnuc.trust.judgment import Judged
 from testnuc.trust.model import MOST_CELLS, Ground, HeadModel, Texts, VoteModel
 from testnuc.voting import Labels
 
@@ -52,9 +51,8 @@ class Argmax(Brief):
     dissent: tuple[int, int] = (0, 0)
     #: Whether it is shown to be better, see `testnuc.trust.dissent`: else its answers are not used.
     referee_better: bool = False
-    #: Of labels in a tree: trust of all texts at each level above the label, float32[depth - 1,
-    #: texts], and whether the level was right for the judged ones; None: they are not.
-    level_trust: Float32s | None = None
+    #: Of labels in a tree: whether each level above the label was right for the judged ones,
+    #: bool[depth - 1, m]; None: they are not.
     level_right: Bools | None = None
 
     @property
@@ -64,9 +62,7 @@ class Argmax(Brief):
 
     def uncalibrated(self) -> Argmax:
         """Return the same without what judgments say of trust."""
-        levels = self.level_trust
-        unknown = None if levels is None else np.full_like(levels, np.nan)
-        return replace(self, coefficients=UNCALIBRATED, level_trust=unknown)
+        return replace(self, coefficients=UNCALIBRATED)
 
     def apply(self, texts: Texts, kept: Int32s, tree: LabelTree | None = None) -> Labels:
         """Label texts; `kept`, by the vote settings, stays unless a head decides."""
@@ -111,28 +107,14 @@ class Argmax(Brief):
             label = np.where(changed | (own < 0), label, own).astype(np.int32)
         return label
 
-    def with_levels(
-        self, tree: LabelTree, found: Float32s, label: Int32s, trust: Float64s, judged: Judged
-    ) -> Argmax:
-        """Return the same, with the trust of all texts at each level of a tree of labels.
-
-        `found`, `label` and `trust` are those of all texts, as for `labels_of`.
-        """
-        levels = [trust_of_level(trust, part) for part in parts_by_level(found, label, tree).T]
-        return replace(
-            self,
-            level_trust=np.array(levels, dtype=np.float32).reshape(tree.depth - 1, -1),
-            level_right=right_by_level(label[judged.rows], judged.right.first(), tree),
-        )
-
     def packed(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """Return its plain values and its arrays."""
         arrays: dict[str, Array] = {
             "vote": np.array([self.vote.k, self.vote.own_weight]),
             "coefficients": np.broadcast_to(self.coefficients, (FOLDS, 3)),
         }
-        if self.level_trust is not None and self.level_right is not None:
-            arrays |= {"level_trust": self.level_trust, "level_right": self.level_right}
+        if self.level_right is not None:
+            arrays["level_right"] = self.level_right
         models = []
         for number, model in enumerate([self.model, *self.bases]):
             heads = np.stack([head.weights for head in model.heads]).astype(np.float16)
@@ -174,7 +156,6 @@ class Argmax(Brief):
             dissent=tuple(header["dissent"]),
             # older versions did not compare with the chance
             referee_better=header.get("referee_better", False),
-            level_trust=arrays.get("level_trust"),
             level_right=arrays.get("level_right"),
         )
 

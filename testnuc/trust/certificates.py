@@ -8,6 +8,10 @@ labels in the strata that would make the part not accurate. It is a test superma
 1 / e with a chance of at most e, however often one looks (Ville). Parts are tested in growing
 order, and the first failure ends it, so that no error is split among them (Bauer 1991).
 
+Texts that come later get the trust that the frozen rule gives them, and are cohorts of their own in
+each stratum: the evidence goes on with draws among them, for these texts and the earlier ones
+together. Given all texts, each draw is still uniform among those of its cohort and stratum.
+
 Sources: Waudby-Smith and Ramdas 2020, "Confidence sequences for sampling without replacement";
 2024, "Estimating means of bounded random variables by betting"; Spertus, Sridhar and Stark 2024,
 "Sequential stratified inference for the mean"; Wasserman, Ramdas and Balakrishnan 2020.
@@ -15,15 +19,17 @@ Sources: Waudby-Smith and Ramdas 2020, "Confidence sequences for sampling withou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
 
 from testnuc._base.arrays import Bools, Float64s, Int64s
+from testnuc._base.checks import hash_text
 from testnuc._base.display import Brief
 from testnuc.trust.evidence import Draws
+from testnuc.types import Classification
 
 #: Parts of the texts that are tested, in this order.
 PARTS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -74,6 +80,14 @@ class Certificate(Brief):
     achievable : tuple of float, optional
         Where nothing is certified: the highest lower accuracy that could be, and its part of the
         texts. A level that is chosen after looking is a little less sure than `confidence`.
+    texts : int
+        Distinct texts that judged texts were drawn from: it says nothing of others. 0: unknown.
+    judge_error : float, optional
+        At most this part of the judgments is wrong, with the same confidence, by the truth that
+        judges of the same texts agree on; None: no text was judged twice.
+    among : mapping, optional
+        Key of each certified text (`Learned.keys`) -> its label; () where it may have several.
+        None: unknown.
     """
 
     accuracy: float
@@ -85,6 +99,11 @@ class Certificate(Brief):
     judgments_needed: int = 0
     level: int | None = None
     achievable: tuple[float, float] | None = None
+    texts: int = 0
+    judge_error: float | None = None
+    among: Mapping[int, str | tuple[()] | None] | None = field(
+        default=None, repr=False, compare=False
+    )
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Self:
@@ -106,11 +125,23 @@ class Certificate(Brief):
         if not self.coverage:
             return f"not certified: {self.reason}" + (f". {self.hint}" if self.achievable else "")
         at = "" if self.level is None else f" at level {self.level} of the labels"
-        return (
-            f"{self.coverage:.0%} of the distinct texts, those with a trust of at least "
+        of = f"{self.texts:,}" if self.texts else "the"
+        said = (
+            f"{self.coverage:.0%} of {of} distinct texts, those with a trust of at least "
             f"{self.trust:.2f}, are at least {self.accuracy:.0%} right{at} by your judgments, with "
             f"{self.confidence:.0%} confidence ({self.judged:,} judged texts, drawn at random)"
         )
+        if self.judge_error is not None:
+            true = max(self.accuracy - self.judge_error, 0.0)
+            said += f"; at least {true:.0%} by the truth that two judges agree on"
+        return said
+
+    def holds(self, result: Classification) -> bool:
+        """Whether it says that the label, or labels, of a text are right."""
+        if self.among is None:
+            return result.trust is not None and result.trust >= self.trust
+        key = key_of(hash_text(result.text))
+        return key in self.among and self.among[key] in {result.label, ()}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -125,7 +156,7 @@ class LabelCertificate(Certificate):
     def __str__(self) -> str:
         # slots: super() without arguments would not find its class
         text = Certificate.__str__(self)
-        return text.replace("texts,", f"texts with the label {self.label!r},", 1)
+        return text.replace("texts,", f"texts, of those with the label {self.label!r},", 1)
 
 
 def wants_decisions(decides: str, right: Bools, draws: Draws, certificate: Certificate) -> bool:
@@ -145,14 +176,22 @@ def error_of(confidence: float, ranking: int) -> float:
     return (1 - confidence) * _FIRST * (1 - _FIRST) ** ranking
 
 
+def key_of(digest: bytes) -> int:
+    """Return what identifies a text, of its hash."""
+    return int.from_bytes(digest[:8], "little")
+
+
 @dataclass(frozen=True, eq=False)
 class Strata:
-    """The texts by frozen trust, cut where the parts end: arrays of k, the most trusted first."""
+    """The texts by frozen trust, cut where the parts end, the most trusted first, and by cohort.
+
+    Arrays are [k, c]: the first cohort are the texts whose trust cut the strata.
+    """
 
     #: The lowest trust of each stratum.
     lowest: Float64s
     texts: Int64s
-    #: Texts judged before the ranking was frozen, and those of them that are wrong.
+    #: Texts judged before their trust was frozen, and those of them that are wrong.
     known: Int64s
     known_wrong: Int64s
     #: Draws since, and those of them that are wrong; a skipped text counts as wrong.
@@ -161,30 +200,44 @@ class Strata:
 
     @classmethod
     def of(
-        cls, trust: Float64s, rows: Int64s, right: Bools, drawn: Bools, inside: Bools | None = None
+        cls,
+        trust: Float64s,
+        rows: Int64s,
+        right: Bools,
+        drawn: Bools,
+        inside: Bools | None = None,
+        ends: Sequence[int] = (),
     ) -> Strata:
         """Count judged texts: `drawn` ones uniformly inside their strata, the others known before.
 
         Arguments as for `certify`.
         """
-        lowest = edges(trust)
-        k = len(lowest)
+        ends = ends or (len(trust),)
+        lowest = edges(trust[: ends[0]])
+        shape = len(lowest) + 1, len(ends)
+        cells = cells_of(trust, lowest, ends)
 
-        def counted(values: Float64s) -> Int64s:
-            return np.bincount(strata_of(values, lowest), minlength=k + 1)[:k].astype(np.int64)
+        def counted(some: Int64s) -> Int64s:
+            counts = np.bincount(some, minlength=shape[0] * shape[1]).astype(np.int64)
+            return counts.reshape(shape)[:-1]
 
         if inside is not None:
             used = inside[rows]
             rows, right, drawn = rows[used], right[used], drawn[used]
-        judged = trust[rows]
+        judged = cells[rows]
         return cls(
             lowest,
-            counted(trust if inside is None else trust[inside]),
+            counted(cells if inside is None else cells[inside]),
             counted(judged[~drawn]),
             counted(judged[~drawn & ~right]),
             counted(judged[drawn]),
             counted(judged[drawn & ~right]),
         )
+
+    def earlier(self, cohorts: int) -> Strata:
+        """Return the strata of the first cohorts alone."""
+        counts = (self.texts, self.known, self.known_wrong, self.draws, self.wrong)
+        return Strata(self.lowest, *(of[:, :cohorts] for of in counts))
 
     def evidence(self, parts: int, accuracy: float, *, endless: bool = False) -> float:
         """Return the log evidence that the first strata together are accurate."""
@@ -205,14 +258,14 @@ class Strata:
         return len(self.lowest)
 
     def next(self, n: int, parts: int) -> Int64s:
-        """Return the strata of the next n draws to prove the first `parts` strata.
+        """Return the cells, see `cells_of`, of the next n draws to prove the first `parts` strata.
 
         Each is the one with the most texts for each draw, so that draws become proportional.
         """
-        draws, found = self.draws[:parts].copy(), []
-        open_ = self.texts[:parts] - self.known[:parts]
+        texts, found = self.texts[:parts].ravel(), []
+        draws, open_ = self.draws[:parts].flatten(), (self.texts - self.known)[:parts].ravel()
         for _ in range(n):
-            per = np.where(draws < open_, self.texts[:parts] / (draws + 1.0), -1)
+            per = np.where(draws < open_, texts / (draws + 1.0), -1)
             if per.max(initial=-1) < 0:
                 break
             found.append(int(per.argmax()))
@@ -235,6 +288,12 @@ def strata_of(trust: Float64s, lowest: Float64s) -> Int64s:
     return np.searchsorted(-lowest, -trust)
 
 
+def cells_of(trust: Float64s, lowest: Float64s, ends: Sequence[int]) -> Int64s:
+    """Return the stratum and the cohort of each text in one number: stratum * cohorts + cohort."""
+    cohort = np.searchsorted(ends, np.arange(len(trust)), side="right")
+    return strata_of(trust, lowest) * len(ends) + cohort
+
+
 def too_many(texts: int, accuracy: float) -> int:
     """Return the fewest wrong labels with which texts are less right than this."""
     return int((1 - accuracy) * texts + _TINY) + 1
@@ -243,14 +302,17 @@ def too_many(texts: int, accuracy: float) -> int:
 def log_evidence(left: Any, draws: Any, wrong: Any, budget: Any, accuracy: float) -> Any:
     """Return the log evidence for "fewer than `budget` of the texts left are wrong".
 
-    Arrays [.., k] over strata: what was left before the draws, these, the wrong ones.
+    Arrays [.., k, c] over strata and cohorts: what was left before the draws, these, the wrong
+    ones. A draw is predicted by the earlier ones of its stratum, of whichever cohort.
     """
     from scipy.special import betaln
 
     left, draws, wrong = (np.asarray(x, dtype=np.float64) for x in (left, draws, wrong))
     budget = np.asarray(budget, dtype=np.float64)
     a, b = _WRONG, 1 / (1 - accuracy) - _WRONG
-    predicted = (betaln(a + wrong, b + draws - wrong) - betaln(a, b)).sum(axis=-1)
+    m, bad = draws.sum(axis=-1), wrong.sum(axis=-1)
+    predicted = (betaln(a + bad, b + m - bad) - betaln(a, b)).sum(axis=-1)
+    left, draws, wrong = (x.reshape(*x.shape[:-2], -1) for x in (left, draws, wrong))
     most = (left - (draws - wrong)).sum(axis=-1)
     found = predicted - _highest(left, draws, wrong, np.minimum(budget, most))
     # even if all others are wrong; and what is known suffices to refute it
@@ -316,6 +378,7 @@ def certify(
     right: Bools,
     drawn: Bools,
     inside: Bools | None = None,
+    ends: Sequence[int] = (),
     *,
     accuracy: float,
     confidence: float,
@@ -327,36 +390,42 @@ def certify(
     `trust`, float64[n], is as it was frozen before the draws; NaN = unknown, never certified.
     `rows`, int64[m], are all judged texts; `right`, bool[m]: whether their labels are, by the
     frozen rule (skipped: no); `drawn`, bool[m]: whether they were drawn, after the freeze,
-    uniformly inside their stratum, or from all. Only texts `inside`, bool[n], are certified.
-    `ranking`: rankings frozen before that were drawn from; `endless`: for new texts of the same
-    kind instead of these.
+    uniformly inside their stratum and cohort, or from all. Only texts `inside`, bool[n], are
+    certified. `ends` are those of the cohorts, one if empty: of all together, or, if that fails,
+    of all but the last. `ranking`: rankings frozen before that were drawn from; `endless`: for new
+    texts of the same kind instead of these.
     """
-    strata = Strata.of(trust, rows, right, drawn, inside)
+    ends = ends or (len(trust),)
+    strata = Strata.of(trust, rows, right, drawn, inside, ends)
     error = error_of(confidence, ranking)
-    made = Certificate(accuracy, confidence, np.inf, 0.0, int(strata.draws.sum()))
-    every = len(trust) if inside is None else int(inside.sum())
 
-    def covered(parts: int) -> float:
-        return float(strata.texts[:parts].sum()) / max(every, 1)
+    def best(accuracy: float) -> Certificate | None:
+        for cohorts in range(len(ends), 0, -1):
+            some, n = strata.earlier(cohorts), ends[cohorts - 1]
+            every = n if inside is None else int(inside[:n].sum())
+            parts = some.proven(accuracy, error, endless=endless)
+            if covered := int(some.texts[:parts].sum()):
+                least, judged = float(strata.lowest[parts - 1]), int(some.draws.sum())
+                of = 0 if endless else every
+                return Certificate(accuracy, confidence, least, covered / every, judged, texts=of)
+        return None
 
-    parts = strata.proven(accuracy, error, endless=endless)
-    if covered(parts):
-        return replace(made, trust=float(strata.lowest[parts - 1]), coverage=covered(parts))
+    if (made := best(accuracy)) is not None:
+        return made
     reason, more = _why(strata, accuracy, error, endless=endless)
-    made = replace(made, reason=reason, judgments_needed=more)
+    none = Certificate(accuracy, confidence, np.inf, 0.0, int(strata.draws.sum()), reason, more)
     highest = int(np.ceil(accuracy / _LEVEL - _TINY)) - 1
     for step in range(highest, round(_LOWEST / _LEVEL) - 1, -1):
-        lower = round(step * _LEVEL, 2)
-        if part := covered(strata.proven(lower, error, endless=endless)):
-            return replace(made, achievable=(lower, part))
-    return made
+        if lower := best(round(step * _LEVEL, 2)):
+            return replace(none, achievable=(lower.accuracy, lower.coverage))
+    return none
 
 
 def _why(strata: Strata, accuracy: float, error: float, *, endless: bool) -> tuple[str, int]:
     """Return why nothing is certified, and about how many more draws of the first part it takes."""
     if not strata.texts.sum():
         return "the trust of the texts is unknown", 0
-    first = int(np.searchsorted(strata.texts.cumsum(), 1)) + 1
+    first = int(np.searchsorted(strata.texts.sum(axis=1).cumsum(), 1)) + 1
     draws, wrong = int(strata.draws[:first].sum()), int(strata.wrong[:first].sum())
     share = float(strata.texts[:first].sum() / strata.texts.sum())
     text = f"no text was drawn among the {share:.0%} with the highest trust since it was learned"

@@ -25,14 +25,16 @@ _MOST, _RATIO = 64 * 1024 * 1024, 100
 
 
 #: Array -> kinds of its type, and its shape: n texts, c labels, m judged texts, d dimensions and
-#: one, l levels, g given labels, 5 folds.
+#: one, l levels, g given labels, 5 folds, p first texts.
 _SHAPES = {
     "trust": ("f", "n"),
+    "keys": ("u", "n"),
     **dict.fromkeys(("probability", "floor"), ("f", "m")),
     **dict.fromkeys(("right", "person", "uniform", "drawn"), ("b", "m")),
     "given": ("i", "n"),
     "before": ("i", "m"),
-    "differs": ("b", "n"),
+    # of the texts that were there when it was learned
+    "differs": ("b", "p"),
     "rows": ("iu", "m"),
     **dict.fromkeys(("coefficients", "of_label"), ("f", "53")),
     "of_text": ("f", "52"),
@@ -72,8 +74,6 @@ class Judgment(Brief):
     uniform: bool | None = None
     #: The ranking of texts by trust that it was drawn from, to certify; "": none.
     ranking: str = ""
-    #: The date when it was learned from; "": an older version did not say.
-    day: str = ""
 
     def record(self) -> list[Any]:
         """Return its values, as they are stored."""

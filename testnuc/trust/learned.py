@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -27,9 +28,10 @@ from testnuc.trust.certificates import (
     Certificate,
     LabelCertificate,
     Strata,
+    cells_of,
     certify,
     error_of,
-    strata_of,
+    key_of,
     wants_decisions,
 )
 from testnuc.trust.evidence import Draws, Gain
@@ -41,6 +43,9 @@ from testnuc.trust.thresholds import Thresholds
 _USUAL = 0.9
 #: Texts that a label loses at least before it is named.
 _FEWER = 3
+#: Arrays that are stored; the latter unless they are empty.
+_ARRAYS = ("trust", "rows", "right", "person", "drawn")
+_OPTIONAL = ("keys", "given", "before", "differs")
 _OTHER_SETTINGS = (
     "the texts were judged under other vote settings (policy, k, prior); learn from the same "
     "reviews again"
@@ -61,7 +66,8 @@ class Learned(Brief):
     gain: Gain
     #: All judged texts, in the order they were drawn; several labels are one string.
     judged: tuple[Judgment, ...]
-    #: Size of the pool that it was learned on.
+    #: Number of texts whose trust is fixed: of the pool that it was learned on, and later ones of
+    #: which some were drawn.
     texts: int
     #: float32[texts]: trust of all texts.
     trust: Float32s
@@ -76,6 +82,12 @@ class Learned(Brief):
     drawn: Bools = field(repr=False)
     #: The ranking of the texts by `trust`; "": an older version learned, and there is none.
     ranking: str = ""
+    #: `Certificate.among` has them: uint64[texts]. Empty: an older version learned.
+    keys: Array = field(default_factory=lambda: np.zeros(0, np.uint64), repr=False)
+    #: Numbers of texts that were ranked first, and together with those that came later.
+    cohorts: tuple[int, ...] = ()
+    #: Rankings of the first cohorts alone, whose draws count on.
+    extends: tuple[str, ...] = ()
     #: Where a text has one label: int32[texts], the labels that `trust` is of; -1 = none.
     given: Int32s = field(default_factory=lambda: np.zeros(0, np.int32), repr=False)
     #: int8[m]: whether the LLM's own label, or labels, of each judged text were exactly right;
@@ -122,12 +134,17 @@ class Learned(Brief):
     @property
     def proving(self) -> frozenset[bytes]:
         """The hashes of the texts that were drawn from `ranking`: nothing was learned from them."""
-        return frozenset(j.hash for j in self.judged if self.ranking and j.ranking == self.ranking)
+        return frozenset(j.hash for j in self.judged if j.ranking in self.current)
+
+    @property
+    def current(self) -> frozenset[str]:
+        """The names of `ranking` and of what it extends: their draws prove together."""
+        return frozenset({self.ranking, *self.extends} - {""})
 
     @property
     def rankings(self) -> int:
         """Number of earlier rankings that were drawn from: each has a part of the error."""
-        return len({j.ranking for j in self.judged} - {"", self.ranking})
+        return len({j.ranking for j in self.judged} - {""} - self.current)
 
     def places(self, rows: Mapping[bytes, int]) -> dict[bytes, int]:
         """Return the places of texts, by hash, without those that came later."""
@@ -137,6 +154,27 @@ class Learned(Brief):
         """Return the name of the ranking of texts, whose hashes are given, by trust."""
         held = b"".join(hashes[: self.texts]) + self.trust.tobytes()
         return blake2b(held, digest_size=8).hexdigest()
+
+    def ranked(self, hashes: Sequence[bytes]) -> Learned:
+        """Return the same, with the name of the ranking of the texts that have these hashes."""
+        return replace(
+            self,
+            ranking=self.ranking_of(hashes),
+            keys=np.array([key_of(one) for one in hashes[: self.texts]], dtype=np.uint64),
+            cohorts=(*self.cohorts, self.texts),
+        )
+
+    def extended(self, trust: Float32s, given: Int32s, hashes: Sequence[bytes]) -> Learned:
+        """Return the same with trust and labels, by the same rule, of texts that came later."""
+        n = self.texts
+        longer = replace(
+            self,
+            texts=len(trust),
+            trust=np.concatenate([self.trust, trust[n:]]),
+            given=np.concatenate([self.given, given[n:]]),
+            extends=(*self.extends, self.ranking),
+        )
+        return longer.ranked(hashes)
 
     def checked(
         self,
@@ -156,25 +194,25 @@ class Learned(Brief):
             right=right,
             person=judged.person,
             draws=judged.draws,
-            drawn=np.array([one == self.ranking for one in judged.rankings], dtype=np.bool_),
+            drawn=np.array([one in self.current for one in judged.rankings], dtype=np.bool_),
         )
 
     def next_to_prove(self, n: int, random: np.random.Generator) -> list[int]:
         """Draw the positions of n texts that are not judged, to certify one part more."""
-        trust = self.trust.astype(np.float64)
-        strata = Strata.of(trust, self.rows, self._right(self.right), self.drawn)
+        trust, ends = self.trust.astype(np.float64), self.cohorts or (self.texts,)
+        strata = Strata.of(trust, self.rows, self._right(self.right), self.drawn, None, ends)
         parts = strata.proven(_USUAL, error_of(_USUAL, self.rankings))
         found = strata.next(n, parts + 1)
         while len(found) < n and parts < len(strata.lowest):
             parts += 1
             found = strata.next(n, parts + 1)
-        places = strata_of(trust, strata.lowest)
-        places[self.rows] = -1
+        cells = cells_of(trust, strata.lowest, ends)
+        cells[self.rows] = -1
         left = [
-            random.permutation(np.flatnonzero(places == stratum)).tolist()
-            for stratum in range(len(strata.lowest))
+            random.permutation(np.flatnonzero(cells == cell)).tolist()
+            for cell in range(strata.texts.size)
         ]
-        return [left[stratum].pop() for stratum in found.tolist()]
+        return [left[cell].pop() for cell in found.tolist()]
 
     def _right(self, right: Bools) -> Bools:
         """Return which labels are right; of drawn texts, a referee's answer says nothing."""
@@ -205,31 +243,15 @@ class Learned(Brief):
         """
         if self.unproved or not len(self.before):
             return None
-        return self._accuracy(self.right, np.ones(self.texts, np.bool_))
-
-    def by_label(self) -> dict[str, Accuracy]:
-        """Return how many of the texts that have a label have it rightly, by label.
-
-        Those of which too few were drawn at random are left out. `Accuracy.before` is of the same
-        texts by the LLM's labels.
-        """
-        found = {}
-        for at, label in enumerate(self.labels) if not self.unproved and len(self.before) else ():
-            right, inside = self.right, self.given == at
-            if isinstance(self.rule, Thresholds):
-                right, inside = self._of_label(label)
-            if len(inside) and (said := self._accuracy(right, inside)) is not None:
-                found[label] = said
-        return found
-
-    def _accuracy(self, right: Bools, inside: Bools) -> Accuracy | None:
-        """Return how many labels of the texts inside, bool[texts], are right."""
-        by = self.person & inside[self.rows]
-        differs = self.differs if len(self.differs) else np.zeros(self.texts, np.bool_)
+        differs = self.differs
+        if not len(differs):
+            differs = np.zeros(self.cohorts[0] if self.cohorts else self.texts, np.bool_)
+        # nothing is said of texts that came since
+        by = self.person & (self.rows < len(differs))
         return accuracy_of(
-            differs[inside],
-            (np.cumsum(inside) - 1)[self.rows[by]],
-            right[by],
+            differs,
+            self.rows[by],
+            self.right[by],
             self.before[by],
             self.draws.drawn[by],
             self.drawn[by],
@@ -275,6 +297,7 @@ class Learned(Brief):
             self._right(right),
             self.drawn,
             inside,
+            self.cohorts,
             accuracy=accuracy,
             confidence=confidence,
             ranking=self.rankings,
@@ -282,8 +305,19 @@ class Learned(Brief):
         if self.unproved:
             certificate = replace(certificate, reason=_OTHER_SETTINGS)
         if label is not None:
-            return LabelCertificate(**asdict(certificate), label=label)
-        return replace(certificate, level=level)
+            certificate = LabelCertificate(**asdict(certificate), label=label)
+        among = None
+        if len(self.keys):
+            sure = self.trust[: certificate.texts].astype(np.float64) >= certificate.trust
+            names = np.array([*self.labels, None], dtype=object)
+            given = names[self.given[: len(sure)]][sure] if len(self.given) else repeat(())
+            among = dict(zip(self.keys[: len(sure)][sure].tolist(), given, strict=False))
+        return replace(certificate, level=level, among=among)
+
+    def later(self, hashes: Sequence[bytes], among: int = 0) -> list[bool]:
+        """Return which texts are not among the first ones that have a fixed trust; 0: all these."""
+        known = set(self.keys[: among or self.texts].tolist())
+        return [bool(known) and key_of(one) not in known for one in hashes]
 
     def wants_decisions(self, certificate: Certificate) -> bool:
         """Whether texts on which strategies differ would help more than texts drawn at random."""
@@ -386,19 +420,15 @@ class Learned(Brief):
                 "population": self.draws.texts,
                 "settings": self.settings,
                 "ranking": self.ranking,
+                "extends": self.extends,
+                "cohorts": self.cohorts,
                 "fewer": self.fewer,
                 "judged": [judgment.record() for judgment in self.judged],
                 **header,
             },
             {
-                "trust": self.trust,
-                "rows": self.rows,
-                "right": self.right,
-                "person": self.person,
-                "drawn": self.drawn,
-                **({"given": self.given} if len(self.given) else {}),
-                **({"before": self.before} if len(self.before) else {}),
-                **({"differs": self.differs} if len(self.differs) else {}),
+                **{name: getattr(self, name) for name in _ARRAYS},
+                **{name: one for name in _OPTIONAL if len(one := getattr(self, name))},
                 **self.draws.arrays(),
                 **arrays,
             },
@@ -416,14 +446,10 @@ class Learned(Brief):
         try:
             header, arrays = unpack(data)
             rule: type[Argmax | Thresholds] = Argmax if "models" in header else Thresholds
-            of_texts: dict[str, Any] = {
-                name: arrays.pop(name) for name in ("trust", "rows", "right", "person")
-            }
             # older versions have no ranking, and no draws from it
-            of_texts["drawn"] = arrays.pop("drawn", np.zeros(len(of_texts["rows"]), np.bool_))
-            of_texts["given"] = arrays.pop("given", np.zeros(0, np.int32))
-            of_texts["before"] = arrays.pop("before", np.zeros(0, np.int8))
-            of_texts["differs"] = arrays.pop("differs", np.zeros(0, np.bool_))
+            arrays.setdefault("drawn", np.zeros(len(arrays["rows"]), np.bool_))
+            found = [name for name in (*_ARRAYS, *_OPTIONAL) if name in {*_ARRAYS, *arrays}]
+            of_texts: dict[str, Any] = {name: arrays.pop(name) for name in found}
             return cls(
                 labels=tuple(header["labels"]),
                 name=header["name"],
@@ -433,6 +459,8 @@ class Learned(Brief):
                 draws=Draws.taken_from(arrays, header["population"]),
                 settings=str(header.get("settings", "")),
                 ranking=str(header.get("ranking", "")),
+                extends=tuple(map(str, header.get("extends", ()))),
+                cohorts=tuple(map(int, header.get("cohorts", ()))),
                 fewer=tuple((str(x), int(b), int(a)) for x, b, a in header.get("fewer", ())),
                 **of_texts,
                 rule=rule.unpacked(header, arrays),

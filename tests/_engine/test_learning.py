@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
 import zlib
 from dataclasses import replace
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 from testnuc import InvalidInputError, Referee, Results, Review, TestNUC
+from testnuc._base.checks import hash_text
 from testnuc.protocols import Answer, Reply
 from testnuc.trust import Learned
 from testnuc.trust.judgment import Judgment, draws_of
@@ -121,7 +121,6 @@ async def test_fifty_judgments_improve_labels_without_a_further_call():
         assert said.before.low <= alone <= said.before.high
         assert str(said) in str(learned)
         assert str(said) in after.summary()
-        assert {judgment.day for judgment in learned.judged} == {f"{dt.datetime.now(dt.UTC):%F}"}
         # trust never contradicts what is shown beside it
         for row in after:
             assert next(iter(row.votes)) == row.label
@@ -570,3 +569,45 @@ async def test_a_referee_does_not_judge_again_what_a_person_judged():
         results = await nuc.classify_many(texts)
         assert {(row.label, row.source) for row in results[:100]} == {("topic 5", "person")}
         assert "referee" in {row.source for row in results[100:]}
+
+
+@pytest.mark.slow
+async def test_draws_among_later_texts_extend_a_certificate(tmp_path):
+    async with client(Says(), store=tmp_path / "labels.db") as nuc:
+        texts, later = texts_of(600), texts_of(300, start=600)
+        await nuc.classify_many(texts)
+        for goal, n in ((None, 60), ("certify", 80)):
+            review = await nuc.review(n, goal=goal)
+            judge(review)
+            first = await nuc.learn(review)
+        certificate = first.certify()
+        assert (certificate.texts, certificate.judged) == (600, 80)
+        assert certificate.coverage >= 0.3
+        assert "% of 600 distinct texts" in str(certificate)
+        both = await nuc.classify_many([*texts, *later])
+        found = both.certified(certificate)
+        assert {row.text for row in found} <= set(texts)
+        assert len(found) >= 180
+        assert nuc.learned.later([hash_text(texts[0]), hash_text(later[0])]) == [False, True]
+        # later texts are drawn, and the earlier draws count on
+        review = await nuc.review(40, goal="certify")
+        assert nuc.learned.certify() == certificate
+        fresh = sum(item.text in later for item in review)
+        assert fresh >= 20
+        judge(review)
+        extended = await nuc.learn(review)
+        assert (extended.cohorts, extended.rankings, extended.texts) == ((600, 900), 0, 900)
+        assert np.array_equal(extended.trust[:600], first.trust)
+        whole = extended.certify()
+        assert (whole.texts, whole.judged) == (900, 120)
+        assert whole.coverage >= 0.2
+        both = await nuc.classify_many([*texts, *later])
+        found = both.certified(whole)
+        assert sum(row.text in later for row in found) >= 40
+        # few labels changed since
+        assert len(found) >= 0.9 * len(whole.among)
+        assert accuracy(found) >= 0.9
+        assert extended.accuracy().now == first.accuracy().now
+    async with client(Says(), store=tmp_path / "labels.db") as nuc:
+        assert nuc.learned.certify() == whole
+        assert nuc.learned.certify().among == whole.among

@@ -113,8 +113,17 @@ def test_a_certificate_says_how_many_texts_came_after_the_draws(tickets):
         # the draws say nothing of them
         code, _, err = run_here("certify", "new.csv", *certify, "-o", "c.csv")
         assert (code, "note: 50 of 50 texts came after the draws" in err) == (3, True), err
-        assert "testnuc review new.csv -n 50 --goal decide" in err
+        assert "testnuc review new.csv -n 30 --goal certify" in err
         assert "came after" not in run_here("certify", "old.csv", *certify)[2]
+        # but draws among them, with the former ones, do
+        draw = ["review", "new.csv", "-n", "60", "--goal", "certify", *given, "r2.json"]
+        assert run_here(*draw)[0] == 0
+        judged("r2.json")
+        code, _, err = run_here("learn", "new.csv", "r2.json", "--store", "labels.db")
+        assert code == 0, err
+        code, out, err = run_here("certify", "new.csv", *certify, "-o", "c.csv")
+        assert (code, "came after the draws" in err) == (0, False), err
+        assert "of 290 distinct texts" in out
 
 
 @pytest.mark.slow
@@ -326,26 +335,15 @@ def test_options_that_are_given_win_over_those_of_the_store(tickets):
         assert "no answer of openai/test with these labels and settings" in err
         code, _, err = run_here("review", "labels.db", "--labels", "a,b")
         assert code == 2
-        assert f"240 answers, openai/test at {llm.base_url}, 3 labels" in err
-        assert "(refund, delivery, login)" in err
-        # of two runs the newest, and the other by its number
+        assert f"240 of openai/test at {llm.base_url}, --embedder" in err
+        assert "with the labels 'refund', 'delivery', 'login'" in err
+        # two runs: the options say which
         run_here("classify", tickets, *given, "--instructions", "Be strict.")
-        code, out, _ = run_here("store", "runs", "labels.db")
-        first, second, texts = out.splitlines()
-        assert (code, first.split(", ")[0], second.split(", ")[0]) == (0, "run 1", "run 2")
-        assert "--instructions 'Be strict.'" in second
-        assert "Be strict." not in first
-        assert texts.startswith("240 texts, ")
-        for number, strict in ((None, True), ("1", False), ("2", True)):
-            named = [] if number is None else ["--run", number]
-            code, _, err = run_here("review", "labels.db", "-n", "20", *named, "-o", "r.json")
-            assert code == 0, err
-            assert ("the newest is used: run 2" in err) is (number is None)
-            assert (Review.load("r.json").context.instructions == "Be strict.") is strict
-            Path("r.json").unlink()
-        code, _, err = run_here("review", "labels.db", "--run", "3")
+        code, _, err = run_here("review", "labels.db")
         assert code == 2
-        assert "labels.db has no run 3; labels.db holds: run 1, " in err
+        assert err.count("240 of openai/test") == 2
+        code, _, err = run_here("review", "labels.db", *options(llm))
+        assert code == 0, err
 
 
 def labels_in(path):

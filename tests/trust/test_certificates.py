@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, replace
 from math import comb
 
 import numpy as np
@@ -23,10 +24,10 @@ PARTS = len(certificates.PARTS)
 @given(st.integers(0, 10**6))
 def test_the_evidence_is_not_above_its_definition(seed):
     random = np.random.default_rng(seed)
-    k = int(random.integers(1, 4))
-    left = random.integers(2, 12, k)
+    shape = [(1, 1), (2, 1), (3, 1), (1, 2), (1, 3), (2, 2)][random.integers(6)]
+    left = random.integers(2, 12 if sum(shape) < 4 else 7, shape)
     draws = random.integers(0, left + 1)
-    wrong = np.minimum(random.integers(0, 3, k), draws)
+    wrong = np.minimum(random.integers(0, 3, shape), draws)
     least, most = int(wrong.sum()), int((left - draws + wrong).sum())
     budget = int(random.integers(least, most + 1))
     expected = naive.log_evidence(left.tolist(), draws.tolist(), wrong.tolist(), budget, 0.9)
@@ -47,8 +48,24 @@ def test_evidence_of_what_is_not_true_is_at_most_one_in_the_mean(texts, draws, a
     mean = 0.0
     for found in range(min(wrong, draws) + 1):
         chance = comb(wrong, found) * comb(texts - wrong, draws - found) / comb(texts, draws)
-        evidence = certificates.log_evidence([texts], [draws], [found], wrong, accuracy)
+        evidence = certificates.log_evidence([[texts]], [[draws]], [[found]], wrong, accuracy)
         mean += float(np.exp(evidence)) * chance
+    assert mean <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("wrong", range(7))
+def test_evidence_of_cohorts_that_are_not_true_is_at_most_one_in_the_mean(wrong):
+    texts, draws, all_wrong = (30, 20), (12, 9), certificates.too_many(50, 0.88)
+    each = (wrong, all_wrong - wrong)
+
+    def chances(n, m, bad):
+        return {w: comb(bad, w) * comb(n - bad, m - w) / comb(n, m) for w in range(min(m, bad) + 1)}
+
+    first, second = (chances(*of) for of in zip(texts, draws, each, strict=True))
+    mean = 0.0
+    for (a, p), (b, q) in itertools.product(first.items(), second.items()):
+        evidence = certificates.log_evidence([texts], [draws], [(a, b)], all_wrong, 0.88)
+        mean += float(np.exp(evidence)) * p * q
     assert mean <= 1 + 1e-9
 
 
@@ -90,19 +107,67 @@ def test_certificates_are_wrong_in_at_most_a_tenth_with_a_look_after_every_judgm
     assert wrongly <= 20
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["right", "just not", "trust says nothing"])
+@pytest.mark.parametrize("later", [200, 600])
+def test_extended_certificates_are_wrong_in_at_most_a_tenth(first, later):
+    """The union of first and later texts is just not right enough; with a look after each draw."""
+    n, random, runs = 600, np.random.default_rng(3), 100
+    trust = np.concatenate([np.linspace(1, 0.01, n), np.linspace(1, 0.01, later)])
+    ends, wrongly = (n, n + later), 0
+    lowest = edges(trust[:n])
+    cells = certificates.cells_of(trust, lowest, ends)
+    for _ in range(runs):
+        right = np.ones(n + later, bool)
+        bad = {"right": 0.02, "just not": 0.1, "trust says nothing": 0.1}[first]
+        right[random.permutation(n)[: int(bad * n) + 1]] = False
+        for part in range(PARTS):
+            # the later texts make each part just not right enough
+            inside = np.flatnonzero(cells // 2 <= part)
+            lacks = certificates.too_many(len(inside), 0.9) - int((~right[inside]).sum())
+            here = np.flatnonzero((cells == 2 * part + 1) & right)
+            right[random.permutation(here)[: max(lacks, 0)]] = False
+        wrongly += extended_wrongly(trust, right, ends, (60, 60), random)
+    assert wrongly <= 20
+
+
+def extended_wrongly(trust, right, ends, looks, random):
+    """Whether a certificate of all texts is ever wrong: draws of the first, then of all texts."""
+    lowest, none = edges(trust[: ends[0]]), np.empty(0, np.int64)
+    start = Strata.of(trust, none, none > 0, none > 0, None, ends)
+    cells = certificates.cells_of(trust, lowest, ends)
+    left = [random.permutation(np.flatnonzero(cells == cell)).tolist() for cell in range(2 * PARTS)]
+    draws, wrong, proven = np.zeros((PARTS, 2), int), np.zeros((PARTS, 2), int), 0
+    for cohorts, steps in zip((1, 2), looks, strict=True):
+        for _ in range(steps):
+            state = replace(start, draws=draws, wrong=wrong).earlier(cohorts)
+            for cell in state.next(1, proven + 1):
+                at = divmod(int(cell), cohorts)
+                draws[at] += 1
+                wrong[at] += not right[left[2 * at[0] + at[1]].pop()]
+            state = replace(start, draws=draws, wrong=wrong).earlier(cohorts)
+            if proven < PARTS and state.evidence(proven + 1, 0.9) >= np.log(10):
+                proven += 1
+                inside = (cells < 2 * proven) & ((cells % 2) < cohorts)
+                if cohorts == 2 and right[inside].mean() < 0.9 - 1e-9:
+                    return True
+        proven = 0
+    return False
+
+
 def is_wrong(trust, right, known, looks, needed, random):
     """Whether a certificate is ever wrong, where draws prove part after part."""
     n = len(trust)
     texts = Strata.of(trust, known, right[known], np.zeros(len(known), bool))
     places = certificates.strata_of(trust, texts.lowest)
-    ends = texts.texts.cumsum()
+    ends = texts.texts[:, 0].cumsum()
     true = [right[:end].sum() >= 0.9 * end - 1e-9 for end in ends]
     open_ = np.ones(n, dtype=bool)
     open_[known] = False
     left = [
         random.permutation(np.flatnonzero(open_ & (places == j))).tolist() for j in range(PARTS)
     ]
-    draws, wrong, proven = np.zeros(PARTS, int), np.zeros(PARTS, int), 0
+    draws, wrong, proven = np.zeros((PARTS, 1), int), np.zeros((PARTS, 1), int), 0
     for _ in range(looks):
         state = Strata(texts.lowest, texts.texts, texts.known, texts.known_wrong, draws, wrong)
         for stratum in state.next(1, proven + 1):
@@ -140,7 +205,7 @@ def test_only_draws_since_the_ranking_say_something_of_the_other_texts():
     drawn = certify(trust, rows, right, every, accuracy=0.9, confidence=0.9)
     assert (drawn.coverage, drawn.judged) == (0.3, 60)
     assert drawn.trust == pytest.approx(trust[119])
-    assert "30% of the distinct texts" in str(drawn)
+    assert "30% of 400 distinct texts" in str(drawn)
     assert "by your judgments" in str(drawn)
     # unless all are judged
     rows = np.arange(400)

@@ -63,14 +63,8 @@ class PostgresDatabase:
         self._was_open = False
         self._running: set[asyncio.Task[Any]] = set()
         self._embedders: dict[str, EmbedderRow] = {}
-        #: Calls of `acquire` that no `close` has ended.
-        self._users = 0
-        self._closed = False
-
-    def acquire(self) -> None:
-        """Count a user, who calls `close`; the last one closes the connections."""
-        self._users += 1
-        self._closed = False
+        #: Whether it is closed, and not to be opened by what comes late.
+        self.closed = False
 
     async def open(self) -> None:
         """Connect, and apply pending migrations."""
@@ -176,14 +170,11 @@ class PostgresDatabase:
         return known
 
     async def close(self) -> None:
-        """Complete pending work, then close all connections, unless others use them."""
-        self._users = max(0, self._users - 1)
-        if self._users:
-            return
+        """Complete pending work, then close all connections."""
         mine = [t for t in self._running if t.get_loop() is asyncio.get_running_loop()]
         if mine:
             await asyncio.wait(mine)
-        self._closed = True
+        self.closed = True
         pool, self._pool = self._pool, None
         loop, self._loop = self._loop, None
         if pool is None:
@@ -203,7 +194,7 @@ class PostgresDatabase:
                 await pool.expire_connections()
 
     async def _open_pool(self) -> Any:
-        if self._closed:
+        if self.closed:
             raise StoreError(
                 f"the store {self.address.public} is closed; `await store.open()` opens it again"
             )

@@ -56,19 +56,12 @@ class SqliteDatabase:
         self._file: tuple[int, int] | None = None
         #: Where its threads are; a forked child has none of them.
         self._process: int | None = None
-        #: Calls of `acquire` that no `close` has ended.
-        self._users = 0
-        self._closed = False
-
-    def acquire(self) -> None:
-        """Count a user, who calls `close`; the last one closes the file."""
-        self._check_process()
-        with self._lock:
-            self._users += 1
-            self._closed = False
+        #: Whether it is closed, and not to be opened by what comes late.
+        self.closed = False
 
     async def open(self) -> None:
         """Create the file if missing, and apply pending migrations."""
+        self._check_process()
         if not self._opened:
             await self.write(lambda _: None)
 
@@ -93,7 +86,6 @@ class SqliteDatabase:
 
     async def read(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         """Run a read-only `work`; it sees all earlier commits."""
-        self._check_process()
         await self.open()
         with self._lock:
             self._require_open()
@@ -103,13 +95,10 @@ class SqliteDatabase:
         return await asyncio.wrap_future(running)
 
     async def close(self) -> None:
-        """Complete pending work and close the file, unless others use it."""
+        """Complete pending work and close the file."""
         self._check_process()
         with self._lock:
-            self._users = max(0, self._users - 1)
-            if self._users:
-                return
-            self._closed = True
+            self.closed = True
             queue, writer, readers = self._queue, self._writer, self._readers
             connections, self._connections = self._connections, {}
             self._queue = self._writer = self._readers = None
@@ -133,7 +122,7 @@ class SqliteDatabase:
             )
 
     def _require_open(self) -> None:
-        if self._closed:
+        if self.closed:
             # what comes later than `close` would open the file again, and nobody would close it
             raise StoreError(
                 f"the store {self.path} is closed; `await store.open()` opens it again"
