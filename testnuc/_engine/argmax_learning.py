@@ -37,8 +37,12 @@ MOST_TEXTS = 200_000
 class Offer(NamedTuple):
     """What a review draws from, and shows."""
 
-    #: float64[n], of the labels that are kept now.
+    #: float64[n], by which texts are drawn, of the labels that are kept now.
     trust: Float64s
+    #: Whether results have that trust, too.
+    calibrated: bool
+    #: Row -> the label that is kept now.
+    label: Callable[[int], str | None]
     #: bool[n], the texts on which candidates differ.
     support: Bools
     #: Row -> the candidates for a text: labels, and what gives each.
@@ -92,8 +96,15 @@ class ArgmaxFit:
                 given.setdefault(names[int(kept[row])], []).append("what was learned so far")
             return given.items()
 
-        context = self._context(() if before is None else before.used, open_)
-        return Offer(trust, differing(candidates), shown, context)
+        context = self._context(() if before is None else before.used, open_ & (kept < 0), open_)
+        return Offer(
+            trust,
+            calibrated=before is not None,
+            label=lambda row: names[int(kept[row])],
+            support=differing(candidates),
+            candidates=shown,
+            context=context,
+        )
 
     def learned(self, judgments: tuple[Judgment, ...]) -> Learned:
         """Learn from all judgments."""
@@ -193,7 +204,7 @@ class ArgmaxFit:
             return labels.first(), np.nan_to_num(labels.trust)
         probabilities = default_model(self._candidates).probabilities(texts)
         trust = probabilities[np.arange(len(texts)), np.maximum(own, 0)].astype(np.float64)
-        return own, np.where(own >= 0, trust, 0.0)
+        return self._kept_by_settings(), np.where(own >= 0, trust, 0.0)
 
     def _labeled(self, learned: Learned) -> Labels:
         """Return the labels by what was learned, and their trust."""
@@ -214,7 +225,9 @@ class ArgmaxFit:
         votes.fit_prior()
         return votes.result(slice(0, self.run.batch.n_own)).label
 
-    def _context(self, judgments: Sequence[Judgment], open_: Bools) -> ReviewContext:
+    def _context(
+        self, judgments: Sequence[Judgment], unlabeled: Bools, open_: Bools
+    ) -> ReviewContext:
         """Return what the page of a review shows, with the judgments before this review."""
         drawn = [j for j in judgments if j.probability is not None]
         candidates, labels = self._candidates, self._parts.labels
@@ -230,7 +243,7 @@ class ArgmaxFit:
             candidates=tuple(c.name for c in candidates),
             earlier=earlier,
             differing=int((differing(candidates) & open_).sum()),
-            unlabeled=int(((candidates[0].labels < 0) & open_).sum()),
+            unlabeled=int(unlabeled.sum()),
             descriptions=labels.descriptions,
             instructions=self._parts.instructions,
             none_label=labels.none_label,

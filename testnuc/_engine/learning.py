@@ -127,11 +127,12 @@ class Learning:
                     hash=entry.hash,
                     own_label=None if own is None else own.label,
                     candidates=tuple((label, tuple(by)) for label, by in offer.candidates(row)),
-                    trust=None if isnan(trust) else trust,
+                    trust=None if isnan(trust) or not offer.calibrated else trust,
                     neighbors=nearest(run, row, _SHOWN),
                     goal=drawn.goal,
                     probability=drawn.probability,
                     floor=drawn.floor,
+                    label=offer.label(row),
                 )
             )
         labels = parts.labels

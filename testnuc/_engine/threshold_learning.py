@@ -31,6 +31,7 @@ from testnuc.trust.label_scores import (
 from testnuc.trust.learned import Learned, before_of
 from testnuc.trust.review_context import ReviewContext
 from testnuc.trust.thresholds import Decides, Thresholds
+from testnuc.types import SEPARATOR
 from testnuc.voting import places_of
 
 #: Texts that a head is fitted on, and cells of these texts times labels, at most.
@@ -108,6 +109,11 @@ class ThresholdFit:
             assert labels.trust is not None
             likely, given, trust = labels.share, labels.is_given(), labels.trust
         names, kept_own = parts.labels.names, parts.pipeline.settings.keeps_llm_labels
+
+        def kept_label(row: int) -> str:
+            at = np.arange(vote.starts[row], vote.starts[row + 1])
+            return SEPARATOR.join(names[one] for one in np.sort(vote.label[at[given[at]]]))
+
         kept = () if kept_own else (_KEPT[before is not None],)
 
         def shown(row: int) -> list[tuple[str, list[str]]]:
@@ -131,7 +137,14 @@ class ThresholdFit:
             descriptions=parts.labels.descriptions,
             instructions=parts.instructions,
         )
-        return Offer(trust, np.ones(len(scores), dtype=np.bool_), shown, context)
+        return Offer(
+            trust,
+            calibrated=True,
+            label=kept_label,
+            support=np.ones(len(scores), dtype=np.bool_),
+            candidates=shown,
+            context=context,
+        )
 
     def learned(self, judgments: tuple[Judgment, ...]) -> Learned:
         """Learn from all judgments."""

@@ -137,6 +137,25 @@ async def labeled(nuc: TestNUC, table: Table, source: str) -> LabeledTable:
     return LabeledTable(await nuc.classify_many(texts), valid, problems, before)
 
 
+async def newest(nuc: TestNUC, table: Table, source: str) -> Results:
+    """Return the results of a file, after judgments with what was learned from them."""
+    results = read_results(table.rows, source, table.text_column)
+    if nuc.learned is None:
+        return results
+    by_now = await labeled(nuc, table, source)
+    rows = by_now.merged()
+    return Results(
+        [replace(rows.get(at, row), index=at) for at, row in enumerate(results)],
+        results.usage,
+        results.seconds,
+        model=by_now.results.model,
+        choices=by_now.results.choices,
+        descriptions=by_now.results.descriptions,
+        instructions=by_now.results.instructions,
+        learned=by_now.results.learned,
+    )
+
+
 def _answered(nuc: TestNUC, table: Table, source: str) -> list[Classification]:
     """Return the results of a file that hold the LLM's answer."""
     usable(table, source)

@@ -12,18 +12,19 @@ from typing import Any
 import typer
 
 from testnuc._base.checks import hash_text
-from testnuc.cli.answered_texts import labeled, opened, texts_for
+from testnuc.cli.answered_texts import labeled, newest, opened, texts_for
 from testnuc.cli.answering import answer
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import free_name, require_kind, require_new, write_results
 from testnuc.cli.judging_page import judge_on_page, write_page
+from testnuc.cli.label_files import read_labels
 from testnuc.cli.memory import AnswerStore, LessonNote, RunNote
 from testnuc.cli.options_of_run import next_command
-from testnuc.cli.reading import Table, existing, holds_rows, to_stderr
+from testnuc.cli.reading import existing, holds_rows, to_stderr
 from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError
 from testnuc.report.marks import read_marks
-from testnuc.results import Results, read_results, run_record
+from testnuc.results import Results, run_record
 from testnuc.trust.certificates import Certificate
 from testnuc.trust.joining import join_reviews
 from testnuc.trust.learned import Learned
@@ -53,18 +54,27 @@ def review(given: SimpleNamespace) -> None:
 
     to_stderr("choosing the texts to judge: a model of the texts is fitted")
 
-    async def draw() -> tuple[Review, Table | None]:
+    async def draw() -> tuple[Review, Results | None]:
         async with opened(source, given.client, given.text_column) as (nuc, table):
-            return await nuc.review(given.n, goal=given.goal), table
+            review = await nuc.review(given.n, goal=given.goal)
+            results = None if table is None else await newest(nuc, table, source)
+        # what the file says of them, or will say after `learn`
+        rows = {row.text: row for row in results or ()}
+        items = [
+            item
+            if (row := rows.get(item.text)) is None
+            else replace(item, label=row.label, trust=row.trust)
+            for item in review
+        ]
+        return review.with_items(items), results
 
-    drawn, table = run_to_end(draw())
+    drawn, results = run_to_end(draw())
     if not len(drawn):
         alike = ": no candidate differs from another" if given.goal == "decide" else ""
         raise InvalidInputError(f"{source} has no text left to judge{alike}; choose another --goal")
     drawn.context = replace(drawn.context, run=tuple(run))
     drawn.save(output)
     to_stderr(f"{len(drawn):,} of {drawn.texts:,} texts to judge, written to {output}")
-    results = None if table is None else read_results(table.rows, source, table.text_column)
     _judge(drawn, output, results, given, drawn=True)
 
 
@@ -116,7 +126,8 @@ async def learn(given: SimpleNamespace) -> None:
             found = await labeled(nuc, table, source)
     if holds_rows(source):
         store = AnswerStore.of_results(given.client["store"], source)
-        LessonNote.write(store, source, learned, RunNote.of(source).options)
+        options = RunNote.of(source).options
+        LessonNote.write(store, source, learned, options)
     print(learned)
     if all(judgment.probability is None and not judgment.ranking for judgment in learned.judged):
         to_stderr(
@@ -131,6 +142,12 @@ async def learn(given: SimpleNamespace) -> None:
         placed = found.merged()
         record = run_record(found.results) if Path(output).suffix.lower() == ".jsonl" else None
         write_results(output, table, placed, found.problems, run=record)
+        if holds_rows(source) and options:
+            # a review, or a report, may start from it
+            named = given.client.given()
+            if "labels" in named:
+                named["labels"] = read_labels(named["labels"])
+            RunNote.write(output, store, table.text_column, options | named)
         labels = sum(row.label is not None for row in placed.values())
         people = sum(row.source == "person" for row in placed.values())
         kept = sum(found.before.get(at) is row for at, row in placed.items())

@@ -45,6 +45,12 @@ def _folder_of(output: str) -> Path:
     return Path(f"{output}.resume")
 
 
+def _copy_of(output: str) -> Path:
+    """Return the note in the project folder, for when the one beside the output is deleted."""
+    digest = hashlib.sha256(os.fsencode(Path(output).resolve())).hexdigest()
+    return PROJECT / f"output-{digest}.json"
+
+
 def _facts(file: Path, **kinds: type) -> dict[str, Any]:
     """Return what a note holds of these fields, of these types; anybody may have written it."""
     try:
@@ -74,7 +80,8 @@ class RunNote:
     def of(cls, output: str) -> RunNote:
         """Return the note beside an output; what is malformed is left out."""
         kinds = {"store": str, "text_column": str, "written": str, "options": dict}
-        return cls(**_facts(_folder_of(output) / _NOTE, **kinds))
+        places = (_folder_of(output) / _NOTE, _copy_of(output))
+        return cls(**next(filter(None, (_facts(place, **kinds) for place in places)), {}))
 
     def place(self, output: str) -> Path | None:
         """Return the store that the note names, if it is there; it can name none elsewhere."""
@@ -96,9 +103,13 @@ class RunNote:
             if store.folder.name not in {PROJECT.name, _folder_of(output).name}:
                 name = f"{store.folder.name}/{name}"
         note = cls(name, text_column, _digest(output), _noted(options))
+        content = orjson.dumps(asdict(note), default=str)
         with suppress(OSError, InvalidInputError):
             _folder_of(output).mkdir(exist_ok=True)
-            write_whole(_folder_of(output) / _NOTE, [orjson.dumps(asdict(note), default=str)])
+            write_whole(_folder_of(output) / _NOTE, [content])
+        if PROJECT.is_dir():
+            with suppress(OSError, InvalidInputError):
+                write_whole(_copy_of(output), [content])
 
     def says(self, output: str, options: Mapping[str, Any]) -> bool:
         """Whether an output is known to be what a run with these options wrote."""

@@ -46,15 +46,23 @@ def run(given: SimpleNamespace) -> None:
     else:
         found = read_table(file, given.text_column)
         results = read_results(found.rows, file, found.text_column)
-    if client["labels"] is not None:
+    note = RunNote.of(file)
+    given_labels = client["labels"] or (not results.choices and note.options.get("labels"))
+    if given_labels:
         # all labels, and not only those that occur, can be chosen
-        labels = read_labels(client["labels"])
+        labels = read_labels(given_labels)
+        none = note.options.get("none_label")
+        if none is not None and none not in labels:
+            labels = labels | {none: ""} if isinstance(labels, dict) else [*labels, none]
         results.choices = tuple(labels)
         results.descriptions = dict(labels) if isinstance(labels, dict) else {}
     then = next_command("learn", given, "marks.json")
     title = given.title or f"testnuc: {Path(file).name}"
     # a .csv does not say it
-    several = client.several or RunNote.of(file).options.get("multilabel")
+    several = client.several or note.options.get("multilabel")
+    judged = sum(result.source == "person" for result in results)
+    if results.learned is None and judged:
+        results.learned = f"labels and trust are learned from judgments, {judged:,} of these texts"
     write(results, output, then=then, title=title, most=given.rows, several=several)
     to_stderr(f"{len(results):,} texts, written to {output}")
     if not any(result.neighbors for result in results):

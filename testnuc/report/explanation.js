@@ -72,7 +72,7 @@ function explanationOf({ data, choices, described, nameOf, rowOf, goTo, leave })
       : row.o !== null ? `${nameOf(row.o)}${row.f === null ? "" : ` (confidence ${two(row.f)})`}`
       : `nothing usable${row.d ? `: ${cut(row.d, 300)}` : ""}`;
     return [
-      ["label", data.only ? null : `${nameOf(row.l)}${SOURCES[row.g] ? `, by ${SOURCES[row.g]}` : ""}`],
+      ["label", data.only && row.l === row.o ? null : `${nameOf(row.l)}${SOURCES[row.g] ? `, by ${SOURCES[row.g]}` : ""}`],
       ["the LLM said", own],
       ["trust", row.t === null ? null : `${two(row.t)}${row.bt === null || row.b === null ? "" : `; ${two(row.bt)} for ${cut(labels[row.b], 100)}`}`],
       ["", row.t === null ? null : trustMeans(data)],

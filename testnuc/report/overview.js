@@ -82,7 +82,6 @@ function trustMeans(data) {
     return data.learned ? "Trust is the chance that all labels of a text are right, learned from judged texts."
       : "Trust is the part of the neighbors' votes for the closest of a text's decisions. It becomes the chance that all labels are right once you judge texts.";
   }
-  if (data.learned) return "Trust is the chance that a label is right, learned from judged texts.";
-  if (data.review) return "Trust is a model's estimate that the LLM's label is right. testnuc learn checks it against your judgments.";
+  if (data.learned || data.review?.context.earlier.length) return "Trust is the chance that a label is right, learned from judged texts.";
   return "Trust is the part of the neighbors' votes for a label. It becomes the chance that the label is right once you judge texts.";
 }

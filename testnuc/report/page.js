@@ -18,7 +18,7 @@
   // --- what is to be judged ----------------------------------------------------------------------
 
   const items = new Map((review?.items ?? []).map((item, place) => [item.text, {
-    ...item, place, answer: joined(item.answer), own_label: joined(item.own_label), said: item.said?.map(([name, label]) => [name, joined(label)]),
+    ...item, place, answer: joined(item.answer), own_label: joined(item.own_label), label: joined(item.label ?? item.own_label), said: item.said?.map(([name, label]) => [name, joined(label)]),
   }]));
   const rowOf = new Map();
   rows.forEach((row) => { if (!rowOf.has(row.x)) rowOf.set(row.x, row); });
@@ -50,7 +50,7 @@
       if (mark && !mark.settled) marks.all.delete(item.text);
     }
     if (item.source === "person" && !marks.all.has(item.text)) {
-      marks.all.set(item.text, { truth: item.answer, label: item.own_label });
+      marks.all.set(item.text, { truth: item.answer, label: item.label });
     }
   }
   const markOf = (row) => marks.all.get(texts[row.x]);

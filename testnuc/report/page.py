@@ -32,12 +32,12 @@ _SCRIPTS = "marks live elements learned chooser explanation overview page"
 
 
 def _results_of(review: Iterable[ReviewItem]) -> list[Classification]:
-    """Return the texts of a review as results that have the LLM's own labels."""
+    """Return the texts of a review as results."""
     return [
         Classification(
             index=item.index,
             text=item.text,
-            label=item.own_label,
+            label=item.label,
             share=0.0,
             margin=0.0,
             voters=0,

@@ -173,6 +173,7 @@ def review_of(weeks: Sequence[AuditWeek]) -> Review:
             "audit",
             None,
             None,
+            label=text.label,
         )
         items.setdefault(text.text, item)
     last, texts = weeks[-1], sum(week.texts for week in weeks)

@@ -56,7 +56,7 @@ class ReviewItem(Brief):
     own_label: str | None
     #: Each label that a candidate gives, with the names of these candidates.
     candidates: tuple[tuple[str | None, tuple[str, ...]], ...]
-    #: The chance that the label that is kept now is right, as far as it is known.
+    #: The trust of `label`, as results have it; None: unknown.
     trust: float | None
     neighbors: tuple[Neighbor, ...]
     #: What its draw was for: "decide", from the texts on which candidates differ; "certify", from
@@ -73,6 +73,8 @@ class ReviewItem(Brief):
     source: str | None = None
     #: What several people said, if they differ: names and labels.
     said: tuple[tuple[str, str | None], ...] = ()
+    #: The label that is kept now.
+    label: str | None = None
 
 
 class Review(Sequence[ReviewItem]):
@@ -267,7 +269,7 @@ class Review(Sequence[ReviewItem]):
             [n.text, n.similarity, n.label, n.confidence] for n in item.neighbors
         ]
         if self.multilabel:
-            for name in ("own_label", "answer"):
+            for name in ("own_label", "answer", "label"):
                 record[name] = None if record[name] is None else split_labels(record[name])
             record["said"] = [[name, split_labels(label)] for name, label in item.said]
         return record
@@ -430,6 +432,8 @@ def _item(index: int, given: dict[str, Any]) -> ReviewItem:
         # who writes an answer into the file need not say that a person gave it
         source=_one_string(given["source"]) or (None if given["answer"] is None else "person"),
         said=tuple((str(name), _one_string(label)) for name, label in given.get("said", ())),
+        # files of older versions lack it
+        label=_one_string(given.get("label", given["own_label"])),
     )
 
 

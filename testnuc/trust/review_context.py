@@ -32,7 +32,7 @@ class ReviewContext(Brief):
     earlier: tuple[EarlierJudgment, ...] = ()
     #: Number of texts that candidates label differently; None: unknown.
     differing: int | None = None
-    #: Number of texts to which the LLM gave no label; None: unknown.
+    #: Number of texts without a label; None: unknown.
     unlabeled: int | None = None
     descriptions: Mapping[str, str] = field(default_factory=dict)
     instructions: str | None = None

@@ -31,7 +31,7 @@ def review_queue(results: Iterable[Classification], n: int = 20) -> list[ReviewR
     """Return the `n` results that most need manual review, most urgent first.
 
     Reasons are a missing label, low trust, a label changed by the vote, a near copy with another
-    label, and a text that is far from all others.
+    label, and a text that is far from all others. What a person judged needs none.
 
     Parameters
     ----------
@@ -61,6 +61,8 @@ def review_queue(results: Iterable[Classification], n: int = 20) -> list[ReviewR
 
 
 def _reasons(row: Classification, far: float, copy: float) -> list[tuple[float, str]]:
+    if row.source == "person":
+        return []
     reasons = []
     if row.error is not None:
         reasons.append((2.0, f"call failed: {row.error}"))

@@ -5,6 +5,7 @@ import json
 import random
 import re
 import shlex
+import shutil
 from importlib import import_module
 from pathlib import Path
 
@@ -650,3 +651,61 @@ def test_after_a_change_of_instructions_the_same_reviews_are_learned_again(ticke
         assert code == 0, err
     after = rows_of("better.csv")
     assert all(after[item.text]["nuc_label"] == item.answer for item in review)
+
+
+def test_a_review_and_a_report_start_from_what_the_newest_file_says(tickets):
+    """One label is never given by the LLM, and one text is judged to have none of the labels."""
+    given = ["--labels", ",".join([*LABELS, "praise"]), "--model", "openai/test"]
+    answers = {
+        text: ("nonsense" if i % 10 == 9 else wrong_at_random(text)[0], 0.9)
+        for i, text in enumerate(TEXTS)
+    }
+    with LoopbackLLM(answers) as llm:
+        run = ["classify", tickets, *given, "--base-url", llm.base_url, "-o", "labeled.csv"]
+        assert run_here(*run)[0] == 0
+
+    def rows_of(file):
+        return {row["text"]: row for row in read_table(file, "text").rows}
+
+    def drawn(source, name):
+        code, _, err = run_here("review", source, "-n", "30", "-o", name, "--no-open")
+        assert code == 0, err
+        return Review.load(name)
+
+    def agrees(review, file):
+        rows = rows_of(file)
+        for item in review:
+            row = rows[item.text]
+            assert (item.label or "") == row["nuc_label"]
+            assert row["nuc_trust"] == "" or item.trust == pytest.approx(
+                float(row["nuc_trust"]), abs=1e-5
+            )
+            assert (item.trust is None) == (row["nuc_trust"] == "")
+
+    review = drawn("labeled.csv", "first.json")
+    agrees(review, "labeled.csv")
+    none = review[0].text
+    judged("first.json")
+    answered = Review.load("first.json")
+    answered.answer(none, None)
+    answered.save("first.json")
+    code, _, err = run_here("learn", "labeled.csv", "first.json", "-o", "better.csv")
+    assert code == 0, err
+
+    # somebody removed what looks like leftovers of a run
+    shutil.rmtree("labeled.csv.resume")
+    review = drawn("labeled.csv", "second.json")
+    agrees(review, "better.csv")
+    better = rows_of("better.csv")
+    left = sum(row["nuc_label"] == "" and row["nuc_source"] != "person" for row in better.values())
+    assert review.context.unlabeled == left
+    agrees(drawn("better.csv", "third.json"), "better.csv")
+    data = data_of(Path("third.html").read_text(encoding="utf-8"))
+    assert {data["texts"][row["x"]]: row["l"] for row in data["rows"]}.keys() == {*TEXTS}
+    assert data["learned"]
+
+    assert run_here("report", "better.csv", "-o", "better.html")[0] == 0
+    data = data_of(Path("better.html").read_text(encoding="utf-8"))
+    assert data["labels"][: data["choices"]] == [*LABELS, "praise"]
+    assert data["learned"] == "labels and trust are learned from judgments, 30 of these texts"
+    assert none not in {data["texts"][row["x"]] for row in data["rows"] if row["q"]}
