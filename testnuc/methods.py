@@ -1,7 +1,5 @@
 """Methods: how one text gets its own prediction, before its neighbors vote."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Accuracy, F1 and calibration error; F1, Jaccard index and exact match of several labels."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ that pool vote. A background thread runs the event loop, so that the classifier 
 loop already runs, as in a notebook.
 """
 
-from __future__ import annotations
-
 import warnings
 import weakref
 from collections.abc import Iterable, Mapping, Sequence

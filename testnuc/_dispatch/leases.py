@@ -9,8 +9,6 @@ sent only under a lease that has not expired by the clock of this process; else 
 first, and a key that another process has taken is awaited.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

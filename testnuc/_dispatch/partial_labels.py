@@ -1,7 +1,5 @@
 """Some of many labels: those of a shortlist, or of a level of their tree."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from testnuc.labels import LabelSet

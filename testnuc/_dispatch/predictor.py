@@ -1,7 +1,5 @@
 """From a text to a prediction: key, prompt, call, label."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

@@ -1,7 +1,5 @@
 """Queue of requests, served round-robin over runs, and the workers that take from it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """Compilation of kernels at first use, without the GIL, cached on disk; and prefetching."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 from collections.abc import Callable

@@ -10,8 +10,6 @@ Three things make it faster:
   of one row would depend on each other.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

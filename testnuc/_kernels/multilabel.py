@@ -13,8 +13,6 @@ The labels of the pool are ragged. Kernels receive B rows of K neighbors:
   is that of `confidence_factor`; without factors all are 1.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -6,8 +6,6 @@ lane i % 32, then the lanes pairwise. So the bits depend on the two vectors alon
 threads, or the width of vector registers.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -21,8 +21,6 @@ confidences have the size 0. Kernels return the first row with an invalid value
 out which value it is and raises.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

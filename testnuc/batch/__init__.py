@@ -1,7 +1,5 @@
 """The batch lane: predictions from providers' batch APIs, at half the price, within a day."""
 
-from __future__ import annotations
-
 from testnuc.batch.lane import BatchLane, has_batches
 from testnuc.batch.manifest import BatchStore
 

@@ -4,8 +4,6 @@ Documented limits: 100,000 requests or 256 MB per batch. A batch has no metadata
 by the custom_ids of its requests, which only its results show.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime

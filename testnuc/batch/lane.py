@@ -1,7 +1,5 @@
 """The batch lane of a client: requests are sent in batches, in as few rounds as possible."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

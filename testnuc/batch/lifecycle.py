@@ -10,8 +10,6 @@ Any number of processes may follow a batch whose id is stored. The first one tha
 predictions ends the batch in the store, and counts its usage.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

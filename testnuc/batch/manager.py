@@ -3,8 +3,6 @@
 The store has provider, model and labels of each batch. The API key comes from the environment.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The stored record of a batch, by which any process can decode its results."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

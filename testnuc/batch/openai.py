@@ -4,8 +4,6 @@ Documented limits: 50,000 requests and 200 MB per file. The limit of enqueued to
 account; the error of a refused batch states it. A batch is found again by its metadata or its file.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import secrets

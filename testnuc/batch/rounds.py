@@ -3,8 +3,6 @@
 The provider's limit of enqueued tokens is learned from its refusals.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections import Counter

@@ -1,7 +1,5 @@
 """Embedders: texts to unit vectors."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Sequence

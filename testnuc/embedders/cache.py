@@ -4,8 +4,6 @@ Requests that arrive while the embedder is busy are batched: one embedder serves
 concurrent callers in large batches. The error of one text reaches only the callers of that text.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,7 +1,5 @@
 """Embeddings from any server with OpenAI's ``/v1/embeddings``."""
 
-from __future__ import annotations
-
 import os
 from base64 import b64decode
 from collections import deque

@@ -4,8 +4,6 @@
 can be mapped by several processes at the same time, because it never changes.
 """
 
-from __future__ import annotations
-
 from testnuc.index.graph import DamagedIndexError, Graph, SavedGraph
 from testnuc.index.matching import SCORE_SLACK, check_dim, empty_matches, ranks_of, scanned
 from testnuc.index.nearest import EXACT_BELOW, NearestVectors

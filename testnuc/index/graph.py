@@ -1,13 +1,11 @@
 """The usearch HNSW graph of an index, in memory or mapped from a file that never changes."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from zlib import crc32
 
 import numpy as np
@@ -48,7 +46,7 @@ class SavedGraph:
     form: int = _FORMAT
 
     @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> SavedGraph:
+    def of(cls, facts: Mapping[str, Any]) -> Self:
         """Return the record with these fields; refuses those of another version."""
         if facts.get("form") == 1 and "graph" in facts:
             # version 1 also saved vectors and their ranks, which the store has
@@ -91,7 +89,7 @@ class Graph:
         return len(self._index)
 
     @classmethod
-    def map(cls, folder: Path, saved: SavedGraph) -> Graph:
+    def map(cls, folder: Path, saved: SavedGraph) -> Self:
         """Memory-map a saved graph; raises `DamagedIndexError`."""
         path = folder / saved.file
         graph = cls(saved.dim)
@@ -109,7 +107,7 @@ class Graph:
         graph._widen()
         return graph
 
-    def loaded(self) -> Graph:
+    def loaded(self) -> "Graph":
         """Return a mutable copy of a mapped graph, in memory."""
         assert self.mapped is not None
         graph = Graph(self._dim)
@@ -188,10 +186,6 @@ def _checksum(path: Path) -> int:
 
 
 # usearch holds the GIL for seconds while it reads or writes a large file; a progress callback lets
-# other threads run
+# other threads run. usearch checks its annotations, which must not be strings.
 def _yielding(done: int, total: int) -> bool:  # noqa: ARG001
     return True
-
-
-# usearch checks the annotations, which must be types and not strings
-_yielding.__annotations__ = {"done": int, "total": int, "return": bool}

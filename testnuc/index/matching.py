@@ -1,7 +1,5 @@
 """What all indexes share: the exact search, a matrix product over all rows, and small helpers."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Nearest-neighbor search over numbered vectors, by cosine."""
 
-from __future__ import annotations
-
 import os
 import threading
 from typing import Any

@@ -1,7 +1,5 @@
 """Rate limits, budgets and usage."""
 
-from __future__ import annotations
-
 from testnuc.limits.admission import Admission, Permit
 from testnuc.limits.budget import BudgetAccount, Reservation
 from testnuc.limits.concurrency import LONG

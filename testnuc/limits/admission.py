@@ -5,8 +5,6 @@ it fits and is never overtaken. Retries precede new calls, because their deadlin
 Waiters are woken by a call that ends, or by one timer that ticks at most every `TICK` seconds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import deque

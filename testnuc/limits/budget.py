@@ -1,7 +1,5 @@
 """Budget account: the worst case of a call is reserved before it is sent, and settled after."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from dataclasses import dataclass, field

@@ -15,8 +15,6 @@ by now, and by three calls for every answer. A pause ends early when a call that
 refused one is answered: then the server does not refuse all calls.
 """
 
-from __future__ import annotations
-
 import logging
 from random import Random
 

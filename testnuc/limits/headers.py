@@ -4,8 +4,6 @@ Every function is pure, and returns None for a header that it cannot parse: a ma
 fails a call.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping

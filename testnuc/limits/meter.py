@@ -1,7 +1,5 @@
 """Counters of usage and cost."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 

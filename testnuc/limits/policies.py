@@ -1,7 +1,5 @@
 """Settings of limits, retries, budgets and batch jobs, validated on creation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

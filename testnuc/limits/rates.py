@@ -11,8 +11,6 @@ more than 60 s later. The window is therefore `GUARD` seconds longer than a minu
 1.6 % of the rate and covers delays that differ by up to a second.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 

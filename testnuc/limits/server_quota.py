@@ -5,8 +5,6 @@ nothing remains for long, one call is sent soon to find out. If it is answered, 
 remains, the header is ignored until the server refuses a call.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass

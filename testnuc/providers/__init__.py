@@ -1,7 +1,5 @@
 """LLM providers by name, imported on first use."""
 
-from __future__ import annotations
-
 from testnuc.errors import InvalidInputError
 from testnuc.protocols import APIKey, WireProvider
 

@@ -1,7 +1,5 @@
 """What both ends of a call share in any protocol: body, schema and output limit, message."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The request format that a server accepts, and its changes after a refusal."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace

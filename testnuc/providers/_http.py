@@ -6,8 +6,6 @@ refusal. Encoding is a pure function of request and dialect, so a refused body w
 encoding its request again gives another one.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -1,7 +1,5 @@
 """Confidence from token log-probabilities: of a reply's label, or of all labels."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence

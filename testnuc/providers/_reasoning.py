@@ -4,8 +4,6 @@ Names are all that is known before the first call. A model that rejects an effor
 accepts, and the client takes the least of them; see `testnuc.providers._dialect`.
 """
 
-from __future__ import annotations
-
 import re
 
 #: The default of `Sampling.reasoning_effort`.

@@ -1,7 +1,5 @@
 """OpenAI's Responses API, which some models need in place of chat completions."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

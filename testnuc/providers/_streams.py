@@ -4,8 +4,6 @@ The client does not ask for streams, except of servers that have nothing else; s
 whatever is asked for.
 """
 
-from __future__ import annotations
-
 from codecs import BOM_UTF8
 from collections.abc import Iterator
 from contextlib import suppress

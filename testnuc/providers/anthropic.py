@@ -3,8 +3,6 @@
 The clouds have the Messages API under a URL for each model.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ confidence is the softmax of the cosines at temperature 0.05. Its accuracy is mo
 demos, for tests, and where texts must stay on the machine. An LLM is more accurate.
 """
 
-from __future__ import annotations
-
 from hashlib import blake2b
 
 from testnuc._base.arrays import Float32s

@@ -1,7 +1,5 @@
 """Chat completions: OpenAI, Azure OpenAI and compatible servers."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Mapping

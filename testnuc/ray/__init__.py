@@ -10,8 +10,6 @@ pool, and are searched together; `workers` has the settings of a job and what vo
 run by Ray; `job` puts them together.
 """
 
-from __future__ import annotations
-
 from testnuc.ray.job import Labeled, classify_dataset
 from testnuc.ray.stages import LabelByHead
 

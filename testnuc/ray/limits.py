@@ -9,8 +9,6 @@ of an actor that was restarted: its permits are free again, and its reservations
 because they may have been spent.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -5,8 +5,6 @@ score vectors exactly as a single index does, so the result does not depend on t
 if all of them search exactly.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What the actors of a job hold: one predicts texts, another votes on the predictions."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

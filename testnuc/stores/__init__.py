@@ -1,7 +1,5 @@
 """Stores: predictions, embeddings and pools in memory, SQLite or PostgreSQL."""
 
-from __future__ import annotations
-
 import os
 from importlib import import_module
 

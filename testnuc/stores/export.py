@@ -12,8 +12,6 @@ Hashes and keys are hexadecimal, vectors base64 of little-endian float16, and da
 never overwrites stored values, so importing the same records twice changes nothing.
 """
 
-from __future__ import annotations
-
 from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence

@@ -1,7 +1,5 @@
 """The in-memory store."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

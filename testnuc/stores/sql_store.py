@@ -1,7 +1,5 @@
 """What SQLite and PostgreSQL have in common: the statements that both understand."""
 
-from __future__ import annotations
-
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence

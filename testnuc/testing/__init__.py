@@ -3,8 +3,6 @@
 Production code does not need this package. See docs/testing.md.
 """
 
-from __future__ import annotations
-
 from testnuc.testing.answers import AnswerOf, CannedAnswer, Latency, by_hash
 from testnuc.testing.embedder import HashEmbedder
 from testnuc.testing.faults import CURABLE_KINDS, FAULT_KINDS, Faults, Violation

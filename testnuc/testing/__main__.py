@@ -1,7 +1,5 @@
 """``python -m testnuc.testing``: a test server on the command line."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """Canned answers and latencies of the test server, and how the model words an answer."""
 
-from __future__ import annotations
-
 import inspect
 import random
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A fast, deterministic embedder for tests."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """How the test server refuses: faults, on a reproducible schedule, and a rate limit."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """A local HTTP server that acts as an LLM provider."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial

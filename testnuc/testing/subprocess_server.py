@@ -4,8 +4,6 @@ The child reads its configuration from the first line of standard input and prin
 one line of JSON. It exits when standard input is closed, also if the parent is killed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

@@ -1,7 +1,5 @@
 """Calls over HTTP: one session, one retry loop."""
 
-from __future__ import annotations
-
 from testnuc.transport.auxiliary import AuxiliaryRequests
 from testnuc.transport.sending import Transport
 

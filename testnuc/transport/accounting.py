@@ -1,7 +1,5 @@
 """What each attempt of a call acquires (budget, permit), and how its outcome settles that."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from math import ceil

@@ -1,7 +1,5 @@
 """Error responses of providers as testnuc's exceptions."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -4,8 +4,6 @@ Providers count them apart from calls. They are retried after the same failures 
 policy as calls.
 """
 
-from __future__ import annotations
-
 import asyncio
 import io
 import logging

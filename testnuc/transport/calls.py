@@ -1,7 +1,5 @@
 """A call in flight, and the timer that bounds each of its attempts."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from contextvars import ContextVar

@@ -1,7 +1,5 @@
 """HTTP sessions of providers, configured for little overhead per POST."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext

@@ -3,8 +3,6 @@
 Messages of other libraries are dropped: they may hold a URL with credentials, or request headers.
 """
 
-from __future__ import annotations
-
 from urllib.parse import urlsplit
 
 import aiohttp

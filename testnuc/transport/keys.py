@@ -1,7 +1,5 @@
 """API keys that expire: a function is asked for them, and asked again when one was rejected."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

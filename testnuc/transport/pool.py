@@ -9,8 +9,6 @@ responses take a second.
 session takes twice as long: it prepares each request anew, and starts a task for its body.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re

@@ -1,7 +1,5 @@
 """Words of servers as they may be shown: in one line, in bounded time, without keys."""
 
-from __future__ import annotations
-
 import base64
 import html
 import re

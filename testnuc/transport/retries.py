@@ -1,7 +1,5 @@
 """Retry rules: whether to retry, how long to back off, when to give up, how to adapt."""
 
-from __future__ import annotations
-
 import asyncio
 from copy import copy
 from dataclasses import replace

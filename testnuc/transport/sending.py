@@ -9,8 +9,6 @@
 tenacity's is the only retry loop for calls. Its decisions are in `testnuc.transport.retries`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

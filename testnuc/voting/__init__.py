@@ -25,8 +25,6 @@ confidences are float32, and thresholds are compared as float32.
 - Without any vote, the label is the text's own prediction, or -1; share and margin are 0.
 """
 
-from __future__ import annotations
-
 from testnuc.voting.labels import Labels, places_of, starts_of
 from testnuc.voting.multilabel import THRESHOLD, keep_own, vote_multilabel
 from testnuc.voting.policy import VotePolicy

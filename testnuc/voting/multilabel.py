@@ -1,7 +1,5 @@
 """The vote where a text has several labels, on arrays: validation, kernel, threads."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

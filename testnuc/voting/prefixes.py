@@ -1,7 +1,5 @@
 """The first neighbors of a row: their winner for each number, and whether it is certain."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

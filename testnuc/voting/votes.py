@@ -1,7 +1,5 @@
 """The vote on arrays: validation, kernel, threads."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """PostgreSQL URLs with redacted passwords."""
 
-from __future__ import annotations
-
 import re
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 

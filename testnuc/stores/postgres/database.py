@@ -1,7 +1,5 @@
 """A connection pool that retries after connection loss."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

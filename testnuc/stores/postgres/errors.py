@@ -1,7 +1,5 @@
 """Translation of driver and server errors to `StoreError`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from testnuc.errors import MissingDependencyError, StoreError

@@ -1,7 +1,5 @@
 """The pool of the PostgreSQL store, searched in the database."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from functools import partial

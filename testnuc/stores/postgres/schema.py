@@ -9,8 +9,6 @@ counter at n sees every text with a number below n. A sequence does not guarante
 assigns numbers before the rows are visible.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """`PostgresStore`: predictions, embeddings, pools, leases and batches of many hosts."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections import deque

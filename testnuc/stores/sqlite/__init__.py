@@ -1,7 +1,5 @@
 """The SQLite store: one database file, with the vector index in files beside it."""
 
-from __future__ import annotations
-
 from testnuc.stores.sqlite.store import SqliteStore
 
 __all__ = ["SqliteStore"]

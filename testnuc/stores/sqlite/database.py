@@ -4,8 +4,6 @@ Group commit: writes that arrive during a transaction share the next one, so a t
 callers cost a handful of transactions.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -4,8 +4,6 @@ The database is the source of truth. The file only avoids rebuilding the graph, 
 it is verified when opened, and rebuilt if damaged.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

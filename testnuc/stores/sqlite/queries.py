@@ -1,7 +1,5 @@
 """Queries on vectors and on the texts of pools, in statements that sqlite3 caches."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

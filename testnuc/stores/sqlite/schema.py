@@ -4,8 +4,6 @@ Predictions and vectors are write-once: a second writer reads the stored row. Po
 from 0 in insertion order, equal for every process, and a number is never reused.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sqlite3

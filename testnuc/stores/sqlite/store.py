@@ -1,7 +1,5 @@
 """`SqliteStore`: predictions, embeddings, pools and batches of one host."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 from collections.abc import Sequence
