@@ -1,31 +1,37 @@
-"""What judged texts prove of a gain: bounds by betting.
+"""What judged texts prove of a gain: a test of wins and losses, and bounds by betting.
 
-A text is drawn with a known probability and judged. Under the hypothesis "the gain is at most mu"
-a bet on the judgment cannot be expected to win, so a capital that grows to 1/alpha refutes it, with
-an error of at most alpha **whenever one stops** (Ville's inequality). Several candidates share
-alpha by weights. Texts are drawn without replacement, with unequal probabilities.
+Where a text has one label, other labels win or lose on it, and judged texts were drawn from strata,
+equally likely in each: `paired_gain`. Its error is that of one look.
 
-An estimate of a gain is shrunk toward 0 as far as it is uncertain (positive-part James-Stein).
+Else there are bets, `gain_of`. A text is drawn with a known probability and judged. Under the
+hypothesis "the gain is at most mu" a bet on the judgment cannot be expected to win, so a capital
+that grows to 1/alpha refutes it, with an error of at most alpha **whenever one stops** (Ville's
+inequality). Several candidates share alpha by weights. Texts are drawn without replacement, with
+unequal probabilities. An estimate is shrunk toward 0 as far as it is uncertain (positive-part
+James-Stein).
 
-Sources: Waudby-Smith and Ramdas 2024, "Estimating means of bounded random variables by betting"
+Sources: Brown, Cai and DasGupta 2001, "Interval estimation for a binomial proportion" (Statistical
+Science); Waudby-Smith and Ramdas 2024, "Estimating means of bounded random variables by betting"
 (JRSS B); Shekhar, Xu, Lipton, Liang and Ramdas 2023, "Risk-limiting financial audits via weighted
 sampling without replacement" (UAI).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from testnuc._base.arrays import Array, Bools, Float64s, Int64s
 from testnuc._base.display import Brief
+from testnuc.trust.shares import quantiles
 
 #: Parts of the capital that are bet; the capital is the mean over them.
 #: Bold ones prove a gain by few judgments.
 BETS = np.array([0.5, 0.95])
-#: Floor of a draw that could not be of any text: a bet on it moves nothing.
-_NEVER = 1e-12
+#: Parameters of the beta prior that a text is won; a zero is a bit more.
+_JEFFREYS, _NEVER = (0.5, 0.5), 1e-3
 #: Gains that a bound is searched on, as parts of all texts.
 #: The first step is tiny: where no gain at all is refuted, there is one.
 _GRID = np.concatenate([[0.0, 1e-6], np.linspace(0.0025, 0.6, 96)])
@@ -74,18 +80,6 @@ class Draws(Brief):
             uniform = of_all(probability, floor, texts - np.arange(len(probability)))
         return cls(texts, probability, floor, uniform)
 
-    def of_any_text(self, some: Bools, rows: Int64s) -> Draws:
-        """Return the draws of `rows`, int64[m], with the lowest probability of any text as floors.
-
-        `some`, bool[n], are the texts whose probability the floors are now.
-        """
-        before = some.sum() - np.cumsum(some[rows]) + some[rows]
-        others = self.texts - np.arange(len(rows)) - before
-        # all probabilities sum to 1
-        rest = (1 - before * self.floor) / np.maximum(others, 1)
-        floor = np.where(others > 0, np.clip(rest, _NEVER, self.floor), self.floor)
-        return Draws(self.texts, self.probability, floor, self.uniform)
-
     @property
     def drawn(self) -> Bools:
         """Which texts were drawn at random, bool[m]."""
@@ -101,7 +95,7 @@ def of_all(probability: Float64s, floor: Float64s, left: Int64s) -> Bools:
 class Gain:
     """The gain of a candidate over all texts, as a part of 1."""
 
-    #: Shrunk toward 0.
+    #: The best guess.
     value: float
     #: Lower and upper bound.
     low: float
@@ -159,6 +153,53 @@ def gain_of(values: Float64s, draws: Draws, alpha: float, unknown: Bools | None 
     low = min(low, high, np.inf if mean * part > 0 else 0.0)
     value = float(np.clip(mean * part, max(low, -1.0), min(high, 1.0)))
     return Gain(value, low, high)
+
+
+def paired_gain(
+    values: Float64s,
+    rows: Int64s,
+    changed: Bools,
+    strata: Sequence[Bools],
+    error: float,
+    unknown: Bools | None = None,
+) -> Gain:
+    """Return the gain of other labels over all texts, and bounds that are each wrong with `error`.
+
+    `values`, float64[m], of the judged texts `rows`: 1 where the other label is right and the LLM's
+    own is not, -1 the other way round, 0 if neither. `changed`, bool[n], are the texts on which
+    these labels differ. `strata`, bool[n] each: judged texts were drawn from each, equally likely;
+    outside of all nothing counts. `unknown`, bool[m], as for `gain_of`.
+
+    Judged texts count as they are. Of the others, as many are won as a beta-binomial with Jeffreys'
+    prior says: a sign test (mid-p) where there is one stratum. What few draws say of a further
+    stratum is bounded exactly (Clopper and Pearson), since it may be unlike the first.
+    """
+    if unknown is not None and unknown.any():
+        given = (np.where(unknown, one, values) for one in (-1.0, 1.0))
+        worst, best = (paired_gain(v, rows, changed, strata, error) for v in given)
+        return Gain((worst.value + best.value) / 2, worst.low, best.high)
+    left, counts, known = changed.copy(), [], 0.0
+    left[rows] = False
+    for stratum in strata:
+        seen = values[stratum[rows] & changed[rows]]
+        won, lost = float((seen > 0).sum()), float((seen < 0).sum())
+        known += won - lost
+        # on some texts neither label is right
+        decided = min((won + lost + 0.5) / (len(seen) + 0.75), 1.0)
+        counts.append((won, lost, float(round(int((left & stratum).sum()) * decided))))
+
+    def bound(prior: tuple[float, float], side: int) -> float:
+        priors = [_JEFFREYS] + [prior] * (len(counts) - 1)
+        cells = [
+            (won + more, lost + less, texts, 2.0)
+            for (won, lost, texts), (more, less) in zip(counts, priors, strict=True)
+        ]
+        return quantiles(tuple(cells), error)[side]
+
+    n, rest = len(changed), sum(texts for *_, texts in counts)
+    value = sum(2 * texts * (won + 0.5) / (won + lost + 1) for won, lost, texts in counts)
+    found = (value, bound((_NEVER, 1.0), 0), bound((1.0, _NEVER), 1))
+    return Gain(*((known - rest + one) / n for one in found))
 
 
 def _seen(values: Float64s, draws: Draws) -> tuple[Float64s, Float64s]:

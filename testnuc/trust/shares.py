@@ -133,7 +133,7 @@ class JudgedSample:
             each = left[1] / np.maximum(texts, 1)
             cells.append(np.stack([k + first, worth - k + second, texts, each], axis=1))
         low, high = np.transpose(
-            [_quantiles(tuple(map(tuple, kind)), tail) for kind in np.stack(cells, 1).tolist()]
+            [quantiles(tuple(map(tuple, kind)), tail) for kind in np.stack(cells, 1).tolist()]
         )
         return value, known + low, known + high
 
@@ -166,7 +166,7 @@ def _prior(k: Float64s, worth: Float64s) -> tuple[Float64s, Float64s]:
 
 
 @lru_cache(maxsize=1 << 14)
-def _quantiles(cells: tuple[tuple[float, ...], ...], tail: float) -> tuple[float, float]:
+def quantiles(cells: tuple[tuple[float, ...], ...], tail: float) -> tuple[float, float]:
     """Return the quantiles of a simulated sum of beta-binomials.
 
     A cell has the two parameters of the beta, a number of texts, and how many rows each stands for.
@@ -199,7 +199,7 @@ def stratified(texts: Int64s, judged: Int64s, hits: Int64s, *, confidence: float
     left = np.maximum(texts - judged, 0)
     rate = np.where(judged > 0, hits / np.maximum(judged, 1), hits.sum() / max(judged.sum(), 1))
     cells = np.stack([hits + _JEFFREYS, judged - hits + _JEFFREYS, left, np.ones(len(left))], 1)
-    low, high = _quantiles(tuple(map(tuple, cells.tolist())), (1 - confidence) / 2)
+    low, high = quantiles(tuple(map(tuple, cells.tolist())), (1 - confidence) / 2)
     known, total = float(hits.sum()), max(float((judged + left).sum()), 1.0)
     value = min(max(float(left @ rate), low), high)
     return Share((known + value) / total, (known + low) / total, (known + high) / total)

@@ -143,7 +143,7 @@ async def test_only_neighbors_that_vote_are_asked_about(k):
     async with client(model, policy="majority", k=k) as nuc:
         texts = texts_of(60)
         await nuc.classify_many(texts)
-        learned = await nuc.learn(texts[:12], [gold(text) for text in texts[:12]])
+        learned = await nuc.learn(texts[:4], [gold(text) for text in texts[:4]])
         assert learned.decides == "settings"
         await nuc.add(texts_of(60, start=100))
         for number, label in enumerate((nuc.classify, nuc.classify_many)):

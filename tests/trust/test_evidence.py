@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testnuc.trust import evidence
-from testnuc.trust.evidence import Draws, capital, gain_of
+from testnuc.trust.evidence import Draws, capital, gain_of, paired_gain
 from tests import naive
 
 _ALPHA = 0.1
@@ -87,22 +87,6 @@ def test_uniform_draws_are_known_as_such():
         assert old.uniform.tolist() == [is_uniform] * 10 + [True] * 5
     late = Draws.taken_from({"probability": rest.probability, "floor": rest.floor}, 50)
     assert not late.uniform.any()
-
-
-def test_the_lowest_probability_of_any_text_follows_from_that_of_some():
-    random = np.random.default_rng(0)
-    among = random.random(60) < 0.3
-    rows, draws = two_strata(random, among, 40, decide=0.5)
-    every = draws.of_any_text(among, rows)
-    others = ~among[rows]
-    assert every.floor[others] == pytest.approx(draws.probability[others])
-    assert (every.floor <= draws.floor + 1e-12).all()
-    alike = Draws.at_random(60, 40)
-    assert alike.of_any_text(among, rows).floor == pytest.approx(alike.floor)
-    # where only some could be drawn, nothing is proved of all
-    rows = np.flatnonzero(among)[:10]
-    some = Draws.at_random(60, 10, int(among.sum())).of_any_text(among, rows)
-    assert gain_of(np.ones(10), some, 0.1).low <= 0
 
 
 def test_a_bound_without_judgments_says_nothing():
@@ -192,3 +176,45 @@ def test_skipped_texts_prove_no_gain():
         assert found.low <= found.value <= found.high
     assert wrong["as if neither is right"] > 15
     assert wrong["unknown"] <= 3
+
+
+@pytest.mark.parametrize(
+    ("balance", "others"), [((0.4, 0.4), (0.05, 0.05)), ((0.6, 0.3), (0.0, 0.05))]
+)
+@pytest.mark.parametrize("strata", [False, True])
+def test_wins_and_losses_seldom_prove_a_gain_that_is_not_there(balance, others, strata):
+    # as many wins as losses; in the second world all that one stratum wins is lost in the other
+    random = np.random.default_rng(3)
+    n, among, values = 900, np.arange(900) < 150, np.zeros(900)
+    for inside, (won, lost) in ((among, balance), (~among, others)):
+        rows = np.flatnonzero(inside)
+        first, second = round(won * len(rows)), round((won + lost) * len(rows))
+        values[rows[:first]], values[rows[first:second]] = 1.0, -1.0
+    values[np.flatnonzero(values == 1.0)[: int(max(values.sum(), 0))]] = 0.0
+    changed = among | (values != 0) | (random.random(n) < 0.02)
+    low = high = 0
+    for _ in range(400):
+        if strata:
+            rows, _ = two_strata(random, among, 50, 0.5)
+            found = paired_gain(values[rows], rows, changed, [among, ~among], 0.09)
+        else:
+            rows = random.permutation(n)[:50]
+            found = paired_gain(values[rows], rows, changed, [np.ones(n, np.bool_)], 0.09)
+        low += found.low > 1e-9
+        high += found.high < -1e-9
+    assert max(low, high) <= 64
+
+
+def test_all_texts_judged_say_the_gain_and_skipped_ones_prove_nothing():
+    values, rows = np.array([1.0, 1.0, -1.0, 0.0]), np.arange(4)
+    every, skipped = np.ones(4, np.bool_), np.array([True, True, False, False])
+    found = paired_gain(values, rows, every, [every], _ALPHA)
+    assert (found.low, found.value, found.high) == (0.25, 0.25, 0.25)
+    found = paired_gain(values, rows, every, [every], _ALPHA, skipped)
+    assert (found.low, found.high) == (-0.75, 0.25)
+    # where none was drawn, nothing is known
+    many = np.ones(400, np.bool_)
+    some = np.arange(400) < 40
+    found = paired_gain(np.ones(20), np.arange(20), many, [some, ~some], _ALPHA)
+    assert found.low < 0 < found.high
+    assert paired_gain(np.ones(20), np.arange(20), many, [some], _ALPHA).low > 0
