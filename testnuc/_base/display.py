@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
@@ -30,13 +30,15 @@ def one_line(text: str, most: int) -> str:
 
 
 def theme(*, dark: bool) -> AbstractContextManager[None]:
-    """Return a context in which figures are drawn light on dark, or as the user has set."""
-    if not dark:
-        return nullcontext()
-    new_figure(1, 1)
-    from matplotlib import style
+    """Return a context for figures, light on dark or as the user has set.
 
-    context: AbstractContextManager[None] = style.context("dark_background")
+    Names in them are no formulas, whatever dollar signs they have.
+    """
+    new_figure(1, 1)
+    from matplotlib import rc_context, style
+
+    colors = style.library["dark_background"] if dark else {}
+    context: AbstractContextManager[None] = rc_context({**colors, "text.parse_math": False})
     return context
 
 

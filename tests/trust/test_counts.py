@@ -1,5 +1,6 @@
 """Labels are counted: by group, with copies, several labels and levels of a tree."""
 
+import io
 from types import SimpleNamespace
 
 import numpy as np
@@ -231,6 +232,21 @@ def test_a_plot_by_group():
     (axes,) = dark.axes
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["login"]
     assert dark.get_facecolor() != by_month.get_facecolor()
+
+
+@pytest.mark.parametrize("by_group", [False, True])
+def test_a_label_with_dollar_signs_is_no_formula(by_group):
+    """It was drawn as one, or could not be: a plot ended in matplotlib's ValueError."""
+    pytest.importorskip("matplotlib")
+    texts, right, said = world()
+    named = {label: rf"{label} $\frac{{$" for label in LABELS}
+    groups = ["from $_ to $^"] * len(texts) if by_group else None
+    judged = judged_at_random(texts, [named[label] for label in right], 100)
+    own = [[named[label]] for (label,) in said]
+    plotted = count_labels(texts, own, judged, [*named.values()], groups).plot()
+    plotted.savefig(io.BytesIO())
+    shown = [text.get_text() for axes in plotted.axes for text in axes.get_yticklabels()]
+    assert by_group or set(named.values()) <= set(shown)
 
 
 def result(index, text, own):
