@@ -35,8 +35,6 @@ goes on. It stops when twenty calls in a row fail with a 401, 403, 404, 407 or r
 expired key.
 """
 
-from __future__ import annotations
-
 from copy import copy
 from typing import Any
 

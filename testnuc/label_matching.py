@@ -1,7 +1,5 @@
 """Whether a reply is a label: what folding ignores, and what counts as a typo."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Collection, Sequence

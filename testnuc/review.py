@@ -1,7 +1,5 @@
 """Reviews: texts to be judged, the judgments of several people, and the marks of a page."""
 
-from __future__ import annotations
-
 from testnuc.report import read_marks
 from testnuc.trust import JoinedReview, ReviewItem, ReviewReason, join_reviews, review_queue
 

@@ -1,7 +1,5 @@
 """Types of arrays, and arrays in an archive of NumPy's."""
 
-from __future__ import annotations
-
 import io
 import math
 import struct

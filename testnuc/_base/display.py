@@ -1,7 +1,5 @@
 """Short representations of records."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import MISSING, fields, is_dataclass

@@ -1,7 +1,5 @@
 """JSON that others wrote: read even if it breaks the rules, as long as the meaning is clear."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

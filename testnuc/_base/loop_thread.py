@@ -1,7 +1,5 @@
 """An event loop in a background thread, for synchronous code."""
 
-from __future__ import annotations
-
 import asyncio
 
 # imported first: hooks run in reverse order of registration, and ours must run before its

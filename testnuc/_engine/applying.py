@@ -1,7 +1,5 @@
 """Apply what was learned to the texts of a run."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

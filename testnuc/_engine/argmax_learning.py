@@ -1,7 +1,5 @@
 """Learn a rule for texts with one label: judged texts teach a model, and prove it or not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple

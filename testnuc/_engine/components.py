@@ -1,7 +1,5 @@
 """The components of one client: created from its arguments, wired, opened and closed together."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Distill what a client knows of its pool into one head."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -4,8 +4,6 @@ A referee's answers go through the client's store, under keys of their own, and 
 against the client's budget. Its rate limits and its usage are its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Sequence

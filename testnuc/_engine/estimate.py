@@ -1,7 +1,5 @@
 """Estimate the cost of a run before anything is sent."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace

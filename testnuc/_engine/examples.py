@@ -1,7 +1,5 @@
 """Few-shot examples of in-context methods: the nearest pool texts, with or without labels."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ where the LLM is shown all labels besides. Which texts these are depends on thei
 that a second run makes no call.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import aclosing
 from hashlib import blake2b

@@ -1,7 +1,5 @@
 """Input texts and labels: validated before any call, then deduplicated."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import AsyncIterable, Iterable, Iterator, Sequence

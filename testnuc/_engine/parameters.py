@@ -5,8 +5,6 @@ The command line, its settings file and the scikit-learn classifier take flat na
 the group to use.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import wraps

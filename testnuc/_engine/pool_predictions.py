@@ -1,7 +1,5 @@
 """The predictions of the whole pool: diagnosed for the auto policy, and returned to learn from."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """What a run reports: progress, notes, warnings, a summary in the log."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import warnings

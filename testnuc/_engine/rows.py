@@ -1,7 +1,5 @@
 """Classifications, created on access from the labels of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 

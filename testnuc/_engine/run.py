@@ -4,8 +4,6 @@ Judged > head > learned > sampler > vote: each labeler labels some texts and lea
 next one. The vote labels all; a text without voters keeps the LLM's own answer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

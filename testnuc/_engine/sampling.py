@@ -1,7 +1,5 @@
 """The samples that a method asks for, and their reduction to one prediction per text."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice

@@ -1,7 +1,5 @@
 """Shortlists: of many labels, the few that the prompt of one text shows."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,7 +1,5 @@
 """Classify a stream of texts, window by window; results are yielded as they complete."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Iterable

@@ -5,8 +5,6 @@ the vote with thresholds by judgments, and the vote with a head. One of them is 
 bounds of `testnuc.trust.evidence` prove that it raises the mean Jaccard index of a text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

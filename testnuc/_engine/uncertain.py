@@ -1,7 +1,5 @@
 """Leave texts to a head: to one from a file, or to one that learns the LLM's answers in a run."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The vote on the own texts of a batch, and the settings that a run decides."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 

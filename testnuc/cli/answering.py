@@ -1,7 +1,5 @@
 """Answer a review in the terminal, for those who judge without the page."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """``testnuc audit``."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Mapping, Sequence

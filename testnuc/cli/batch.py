@@ -1,7 +1,5 @@
 """``testnuc batch``: list, resume and cancel the batch jobs of a store."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from datetime import datetime

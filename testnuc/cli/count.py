@@ -1,7 +1,5 @@
 """``testnuc count``."""
 
-from __future__ import annotations
-
 import csv
 import io
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Encoding, delimiter and columns of tables, given or recognized."""
 
-from __future__ import annotations
-
 import codecs
 import csv
 import io

@@ -1,7 +1,5 @@
 """``testnuc demo``: label real messages on this machine alone, then judge ten of them."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 import textwrap

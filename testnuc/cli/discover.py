@@ -1,7 +1,5 @@
 """``testnuc discover``."""
 
-from __future__ import annotations
-
 import random
 from types import SimpleNamespace
 

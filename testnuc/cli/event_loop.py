@@ -1,7 +1,5 @@
 """The event loop of a command."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import signal

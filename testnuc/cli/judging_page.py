@@ -1,7 +1,5 @@
 """The page of a review, served to this machine alone: each judgment is saved as it is made."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import secrets

@@ -1,7 +1,5 @@
 """Labels from files: .csv, .tsv, .json, .jsonl, .yaml, .xlsx and .txt."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Parquet files of records and of tables; needs pyarrow."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Read files of texts: .csv, .tsv, .json, .jsonl, .parquet, .txt and .xlsx, or stdin."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,7 +1,5 @@
 """``testnuc serve``: labels over HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """Settings of commands: flags win over ``TESTNUC_*``, ``testnuc.toml`` and the defaults."""
 
-from __future__ import annotations
-
 import json
 import sys
 import tomllib

@@ -1,7 +1,5 @@
 """Excel workbooks; needs openpyxl."""
 
-from __future__ import annotations
-
 import io
 import re
 import zipfile

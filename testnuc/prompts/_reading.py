@@ -1,7 +1,5 @@
 """Reply parsing: lenient about format, strict about which text an answer belongs to."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

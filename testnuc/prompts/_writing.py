@@ -1,7 +1,5 @@
 """Prompt rendering, and its inverse."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 `render` returns the page, `write` writes it to a file, `read_marks` reads downloaded marks.
 """
 
-from __future__ import annotations
-
 from testnuc.report.marks import read_marks
 from testnuc.report.page import MOST_LISTED, render, write
 

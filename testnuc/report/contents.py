@@ -1,7 +1,5 @@
 """The page's data as one structure; texts and labels are stored once and referenced by number."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence

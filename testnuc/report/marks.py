@@ -1,7 +1,5 @@
 """Judgments saved by the page, as texts and labels."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os

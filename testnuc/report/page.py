@@ -1,7 +1,5 @@
 """Render the page: template, style, script and results in one file."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

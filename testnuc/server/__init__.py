@@ -5,8 +5,6 @@ until a signal, `ServerSettings` has address and limits. ``testnuc serve`` combi
 docs/service.md.
 """
 
-from __future__ import annotations
-
 from testnuc.server.access import JsonLines
 from testnuc.server.lifecycle import serve
 from testnuc.server.service import Service, page_of

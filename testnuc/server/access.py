@@ -1,7 +1,5 @@
 """Who may call (by token or, without one, from this machine), request ids, the log, and CORS."""
 
-from __future__ import annotations
-
 import hmac
 import logging
 import re

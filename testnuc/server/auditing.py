@@ -1,7 +1,5 @@
 """Texts of the traffic are set aside in the store, for a person to judge: `testnuc audit`."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

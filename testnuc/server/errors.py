@@ -1,7 +1,5 @@
 """Error responses: an HTTP status, a type to branch on, and a message with the remedy."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Prometheus metrics of a service; needs prometheus-client."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The OpenAPI 3.1 document of a service, for client generators."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

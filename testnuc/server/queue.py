@@ -1,7 +1,5 @@
 """Load shedding: limits of pending texts and of unfinished bodies, and when to retry."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

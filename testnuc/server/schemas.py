@@ -1,7 +1,5 @@
 """Request and response bodies of ``POST /v1/classify``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import repeat

@@ -6,8 +6,6 @@ text is by another fit than that of the others, so that strata of trust hold oth
 did when the first texts were drawn: with them intervals miss the accuracy twice as often.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import ceil
 

@@ -4,8 +4,6 @@ Both are tested against scikit-learn and the package `krippendorff`. They are co
 the interval needs them without each text, and a formula needs no further package.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence

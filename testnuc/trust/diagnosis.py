@@ -1,7 +1,5 @@
 """The diagnosis of a pool's predictions, and the vote selected from it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -14,8 +14,6 @@ Neighbors and models of the texts ("candidates") do not know the referee. Three 
 All three are evidence of neighbors and models, and not of people.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Join the reviews of several people."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

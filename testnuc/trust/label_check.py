@@ -5,8 +5,6 @@ that are rightly next to each other. Only near copies separate the two, as in `a
 they disagree, the LLM confuses labels.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

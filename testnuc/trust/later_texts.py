@@ -1,7 +1,5 @@
 """Whether texts that came later are like those that judged texts were drawn from."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from testnuc._base.arrays import Bools, Float64s, Int32s, Int64s

@@ -9,8 +9,6 @@ mixture over the size of the change, and over the batch that it came with.
 Source: Vovk 2021, "Testing randomness online" (Statistical Science).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from testnuc._base.arrays import Float64s, Int64s

@@ -1,7 +1,5 @@
 """Ranking of results for manual review."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 
