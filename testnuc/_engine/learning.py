@@ -16,14 +16,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from testnuc._base.checks import checked_whole
+from testnuc._base.checks import checked_whole, hash_text
 from testnuc._engine.argmax_learning import ArgmaxFit
 from testnuc._engine.components import Components
 from testnuc._engine.inputs import checked_texts, distinct, labels_by_place
 from testnuc._engine.rows import nearest
+from testnuc._engine.shortlist import described
 from testnuc._engine.threshold_learning import ThresholdFit
 from testnuc.embedders.cache import embedder_name
-from testnuc.errors import InvalidInputError, StoreError
+from testnuc.errors import InvalidInputError, StoreError, TestNUCError
 from testnuc.trust.judgment import Judgment
 from testnuc.trust.learned import Learned
 from testnuc.trust.review import Drawn, Review, ReviewItem, draw
@@ -36,6 +37,10 @@ _log = logging.getLogger("testnuc.client")
 LEAST_TEXTS = 10
 #: Neighbors shown with a text to be judged.
 _SHOWN = 5
+#: Of so many labels the page shows all; of more, so many whose names are similar to the text.
+_SIMILAR_ABOVE, _SIMILAR = 5, 3
+#: Who gives such a label.
+SIMILAR = "its name"
 
 
 class Learning:
@@ -81,7 +86,32 @@ class Learning:
             goal = fitted.goal(self.learned)
         # read once: it can be another later
         before = self.learned if goal != "certify" else await self._extended(fitted)
-        return await asyncio.to_thread(self._drawn, fitted, n, goal, seed, before, decide)
+        drawn = await asyncio.to_thread(self._drawn, fitted, n, goal, seed, before, decide)
+        return await self._with_similar(drawn)
+
+    async def _with_similar(self, review: Review) -> Review:
+        """Offer the labels whose names are most similar to each text, too: some no candidate gives.
+
+        Where names cannot be embedded, a person still finds all labels in a field.
+        """
+        embedding, labels = self._parts.embedding, self._parts.labels
+        names = [name for name in labels.names if name != labels.none_label]
+        if len(names) <= _SIMILAR_ABOVE or not len(review):
+            return review
+        texts = described(labels.some(names))
+        try:
+            vectors = await embedding.vectors(texts, [hash_text(text) for text in texts])
+        except TestNUCError as error:
+            _log.debug("labels are not offered by similarity: %s", error)
+            return review
+        own = await embedding.vectors([i.text for i in review], [i.hash for i in review])
+        nearest_first = np.argsort(-(own.astype(np.float32) @ vectors.T.astype(np.float32)), axis=1)
+        items = []
+        for item, near in zip(review, nearest_first[:, :_SIMILAR].tolist(), strict=True):
+            known = {label for label, _ in item.candidates}
+            new = [(names[at], (SIMILAR,)) for at in near if names[at] not in known]
+            items.append(replace(item, candidates=(*item.candidates, *new)))
+        return review.with_items(items)
 
     async def _extended(self, fit: Fit) -> Learned | None:
         """Return what was learned; texts that came since get a trust, which is fixed then."""

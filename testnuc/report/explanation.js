@@ -4,7 +4,7 @@ const SOURCES = { llm: "the LLM", vote: "the vote of neighbors", head: "a model 
 
 /** Who gives a label, in a few words. */
 function byOf(names) {
-  const distinct = [...new Set(names.map((name) => (name === "the LLM's own labels" ? "the LLM" : name)))];
+  const distinct = [...new Set(names.map((name) => ({ "the LLM's own labels": "the LLM", "what was learned so far": "learned" }[name] ?? name)))];
   const ways = distinct.filter((name) => name.startsWith("neighbors and a model"));
   const rest = distinct.filter((name) => !ways.includes(name)).map((name) => (name.startsWith("the vote of") ? "the vote" : name));
   return [...rest, ...(ways.length ? [ways.length > 1 ? `${ways.length} models` : "a model"] : [])].join(", ");

@@ -469,7 +469,7 @@
     }
     if (found?.source === "referee") add(found.answer, "the referee");
     for (const [name, label] of others.get(texts[row.x]) ?? []) add(label, name);
-    const most = Math.max(given.size, 4);
+    const most = Math.max(given.size, 6);
     for (const [label] of row.v) if (given.size < most) add(stringOf(label), "neighbors");
     for (const [, , label] of row.k) if (given.size < most || given.has(stringOf(label))) add(stringOf(label), "neighbors");
     if (several) for (const [label, by] of given) given.set(label, [...new Set(by)]);

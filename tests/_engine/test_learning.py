@@ -611,3 +611,42 @@ async def test_draws_among_later_texts_extend_a_certificate(tmp_path):
     async with client(Says(), store=tmp_path / "labels.db") as nuc:
         assert nuc.learned.certify() == whole
         assert nuc.learned.certify().among == whole.among
+
+
+class Named(Clustered):
+    """Embeds the name of a topic near its texts."""
+
+    async def embed(self, texts):
+        return await super().embed([f"c{t[-1]}" if t.startswith("topic") else t for t in texts])
+
+
+def never_the_last(text):
+    """Say another topic in place of the last one."""
+    label = noisy(text)
+    return LABELS[4] if label == LABELS[5] else label
+
+
+async def test_labels_that_the_llm_never_gives_are_offered_by_name_and_learned():
+    model = Says(never_the_last)
+    async with TestNUC(LABELS, model=model, embedder=Named()) as nuc:
+        texts = texts_of(600)
+        before = await nuc.classify_many(texts)
+        assert LABELS[5] not in before.labels
+        review = await nuc.review(60)
+        new = [item for item in review if gold(item.text) == LABELS[5]]
+        assert new
+        assert all(gold(item.text) in dict(item.candidates) for item in review)
+        by_name = [sum(by == ("its name",) for _, by in item.candidates) for item in review]
+        assert 0 < max(by_name) <= 3
+        judge(review)
+        await nuc.learn(review)
+        after = await nuc.classify_many(texts)
+        said = [row.label == LABELS[5] for row in after if gold(row.text) == LABELS[5]]
+        assert np.mean(said) > 0.8
+
+
+async def test_a_review_does_without_names_that_cannot_be_embedded():
+    async with client(Says(), policy="majority", k=0) as nuc:
+        await nuc.classify_many(texts_of(60))
+        for item in await nuc.review(5):
+            assert all(by != ("its name",) for _, by in item.candidates)
