@@ -20,6 +20,7 @@ OPTIONAL = {
     "opentelemetry",
     "pandas",
     "polars",
+    "pooch",
     "prometheus_client",
     "pyarrow",
     "ray",

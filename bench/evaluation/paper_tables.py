@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from bench.evaluation.datasets import PAPER_DATASETS
+from testnuc.datasets import PAPER_DATASETS
 
 __all__ = ["COLUMNS", "paper_accuracy", "paper_tables"]
 
