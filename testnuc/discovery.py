@@ -331,7 +331,7 @@ class _Run:
             dropped,
             drawn,
             misfits,
-            self._parts.meter.usage(),
+            self._parts.meter.since(),
         )
 
     async def _asked_names(self) -> list[str | None]:

@@ -227,7 +227,7 @@ class BatchLifecycle:
         uploads: tuple[str, ...] = ()
         try:
             standing = await self._keep(joined.stored(batch.scope))
-            first = await self.store.end_batch(batch.id, remote.status, meter.usage())
+            first = await self.store.end_batch(batch.id, remote.status, meter.since())
             uploads = remote.uploads if first else ()
         except Exception as error:  # noqa: BLE001 - of any store
             # the run gets the answers, and its scheduler stores them again

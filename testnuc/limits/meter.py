@@ -65,11 +65,7 @@ class Meter:
         for mark in marks:
             for name, n in zip(_COUNTERS, mark, strict=True):
                 setattr(total, name, getattr(total, name) + n)
-        return total.usage()
-
-    def usage(self) -> Usage:
-        """Return the usage so far."""
-        return self.since()
+        return total.since()
 
     def mark(self) -> Mark:
         """Return the present counters, for `since`."""

@@ -106,10 +106,6 @@ class SharedLimits:
         """Return what all workers counted, dead ones included."""
         return Meter.sum(self._counts.values())
 
-    async def in_flight(self) -> int:
-        """Return the number of calls in flight."""
-        return self._admission.in_flight
-
     async def fail(self, error: Exception) -> None:
         """Note why the job fails; the first error stays."""
         self._failure = self._failure or error

@@ -52,37 +52,7 @@ class Faults:
     The fault of a request depends on a hash of the seed, its texts and the number of earlier
     requests for the same texts. Concurrency and the order of requests do not change it.
 
-    ==========================  ===================================================================
-    kind                        effect
-    ==========================  ===================================================================
-    ``429``                     rate limited, without a ``Retry-After`` header
-    ``429-retry-after``         .. with ``Retry-After`` in seconds
-    ``429-retry-after-date``    .. with ``Retry-After`` as an HTTP date (rounded down to seconds)
-    ``429-retry-after-ms``      .. with ``retry-after-ms``
-    ``500``, ``503``, ``529``   server error, unavailable, overloaded; also any status 400..599
-    ``quota``                   quota exhausted: a retry does not help
-    ``content-filter``          400: the content filter rejected the prompt
-    ``refused``                 connection reset; new connections are refused for a moment
-    ``reset-before``            connection reset before the response
-    ``reset-within``            .. in the middle of the body
-    ``reset-after``             .. after the complete body of a keep-alive response
-    ``stalled``                 half the body, then a pause, then a reset
-    ``slow``                    the body arrives in small chunks
-    ``truncated``               a complete response (200) whose JSON is cut in half
-    ``empty-choices``           200 without a choice
-    ``refusal``                 200; the model declines to answer
-    ``length``                  200 with an answer cut off by the output limit
-    ``wrong-label``             200 with a label outside the label set
-    ``missing-usage``           200 with a valid answer and without token usage
-    ``prose``                   200 with a valid answer in a code fence, within prose
-    ``duplicate-ids``           200, packed: the first id replaces the second
-    ``missing-ids``             200, packed: the last id is missing
-    ``invented-ids``            200, packed: an unknown id replaces the last
-    ==========================  ===================================================================
-
-    The server counts every complete 200 response as a call, as a provider bills it: the last
-    ten kinds, ``slow`` and ``reset-after``. It does not count the tokens of ``truncated`` and
-    ``missing-usage``, which the client cannot know.
+    docs/testing.md says what each kind does, and which the server counts as calls.
 
     Parameters
     ----------

@@ -81,32 +81,32 @@ def test_an_unpriced_model_cannot_keep_a_budget_in_usd():
 
 def test_the_meter_distinguishes_known_from_unknown():
     meter = Meter(Price.per_million(1, 2))
-    assert meter.usage().usd == 0
+    assert meter.since().usd == 0
     meter.add(TokenUsage(1000, 100, cached_tokens=10))
     mark = meter.mark()
-    usage = meter.usage()
+    usage = meter.since()
     assert (usage.calls, usage.input_tokens, usage.output_tokens) == (1, 1000, 100)
     assert (usage.cached_tokens, usage.usd) == (10, pytest.approx(0.0012))
     meter.add(None)
     meter.retries += 1
-    assert meter.usage().input_tokens is None
-    assert meter.usage().usd is None
+    assert meter.since().input_tokens is None
+    assert meter.since().usd is None
     assert meter.since(mark).calls == 1
     mark = meter.mark()
     meter.add(TokenUsage(7, 1))
     # unknown sticks to the sums it is part of, and to no others
     assert meter.since(mark).input_tokens == 7
-    assert meter.usage().output_tokens is None
+    assert meter.since().output_tokens is None
 
 
 def test_what_costs_nothing_costs_nothing_unknown_or_not():
     meter = Meter(Price.of("local", "zero-shot"))
     meter.add(None)
-    assert meter.usage().usd == 0
-    assert meter.usage().input_tokens is None
+    assert meter.since().usd == 0
+    assert meter.since().input_tokens is None
     meter = Meter()
     meter.add(TokenUsage(1, 1))
-    assert meter.usage().usd is None
+    assert meter.since().usd is None
 
 
 def test_the_batch_lane_costs_half():
@@ -149,7 +149,7 @@ def test_a_service_tier_without_a_price_is_unknown_rather_than_wrong():
     assert Price.of("anthropic", "claude-sonnet-4-5", tier="priority") is None
     meter = Meter(price)
     meter.add(TokenUsage(1, 1, tier="priority"))
-    assert meter.usage().usd is None
+    assert meter.since().usd is None
     # batch results say "batch"; the batch lane has its own price
     batch = Price.of("anthropic", "claude-sonnet-4-5", batch=True)
     assert batch.charge(TokenUsage(9, 9, tier="batch")) == batch.pico(TokenUsage(9, 9))

@@ -89,7 +89,7 @@ async def test_impossible_counts_of_tokens_are_unknown(field, tokens):
             await transport.call(wire, ONE)
         # the worst case of both
         assert transport.account.spent[1] == 60
-        assert transport.meter.usage().input_tokens is None
+        assert transport.meter.since().input_tokens is None
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ async def test_usage_that_no_call_can_have_is_unknown(usage):
         await transport.call(wire, ONE)
         # the reservation is booked, and later ones are no larger
         assert transport.account.spent[1] == 30
-        assert transport.meter.usage().usd is None
+        assert transport.meter.since().usd is None
         wire.decode = right
         for _ in range(20):
             await transport.call(wire, ONE)
@@ -327,7 +327,7 @@ async def test_other_providers_are_retried_and_counted():
     rule = Rule(ServerError("busy"), RateLimitedError("slow", retry_after=0.01))
     async with sending(budget=Budget(calls=1)) as transport:
         assert (await transport.answer(rule, ONE)).answers == (Answer("a"),)
-        usage = transport.meter.usage()
+        usage = transport.meter.since()
         assert (usage.calls, usage.retries, usage.input_tokens) == (1, 2, None)
         with pytest.raises(BudgetExceededError):
             await transport.answer(rule, ONE)

@@ -67,7 +67,7 @@ async def test_a_call():
         assert headers["Authorization"] == f"Bearer {SECRET}"
         assert headers["Content-Type"] == "application/json"
         assert body == {"user": "text", "dialect": 1}
-        usage = transport.meter.usage()
+        usage = transport.meter.since()
         assert (usage.calls, usage.input_tokens, usage.output_tokens) == (1, 10, 2)
         assert usage.retries == 0
         assert transport.waits == []
@@ -400,7 +400,7 @@ async def test_unreadable_answers_are_paid_for_and_asked_again():
 
     async with serving(answer) as (wire, _), sending(budget=Budget(calls=5)) as transport:
         await transport.call(wire, ONE)
-        usage = transport.meter.usage()
+        usage = transport.meter.since()
         assert (usage.calls, usage.retries) == (2, 1)
         assert (usage.input_tokens, usage.output_tokens) == (20, 3)
         assert transport.account.spent[1:] == (11 + 12, 2)
@@ -426,7 +426,7 @@ async def test_an_unusable_answer_is_paid_for_three_times_at_most(content):
         with pytest.raises(EmptyReplyError) as caught:
             await transport.call(wire, ONE)
         assert caught.value.attempts == len(seen) == transport.meter.calls == 3
-        assert transport.meter.usage().retries == 2
+        assert transport.meter.since().retries == 2
         # a broken response is a matter of the server, which needs time; the format is not
         assert bool(transport.waits) is (content is None)
 
@@ -444,7 +444,7 @@ async def test_no_usage_is_unknown_and_spends_the_worst_case():
         sending(budget=Budget(usd=1), price=Price.per_million(1, 2)) as transport,
     ):
         await transport.call(wire, ONE)
-        usage = transport.meter.usage()
+        usage = transport.meter.since()
         assert usage.calls == 1
         assert usage.input_tokens is usage.output_tokens is usage.usd is None
         assert transport.account.spent == (pytest.approx(50e-6), 30, 1)
@@ -518,7 +518,7 @@ async def test_a_call_of_an_unknown_service_tier_keeps_its_reservation():
         usage = TokenUsage(10, 2, tier="scale")
         wire.decode = lambda request, body: Reply((Answer("a"),), usage)
         await transport.call(wire, ONE)
-        assert transport.meter.usage().usd is None
+        assert transport.meter.since().usd is None
         assert transport.account.spent[0] == price.worst(10, 20) / PICO  # not nothing
 
 
