@@ -20,6 +20,7 @@ from bench._recorded import read_recorded
 from bench._report import Report
 from bench.trust import auroc
 from testnuc.metrics import calibration_error
+from testnuc.trust.accuracy import accuracy_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -35,6 +36,8 @@ _ESCALATED = (0.05, 0.10, 0.20)
 _REFEREE_CALLS = 100
 #: Judgments that are learned from before a certificate, and all at most.
 _LEARNED, _CERTIFY = 50, 500
+#: Judgments for the accuracy by label, and judged texts of a label that make none.
+_BY_LABEL, _FEWEST = (100, 200, 400), 5
 _BINS = 15
 #: A small set, as a part of each set.
 _SMALL = 500
@@ -127,6 +130,49 @@ def _accuracy(judge: Judge, draws: int) -> Iterator[Row]:
             "judged": f"{2 * _LEARNED}, {ranked} by trust",
             "LLM": judge.data.alone,
             **dict(zip(names, np.mean(row, axis=0).tolist(), strict=True)),
+        }
+
+
+def _by_label(judge: Judge, draws: int) -> Iterator[Row]:
+    """How often intervals of the accuracy of each label, the LLM's, miss it."""
+    own, gold = judge.data.texts.own, judge.data.gold
+    kinds = [own == label for label in range(judge.data.texts.n_classes)]
+    for m in _BY_LABEL:
+        missed, given = np.zeros((2, len(kinds)))
+        widths = []
+        for seed in range(draws):
+            rows, drawn = judge.mixture(seed, m)
+            none = np.zeros(len(rows), dtype=np.bool_)
+            for label, inside in enumerate(kinds):
+                by = inside[rows]
+                if by.sum() < _FEWEST:
+                    continue
+                places = (np.cumsum(inside) - 1)[rows[by]]
+                right = (own == gold)[inside]
+                said = accuracy_of(
+                    judge.differ[inside],
+                    places,
+                    right[places],
+                    right[places].astype(np.int8),
+                    drawn.drawn[by],
+                    none[by],
+                )
+                if said is None:
+                    continue
+                right[places] = True
+                given[label] += 1
+                missed[label] += not said.now.low - 1e-9 <= right.mean() <= said.now.high + 1e-9
+                widths.append(said.now.high - said.now.low)
+        # of labels with an interval in a tenth of the draws: of others a rate says little
+        often = given >= draws / 10
+        yield {
+            "set": judge.data.name,
+            "judged": m,
+            "labels": len(kinds),
+            "with an interval": given.sum() / draws,
+            "missed": missed.sum() / max(given.sum(), 1),
+            "worst label": float((missed[often] / given[often]).max(initial=0)),
+            "width": float(np.mean(widths)) if widths else np.nan,
         }
 
 
@@ -285,6 +331,11 @@ _ALL = {
         f"review, and {_LEARNED} more of the two fifths with the highest trust: as it is, as it is "
         "said to be, width of the interval, and how often an interval of 95 % misses it",
         _accuracy,
+    ),
+    "by label": _Part(
+        "accuracy of the texts of each label after judgments of a default review: labels with an "
+        "interval, and how often one of 95 % misses, of all and of the worst label",
+        _by_label,
     ),
     "certificates": _Part(
         f"judgments, {_LEARNED} of them of a default review, until 30 % of the texts are certified "

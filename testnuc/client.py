@@ -697,7 +697,11 @@ class TestNUC:
         return head
 
     async def describe(
-        self, results: Results, reviews: Mapping[str, Review] | Sequence[Review] = ()
+        self,
+        results: Results,
+        reviews: Mapping[str, Review] | Sequence[Review] = (),
+        *,
+        brief: bool = False,
     ) -> str:
         """Return a page in Markdown that says how results were made: for a methods section.
 
@@ -710,10 +714,13 @@ class TestNUC:
         results : Results
         reviews : mapping of str to Review, or sequence of Review
             Those of several people who judged the same texts: their agreement is added.
+        brief : bool
+            One page for those who use the labels: accuracy overall and by label, shares with
+            intervals, what is certified, who judged, in place of how labels were made.
         """
         await self._ready()
         joined = join_reviews(reviews) if reviews else None
-        return await describe(self._parts, results, self.learned, joined)
+        return await describe(self._parts, results, self.learned, joined, brief=brief)
 
     async def unlearn(self) -> bool:
         """Forget what was learned, here and in the store; returns whether there was anything."""

@@ -131,22 +131,8 @@ class MultilabelScores:
 def score_multilabel(
     gold: Sequence[Collection[str]], given: Sequence[Collection[str] | None]
 ) -> MultilabelScores:
-    """Score predicted labels against gold labels.
+    """Score the predicted labels of texts, None = unknown, against their gold labels.
 
-    Parameters
-    ----------
-    gold : sequence of collections of str
-        Gold labels of each text; empty: it has none.
-    given : sequence of collections of str, or None
-        Predicted labels of the same texts; None: unknown.
-
-    Raises
-    ------
-    InvalidInputError
-        The sequences are empty or differ in length.
-
-    Examples
-    --------
     >>> scores = score_multilabel([["a", "b"], []], [["a"], []])
     >>> round(scores.micro_f1, 3), scores.jaccard, scores.exact_match
     (0.667, 0.75, 0.5)

@@ -26,16 +26,31 @@ from testnuc.types import (
 
 #: Prefix of our columns in files, which hold the user's own columns, too.
 PREFIX = "nuc_"
+#: The columns that files have by default, besides `CERTIFIED`; the others with --full.
+SHORT = ("nuc_label", "nuc_trust", "nuc_source", "nuc_own_label", "nuc_error")
+#: Fields of a text with several labels, in JSON; a table has them as one string, `nuc_label`.
+LISTS = ("nuc_labels", "nuc_shares", "nuc_trusts", "nuc_own_labels")
+CERTIFIED = "nuc_certified"
 
 
 #: What a spreadsheet may run, also if apostrophes precede it, so that each value can be read back.
 _FORMULA = re.compile(r"'*(?:[=@\t\r]|[+-](?![0-9.,]*\Z))")
+#: In files with few columns, an answer that is no label stands where an error would.
+_OUTSIDE = "the LLM said what is no label: "
 _GUARDED = re.compile(rf"'{_FORMULA.pattern}")
 
 
 def file_row(result: Classification, *, full: bool = False) -> dict[str, Any]:
     """Return the fields of a result for a file: names with a prefix, floats rounded."""
     return {PREFIX + name: rounded(value) for name, value in row(result, full=full).items()}
+
+
+def short_row(result: Classification) -> dict[str, Any]:
+    """Return the fields of a result that most need; of several labels also as lists."""
+    fields = file_row(result)
+    if fields["nuc_error"] is None and (own := result.prediction) and own.said and own.unmatched:
+        fields["nuc_error"] = _OUTSIDE + own.said
+    return {name: fields[name] for name in (*SHORT, *LISTS) if name in fields}
 
 
 def usage_of(spent: Mapping[str, Any] | None) -> Usage | None:
@@ -55,6 +70,8 @@ def result_of(record: Mapping[str, Any], index: int, text_column: str) -> Classi
     said = text_of(record.get("nuc_own_said"))
     confidence = _part(record.get("nuc_own_confidence"))
     error = text_of(record.get("nuc_error"))
+    if error is not None and error.startswith(_OUTSIDE):
+        said, error = error.removeprefix(_OUTSIDE), None
     asked = own is not None or said is not None or confidence is not None
     text = record[text_column]
     kind, several = _several(record, confidence, said)

@@ -31,20 +31,30 @@ _PLAIN = (bool, int, float, type(None))
 
 
 async def describe(
-    parts: Components, results: Results, learned: Learned | None, joined: JoinedReview | None
+    parts: Components,
+    results: Results,
+    learned: Learned | None,
+    joined: JoinedReview | None,
+    *,
+    brief: bool = False,
 ) -> str:
-    """Return the page, in Markdown; it holds no text that was labeled, and no key."""
-    answered = await parts.answered()
+    """Return the page, in Markdown; it holds no text that was labeled, and no key.
+
+    `brief`: what is known of the labels, for those who use them.
+    """
     sections = {
         "How the labels were made": _overview(parts, results, learned),
-        "Model": _model(parts, answered),
-        "Labels": _labels(parts, results),
-        "Neighbors": _neighbors(parts, results),
+        "Accuracy": _accuracy(learned),
+        "Labels": _by_label(parts, results, learned),
         "Judgments": _judgments(learned, joined),
-        "Counts": _counts(results, learned),
-        "Software": _software(),
-        "Prompt": _prompt(parts),
     }
+    if not brief:
+        sections |= {
+            "Model": _model(parts, await parts.answered()),
+            "Neighbors": _neighbors(parts, results),
+            "Software": _software(),
+            "Prompt": _prompt(parts),
+        }
     pages = (
         f"{'##' if at else '#'} {title}\n\n{chr(10).join(lines)}\n"
         for at, (title, lines) in enumerate(sections.items())
@@ -54,11 +64,14 @@ async def describe(
 
 def _overview(parts: Components, results: Results, learned: Learned | None) -> Iterator[str]:
     texts = {row.text for row in results}
+    sources = Counter(row.source or "llm" for row in results if row.label is not None)
+    listed = ", ".join(f"{source} {n:,}" for source, n in sources.most_common())
     yield (
         f"{len(results):,} texts ({len(texts):,} distinct) were labeled by the LLM "
         f"`{parts.model}` at temperature {parts.sampling.temperature} with testnuc {__version__}, "
         f"each by {'any number' if parts.labels.multilabel else 'one'} of "
-        f"{len(parts.labels.names):,} labels; {results.labels.count(None):,} have none."
+        f"{len(parts.labels.names):,} labels; {results.labels.count(None):,} have none. "
+        f"What gave the labels: {listed or 'nothing'}."
     )
     if drawn := _at_random(learned):
         judges = "people" if any(one.source == "person" for one in drawn) else "another LLM"
@@ -68,6 +81,37 @@ def _overview(parts: Components, results: Results, learned: Learned | None) -> I
             "(beta-binomial, in strata by the LLM's label)."
         )
     yield f"\nWritten on {today()}. This page shows none of the texts."
+
+
+def _accuracy(learned: Learned | None) -> Iterator[str]:
+    said = "Nobody judged a text: nothing is known of how many labels are right."
+    yield from (f"- {line}" for line in str(learned or said).splitlines())
+
+
+def _by_label(parts: Components, results: Results, learned: Learned | None) -> Iterator[str]:
+    """Yield how many texts have each label, by the judgments too, and how many rightly."""
+    counts = Counter(label for row in results for label in row.labels)
+    shares: dict[str | None, str] = {}
+    right: dict[str, str] = {}
+    if learned is not None:
+        right = {label: str(of.now) for label, of in learned.by_label().items()}
+        with suppress(InvalidInputError):
+            shares = {one.label: str(one.share) for one in results.count_labels(learned)}
+    yield "| label | texts | share, by the judgments | right, of these texts |"
+    yield "| --- | --: | --: | --: |"
+    for name, number in sorted(((n, counts[n]) for n in parts.labels.names), key=lambda c: -c[1]):
+        known = right.get(name, "too few judged") if number else ""
+        cells = f"{number:,} | {shares.get(name, '')} | {known}"
+        yield f"| {_cell(name)} | {cells} |"
+    yield (
+        "\nIntervals are those of 95 %, each alone. A text is right if a person who judged it said "
+        "so, or would say so: shares and accuracies are estimated from the texts that were drawn "
+        "at random."
+    )
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def _at_random(learned: Learned | None) -> list[Judgment]:
@@ -97,49 +141,24 @@ def _model(parts: Components, answered: Mapping[str, Sequence[str]]) -> Iterator
     yield f"- Prompt: SHA-256 `{hashlib.sha256(prompt_of(parts).encode()).hexdigest()}`, see below"
 
 
-def _labels(parts: Components, results: Results) -> Iterator[str]:
-    counts = Counter(label for row in results for label in row.labels)
-    yield "| label | description | texts |"
-    yield "|---|---|--:|"
-    for name in parts.labels.names:
-        cells = name, parts.labels.descriptions.get(name, "")
-        first, second = (cell.replace("|", "\\|").replace("\n", " ") for cell in cells)
-        yield f"| {first} | {second} | {counts[name]:,} |"
-
-
 def _neighbors(parts: Components, results: Results) -> Iterator[str]:
-    sources = Counter(row.source for row in results if row.label is not None)
     yield f"- Embedder: `{parts.embedding.name}`"
     yield f"- Vote: {parts.policy!r}, at most {parts.pipeline.settings.k} neighbors"
-    listed = ", ".join(f"{source or 'llm'} {n:,}" for source, n in sources.most_common())
-    yield f"- What gave the labels: {listed or 'nothing'}"
     if results.diagnosis is not None:
         yield f"- {results.diagnosis.sentence()}"
 
 
 def _judgments(learned: Learned | None, joined: JoinedReview | None) -> Iterator[str]:
-    if learned is None:
-        yield "Nobody judged a text: nothing is known of how many labels are right."
-        return
-    skipped = sum(one.source is None for one in learned.judged)
+    judged = () if learned is None else learned.judged
     yield (
-        f"Texts were drawn with known probabilities: {len(_at_random(learned)):,} of "
-        f"{len(learned.judged):,} at random from all; {skipped:,} were skipped."
+        f"{len(judged):,} texts were drawn with known probabilities, {len(_at_random(learned)):,} "
+        "of them at random from all.\n"
     )
-    yield f"\n{learned}"
-    yield f"\nCertificate: {learned.certify()}"
+    by = Counter((one.day or "before dates were noted", one.source or "nobody") for one in judged)
+    for (day, source), n in sorted(by.items()):
+        yield f"- {day}: {n:,} judged by {source}"
     if joined is not None:
         yield f"\n{joined}"
-
-
-def _counts(results: Results, learned: Learned | None) -> Iterator[str]:
-    if learned is None:
-        yield "No text was judged, so shares of labels are the model's alone."
-        return
-    try:
-        yield f"```text\n{results.count_labels(learned)}\n```"
-    except InvalidInputError as exc:
-        yield f"Shares are the model's alone: {exc}."
 
 
 def _software() -> Iterator[str]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from testnuc._base.checks import checked_whole, hash_text
 from testnuc._engine.argmax_learning import ArgmaxFit
-from testnuc._engine.components import Components
+from testnuc._engine.components import Components, today
 from testnuc._engine.inputs import checked_texts, distinct, labels_by_place
 from testnuc._engine.rows import nearest
 from testnuc._engine.shortlist import described
@@ -298,7 +298,8 @@ class Learning:
             return
         parts.pipeline.settings = parts.settings.with_learned(learned)
 
-    async def _learn(self, new: Sequence[Judgment]) -> Learned:
+    async def _learn(self, given: Sequence[Judgment]) -> Learned:
+        new = [replace(judgment, day=today()) for judgment in given]
         async with self._lock:
             while True:
                 await self.load()
@@ -366,6 +367,7 @@ def _merged(earlier: Sequence[Judgment], new: Sequence[Judgment]) -> tuple[Judgm
             old,
             label=judgment.label,
             source=judgment.source,
+            day=judgment.day,
             # who confirms an answer of a referee by hand chooses which
             uniform=judgment.uniform if same_draw or "referee" in change else old.uniform,
         )

@@ -60,7 +60,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-store = typer.Typer(help="Export, import or inspect a store.", no_args_is_help=True)
+store = typer.Typer(help="Export or import a store, or list its runs.", no_args_is_help=True)
 app.add_typer(store, name="store")
 batch = typer.Typer(help="List, resume or cancel the batch jobs of a store.", no_args_is_help=True)
 app.add_typer(batch, name="batch")
@@ -144,7 +144,7 @@ def demo() -> None:
     """Label the messages of a web shop on this machine, without a key or a network."""
 
 
-@runs(app, "classify:run", labels=_OF_HEAD)
+@runs(app, "classify:run", "run", labels=_OF_HEAD)
 def classify(
     file: str = argument(
         "FILE",
@@ -173,7 +173,9 @@ def classify(
         help="Part of the texts that the referee labels, such as 10%.",
         show_default="10% with --referee, of one label",
     ),
-    full: bool = typer.Option(False, "--full", help="Also write neighbors, votes and usage."),
+    full: bool = typer.Option(
+        False, "--full", help="Write all columns; to .jsonl also neighbors, votes and usage."
+    ),
     dry_run: bool = _DRY_RUN,
     show_prompt: bool = _SHOW_PROMPT,
     limit: int | None = _LIMIT,
@@ -184,7 +186,7 @@ def classify(
     """Label the texts of a file; they vote on each other."""
 
 
-@runs(app, "evaluate:run", labels="the labels in FILE")
+@runs(app, "evaluate:run", "run", labels="the labels in FILE")
 def evaluate(
     file: str = argument(
         "FILE", "Labeled texts, as for classify; or results with a column of correct labels."
@@ -353,7 +355,7 @@ def compare(
     """Show where two files of results differ, and which is more accurate."""
 
 
-@runs(app, "serve:run", labels=_OF_HEAD)
+@runs(app, "serve:run", "run", labels=_OF_HEAD)
 def serve(
     host: str = typer.Option("127.0.0.1", help="Non-loopback addresses require a token."),
     port: int = typer.Option(8080, help="0: any free port."),
@@ -404,14 +406,17 @@ def audit(
     """Judge texts that `serve --audit` set aside: accuracy and shares by week, and alarms."""
 
 
-@runs(app, "report:run", *CALL_OPTIONS, "store", labels=_OF_RUN)
+@runs(app, "report:run", *CALL_OPTIONS, labels=_OF_RUN)
 def report(
     source: str = argument(
         "RESULTS|STORE",
         "A file written by `classify -o` (a .jsonl with --full holds all details), or a "
         "store, with the options of its run.",
     ),
-    output: str = output_to("A .html file.", "report.html"),
+    output: str = output_to("A .html file; of a summary also .md.", "report.html"),
+    summary: bool = once(
+        False, "--summary", help="One page: accuracy, certificate, shares, what to do next."
+    ),
     text_column: str = _TEXT_COLUMN,
     title: str | None = once(None, help="Default: the name of the file."),
     rows: int = typer.Option(
@@ -431,9 +436,9 @@ def import_(file: str = _FILE, place: str = _STORE) -> None:
     """Import a file into a store. Existing entries stay, so importing twice is harmless."""
 
 
-@runs(store, "store:stats")
-def stats(place: str = _STORE) -> None:
-    """Count the predictions of each model, and the texts, in a store."""
+@runs(store, "store:runs")
+def runs_(place: str = _STORE) -> None:
+    """List the runs in a store, the newest last: date, answers, model, labels; and its texts."""
 
 
 @runs(batch, "batch:list_")

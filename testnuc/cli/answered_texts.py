@@ -192,7 +192,7 @@ def with_empty_set(result: Classification) -> Classification:
         outside = split_labels(own.said)
         own = MultilabelPrediction(own.label, own.confidence, own.said, unmatched=tuple(outside))
         result = replace(result, prediction=own)
-    known = isinstance(result, MultilabelClassification) or not result.voters
+    known = isinstance(result, MultilabelClassification) or result.source is None
     if known or result.error is not None:
         return result
     return replace(result, label=result.label or "", prediction=own or Prediction("", None))

@@ -8,7 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from types import SimpleNamespace
-from typing import Literal, NoReturn
+from typing import Literal, NoReturn, TypeVar
 
 from testnuc._engine.describing import prompt_of
 from testnuc._engine.learning import LEAST_TEXTS
@@ -26,6 +26,8 @@ from testnuc.progress import LineProgress, display_of
 from testnuc.results import Results, run_record
 from testnuc.trust.diagnosis import FIRST_REVIEW
 from testnuc.types import Estimate, Usage, error_text
+
+T = TypeVar("T")
 
 #: As in the providers: low, so that estimates are rather too high.
 _BYTES_PER_TOKEN = 3.2
@@ -56,7 +58,7 @@ def run(given: SimpleNamespace) -> None:
     asked_for = client.but(embedder=asked["embedder"])
     again = same and not added and RunNote.of(str(output)).says(str(output), asked_for)
     overwrite = given.overwrite or given.dry_run or given.show_prompt or (again and not store.new)
-    check_output(output, given.file, table, full=given.full, overwrite=overwrite)
+    check_output(output, given.file, table, overwrite=overwrite)
     problems, valid = usable(table, given.file)
     texts = [table.texts[at] for at in valid]
     if given.show_prompt:
@@ -71,11 +73,12 @@ def run(given: SimpleNamespace) -> None:
     if given.dry_run:
         show_estimate(texts, own, store)
         return
-    results = label_all(texts, own, store, given.lane, BatchPolicy(rest=given.rest))
+    results, places = label_all(texts, own, store, given.lane, BatchPolicy(rest=given.rest))
     labeled = dict(zip(valid, results, strict=True))
     run = run_record(results) if given.full else None
     try:
-        write_results(output, table, labeled, problems, run=run)
+        certified = None if places is None else {valid[at] for at in places}
+        write_results(output, table, labeled, problems, run=run, certified=certified)
     except InvalidInputError as exc:
         if store.where is None:
             raise
@@ -111,12 +114,15 @@ def label_all(
     store: AnswerStore,
     lane: Literal["live", "batch"] = "live",
     batches: BatchPolicy | None = None,
-) -> Results:
-    """Label texts; print the warnings of the client and, after Ctrl-C, how to resume."""
+) -> tuple[Results, set[int] | None]:
+    """Label texts; print the warnings of the client and, after Ctrl-C, how to resume.
+
+    Also return which results are certified; None: nothing was learned.
+    """
     nuc = client_of(client, store=store.where, batches=batches)
     progress = display_of(lambda: nuc.usage)
 
-    async def label() -> Results:
+    async def label() -> tuple[Results, set[int] | None]:
         store.create_folder()
         async with nuc:
             for note in (_about_model(nuc, texts), await _about_embedder(nuc, texts)):
@@ -124,22 +130,26 @@ def label_all(
                     to_stderr(f"note: {note}")
             if (said := about_lessons(nuc, store, client)) is not None:
                 to_stderr(said)
-            return await nuc.classify_many(texts, progress=progress, lane=lane)
+            results = await nuc.classify_many(texts, progress=progress, lane=lane)
+            if (learned := nuc.learned) is None:
+                return results, None
+            covered = results.certified(await asyncio.to_thread(learned.certify))
+            return results, {result.index for result in covered}
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", SmallPoolWarning)
         try:
-            results = run_to_end(_told(label(), nuc))
+            results, certified = run_to_end(_told(label(), nuc))
         except KeyboardInterrupt:
             _interrupted(nuc, progress, store, lane)
     for warning in caught if results.diagnosis is None else ():  # which says the same
         if isinstance(warning.message, SmallPoolWarning):
             said = (warning.message.problem, warning.message.options)
             to_stderr(f"note: {'; '.join(filter(None, said))}")
-    return results
+    return results, certified
 
 
-async def _told(labeling: Coroutine[None, None, Results], nuc: TestNUC) -> Results:
+async def _told(labeling: Coroutine[None, None, T], nuc: TestNUC) -> T:
     """Run a coroutine; say at once that Ctrl-C stops it, as calls in flight are waited for."""
     task = asyncio.create_task(labeling)
     try:
@@ -256,7 +266,7 @@ def _print_failures(results: Results, store: AnswerStore) -> None:
     open_ = sum(row.label is None for row in outside)
     if open_:
         to_stderr(
-            f"{open_:,} of these texts have no label (nuc_own_said holds the answer): add what is "
+            f"{open_:,} of these texts have no label (nuc_error holds the answer): add what is "
             "missing to --labels, or judge some texts, so that `learn` labels the others"
         )
 

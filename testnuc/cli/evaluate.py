@@ -12,11 +12,12 @@ from testnuc._base.display import columns
 from testnuc._base.jsonl import write_whole
 from testnuc.cli.answered_texts import with_empty_set
 from testnuc.cli.classify import end, label_all, show_estimate
+from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import require_kind, require_new
 from testnuc.cli.label_files import read_labels
 from testnuc.cli.memory import AnswerStore
 from testnuc.cli.options import Options
-from testnuc.cli.options_of_run import completed
+from testnuc.cli.options_of_run import completed, stored_runs
 from testnuc.cli.reading import read_input, require_labels, to_stderr, usable
 from testnuc.errors import InvalidInputError
 from testnuc.metrics import MultilabelScores, Scores, score, score_multilabel
@@ -77,7 +78,8 @@ def run(given: SimpleNamespace) -> None:
         if given.dry_run:
             show_estimate(texts, client, kept)
             return
-        results = labeled = label_all(texts, client, kept)
+        labeled, _ = label_all(texts, client, kept)
+        results = labeled
     where, results = _not_judged(where, results, file)
     right = [gold[at] for at in where]
     scores: Sequence[Scores] | Sequence[MultilabelScores]
@@ -141,7 +143,14 @@ def _take_labels(client: Options, gold: dict[int, str], label_column: str, file:
     """Use the labels in the file; if labels are given, check that they include all of these."""
     each = split_labels if client.several else lambda label: [label]
     if client["labels"] is None:
-        client["labels"] = sorted({one for label in gold.values() for one in each(label)})
+        names = {one for label in gold.values() for one in each(label)}
+        stored = run_to_end(stored_runs(client["store"]))
+        runs = [run for run in stored if names <= {*run.labels} and run.fits(client)]
+        client["labels"] = sorted(names)
+        if runs:
+            # with the descriptions that answers are stored for
+            client["labels"] = runs[-1].labels
+            to_stderr(f"the labels are those of {runs[-1]}, in {client['store']}")
         return
     known = read_labels(client["labels"])
     for at, label in gold.items():

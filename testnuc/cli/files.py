@@ -6,7 +6,8 @@ import csv
 import io
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +16,37 @@ from testnuc.cli import parquet, xlsx
 from testnuc.cli.decoding import require_filled
 from testnuc.cli.reading import STANDARD, Table, kind_of, read_table, to_stderr
 from testnuc.errors import InvalidInputError
-from testnuc.records import PREFIX, cell_of, file_row, guarded, line_of
-from testnuc.types import Classification, Reason, TreeClassification
+from testnuc.records import (
+    CERTIFIED,
+    PREFIX,
+    SHORT,
+    cell_of,
+    file_row,
+    guarded,
+    line_of,
+    short_row,
+)
+from testnuc.types import Classification, TreeClassification
 
-#: Fields of a text with several labels, in JSON; a table has them as one string, `nuc_label`.
-_SEVERAL = ("nuc_labels", "nuc_shares", "nuc_trusts", "nuc_own_labels")
 #: Fields of a label in a tree.
 _LEVELS = ("nuc_path", "nuc_path_shares", "nuc_path_trusts")
 
-#: Columns added to those of the input, with Arrow types.
+#: Columns added to those of the input, with Arrow types; by default the first ones.
 _TYPES = {
     "nuc_label": "string",
     "nuc_trust": "float64",
+    CERTIFIED: "string",
+    "nuc_source": "string",
+    "nuc_own_label": "string",
+    "nuc_error": "string",
     "nuc_share": "float64",
     "nuc_margin": "float64",
     "nuc_voters": "int32",
     "nuc_alternative": "string",
     "nuc_trust_of_alternative": "float64",
     "nuc_reason": "string",
-    "nuc_own_label": "string",
     "nuc_own_confidence": "float64",
     "nuc_own_said": "string",
-    "nuc_error": "string",
-    "nuc_source": "string",
 }
 
 
@@ -89,14 +98,10 @@ def held_by(output: str | None, table: Table) -> tuple[bool, set[str]]:
     return there == texts[: len(there)], added
 
 
-def check_output(
-    output: str | None, file: str, table: Table, *, full: bool = False, overwrite: bool = True
-) -> None:
+def check_output(output: str | None, file: str, table: Table, *, overwrite: bool = True) -> None:
     """Check that the output can be written, before any call."""
     if output is None or output == STANDARD:
         return
-    if full and Path(output).suffix.lower() != ".jsonl":
-        raise InvalidInputError(f"{output} cannot hold neighbors and votes (--full); name a .jsonl")
     kind = kind_of(output)
     if Path(output).is_dir():
         raise InvalidInputError(f"{output} is a folder; name a file in it")
@@ -121,28 +126,31 @@ def write_results(
     problems: Mapping[int, str],
     *,
     run: Mapping[str, Any] | None = None,
+    certified: Collection[int] | None = None,
 ) -> None:
     """Write each row with its label; to stdout as JSON Lines if no file is named.
 
-    With a record of the run, write all fields of each result, then that record.
+    With a record of the run, write all fields of each result; JSON Lines also have votes and
+    neighbors, and that record at the end. `certified` are the rows that are; None: unknown.
     """
+    known = output is None or output == STANDARD or Path(output).suffix.lower() == ".jsonl"
+    lines = known and run is not None
     # what an earlier run wrote would stand beside the new labels
     own = [name for name in table.columns if not name.startswith(PREFIX)]
-    rows = [
-        {name: row[name] for name in own if name in row}
-        | _cells(results.get(at), problems.get(at), full=run is not None)
-        for at, row in enumerate(table.rows)
-    ]
-    if run is not None:
+    types = _types_of(results.values(), full=run is not None)
+    rows = []
+    for at, row in enumerate(table.rows):
+        cells = _cells(results.get(at), problems.get(at), types, full=run is not None, votes=lines)
+        cells[CERTIFIED] = None if certified is None else "yes" if at in certified else "no"
+        rows.append({name: row[name] for name in own if name in row} | cells)
+    if lines and run is not None:
         rows.append(dict(run))
     if output is None or output == STANDARD:
         _write_out(b"".join(map(line_of, rows)).decode())
         return
     kind = kind_of(output)
-    types = _TYPES
-    if kind != ".jsonl" and any(isinstance(r, TreeClassification) for r in results.values()):
+    if kind != ".jsonl":
         # a cell holds no list
-        types = {**_TYPES, **dict.fromkeys(_LEVELS, "string")}
         rows = [{n: cell_of(v) if n in _LEVELS else v for n, v in row.items()} for row in rows]
     columns = [*own, *types]
     if kind == ".parquet":
@@ -170,6 +178,13 @@ def write_results(
     write_whole(output, [text.encode(encoding, "replace")])
 
 
+def _types_of(results: Iterable[Classification], *, full: bool) -> dict[str, str]:
+    types = dict(_TYPES if full else islice(_TYPES.items(), len(SHORT) + 1))
+    if full and any(isinstance(result, TreeClassification) for result in results):
+        types |= dict.fromkeys(_LEVELS, "string")
+    return types
+
+
 def _write_out(text: str) -> None:
     """Write to stdout, which may be a file on a full disk."""
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -186,16 +201,18 @@ def _write_out(text: str) -> None:
         raise InvalidInputError(f"stdout cannot be written: {exc.strerror or exc}") from exc
 
 
-def _cells(result: Classification | None, problem: str | None, *, full: bool) -> dict[str, Any]:
+def _cells(
+    result: Classification | None,
+    problem: str | None,
+    types: Mapping[str, str],
+    *,
+    full: bool,
+    votes: bool,
+) -> dict[str, Any]:
+    cells: dict[str, Any] = dict.fromkeys(name for name in types if name not in _LEVELS)
     if result is None:
-        return dict.fromkeys(_TYPES) | {"nuc_error": problem}
-    fields = file_row(result, full=full)
-    if not full and isinstance(result.reason, Reason) and result.reason.code == "llm_kept":
-        # the same sentence in each row; the last lines of a run have it
-        fields["nuc_reason"] = None
-    # a table ignores what is not among its columns
-    names = (*_TYPES, *_SEVERAL, *_LEVELS)
-    return fields if full else {name: fields[name] for name in names if name in fields}
+        return cells | {"nuc_error": problem}
+    return cells | (file_row(result, full=votes) if full else short_row(result))
 
 
 def _csv_cell(name: str, value: Any) -> Any:

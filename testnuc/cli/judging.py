@@ -141,7 +141,9 @@ async def learn(given: SimpleNamespace) -> None:
     else:
         placed = found.merged()
         record = run_record(found.results) if Path(output).suffix.lower() == ".jsonl" else None
-        write_results(output, table, placed, found.problems, run=record)
+        covered = found.results.certified(learned.certify())
+        certified = {found.valid[result.index] for result in covered} - {*found.before}
+        write_results(output, table, placed, found.problems, run=record, certified=certified)
         if holds_rows(source) and options:
             # a review, or a report, may start from it
             named = given.client.given()
@@ -155,7 +157,14 @@ async def learn(given: SimpleNamespace) -> None:
             f"{labels:,} labels, {people:,} of them judged by a person, written to {output}"
             + (f"; {kept:,} texts keep what {source} says of them" if kept else "")
         )
-    to_stderr(_after(learned, learned.certify(), given))
+    to_stderr(what_next(learned, given))
+
+
+def what_next(learned: Learned | None, given: SimpleNamespace) -> str:
+    """Return what comes next after a run, or after judgments."""
+    if learned is None:
+        return f"judge fifty texts: {next_command('review', given, '-n', '50')}"
+    return _after(learned, learned.certify(), given)
 
 
 def _after(learned: Learned, certificate: Certificate, given: SimpleNamespace) -> str:
@@ -254,7 +263,8 @@ async def certify(given: SimpleNamespace) -> None:
         # a script must not go on without the file
         raise typer.Exit(3)
     rows = [table.rows[found.valid[result.index]] for result in covered]
-    write_results(output, replace(table, rows=rows), dict(enumerate(covered)), {})
+    made = dict(enumerate(covered))
+    write_results(output, replace(table, rows=rows), made, {}, certified=made)
     people = sum(result.source == "person" for result in covered)
     to_stderr(
         f"{len(covered):,} of {len(results):,} texts, those certified and the {people:,} that a "

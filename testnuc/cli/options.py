@@ -38,7 +38,7 @@ EVIDENCE_OPTIONS = (*CALL_OPTIONS, "policy", "k", "min_trust")
 
 #: Those of the command that finds labels.
 DISCOVERY = (
-    *("Vote", "Fewer calls", "none_label", "multilabel"),
+    *("Vote", "Fewer calls", "none_label", "multilabel", "run"),
     *("texts_per_call", "shortlist", "score_labels"),
 )
 
@@ -126,6 +126,9 @@ def _client(
     ),
     score_labels: bool = rare(
         False, "--score-labels", help="Choose labels by token log-probabilities; for small models."
+    ),
+    run: int | None = once(
+        None, min=1, help="Of a store with several: which, of `testnuc store runs`.", hidden=True
     ),
     k: int | None = _vote(
         None,

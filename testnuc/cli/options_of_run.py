@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from testnuc import embedders, stores
+from testnuc._base.checks import hash_text
+from testnuc._base.display import one_line
 from testnuc._engine.parameters import client_arguments
 from testnuc._engine.shortlist import AUTOMATIC_ABOVE
 from testnuc.cli.event_loop import run_to_end
@@ -17,7 +21,7 @@ from testnuc.cli.files import require_store
 from testnuc.cli.label_files import read_labels
 from testnuc.cli.memory import AnswerStore, RunNote
 from testnuc.cli.options import OF_ANSWERS, Options, client_options
-from testnuc.cli.reading import existing, holds_rows
+from testnuc.cli.reading import existing, holds_rows, to_stderr
 from testnuc.cli.settings import has_password
 from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError
@@ -27,7 +31,8 @@ from testnuc.stores.sql_store import TEXT_FACTS
 #: The embedder of a store that has none yet.
 EMBEDDER = "sentence-transformers/all-MiniLM-L6-v2"
 
-_SHOWN = 6
+#: Characters of what is shown of a run, and what is, besides model and labels.
+_SHOWN, _TOLD = 60, ("instructions", "embedder")
 
 
 async def with_options_of_run(client: Options, source: str) -> Options:
@@ -104,34 +109,24 @@ async def embedders_in(store: str) -> list[str]:
 
 
 async def _scope_in(store: str, client: Options) -> dict[str, Any]:
-    """Return the options of the only run in a store that has those which are given."""
-    counted = await _held(store)
-    every = [facts for facts, _ in counted if facts.get("multilabel") or not client.several]
-    held = [facts for facts in every if _agrees(facts, client, client.named)]
-    if len(held) > 1:
-        usual = client_options()
-        set_ = [name for name in ("labels", "model") if client[name] != usual[name]]
-        held = [facts for facts in held if _agrees(facts, client, set_)]
-    if len(held) == 1:
-        return _options_of(held[0], client)
-    if client["labels"] is not None:
-        return {}
-    if len({tuple(facts["labels"]) for facts in every}) != 1:
+    """Return the options of the newest run in a store with the given ones, or of ``--run``."""
+    runs = await stored_runs(store)
+    number = client.get("run")
+    fitting = [run for run in runs if run.number == number]
+    if number is None:
+        fitting = [run for run in runs if run.fits(client)]
+    elif not fitting:
+        raise InvalidInputError(f"{store} has no run {number}; {await held_scopes(store)}")
+    if not fitting:
+        if client["labels"] is not None or not runs:
+            return {}
         raise InvalidInputError(f"{await held_scopes(store)}; name the labels with --labels")
-    return {"labels": list(every[0]["labels"])}
-
-
-def _agrees(facts: Mapping[str, Any], client: Options, asked: Collection[str]) -> bool:
-    """Whether a scope has the labels and the model of a client, as far as these are asked for."""
-    if "model" in asked and client["model"] != facts.get("model"):
-        return False
-    if "labels" not in asked or client["labels"] is None:
-        return True
-    return _labels_of(facts) == list(read_labels(client["labels"]))
-
-
-def _labels_of(facts: Mapping[str, Any]) -> list[str]:
-    return [str(name) for name in facts["labels"] if name != facts.get("none_label")]
+    if len(fitting) > 1:
+        to_stderr(
+            f"note: {store} has {len(fitting):,} such runs; the newest is used: {fitting[-1]}"
+        )
+        to_stderr(f"for another add --run N; to list them: testnuc store runs {store}")
+    return _options_of(fitting[-1].facts, client) | {"labels": fitting[-1].labels}
 
 
 def _options_of(facts: Mapping[str, Any], client: Options) -> dict[str, Any]:
@@ -143,33 +138,76 @@ def _options_of(facts: Mapping[str, Any], client: Options) -> dict[str, Any]:
     if "shortlist" not in facts and len(facts["labels"]) > AUTOMATIC_ABOVE:
         # without a shortlist, prompts had all labels, however many
         run["shortlist"] = "all"
-    described = facts.get("descriptions") or {}
-    names = _labels_of(facts)
-    run["labels"] = {name: described.get(name, "") for name in names} if described else names
     return run
 
 
-async def _held(store: str) -> list[tuple[dict[str, Any], int]]:
-    """Return the metadata of each scope with predictions, and their number."""
+@dataclass(frozen=True)
+class StoredRun:
+    """The answers in a store to one prompt: of a model, labels and settings."""
+
+    #: From 1 on, the newest last.
+    number: int
+    facts: Mapping[str, Any]
+    answers: int
+
+    @property
+    def labels(self) -> list[str] | dict[str, str]:
+        """The labels, with descriptions if there are any."""
+        described, none = self.facts.get("descriptions") or {}, self.facts.get("none_label")
+        names = [str(name) for name in self.facts["labels"] if name != none]
+        return {name: described.get(name, "") for name in names} if described else names
+
+    @property
+    def day(self) -> str:
+        """The date of the latest answer; "": an older version did not note it."""
+        dates = self.facts.get("answered") or {}
+        return max((str(of[1]) for of in dates.values() if len(of) > 1), default="")
+
+    def fits(self, client: Options) -> bool:
+        """Whether it has the model and the labels of a client, as far as these are named."""
+        facts = self.facts
+        if client.several and not facts.get("multilabel"):
+            return False
+        if "model" in client.named and client["model"] != facts.get("model"):
+            return False
+        named = "labels" in client.named
+        return not named or [*self.labels] == [*read_labels(client["labels"])]
+
+    def __str__(self) -> str:
+        facts, labels = self.facts, self.labels
+        digest = hash_text(repr(labels)).hex()[:6]
+        address = f" at {facts['base_url']}" if facts.get("base_url") else ""
+        several = ", several for a text" if facts.get("multilabel") else ""
+        described = " with descriptions" if isinstance(labels, dict) else ""
+        listed = one_line(", ".join(labels), _SHOWN)
+        parts = [
+            f"run {self.number}",
+            self.day or "no date",
+            f"{self.answers:,} answers",
+            f"{facts.get('model', 'an unknown model')}{address}",
+            f"{len(labels)} labels {digest} ({listed}){described}{several}",
+            *(f"--{n} {one_line(facts[n], _SHOWN)!r}" for n in _TOLD if facts.get(n)),
+        ]
+        return ", ".join(filter(None, parts))
+
+
+async def stored_runs(store: str | None) -> list[StoredRun]:
+    """Return the runs in a store, if there is one, that have answers; the newest last."""
+    if store is None or not _is_there(store):
+        return []
     async with opened_store(store) as opened:
-        counted = [(facts, await opened.count(scope)) for scope, facts in await opened.scopes()]
-    return [(facts, n) for facts, n in counted if n and facts.get("labels")]
+        counts, _ = await opened.counts()
+        scopes = await opened.scopes()
+    held = [(facts, counts.get(scope, 0)) for scope, facts in scopes]
+    runs = [StoredRun(0, facts, n) for facts, n in held if n and facts.get("labels")]
+    return [
+        replace(run, number=at) for at, run in enumerate(sorted(runs, key=attrgetter("day")), 1)
+    ]
 
 
 async def held_scopes(store: str) -> str:
-    """Describe the models and labels of the predictions in a store."""
-    held = []
-    for facts, n in await _held(store):
-        more = [f" at {facts['base_url']}" if facts.get("base_url") else ""]
-        more += [f", --embedder {facts['embedder']}" if facts.get("embedder") else ""]
-        labels = ", ".join(map(repr, facts["labels"][:_SHOWN]))
-        labels += ", .." if len(facts["labels"]) > _SHOWN else ""
-        labels += " (several for a text)" if facts.get("multilabel") else ""
-        model = facts.get("model", "an unknown model")
-        held.append(f"{n:,} of {model}{''.join(more)} with the labels {labels}")
-    if not held:
-        return f"{store} holds no predictions"
-    return f"{store} holds predictions: {'; '.join(held)}"
+    """Describe the runs in a store."""
+    return f"{store} holds: {'; '.join(map(str, await stored_runs(store))) or 'no answers'}"
 
 
 @asynccontextmanager
@@ -186,6 +224,7 @@ async def opened_store(store: str) -> AsyncIterator[Any]:
 def client_of(options: Mapping[str, Any], **instead: Any) -> TestNUC:
     """Return a client of command-line options; arguments in `instead` win."""
     flat = {**options, **instead}
+    flat.pop("run", None)
     if flat["labels"] is None:
         raise InvalidInputError("there are no labels; give --labels, a file or a,b,c")
     given = client_arguments({**flat, "labels": read_labels(flat["labels"])})

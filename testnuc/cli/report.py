@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 from testnuc._base.jsonl import table
 from testnuc.cli.answered_texts import stored_results
+from testnuc.cli.describe import summary
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import require_kind
 from testnuc.cli.label_files import read_labels
@@ -28,7 +29,10 @@ from testnuc.results import read_results
 def run(given: SimpleNamespace) -> None:
     """Read results and write the page."""
     file, output, client = given.source, given.output, given.client
-    require_kind(output, ".html", ".htm")
+    require_kind(output, ".html", ".htm", *([".md"] if given.summary else []))
+    if given.summary:
+        run_to_end(summary(given))
+        return
     kind = Path(file).suffix.lower()
     if kind == ".txt":
         raise InvalidInputError(

@@ -15,7 +15,7 @@ from testnuc._base.jsonl import part_of, table
 from testnuc.cli import parquet
 from testnuc.cli.files import require_store
 from testnuc.cli.options import require_folder
-from testnuc.cli.options_of_run import opened_store
+from testnuc.cli.options_of_run import opened_store, stored_runs
 from testnuc.cli.reading import existing, to_stderr
 from testnuc.errors import InvalidInputError
 from testnuc.stores import export as moving
@@ -64,18 +64,14 @@ async def import_(given: SimpleNamespace) -> None:
     to_stderr(f"imported {_counted(seen)} from {file}; existing entries were kept")
 
 
-async def stats(given: SimpleNamespace) -> None:
-    """Print a line for each model and label set, and for each embedder."""
+async def runs(given: SimpleNamespace) -> None:
+    """Print a line for each run, the newest last, and for each embedder."""
     require_store(given.place)
-    lines = []
+    lines = list(map(str, await stored_runs(given.place)))
     async with opened_store(given.place) as opened:
-        predictions, texts = await opened.counts()
-        for scope, facts in await opened.scopes():
-            model = facts.get("model", "unknown model")
-            labels = f"{len(facts['labels'])} labels" if "labels" in facts else "unknown labels"
-            lines.append(f"{predictions.get(scope, 0):>12,} predictions  {model}, {labels}")
+        _, texts = await opened.counts()
         for embedder, dim in await opened.embedders():
-            lines.append(f"{texts[embedder]:>12,} texts        {embedder}, {dim} dimensions")
+            lines.append(f"{texts[embedder]:,} texts, {embedder}, {dim} dimensions")
     for line in lines or ["the store is empty"]:
         print(line)
 

@@ -36,28 +36,12 @@ async def serve(
     """Serve until SIGTERM or Ctrl-C, finish in-flight requests, then return.
 
     While `prepare` runs, and after the signal, ``/readyz`` returns 503. A second signal aborts
-    in-flight requests.
+    in-flight requests. Return whether all were finished.
 
-    Parameters
-    ----------
-    service : Service
-    prepare : callable, optional
-        Prepares the client: loads a model, fills the pool. Its exceptions stop the service.
-    listening : callable, optional
-        Called with the URL.
-    reload : callable, optional
-        Called on SIGHUP once the service is ready: `Service.use` takes another client. If it
-        raises an exception, that is logged, and the service goes on. Default: SIGHUP is as SIGTERM.
-
-    Returns
-    -------
-    bool
-        Whether all in-flight requests were finished.
-
-    Raises
-    ------
-    ConfigurationError
-        Cannot listen on the address.
+    `prepare` loads a model or fills the pool; its exceptions stop the service. `listening` is
+    called with the URL, `reload` on SIGHUP once the service is ready (`Service.use` takes another
+    client; its exceptions are logged). Without it SIGHUP is as SIGTERM. An address on which it
+    cannot listen is a `ConfigurationError`.
     """
     settings = service.settings
     runner = web.AppRunner(

@@ -74,28 +74,12 @@ def _page_headers(own: str | None = None) -> dict[str, str]:
 
 
 class Service:
-    """Classifies texts over HTTP with one client.
+    """Classifies texts over HTTP with one client, which the caller opens and closes.
 
-    Parameters
-    ----------
-    nuc : TestNUC
-        Shared by all requests, which are embedded together and share in-flight calls. The caller
-        opens and closes it.
-    settings : ServerSettings, optional
-    page : callable, optional
-        Renders the HTML at ``/results`` from the latest results, newest last; may be a coroutine
-        function. Default: they are not shown.
-
-    Attributes
-    ----------
-    app : aiohttp.web.Application
-        Serves all routes, for your own runner.
-    state : {"starting", "ready", "draining"}
-        Set it to "ready" when the client can be used.
-    status : {"starting", "ready", "paused", "draining"}
-        Returned by ``/readyz``.
-    recent : deque of Classification
-        The latest results.
+    All requests share it: they are embedded together, and share in-flight calls. `page` renders the
+    HTML at ``/results`` from the latest results, newest last; without it they are not shown. `app`
+    serves all routes, for your own runner. Set `state` ("starting", "ready", "draining") to "ready"
+    when the client can be used; `status` may also be "paused".
     """
 
     def __init__(

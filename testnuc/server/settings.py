@@ -20,40 +20,11 @@ _SECONDS = ("body_timeout", "idle_timeout", "request_timeout", "drain_timeout")
 class ServerSettings:
     """Settings of a `Service`; validated on creation.
 
-    Parameters
-    ----------
-    host, port
-        The address to listen on; port 0 chooses a free one.
-    token : str, optional
-        Callers send it as ``Authorization: Bearer ..``. Required for an address that is not
-        loopback.
-    max_body : int
-        Most bytes of a request.
-    max_texts : int
-        Most texts of a request.
-    max_text_chars : int
-        Most characters of a text.
-    max_pending : int
-        Texts in progress and queued, of all requests together; more are rejected with 429.
-    body_timeout : float
-        Seconds to receive a request.
-    idle_timeout : float
-        Seconds after which an idle connection, or one that does not read its response, is closed.
-    request_timeout : float
-        Seconds after which a request is answered with 504; later answers of the LLM are still
-        stored.
-    grace : float
-        Seconds after SIGTERM in which requests are still accepted while ``/readyz`` returns 503, so
-        that a load balancer can stop routing to this process.
-    drain_timeout : float
-        Seconds for requests in progress to finish after that.
-    cors_origins : tuple of str
-        Origins whose pages may send requests, such as ``"https://desk.example"``; ``"*"``: all.
-    access_log : bool
-        Whether to log each request, without its texts, to the logger ``testnuc.access``.
-    audit : int, optional
-        Texts a week that are set aside in the store, at random, to be judged by a person: see
-        ``testnuc audit``. Default: none.
+    `max_pending` texts are in progress and queued, of all requests together; more are rejected with
+    429. Times are in seconds: to receive a request (`body_timeout`), until an idle connection is
+    closed, until a request is answered with 504 (later answers of the LLM are still stored), after
+    SIGTERM while requests are still accepted and ``/readyz`` returns 503 (`grace`), and then for
+    requests in progress to finish. `audit`: texts a week that are set aside in the store.
     """
 
     host: str = "127.0.0.1"

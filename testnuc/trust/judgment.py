@@ -74,6 +74,8 @@ class Judgment(Brief):
     uniform: bool | None = None
     #: The ranking of texts by trust that it was drawn from, to certify; "": none.
     ranking: str = ""
+    #: The date when it was learned from; "": an older version did not say.
+    day: str = ""
 
     def record(self) -> list[Any]:
         """Return its values, as they are stored."""

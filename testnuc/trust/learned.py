@@ -243,15 +243,38 @@ class Learned(Brief):
         """
         if self.unproved or not len(self.before):
             return None
-        differs = self.differs
-        if not len(differs):
-            differs = np.zeros(self.cohorts[0] if self.cohorts else self.texts, np.bool_)
-        # nothing is said of texts that came since
-        by = self.person & (self.rows < len(differs))
+        return self._accuracy(self.right, np.ones(len(self._differs), np.bool_))
+
+    def by_label(self) -> dict[str, Accuracy]:
+        """Return how many of the texts that have a label have it rightly, by label.
+
+        Those of which too few were drawn at random are left out. `Accuracy.before` is of the same
+        texts by the LLM's labels.
+        """
+        found = {}
+        for at, label in enumerate(self.labels) if not self.unproved and len(self.before) else ():
+            right, inside = self.right, self.given == at
+            if isinstance(self.rule, Thresholds):
+                right, inside = self._of_label(label)
+            inside = inside[: len(self._differs)]
+            if len(inside) and (said := self._accuracy(right, inside)) is not None:
+                found[label] = said
+        return found
+
+    @property
+    def _differs(self) -> Bools:
+        """The texts on which candidates differ, of those that were there when it was learned."""
+        n = self.cohorts[0] if self.cohorts else self.texts
+        return self.differs if len(self.differs) else np.zeros(n, np.bool_)
+
+    def _accuracy(self, right: Bools, inside: Bools) -> Accuracy | None:
+        """Return how many labels of the texts inside are right, of those that were there then."""
+        by = self.person & (self.rows < len(inside))
+        by[by] = inside[self.rows[by]]
         return accuracy_of(
-            differs,
-            self.rows[by],
-            self.right[by],
+            self._differs[inside],
+            (np.cumsum(inside) - 1)[self.rows[by]],
+            right[by],
             self.before[by],
             self.draws.drawn[by],
             self.drawn[by],

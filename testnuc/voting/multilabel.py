@@ -34,26 +34,11 @@ def vote_multilabel(
 ) -> Labels:
     """Vote for each label in rows that point to their neighbors in a pool of predictions.
 
-    Parameters
-    ----------
-    neighbor_ids : int64[B, K]
-        Positions in the pool, most similar first, without the text itself; -1 is padding.
-    similarities : float32[B, K]
-    own_ids : int64[B]
-        Positions of the texts themselves.
-    pool : Labels
-        The labels of the pool, with confidences as shares.
-    n_classes, policy, threads
-        As for `testnuc.voting.vote`. With confidences, a label counts as much as the text's
-        confidence in it, out of the full weight of the text.
-    threshold : float, optional
-        A label is given if its share is larger; or equal, and the text itself gave it. Default:
-        that of the policy, else 0.5.
-    checked : bool
-        Whether the pool was validated before.
+    Arguments are as for `vote_pool`, but `pool` has labels with confidences as shares: a label
+    counts as much as the text's confidence in it, out of the full weight of the text. It is given
+    if its share is above `threshold` (default: that of the policy, else 0.5), or equal, and the
+    text itself gave it. `checked`: the pool was validated before.
 
-    Examples
-    --------
     >>> pool = Labels.of([[(0, 0.9)], [(0, 0.8), (2, 0.7)], [(2, 0.6)]])
     >>> vote = vote_multilabel([[1, 2]], [[0.9, 0.8]], [0], pool, n_classes=3)
     >>> vote.label.tolist(), vote.share.astype(float).round(2).tolist(), vote.given.tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import zlib
 from dataclasses import replace
 
@@ -121,6 +122,7 @@ async def test_fifty_judgments_improve_labels_without_a_further_call():
         assert said.before.low <= alone <= said.before.high
         assert str(said) in str(learned)
         assert str(said) in after.summary()
+        assert {judgment.day for judgment in learned.judged} == {f"{dt.datetime.now(dt.UTC):%F}"}
         # trust never contradicts what is shown beside it
         for row in after:
             assert next(iter(row.votes)) == row.label

@@ -362,10 +362,11 @@ def test_answers_outside_the_list_are_counted_and_shown(source, tmp_path):
     assert "25 labeled, 5 without a label, 5 answered outside the labels" in last
     assert "failed" not in err
     assert "answers outside the labels, most often: 'weather forecast' (5)" in err
-    assert "5 of these texts have no label (nuc_own_said holds the answer): add what" in err
+    assert "5 of these texts have no label (nuc_error holds the answer): add what" in err
     with out.open(newline="") as file:
         made = list(csv.DictReader(file))
-    assert [row["nuc_own_said"] for row in made] == [odd.get(t, "") for t in messages(30)]
+    said_so = "the LLM said what is no label: weather forecast"
+    assert [row["nuc_error"] for row in made] == [said_so * (t in odd) for t in messages(30)]
     assert [row["nuc_label"] for row in made[::6]] == [""] * 5
 
 

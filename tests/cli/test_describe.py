@@ -4,11 +4,14 @@ import csv
 import datetime as dt
 import hashlib
 import io
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
+from testnuc._engine.describing import _cell
+from testnuc.report.plain import page_of
 from testnuc.testing import LoopbackLLM
 from tests.cli.in_process import run_here
 from tests.cli.test_judging import TEXTS, judged, options, wrong_at_random
@@ -42,10 +45,10 @@ def test_a_page_says_how_labels_were_made(labeled):
         "240 texts (240 distinct) were labeled by the LLM `openai/test` at temperature 0.7",
         "90 of them were drawn at random and judged by people",
         "| refund |",
-        "90 of 90 at random from all",
-        "Certificate: ",
+        "90 texts were drawn with known probabilities, 90 of them at random from all",
+        f"- {dt.datetime.now(dt.UTC).date()}: 90 judged by person",
         "Krippendorff's alpha",
-        "95% intervals: each interval alone",
+        "Intervals are those of 95 %, each alone",
         "- numpy ",
     ):
         assert said in page
@@ -57,6 +60,79 @@ def test_a_page_says_how_labels_were_made(labeled):
     assert (code, out) == (0, "")
     assert "Krippendorff" not in Path("methods.md").read_text()
     assert run_here("describe", "out.csv", "-o", "methods.txt")[0] == 2
+
+
+@pytest.mark.slow
+def test_one_page_says_how_good_labels_are_and_what_comes_next(labeled):
+    code, out, err = run_here("report", "out.csv", "--summary", "-o", "page.md")
+    assert (code, out) == (0, ""), err
+    page = Path("page.md").read_text()
+    for said in (
+        "240 texts (240 distinct)",
+        "of all labels are right by your judgments",
+        "| label | texts | share, by the judgments | right, of these texts |",
+        "90 judged by person",
+        "## Next\n\n",
+        "testnuc ",
+    ):
+        assert said in page
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| refund")]
+    assert len(rows) == 1
+    low, high = re.search(r"\((\d+.\d) to (\d+.\d)\)", rows[0][3]).groups()
+    assert 0 < float(low) < float(high) <= 100
+    assert not any(text in page for text in TEXTS)
+    assert run_here("report", "out.csv", "--summary", "-o", "page.html")[0] == 0
+    html = Path("page.html").read_text()
+    assert html.startswith("<!doctype html>")
+    assert "<td>refund</td>" in html
+    assert "<script" not in html
+    assert run_here("report", "out.csv", "-o", "page.md")[0] == 2
+
+
+def test_labels_mean_nothing_on_the_page():
+    label = _cell("a|b<script>*x* [y](http://z) ![i](u)\n&amp;")
+    page = page_of(f"| label |\n| --- |\n| {label} |\n", "<title>")
+    assert "<script" not in page
+    assert "<title>&lt;title&gt;" in page
+    assert "<td>a|b&lt;script&gt;*x* [y](http://z) ![i](u) &amp;amp;</td>" in page
+
+
+@pytest.mark.slow
+def test_a_file_has_six_columns_and_says_which_labels_are_certified(labeled):
+    short = ["nuc_label", "nuc_trust", "nuc_certified", "nuc_source", "nuc_own_label", "nuc_error"]
+
+    def rows_of(name):
+        rows = list(csv.DictReader(io.StringIO(Path(name).read_text())))
+        assert [column for column in rows[0] if column.startswith("nuc_")] == short
+        return rows
+
+    assert {row["nuc_certified"] for row in rows_of("out.csv")} == {""}
+    assert run_here("learn", "out.csv", "review.json", "-o", "better.csv")[0] == 0
+    assert {row["nuc_certified"] for row in rows_of("better.csv")} == {"no"}
+    for _ in range(4):
+        assert (
+            run_here("review", "out.csv", "-n", "50", "--goal", "certify", "-o", "r.json")[0] == 0
+        )
+        judged("r.json")
+        assert run_here("learn", "out.csv", "r.json", "-o", "better.csv", "--overwrite")[0] == 0
+        Path("r.json").unlink()
+        made = rows_of("better.csv")
+        if any(row["nuc_certified"] == "yes" for row in made):
+            break
+    assert {row["nuc_certified"] for row in made} <= {"yes", "no"}
+    code, _, err = run_here("certify", "out.csv", "-o", "certified.csv")
+    assert code == 0, err
+    certified = [row["text"] for row in made if row["nuc_certified"] == "yes"]
+    assert [row["text"] for row in rows_of("certified.csv")] == certified != []
+    # a run that applies what was learned says the same; all columns on request
+    given = ["classify", "tickets.csv", *options(labeled), "--overwrite"]
+    assert run_here(*given, "-o", "again.csv")[0] == 0
+    again = [row["text"] for row in rows_of("again.csv") if row["nuc_certified"] == "yes"]
+    assert again == certified
+    assert run_here(*given, "--full", "-o", "full.csv")[0] == 0
+    assert {*short, "nuc_share", "nuc_own_said"} < {
+        *Path("full.csv").read_text().split("\n")[0].strip().split(",")
+    }
 
 
 @pytest.mark.slow

@@ -118,7 +118,7 @@ def test_diagnose_results_and_stores(tmp_path):
         assert "240 predictions" in of_file
         assert "vote: " in of_file
         for arguments, says in (
-            ((store, "--labels", "a,b"), f"240 of openai/test at {llm.base_url}, --embedder"),
+            ((store, "--labels", "a,b"), f"240 answers, openai/test at {llm.base_url}, 3 labels"),
             ((store, *given, "--labels", "a,b"), "no answer of openai/test with these labels"),
             ((tmp_path / "nowhere.db",), "check the path"),
             ((source,), "does not hold the label set; name it with --labels"),

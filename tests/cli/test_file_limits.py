@@ -22,6 +22,7 @@ from testnuc.cli.memory import RunNote
 from testnuc.cli.reading import Table, read_table
 from testnuc.cli.settings import read_settings
 from testnuc.errors import ConfigurationError, StoreError
+from testnuc.records import result_of
 from testnuc.stores.sqlite.store import SqliteStore
 from tests.cli.in_process import run_here
 
@@ -353,7 +354,8 @@ def test_what_an_llm_says_can_be_read_again(folder, kind):
     row = labeled(None, Prediction(None, 0.5, said))
     write_results(f"out{kind}", Table([{"text": "a\uffff"}], ["text"], "text"), {0: row}, {})
     table = read_table(f"out{kind}", "text")
-    assert table.rows[0]["nuc_own_said"]
+    assert table.rows[0]["nuc_error"].startswith("the LLM said what is no label: q")
+    assert result_of(table.rows[0], 0, "text").prediction.said[0] == "q"
 
 
 def test_columns_of_an_earlier_run_do_not_stay(folder):

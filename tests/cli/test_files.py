@@ -586,7 +586,7 @@ def test_no_words_of_a_model_are_a_formula_and_all_are_read_back(tmp_path, suffi
         for at, said in enumerate(SAID)
     }  # fmt: skip
     output = tmp_path / f"out{suffix}"
-    write_results(str(output), table, results, {})
+    write_results(str(output), table, results, {}, run={})
     with output.open(newline="", encoding="utf-8") as file:
         raw = list(csv.DictReader(file, delimiter="\t" if suffix == ".tsv" else ","))
     for said, row in zip(SAID, raw, strict=True):
@@ -600,5 +600,5 @@ def test_no_words_of_a_model_are_a_formula_and_all_are_read_back(tmp_path, suffi
     assert [result_of(row, 0, "text").prediction.said for row in read.rows] == SAID
     # once more, from what was read
     again = tmp_path / f"again{suffix}"
-    write_results(str(again), read, results, {})
+    write_results(str(again), read, results, {}, run={})
     assert again.read_bytes() == output.read_bytes()

@@ -336,15 +336,26 @@ def test_options_that_are_given_win_over_those_of_the_store(tickets):
         assert "no answer of openai/test with these labels and settings" in err
         code, _, err = run_here("review", "labels.db", "--labels", "a,b")
         assert code == 2
-        assert f"240 of openai/test at {llm.base_url}, --embedder" in err
-        assert "with the labels 'refund', 'delivery', 'login'" in err
-        # two runs: the options say which
+        assert f"240 answers, openai/test at {llm.base_url}, 3 labels" in err
+        assert "(refund, delivery, login)" in err
+        # of two runs the newest, and the other by its number
         run_here("classify", tickets, *given, "--instructions", "Be strict.")
-        code, _, err = run_here("review", "labels.db")
+        code, out, _ = run_here("store", "runs", "labels.db")
+        first, second, texts = out.splitlines()
+        assert (code, first.split(", ")[0], second.split(", ")[0]) == (0, "run 1", "run 2")
+        assert "--instructions 'Be strict.'" in second
+        assert "Be strict." not in first
+        assert texts.startswith("240 texts, ")
+        for number, strict in ((None, True), ("1", False), ("2", True)):
+            named = [] if number is None else ["--run", number]
+            code, _, err = run_here("review", "labels.db", "-n", "20", *named, "-o", "r.json")
+            assert code == 0, err
+            assert ("the newest is used: run 2" in err) is (number is None)
+            assert (Review.load("r.json").context.instructions == "Be strict.") is strict
+            Path("r.json").unlink()
+        code, _, err = run_here("review", "labels.db", "--run", "3")
         assert code == 2
-        assert err.count("240 of openai/test") == 2
-        code, _, err = run_here("review", "labels.db", *options(llm))
-        assert code == 0, err
+        assert "labels.db has no run 3; labels.db holds: run 1, " in err
 
 
 def labels_in(path):

@@ -120,14 +120,6 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path, monkeypatch, file, opti
     assert not (tmp_path / "report.html").exists()
 
 
-def test_full_needs_a_file_that_can_hold_it(tmp_path):
-    source = tmp_path / "in.txt"
-    source.write_text("a\nb\n")
-    code, _, err = run_here("classify", source, "--labels", "a,b", "--full", "-o", "out.csv")
-    assert code == 2
-    assert "out.csv cannot hold neighbors and votes (--full); name a .jsonl" in err
-
-
 def answer(text):
     number = int(text.rsplit(maxsplit=1)[1])
     return LABELS[(LABELS.index(gold(text)) + (number % 5 == 0)) % 3], 0.9

@@ -27,7 +27,7 @@ def source(tmp_path):
 def test_version_and_short_help():
     code, out, _ = run_here("--version")
     assert (code, out.split()[:2]) == (0, ["testnuc", __version__])
-    for command in ([], ["classify"], ["store"], ["store", "stats"]):
+    for command in ([], ["classify"], ["store"], ["store", "runs"]):
         code, out, _ = run_here(*command, "-h")
         assert code == 0
         assert "--help" in out

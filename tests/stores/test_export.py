@@ -83,10 +83,10 @@ def test_to_another_file_and_again(filled, tmp_path, kind):
         assert "60 predictions, 61 texts, 1 other vectors" in err
         assert asyncio.run(contents(target)) == asyncio.run(contents(path))
     asyncio.run(same_labels(base_url, target, expected))
-    code, out, _ = run("stats", target)
+    code, out, _ = run("runs", target)
     assert code == 0
-    assert "60 predictions  openai/x, 3 labels" in out
-    assert "61 texts        testnuc/hash-64-0, 64 dimensions" in out
+    assert "60 answers, openai/x" in out
+    assert "61 texts, testnuc/hash-64-0, 64 dimensions" in out
 
 
 def test_to_postgresql_and_back(filled, tmp_path, database):
@@ -193,7 +193,7 @@ def test_mistakes_are_one_line_and_exit_code_2(filled, tmp_path):
         (("import", tmp_path / "none.jsonl", target), "there is no file"),
         (("import", file, foreign), "foreign.db"),
         (("import", file, "mysql://host/db"), "postgresql://"),
-        (("stats", tmp_path / "none.db"), "there is no store"),
+        (("runs", tmp_path / "none.db"), "there is no store"),
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "pyarrow", None)
