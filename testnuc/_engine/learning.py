@@ -219,6 +219,7 @@ class Learning:
                     and item.probability is not None
                     and not (mixed and item.source == "person"),
                     review.ranking,
+                    agreed=not item.said if item.judges > 1 else None,
                 )
                 for item in review[: last + 1]
             ]
@@ -368,6 +369,7 @@ def _merged(earlier: Sequence[Judgment], new: Sequence[Judgment]) -> tuple[Judgm
             label=judgment.label,
             source=judgment.source,
             day=judgment.day,
+            agreed=old.agreed if judgment.agreed is None else judgment.agreed,
             # who confirms an answer of a referee by hand chooses which
             uniform=judgment.uniform if same_draw or "referee" in change else old.uniform,
         )

@@ -225,6 +225,10 @@ def review(
         "A .json file.", show_default="review.json, or review-2.json, .."
     ),
     by_hand: bool = once(False, "--answer", help="Judge the texts in the terminal."),
+    blind: bool = once(False, "--blind", help="Do not show what the LLM and candidates say."),
+    judges: int | None = once(
+        None, min=1, help="A file for each of these judges; a tenth of the texts is in all."
+    ),
     open_page: bool | None = typer.Option(
         None,
         "--open/--no-open",

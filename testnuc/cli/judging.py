@@ -73,9 +73,27 @@ def review(given: SimpleNamespace) -> None:
         alike = ": no candidate differs from another" if given.goal == "decide" else ""
         raise InvalidInputError(f"{source} has no text left to judge{alike}; choose another --goal")
     drawn.context = replace(drawn.context, run=tuple(run))
+    if given.blind:
+        drawn, results = drawn.blind(), None
+    if given.judges is not None:
+        _share_out(drawn.split(given.judges), output, run)
+        return
     drawn.save(output)
     to_stderr(f"{len(drawn):,} of {drawn.texts:,} texts to judge, written to {output}")
     _judge(drawn, output, results, given, drawn=True)
+
+
+def _share_out(parts: Sequence[Review], output: str, run: Sequence[str]) -> None:
+    """Write a file for each judge."""
+    files = [str(Path(output).with_stem(f"{Path(output).stem}-{n + 1}")) for n in range(len(parts))]
+    for file in files:
+        if Path(file).exists():
+            raise InvalidInputError(f"{file} exists; name another -o")
+    for part, file in zip(parts, files, strict=True):
+        part.save(file)
+        to_stderr(f"{len(part):,} texts to judge, written to {file}: testnuc review {file}")
+    then = ["learn", run[0], *files, *run[1:]]
+    to_stderr(f"when all are judged: {shlex.join(['testnuc', *then])}")
 
 
 def _judge(
@@ -98,6 +116,7 @@ def _judge(
     to_stderr(f"{len(review.judged):,} of {len(review):,} texts are judged, saved in {path}")
     # a review may come from another person: do not apply its options unseen
     known = "STORE" not in words if drawn else Path(source).is_file() and not more
+    known = known and all(item.position is None for item in review)
     if done and known:
         from testnuc.cli import app
 

@@ -68,7 +68,7 @@ function explanationOf({ data, choices, described, nameOf, rowOf, goTo, leave })
   }
 
   function factsOf(row) {
-    const own = !row.a ? "nothing: it was not asked, or its call failed"
+    const own = !row.a ? (data.only ? null : "nothing: it was not asked, or its call failed")
       : row.o !== null ? `${nameOf(row.o)}${row.f === null ? "" : ` (confidence ${two(row.f)})`}`
       : `nothing usable${row.d ? `: ${cut(row.d, 300)}` : ""}`;
     return [

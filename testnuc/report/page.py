@@ -40,7 +40,8 @@ def _results_of(review: Iterable[ReviewItem]) -> list[Classification]:
             margin=0.0,
             voters=0,
             complete=True,
-            prediction=Prediction(item.own_label, None),
+            # a blind review does not say
+            prediction=Prediction(item.own_label, None) if item.candidates else None,
             neighbors=item.neighbors,
             trust=item.trust,
         )

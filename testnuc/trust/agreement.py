@@ -62,6 +62,20 @@ def agreement_of(answers: Sequence[Sequence[str | None]], people: int) -> Agreem
     )
 
 
+def judge_error(agreed: Sequence[bool], confidence: float) -> float | None:
+    """Return an upper bound of how often a judge errs on average; None: no text has two judgments.
+
+    `agreed`: whether those of a text are equal. As if one of two who differ is right, and both who
+    agree are: an interval of a binomial proportion (Clopper and Pearson 1934), halved.
+    """
+    from scipy.special import betaincinv
+
+    differ = agreed.count(False)
+    if differ == len(agreed):
+        return 0.5 if agreed else None
+    return float(betaincinv(differ + 1, len(agreed) - differ, confidence)) / 2
+
+
 def _equal(texts: _Texts) -> float:
     pairs = sum(number * len(said) * (len(said) - 1) for said, number in texts.items())
     return _same(texts, pairs=True) / pairs

@@ -44,7 +44,7 @@ def join_reviews(reviews: Mapping[str, Review] | Sequence[Review]) -> JoinedRevi
     ----------
     reviews : mapping of str to Review, or sequence of Review
         Who judged, or the name of the file -> the review; without names these are "judge 1", ..
-        Either all hold the same drawn texts, or their texts were chosen.
+        All hold the same drawn texts, or are parts of one review, or their texts were chosen.
 
     Raises
     ------
@@ -61,13 +61,15 @@ def join_reviews(reviews: Mapping[str, Review] | Sequence[Review]) -> JoinedRevi
     disagreements = undecided = 0
     shared: list[list[str | None]] = []
     items = []
-    for index, said in enumerate(of_text.values()):
+    # of parts, in the order in which they were drawn
+    ordered = sorted(of_text.values(), key=lambda said: said[0][1].position or 0)
+    for index, said in enumerate(ordered):
         people = [(name, item) for name, item in said if item.source == "person"]
         votes = Counter(item.answer for _, item in people)
         if len(people) > 1:
             shared.append([item.answer for _, item in people])
         disagreements += len(votes) > 1
-        joint = replace(said[0][1], index=index)
+        joint = replace(said[0][1], index=index, judges=len(people), position=None)
         if votes:
             answer, most = votes.most_common(1)[0]
             if 2 * most > len(people):
@@ -100,12 +102,15 @@ def _checked(reviews: Mapping[str, Review]) -> Review:
     for name, review in reviews.items():
         if review.label_set != first.label_set:
             raise InvalidInputError(f"{name} has another label set than the first review")
-        if not chosen and _draws(review) != _draws(first):
+        if not chosen and _whole(review) != _whole(first):
             raise InvalidInputError(
                 f"{name} has other texts than the first review; learn from one after the other"
             )
     return first
 
 
-def _draws(review: Review) -> list[tuple[str, float | None, float | None]]:
+def _whole(review: Review) -> list[object]:
+    """Return what reviews that are joined have in common: the draws, or that of which parts are."""
+    if any(item.position is not None for item in review):
+        return [review.texts, review.ranking, review.model]
     return [(item.text, item.probability, item.floor) for item in review]

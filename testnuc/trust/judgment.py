@@ -76,11 +76,13 @@ class Judgment(Brief):
     ranking: str = ""
     #: The date when it was learned from; "": an older version did not say.
     day: str = ""
+    #: Whether several people said the same; None: one judged it.
+    agreed: bool | None = None
 
     def record(self) -> list[Any]:
         """Return its values, as they are stored."""
-        text, key, *rest = astuple(self)
-        return [text, key.hex(), *rest]
+        text, key, *rest, agreed = astuple(self)
+        return [text, key.hex(), *rest, *(() if agreed is None else (agreed,))]
 
     @classmethod
     def of(cls, record: Sequence[Any]) -> Judgment:

@@ -23,6 +23,7 @@ from testnuc._base.checks import checked_whole
 from testnuc._base.display import Brief
 from testnuc.errors import InvalidInputError, StoreError
 from testnuc.trust.accuracy import Accuracy, accuracy_of
+from testnuc.trust.agreement import judge_error
 from testnuc.trust.argmax import Argmax
 from testnuc.trust.certificates import (
     Certificate,
@@ -335,7 +336,13 @@ class Learned(Brief):
             names = np.array([*self.labels, None], dtype=object)
             given = names[self.given[: len(sure)]][sure] if len(self.given) else repeat(())
             among = dict(zip(self.keys[: len(sure)][sure].tolist(), given, strict=False))
-        return replace(certificate, level=level, among=among)
+        error = judge_error(self._agreed, confidence)
+        return replace(certificate, level=level, among=among, judge_error=error)
+
+    @property
+    def _agreed(self) -> list[bool]:
+        """Whether those who judged a text said the same, of each that several judged."""
+        return [j.agreed for j in self.judged if j.agreed is not None]
 
     def later(self, hashes: Sequence[bytes], among: int = 0) -> list[bool]:
         """Return which texts are not among the first ones that have a fixed trust; 0: all these."""
@@ -403,6 +410,14 @@ class Learned(Brief):
             )
         if accuracy := self.accuracy():
             lines.append(str(accuracy))
+        agreed = self._agreed
+        if (errs := judge_error(agreed, _USUAL)) is not None:
+            differ = agreed.count(False)
+            lines.append(
+                f"Judges differ on {differ:,} of {len(agreed):,} texts that several judged: each "
+                f"errs in about {differ / len(agreed) / 2:.1%}, at most {errs:.1%} with 90% "
+                "confidence, if one of two who differ is right."
+            )
         if self.fewer:
             counts = ", ".join(
                 f"{label!r} ({before / self.texts:.1%} -> {after / self.texts:.1%})"

@@ -7,13 +7,14 @@ import os
 from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from math import ceil
 from typing import Any, Literal, overload
 
 import numpy as np
 import orjson
 
 from testnuc._base.arrays import Bools, Floats
-from testnuc._base.checks import hash_text
+from testnuc._base.checks import checked_number, checked_whole, hash_text
 from testnuc._base.display import Brief
 from testnuc._base.jsonl import bytes_of, write_whole
 from testnuc.errors import InvalidInputError
@@ -75,6 +76,10 @@ class ReviewItem(Brief):
     said: tuple[tuple[str, str | None], ...] = ()
     #: The label that is kept now.
     label: str | None = None
+    #: How many people judged it.
+    judges: int = 1
+    #: Position in the whole review, of which this one is the part of a judge; None: it is whole.
+    position: int | None = None
 
 
 class Review(Sequence[ReviewItem]):
@@ -193,6 +198,57 @@ class Review(Sequence[ReviewItem]):
             multilabel=self.multilabel,
             ranking=self.ranking,
         )
+
+    def blind(self) -> Review:
+        """Return it without what the LLM, candidates and neighbors say: no judge sees it."""
+        items = [
+            replace(
+                item,
+                own_label=None,
+                label=None,
+                candidates=(),
+                trust=None,
+                neighbors=tuple(Neighbor(n.text, n.similarity, None, None) for n in item.neighbors),
+            )
+            for item in self
+        ]
+        made = self.with_items(items)
+        made.context = replace(self.context, candidates=(), earlier=(), differing=None)
+        return made
+
+    def split(self, judges: int = 2, overlap: float = 0.1, *, seed: int = 0) -> list[Review]:
+        """Return a part for each of several judges; some texts are in all of them.
+
+        `join_reviews` joins the parts. How often judges differ on the texts that all of them have
+        says how often they err.
+
+        Parameters
+        ----------
+        judges : int
+            1: the whole review, and a second one with some of its texts, for the same person on
+            another day.
+        overlap : float
+            The part of the texts that is in all.
+        seed : int
+
+        Returns
+        -------
+        list of Review
+        """
+        checked_whole("judges", judges, least=1)
+        checked_number("overlap", overlap, 0, 1)
+        order = np.random.default_rng(seed).permutation(len(self)).tolist()
+        both, rest = np.split(np.array(order, np.int64), [ceil(overlap * len(order))])
+        parts = [[*both, *rest[judge::judges]] for judge in range(judges)]
+        return [
+            self.with_items(
+                [
+                    replace(self[place], index=index, position=place)
+                    for index, place in enumerate(sorted(map(int, places)))
+                ]
+            )
+            for places in ([parts[0], [*both]] if judges == 1 else parts)
+        ]
 
     def withdraw(self, index: int) -> None:
         """Take the answer of an item back.
@@ -406,12 +462,16 @@ def draw(
 
 def _facts(record: dict[str, Any]) -> tuple[list[str], int]:
     """Return the labels of a file, and the number of texts."""
-    labels, texts = record["labels"], int(record["texts"])
+    labels, texts = record["labels"], _count(record["texts"])
     if not (isinstance(labels, list) and all(isinstance(label, str) for label in labels)):
         raise TypeError("labels are no list of strings")
-    if not 0 <= texts < _MOST_TEXTS:
-        raise ValueError(f"texts is {texts}")
     return labels, texts
+
+
+def _count(value: Any) -> int:
+    if not 0 <= (number := int(value)) < _MOST_TEXTS:
+        raise ValueError(f"a number is {number}")
+    return number
 
 
 def _item(index: int, given: dict[str, Any]) -> ReviewItem:
@@ -434,6 +494,8 @@ def _item(index: int, given: dict[str, Any]) -> ReviewItem:
         said=tuple((str(name), _one_string(label)) for name, label in given.get("said", ())),
         # files of older versions lack it
         label=_one_string(given.get("label", given["own_label"])),
+        judges=_count(given.get("judges", 1)),
+        position=None if given.get("position") is None else _count(given["position"]),
     )
 
 

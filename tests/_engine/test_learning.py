@@ -13,7 +13,7 @@ import pytest
 from testnuc import InvalidInputError, Referee, Results, Review, TestNUC
 from testnuc._base.checks import hash_text
 from testnuc.protocols import Answer, Reply
-from testnuc.trust import Learned
+from testnuc.trust import Learned, join_reviews
 from testnuc.trust.judgment import Judgment, draws_of
 
 CLASSES = 6
@@ -652,3 +652,44 @@ async def test_a_review_does_without_names_that_cannot_be_embedded():
         await nuc.classify_many(texts_of(60))
         for item in await nuc.review(5):
             assert all(by != ("its name",) for _, by in item.candidates)
+
+
+@pytest.mark.slow
+async def test_skipped_draws_and_differing_judges_weaken_a_certificate():
+    async with client(Says()) as nuc:
+        await nuc.classify_many(texts_of(600))
+        review = await nuc.review(100)
+        judge(review)
+        await nuc.learn(review)
+        review = await nuc.review(80, goal="certify")
+        judge(review, 79)
+        sure = await nuc.learn(review)
+        assert sure.certify(0.9).coverage
+        assert sure.certify(0.9).judge_error is None
+    async with client(Says()) as nuc:
+        await nuc.classify_many(texts_of(600))
+        first = await nuc.review(100)
+        judge(first)
+        await nuc.learn(first)
+        review = await nuc.review(80, goal="certify")
+        whole, again = review.split(1, 0.5)
+        for part in (whole, again):
+            judge(part)
+        # a judge who errs once in forty, and skips 30
+        again.answer(0, next(label for label in LABELS if label != again[0].answer))
+        for item in whole[:30]:
+            whole.withdraw(item.index)
+        joined = join_reviews([whole, again]).review
+        skipped = sum(item.source is None for item in joined)
+        assert skipped >= 10
+        lacks = await nuc.learn(joined)
+        assert lacks.drawn.sum() == 80
+        assert lacks.right[lacks.drawn].sum() <= 80 - skipped
+        assert not lacks.certify(0.9).coverage
+        weaker = lacks.certify(0.5)
+        shared = sum(item.judges > 1 for item in joined)
+        assert 0 < weaker.judge_error < 0.2
+        assert f"at least {0.5 - weaker.judge_error:.0%} by the truth that two" in str(weaker)
+        differ = sum(bool(item.said) for item in joined)
+        assert f"Judges differ on {differ} of {shared} texts that several judged" in str(lacks)
+        assert Learned.from_bytes(lacks.to_bytes()).certify(0.5) == weaker

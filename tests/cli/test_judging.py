@@ -720,3 +720,24 @@ def test_a_review_and_a_report_start_from_what_the_newest_file_says(tickets):
     assert data["labels"][: data["choices"]] == [*LABELS, "praise"]
     assert data["learned"] == "labels and trust are learned from judgments, 30 of these texts"
     assert none not in {data["texts"][row["x"]] for row in data["rows"] if row["q"]}
+
+
+def test_two_judges_get_parts_with_a_tenth_in_common_and_what_they_say_of_it_is_counted(tickets):
+    with LoopbackLLM(wrong_at_random) as llm:
+        assert run_here("classify", tickets, *options(llm), "-o", "before.csv")[0] == 0
+    draw = ["review", "before.csv", "-n", "40", "--judges", "2", "--blind", "-o", "review.json"]
+    code, _, err = run_here(*draw)
+    assert code == 0, err
+    assert "22 texts to judge, written to review-1.json: testnuc review review-1.json" in err
+    assert "when all are judged: testnuc learn before.csv review-1.json review-2.json" in err
+    assert {item.own_label for part in (1, 2) for item in Review.load(f"review-{part}.json")} == {
+        None
+    }
+    assert not Path("review.json").exists()
+    for part in (1, 2):
+        judged(f"review-{part}.json")
+    code, out, err = run_here("learn", "before.csv", "review-1.json", "review-2.json")
+    assert (code, "40 texts are judged" in err) == (0, True), err
+    assert "Judges differ on 0 of 4 texts that several judged" in out
+    # they are not drawn again
+    assert "review-1.json exists" in run_here(*draw)[2]

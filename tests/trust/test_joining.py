@@ -1,5 +1,7 @@
 """Reviews of several people become one."""
 
+import json
+import re
 from dataclasses import replace
 
 import krippendorff
@@ -9,9 +11,11 @@ from sklearn.metrics import cohen_kappa_score
 
 from testnuc._base.checks import hash_text
 from testnuc.errors import InvalidInputError
-from testnuc.trust.agreement import agreement_of
+from testnuc.report import render
+from testnuc.trust.agreement import agreement_of, judge_error
 from testnuc.trust.joining import join_reviews
 from testnuc.trust.review import Review, ReviewItem
+from testnuc.types import Neighbor
 
 LABELS = ("a", "b", "c")
 
@@ -125,3 +129,70 @@ def test_reviews_that_do_not_fit_are_refused():
         join_reviews({"ann": first, "ben": other})
     with pytest.raises(InvalidInputError, match="no review"):
         join_reviews({})
+
+
+def test_parts_of_a_review_share_some_texts_and_become_the_whole_again(tmp_path):
+    whole = review_of(["-"] * 40)
+    parts = whole.split(2, 0.1)
+    assert [len(part) for part in parts] == [22, 22]
+    both = {item.text for item in parts[0]} & {item.text for item in parts[1]}
+    assert len(both) == 4
+    # saved and read, as two people do it; on one of the shared texts they differ
+    read = []
+    for at, part in enumerate(parts):
+        part.save(tmp_path / f"{at}.json")
+        read.append(Review.load(tmp_path / f"{at}.json"))
+        for item in read[-1]:
+            read[-1].answer(item.index, "b" if at and item.text == min(both) else "a")
+    for order in (read, read[::-1]):
+        joined = join_reviews(order)
+        assert [item.text for item in joined.review] == [item.text for item in whole]
+        assert [item.index for item in joined.review] == [*range(40)]
+        assert (joined.shared, joined.disagreements, joined.undecided) == (4, 1, 1)
+        judges = {item.text: item.judges for item in joined.review}
+        assert {text for text, number in judges.items() if number == 2} == both
+    other = review_of(["-"] * 40)
+    other.texts = 99
+    with pytest.raises(InvalidInputError, match="other texts"):
+        join_reviews([read[0], other.split(2)[1]])
+
+
+def test_one_judge_gets_some_texts_a_second_time():
+    whole, again = review_of(["-"] * 30).split(1, 0.2)
+    assert (len(whole), len(again)) == (30, 6)
+    assert {item.text for item in again} <= {item.text for item in whole}
+
+
+def test_a_blind_review_shows_no_label(tmp_path):
+    whole = review_of(["-"] * 3)
+    near = Neighbor("near", 0.9, "b", 0.8)
+    items = [replace(item, neighbors=(near,)) for item in whole]
+    blind = whole.with_items(items).blind()
+    assert [(item.own_label, item.candidates, item.trust) for item in blind] == [
+        (None, (), None)
+    ] * 3
+    assert blind[0].neighbors == (Neighbor("near", 0.9, None, None),)
+    # what was drawn, and how, stays
+    assert [item.probability for item in blind] == [item.probability for item in whole]
+    page = render(None, review=blind)
+    shown = json.loads(
+        re.search(r'<script type="application/json"[^>]*>(.*?)</script>', page, re.DOTALL)[1]
+    )
+    assert [(row["l"], row["o"], row["a"]) for row in shown["rows"]] == [(None, None, False)] * 3
+    blind.save(tmp_path / "r.json")
+    Review.load(tmp_path / "r.json").answer(0, "a")
+
+
+def test_the_error_of_judges_is_rarely_above_its_bound():
+    missed = 0
+    for seed in range(200):
+        dice = np.random.default_rng(seed)
+        gold = dice.integers(0, 9, 40)
+        said = [np.where(dice.random(40) < 0.1, 9, gold) for _ in range(2)]
+        error = judge_error([bool(a == b) for a, b in zip(*said, strict=True)], 0.9)
+        # both are wrong, and alike, in one of a hundred
+        missed += error < (0.1 - 0.01)
+    assert missed <= 30
+    assert judge_error([], 0.9) is None
+    assert judge_error([False], 0.9) == 0.5
+    assert judge_error([True] * 20, 0.9) == pytest.approx((1 - 0.1 ** (1 / 20)) / 2)
