@@ -127,10 +127,6 @@ class WorkerPool:
         self._lent = 0
         self._closed = False
 
-    def __len__(self) -> int:
-        """Return the number of running workers."""
-        return len(self._tasks)
-
     def _lend(self, workers: int) -> None:
         """Raise the limit while calls back off (a negative number: lower it again).
 

@@ -36,7 +36,6 @@ class BudgetAccount:
     """
 
     def __init__(self, budget: Budget) -> None:
-        self.budget = budget
         usd = None if budget.usd is None else int(budget.usd * PICO)
         self._limits = (usd, budget.tokens, budget.calls)
         self._spent = [0, 0, 0]
@@ -45,16 +44,6 @@ class BudgetAccount:
         self._batches = [0, 0, 0]
         self._waiting: deque[_Waiter] = deque()
         self._waiting_batches: deque[_Waiter] = deque()
-
-    @property
-    def spent(self) -> tuple[float, int, int]:
-        """Spending: US dollars, tokens, calls."""
-        return self._spent[0] / PICO, self._spent[1], self._spent[2]
-
-    @property
-    def reserved(self) -> tuple[float, int, int]:
-        """Reservations of calls in flight: US dollars, tokens, calls."""
-        return self._reserved[0] / PICO, self._reserved[1], self._reserved[2]
 
     @property
     def bounds_tokens(self) -> bool:

@@ -174,7 +174,7 @@ async def test_a_consumer_that_raises_leaves_its_unsent_asks_unasked():
         await asyncio.sleep(0)
     assert len(model.asked) < 50
     assert not scheduler.in_flight.requests
-    assert not len(scheduler._workers)
+    assert not scheduler._workers._tasks
     await scheduler.close()
 
 

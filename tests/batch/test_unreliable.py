@@ -16,6 +16,7 @@ from testnuc import BatchPolicy, Budget, Limits, Sampling, TestNUC
 from testnuc.errors import BudgetExceededError, NotAnsweredError, UnreadableReplyError
 from testnuc.stores.memory import MemoryStore
 from testnuc.testing import Faults
+from tests.accounts import spent
 from tests.batch.unreliable import Unreliable, each_line, each_result, ended
 from tests.conftest import confident, gold, messages
 
@@ -286,7 +287,7 @@ async def test_impossible_counts_of_tokens_are_booked_as_reserved(lane, counts):
                 results = await nuc.classify_many(texts, lane="batch")
                 assert not results.errors
             assert nuc.usage.input_tokens is None
-            assert 0 < nuc._parts.transport.account.spent[1] < 1_000_000
+            assert 0 < spent(nuc._parts.transport.account)[1] < 1_000_000
 
 
 async def test_what_a_result_of_several_texts_lacks_is_in_another(lane):
@@ -328,7 +329,7 @@ async def test_an_absurd_count_of_the_only_request_is_not_believed(lane):
                 texts = [f"{text} {run}" for text in TEXTS[:20]]
                 assert not (await nuc.classify_many(texts, lane="batch")).errors
             assert llm.calls == 2
-            assert 0 < nuc._parts.transport.account.spent[1] < 1_000_000
+            assert 0 < spent(nuc._parts.transport.account)[1] < 1_000_000
 
 
 @pytest.mark.parametrize("depth", [300, 970, 1_005])

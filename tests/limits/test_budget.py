@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from testnuc.errors import BudgetExceededError
 from testnuc.limits import PICO, Budget, BudgetAccount
+from tests.accounts import reserved, spent
 from tests.virtual import run
 
 calls = st.tuples(
@@ -39,7 +40,7 @@ class Ledger:
         )
 
     def check(self):
-        pairs = zip(self.account.spent, self.account.reserved, strict=True)
+        pairs = zip(spent(self.account), reserved(self.account), strict=True)
         usd, tokens, calls = (a + b for a, b in pairs)
         assert self.within((round(usd * PICO, -3), tokens, calls))
 
@@ -86,8 +87,8 @@ def test_never_exceeded(plan, cents, tokens, most):
                 task.cancel()
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             assert result is None or isinstance(result, asyncio.CancelledError), repr(result)
-        assert ledger.account.reserved == (0, 0, 0)
-        usd, *rest = ledger.account.spent
+        assert reserved(ledger.account) == (0, 0, 0)
+        usd, *rest = spent(ledger.account)
         assert [round(usd * PICO), *rest] == ledger.spent
 
     run(main)
@@ -103,10 +104,10 @@ def test_waits_for_calls_that_may_free_room():
         assert not second.done()
         assert not third.done()  # would fit, but the queue is first in, first out
         account.settle(first, 0, 30)
-        assert account.reserved[1] == 70
+        assert reserved(account)[1] == 70
         account.settle(await second, 0, 60)
         account.settle(await third, 0, 10)
-        assert account.spent == (0.0, 100, 3)
+        assert spent(account) == (0.0, 100, 3)
 
     run(main)
 
@@ -137,8 +138,8 @@ def test_a_cancelled_waiter_lets_the_next_one_pass():
         second.cancel()
         account.release(await third)
         account.release(first)
-        assert account.reserved == (0.0, 0, 0)
-        assert account.spent == (0.0, 0, 0)
+        assert reserved(account) == (0.0, 0, 0)
+        assert spent(account) == (0.0, 0, 0)
 
     run(main)
 
@@ -152,7 +153,7 @@ async def test_calls_do_not_wait_for_the_budget_of_a_batch_job():
     account.release(call)
     account.settle(job, 0, 0, 3)
     account.settle(await account.reserve(0, 0, 7), 0, 0, 7)
-    assert account.spent[2] == 10
+    assert spent(account)[2] == 10
 
 
 async def test_who_waits_is_not_told_of_another_calls_failure():

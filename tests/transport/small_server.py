@@ -20,6 +20,7 @@ from testnuc.errors import (
 from testnuc.limits import RetryPolicy
 from testnuc.protocols import Answer, Reply, Request, Task, TokenUsage
 from testnuc.transport import Transport
+from tests.accounts import reserved
 
 SECRET = "sk-very-secret-0123456789"
 TASK = Task("Say the label.", ("a", "b"))
@@ -117,7 +118,7 @@ async def sending(**options):
     finally:
         await transport.aclose()
         assert transport.admission.in_flight == 0
-        assert transport.account is None or transport.account.reserved == (0, 0, 0)
+        assert transport.account is None or reserved(transport.account) == (0, 0, 0)
 
 
 async def stall():

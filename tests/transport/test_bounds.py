@@ -24,6 +24,7 @@ from testnuc.errors import (
 from testnuc.limits import Budget, Price, RateLimit, RetryPolicy
 from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.transport import Transport
+from tests.accounts import reserved, spent
 from tests.transport.small_server import (
     ONE,
     SECRET,
@@ -50,7 +51,7 @@ async def test_the_budget_is_used_up_and_not_exceeded():
         done = [r for r in results if isinstance(r, Reply)]
         assert len(done) == len(seen) == 8
         assert sum(isinstance(r, BudgetExceededError) for r in results) == 12
-        assert transport.account.spent[1] == 96
+        assert spent(transport.account)[1] == 96
 
 
 async def test_a_failure_that_was_not_billed_uses_its_reservation_again():
@@ -59,7 +60,7 @@ async def test_a_failure_that_was_not_billed_uses_its_reservation_again():
 
     async with serving(answer) as (wire, _), sending(budget=Budget(calls=1)) as transport:
         await transport.call(wire, ONE)
-        assert transport.account.spent[2] == 1
+        assert spent(transport.account)[2] == 1
         with pytest.raises(BudgetExceededError, match="calls"):
             await transport.call(wire, ONE)
 
@@ -88,7 +89,7 @@ async def test_impossible_counts_of_tokens_are_unknown(field, tokens):
         for _ in range(2):
             await transport.call(wire, ONE)
         # the worst case of both
-        assert transport.account.spent[1] == 60
+        assert spent(transport.account)[1] == 60
         assert transport.meter.since().input_tokens is None
 
 
@@ -105,12 +106,12 @@ async def test_usage_that_no_call_can_have_is_unknown(usage):
         wire.decode = lambda request, body: Reply((Answer("a"),), usage)
         await transport.call(wire, ONE)
         # the reservation is booked, and later ones are no larger
-        assert transport.account.spent[1] == 30
+        assert spent(transport.account)[1] == 30
         assert transport.meter.since().usd is None
         wire.decode = right
         for _ in range(20):
             await transport.call(wire, ONE)
-        assert transport.account.spent[1] == 30 + 20 * 12
+        assert spent(transport.account)[1] == 30 + 20 * 12
 
 
 async def test_a_large_overrun_does_not_end_all_later_calls():
@@ -134,7 +135,7 @@ async def test_a_gateway_that_did_not_wait_books_the_reservation(status):
     ):
         await transport.call(wire, ONE)
         # the model may have answered twice before
-        assert transport.account.spent[1:] == (30 + 30 + 12, 3)
+        assert spent(transport.account)[1:] == (30 + 30 + 12, 3)
         assert len(seen) == 3
 
 
@@ -193,8 +194,8 @@ async def test_cancelling_leaves_nothing_behind():
         assert all(isinstance(r, asyncio.CancelledError) for r in results)
         assert transport.admission.in_flight == 0
         assert transport.admission._head() is None
-        assert transport.account.reserved == (0, 0, 0)
-        assert transport.account.spent[2] == 2  # those on their way may be billed
+        assert reserved(transport.account) == (0, 0, 0)
+        assert spent(transport.account)[2] == 2  # those on their way may be billed
     for _ in range(5):
         await asyncio.sleep(0)
     assert {t for t in asyncio.all_tasks() - before if "Transport.call" in repr(t)} == set()
@@ -211,7 +212,7 @@ async def test_cancelling_between_tries():
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert transport.account.reserved == transport.account.spent == (0, 0, 0)
+        assert reserved(transport.account) == spent(transport.account) == (0, 0, 0)
         await transport.aclose()
 
 
@@ -338,7 +339,7 @@ async def test_what_other_providers_raise_is_passed_on():
     async with sending(budget=Budget(calls=9)) as transport:
         with pytest.raises(KeyError):
             await transport.answer(Rule(KeyError("a bug")), ONE)
-        assert transport.account.spent[2] == 1
+        assert spent(transport.account)[2] == 1
 
 
 async def test_other_providers_meet_the_timeout():

@@ -31,6 +31,7 @@ from testnuc.testing import HashEmbedder
 from testnuc.transport import auxiliary
 from testnuc.transport.connections import MOST_BYTES
 from testnuc.transport.failures import safe_cause
+from tests.accounts import spent
 from tests.conftest import LABELS, messages
 from tests.transport.small_server import ONE, Wire, sending
 
@@ -138,7 +139,7 @@ async def test_an_endless_reply_is_read_to_a_limit_and_three_times(piece, head):
         with pytest.raises(UnreadableReplyError, match=r"127\.0\.0\.1.* longer than 16 MB"):
             await transport.call(wire, ONE)
         # each may have been billed
-        assert transport.account.spent[2] == transport.meter.calls == len(endless.sent) == 3
+        assert spent(transport.account)[2] == transport.meter.calls == len(endless.sent) == 3
     # the rest is what buffers of the sockets hold
     assert all(sent < 2 * MOST_BYTES for sent in endless.sent)
 
@@ -235,7 +236,7 @@ async def test_an_answer_with_another_status_of_success_is_one(status):
 
     async with raw(respond) as (wire, requests), sending(budget=Budget(calls=1)) as transport:
         assert (await transport.call(wire, ONE)).answers[0].label == "a"
-        assert (len(requests), transport.meter.calls, transport.account.spent[2]) == (1, 1, 1)
+        assert (len(requests), transport.meter.calls, spent(transport.account)[2]) == (1, 1, 1)
 
 
 @pytest.mark.parametrize("status", [b"200 OK", b"400 Bad"])
@@ -304,7 +305,7 @@ async def test_a_response_that_is_no_http_is_paid_for_three_times_at_most(respon
     async with raw(respond) as (wire, requests), sending(budget=Budget(calls=50)) as transport:
         with pytest.raises(ProviderError) as caught:
             await transport.call(wire, ONE)
-        assert caught.value.attempts == len(requests) == transport.account.spent[2] == 3
+        assert caught.value.attempts == len(requests) == spent(transport.account)[2] == 3
         assert all(wait > 0 for wait in transport.waits)
         assert len(str(caught.value)) < 1000
 
@@ -344,7 +345,7 @@ async def test_a_response_that_breaks_off_is_a_connection_error_that_may_be_bill
     async with raw(respond) as (wire, requests), sending(budget=Budget(tokens=999)) as transport:
         assert (await transport.call(wire, ONE)).answers[0].label == "a"
         # the worst case of four, and what the fifth reports
-        assert transport.account.spent[1:] == (4 * 30 + 12, len(requests))
+        assert spent(transport.account)[1:] == (4 * 30 + 12, len(requests))
         assert (len(requests), transport.meter.calls) == (5, 1)
 
 

@@ -31,6 +31,7 @@ from testnuc.testing import LoopbackLLM
 from testnuc.transport import Transport
 from testnuc.transport.calls import MAY_SEND, NotSentError
 from tests import virtual
+from tests.accounts import reserved, spent
 from tests.transport.small_server import (
     KINDS,
     ONE,
@@ -260,7 +261,7 @@ async def test_broken_connections_are_tried_again(cut):
         await transport.call(wire, ONE)
         assert len(seen) == 2
         # the first may have been billed, so it is spent
-        assert transport.account.spent[1:] == (30 + 12, 2)
+        assert spent(transport.account)[1:] == (30 + 12, 2)
         assert transport.meter.calls == 1
 
 
@@ -275,7 +276,7 @@ async def test_no_server():
             await transport.call(wire, ONE)
         assert caught.value.attempts == 3
         assert "127.0.0.1" in str(caught.value)
-        assert transport.account.spent == (0, 0, 0)
+        assert spent(transport.account) == (0, 0, 0)
 
 
 @pytest.mark.slow
@@ -336,7 +337,7 @@ async def test_a_stalled_answer_meets_the_timeout(how):
     ):
         await transport.call(wire, ONE)
         assert len(seen) == 2
-        assert transport.account.spent[1:] == (42, 2)
+        assert spent(transport.account)[1:] == (42, 2)
 
 
 async def test_what_arrived_while_the_process_was_suspended_is_read(client_of):
@@ -403,7 +404,7 @@ async def test_unreadable_answers_are_paid_for_and_asked_again():
         usage = transport.meter.since()
         assert (usage.calls, usage.retries) == (2, 1)
         assert (usage.input_tokens, usage.output_tokens) == (20, 3)
-        assert transport.account.spent[1:] == (11 + 12, 2)
+        assert spent(transport.account)[1:] == (11 + 12, 2)
         assert len(transport.waits) == 1
         assert transport.waits[0] > 0
 
@@ -447,7 +448,7 @@ async def test_no_usage_is_unknown_and_spends_the_worst_case():
         usage = transport.meter.since()
         assert usage.calls == 1
         assert usage.input_tokens is usage.output_tokens is usage.usd is None
-        assert transport.account.spent == (pytest.approx(50e-6), 30, 1)
+        assert spent(transport.account) == (pytest.approx(50e-6), 30, 1)
 
 
 async def test_a_new_encoding_is_sent_at_once():
@@ -485,12 +486,12 @@ async def test_calls_in_flight_follow_a_new_encoding_without_a_second_step():
 
 @pytest.mark.parametrize("budget", [None, Budget(calls=9), Budget(tokens=120)])
 async def test_calls_that_wait_follow_a_new_encoding_before_they_are_sent(budget):
-    reserved = []
+    held = []
 
     def answer(n, request):
         wire.size = (10, 50)  # the new encoding needs a larger reservation
         if budget is not None:
-            reserved.append(transport.account.reserved[1])
+            held.append(reserved(transport.account)[1])
         return said() if n else web.Response(status=400, text="wrong dialect")
 
     options = {"max_concurrency": 1, "budget": budget}
@@ -498,7 +499,7 @@ async def test_calls_that_wait_follow_a_new_encoding_before_they_are_sent(budget
         await asyncio.gather(*[transport.call(wire, ONE) for _ in range(4)])
         assert [body["dialect"] for _, body in seen] == [1, 2, 2, 2, 2]
         assert transport.admission.in_flight == 0
-        assert reserved[-1:] == ([] if budget is None else [60])
+        assert held[-1:] == ([] if budget is None else [60])
 
 
 async def test_a_retry_follows_a_new_encoding():
@@ -519,7 +520,7 @@ async def test_a_call_of_an_unknown_service_tier_keeps_its_reservation():
         wire.decode = lambda request, body: Reply((Answer("a"),), usage)
         await transport.call(wire, ONE)
         assert transport.meter.since().usd is None
-        assert transport.account.spent[0] == price.worst(10, 20) / PICO  # not nothing
+        assert spent(transport.account)[0] == price.worst(10, 20) / PICO  # not nothing
 
 
 @pytest.mark.parametrize("retried", [False, True])
