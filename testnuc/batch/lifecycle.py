@@ -292,7 +292,7 @@ class BatchLifecycle:
     async def _ended(self, batch: StoredBatch) -> RemoteBatch:
         assert batch.remote_id is not None
         pause, polled, failing, refusals = self.policy.first_poll, 0.0, 0.0, 0
-        logged = "", 0, False
+        logged, doubted = ("", 0, False), False
         clock = asyncio.get_running_loop().time
         while True:
             wait, began = pause, clock()
@@ -316,8 +316,11 @@ class BatchLifecycle:
                 # without a wait there would be no pause at all
                 wait = remote.poll_after or pause
                 logged = _log_state(logged, remote, batch.requests, wait)
-                if remote.ended:
+                unexplained = remote.error is None and not remote.most_answers(batch.requests)
+                if remote.ended and (doubted or not unexplained):
                     return remote
+                # without an answer or a reason: another copy of the state may know more
+                doubted = remote.ended
                 failing, refusals = 0.0, 0
             if polled > _LONGEST:
                 raise _unending(batch)

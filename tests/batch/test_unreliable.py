@@ -185,6 +185,16 @@ async def test_a_batch_that_failed_has_answers(lane, outcome, counts, first):
         await billed_once(llm, lane, "openai/test")
 
 
+@pytest.mark.parametrize("outcome", ["failed", "expired", "cancelled"])
+async def test_an_end_without_results_or_a_reason_is_looked_at_again(lane, outcome):
+    """A server with several copies of its state said so once, and all was sent three times."""
+    nothing = {"status": outcome, "errors": None, "output_file_id": None, "error_file_id": None}
+    state = for_the_first(1, lambda batch: batch | nothing)
+    async with BatchLLM(confident, batches=Batches(polls=4)) as llm:
+        Unreliable(llm, state=lambda b: state(b) if b.get("status") == "in_progress" else b)
+        await billed_once(llm, lane, "openai/test")
+
+
 # -- results that are damaged ----------------------------------------------------------------------
 
 
