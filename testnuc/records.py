@@ -42,7 +42,8 @@ _GUARDED = re.compile(rf"'{_FORMULA.pattern}")
 
 def file_row(result: Classification, *, full: bool = False) -> dict[str, Any]:
     """Return the fields of a result for a file: names with a prefix, floats rounded."""
-    return {PREFIX + name: rounded(value) for name, value in row(result, full=full).items()}
+    fields = row(result, full=full) | ({"probabilities": result.probabilities} if full else {})
+    return {PREFIX + name: rounded(value) for name, value in fields.items()}
 
 
 def short_row(result: Classification) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib import import_module
@@ -395,7 +396,9 @@ class Results(Sequence[Classification]):
         """Return the outcome of the run in a few sentences: labels, failures, calls and cost."""
         return summary(self)
 
-    def to_pandas(self, debiased: Learned | None = None) -> pd.DataFrame:
+    def to_pandas(
+        self, debiased: Learned | None = None, *, probabilities: bool = False
+    ) -> pd.DataFrame:
         """Return a pandas data frame with a row for each text, without neighbors and votes.
 
         Parameters
@@ -404,6 +407,9 @@ class Results(Sequence[Classification]):
             Adds a column ``debiased_LABEL`` for each label, to be averaged or regressed on other
             variables in place of the label: the texts that were judged at random correct it. Use
             robust standard errors, clustered by text where texts repeat. It is no label of a text.
+        probabilities : bool
+            Adds a column ``probability_LABEL`` for each label: `Classification.probabilities`, 0
+            for labels that it does not list, NaN where trust is unknown.
 
         Raises
         ------
@@ -414,6 +420,11 @@ class Results(Sequence[Classification]):
         if debiased is not None:
             more = pseudo_outcomes(self, debiased)
             columns |= {f"debiased_{label}": column for label, column in more.items()}
+        if probabilities:
+            chances = [result.probabilities for result in self]
+            for label in self.choices or sorted({label for one in chances for label in one}):
+                values = [one.get(label, 0.0) if one else math.nan for one in chances]
+                columns[f"probability_{label}"] = values
         frame: pd.DataFrame = _library("pandas").DataFrame(columns)
         return frame
 

@@ -149,6 +149,23 @@ class Classification(Brief):
         return None if self.prediction is None else self.prediction.label
 
     @property
+    def probabilities(self) -> dict[str, float]:
+        """The estimated chance of each label, 0..1, highest first; empty where trust is unknown.
+
+        That of `label` is `trust`, that of `alternative` `trust_of_alternative`; what is left goes
+        to the other labels by their votes. A label without votes is not listed.
+        """
+        if self.label is None or self.trust is None:
+            return {}
+        known = {self.label: self.trust}
+        if self.alternative is not None and self.trust_of_alternative is not None:
+            known[self.alternative] = self.trust_of_alternative
+        others = {one: weight for one, weight in self.votes.items() if one not in known}
+        rest, total = max(1 - sum(known.values()), 0.0), sum(others.values())
+        chances = known | {one: rest * weight / total for one, weight in others.items() if total}
+        return dict(sorted(chances.items(), key=lambda item: -item[1]))
+
+    @property
     def changed(self) -> bool:
         """Whether the vote gave other labels than the text's own prediction."""
         known = None not in {self.own_label, self.label}
@@ -235,6 +252,12 @@ class MultilabelClassification(Classification):
     #: label -> trust that it applies, of the given labels: its share; None with fewer than three
     #: voters.
     trusts: Mapping[str, float | None] = field(default_factory=dict)
+
+    @property
+    def probabilities(self) -> dict[str, float]:
+        """The chance that each label applies: its trust, or its share of the vote."""
+        known = {label: trust for label, trust in self.trusts.items() if trust is not None}
+        return dict(sorted({**self.shares, **known}.items(), key=lambda item: -item[1]))
 
     def explain(self) -> str:
         """Return how the labels came about, in a few lines."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -223,3 +223,35 @@ def test_other_files_are_no_marks(tmp_path, name, content, says):
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(InvalidInputError, match=says):
         testnuc.review.read_marks(path)
+
+
+def test_probabilities_are_trust_and_what_is_left_by_votes(tmp_path):
+    voted, failed, plain = some_results()
+    assert voted.probabilities == {"b": 0.75, "a": 0.25}
+    assert failed.probabilities == plain.probabilities == {}
+    wide = replace(
+        voted,
+        trust=0.5,
+        alternative="c",
+        trust_of_alternative=0.3,
+        votes={"b": 4, "c": 3, "a": 2, "d": 1},
+    )
+    found = wide.probabilities
+    assert list(found) == ["b", "c", "a", "d"]
+    assert list(found.values()) == pytest.approx([0.5, 0.3, 0.2 * 2 / 3, 0.2 / 3])
+    # nothing votes for another label: what is left is nobody's
+    assert replace(voted, votes={"b": 1.0}).probabilities == {"b": 0.75}
+    several = testnuc.MultilabelClassification(
+        **{f.name: getattr(voted, f.name) for f in fields(voted)},
+        labels=("b",),
+        shares={"b": 0.9, "a": 0.4},
+        trusts={"b": 0.8},
+    )
+    assert several.probabilities == {"b": 0.8, "a": 0.4}
+    some_results().to_jsonl(tmp_path / "all.jsonl")
+    first = json.loads((tmp_path / "all.jsonl").read_text().split("\n")[0])
+    assert first["nuc_probabilities"] == {"b": 0.75, "a": 0.25}
+    frame = pytest.importorskip("pandas") and some_results().to_pandas(probabilities=True)
+    assert frame["probability_a"][0] == 0.25
+    assert frame["probability_b"][0] == 0.75
+    assert frame["probability_a"].isna().tolist() == [False, True, True]

@@ -120,7 +120,9 @@ async def _scope_in(store: str, client: Options) -> dict[str, Any]:
     if not fitting:
         if client["labels"] is not None or not runs:
             return {}
-        raise InvalidInputError(f"{await held_scopes(store)}; name the labels with --labels")
+        raise InvalidInputError(
+            f"{await held_scopes(store)}; give the options of the run that is meant, or --run N"
+        )
     if len(fitting) > 1:
         to_stderr(
             f"note: {store} has {len(fitting):,} such runs; the newest is used: {fitting[-1]}"
