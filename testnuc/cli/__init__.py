@@ -364,7 +364,7 @@ def serve(
     host: str = typer.Option("127.0.0.1", help="Non-loopback addresses require a token."),
     port: int = typer.Option(8080, help="0: any free port."),
     token_file: str | None = reads(
-        None, help="A file with the token that clients must send; or set TESTNUC_TOKEN."
+        None, help="Tokens of callers: a line each, or NAME TOKEN; or set TESTNUC_TOKEN."
     ),
     pool: str | None = reads(None, help="A file of unlabeled texts: the pool of neighbors."),
     text_column: str = _TEXT_COLUMN,

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import fields
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -105,13 +106,23 @@ def _client(given: Options) -> tuple[TestNUC, Callable[[], None]]:
     return nuc, tell_lessons
 
 
-def _token(file: str | None) -> str | None:
+def _token(file: str | None) -> str | Callable[[], str] | None:
+    """Return the token, or what reads the file of tokens again when it changed."""
     if file is None:
         return os.environ.get("TESTNUC_TOKEN")
-    try:
-        return Path(file).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigurationError(f"--token-file {file} cannot be read: {exc}") from exc
+
+    @lru_cache(maxsize=1)
+    def read(_changed: tuple[int, int]) -> str:
+        return Path(file).read_text(encoding="utf-8")
+
+    def tokens() -> str:
+        try:
+            facts = Path(file).stat()
+            return read((facts.st_mtime_ns, facts.st_ino))
+        except (OSError, UnicodeDecodeError) as exc:
+            raise ConfigurationError(f"--token-file {file} cannot be read: {exc}") from exc
+
+    return tokens
 
 
 def _texts(pool: str, text_column: str) -> list[str]:

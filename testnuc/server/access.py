@@ -36,6 +36,10 @@ _PAGE = "/results"
 _KEY: Any = web.RequestKey("id", str) if hasattr(web, "RequestKey") else "testnuc.id"
 
 
+#: The name of the token that a caller sent.
+_CALLER: Any = web.RequestKey("caller", str) if hasattr(web, "RequestKey") else "testnuc.caller"
+
+
 def request_id(request: web.Request) -> str:
     """Return the id of a request: the caller's, if it is plain, else a new one."""
     if _KEY not in request:
@@ -56,7 +60,7 @@ def log_request(request: web.Request, route: str, status: int, seconds: float) -
             request_id(request), request.remote, request.method, route, status,
             round(1_000 * seconds, 1),
         )  # fmt: skip
-        fields = dict(zip(_LOGGED, values, strict=True))
+        fields = dict(zip(_LOGGED, values, strict=True)) | {"caller": request.get(_CALLER)}
         _log.log(level, "%s %s %s %s %d %.0f ms", *values, extra={"fields": fields})
 
 
@@ -141,8 +145,12 @@ def require_caller(request: web.Request, route: str, settings: ServerSettings) -
         with suppress(ValueError):
             value = BasicAuth.decode(given, "utf-8").password
     token = value.strip().encode("utf-8", "surrogateescape")
-    right = hmac.compare_digest(token, settings.token.encode())
-    if scheme.lower() != "bearer" or not right:
+    tokens = settings.tokens().items()
+    # all of them are compared: how long it takes says nothing
+    names = [name for known, name in tokens if hmac.compare_digest(token, known.encode())]
+    if scheme.lower() == "bearer" and names:
+        request[_CALLER] = names[0]
+    else:
         problem = "has a wrong token" if given else "is missing"
         raise RequestError(
             401,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from testnuc._base.checks import checked_positive, checked_whole, is_loopback
 from testnuc.errors import ConfigurationError, InvalidInputError
@@ -29,7 +31,8 @@ class ServerSettings:
 
     host: str = "127.0.0.1"
     port: int = 8080
-    token: str | None = field(default=None, repr=False)
+    #: One token, or lines of a name and a token; a function is asked at each request.
+    token: str | Callable[[], str] | None = field(default=None, repr=False)
     max_body: int = 4 * 1024 * 1024
     max_texts: int = 1_000
     max_text_chars: int = 32_000
@@ -61,7 +64,7 @@ class ServerSettings:
             )
         self._check_origins()
         if self.token is not None:
-            self._check_token(self.token)
+            self.tokens()
         elif not is_loopback(self.host):
             raise ConfigurationError(
                 f"host {self.host} is reachable from other machines, and every caller spends your "
@@ -82,10 +85,26 @@ class ServerSettings:
                     "https://desk.example, or *"
                 )
 
-    @staticmethod
-    def _check_token(token: str) -> None:
-        # messages never contain the token
-        if not isinstance(token, str) or len(token) < _LEAST_TOKEN:
+    def tokens(self) -> Mapping[str, str]:
+        """Return the tokens that callers may send, with their names; empty: none is needed."""
+        given = self.token() if callable(self.token) else self.token
+        return {} if given is None else _tokens_in(given)
+
+    def limits(self) -> dict[str, int]:
+        """Return the limits of requests, by name."""
+        return {name: getattr(self, name) for name in _COUNTS}
+
+
+@lru_cache(maxsize=4)
+def _tokens_in(text: str) -> Mapping[str, str]:
+    """Return the tokens in a text, a line each: ``TOKEN`` or ``NAME TOKEN``; two may have a name.
+
+    Messages never contain a token.
+    """
+    tokens: dict[str, str] = {}
+    for number, line in enumerate(filter(None, map(str.strip, text.splitlines())), 1):
+        *names, token = line.split(maxsplit=1)
+        if len(token) < _LEAST_TOKEN:
             raise ConfigurationError(
                 f"the token has fewer than {_LEAST_TOKEN} characters and can be guessed; create "
                 "one with: openssl rand -hex 32"
@@ -94,7 +113,7 @@ class ServerSettings:
             raise ConfigurationError(
                 "the token contains characters that a header cannot carry; use letters and digits"
             )
-
-    def limits(self) -> dict[str, int]:
-        """Return the limits of requests, by name."""
-        return {name: getattr(self, name) for name in _COUNTS}
+        tokens[token] = names[0] if names else f"token {number}"
+    if not tokens:
+        raise ConfigurationError("there is no token; create one with: openssl rand -hex 32")
+    return tokens

@@ -189,6 +189,34 @@ def test_origins_that_are_refused():
         ServerSettings(cors_origins=("desk.example",))
 
 
+async def test_tokens_have_names_in_the_log_and_change_while_the_service_runs(caplog):
+    caplog.set_level(logging.INFO, "testnuc.access")
+    held, old, new = Held(), "a" * 20, "b" * 20
+    text = f"desk {old}\n\nshop {'c' * 20}\n"
+    async with served(client(held), token=lambda: text) as (_, session):
+
+        async def status(token):
+            given = {"Authorization": f"Bearer {token}"}
+            async with session.get("/v1/labels", headers=given) as got:
+                return got.status
+
+        assert [await status(one) for one in (old, "c" * 20, new, "")] == [200, 200, 401, 401]
+        text = f"desk {old}\ndesk {new}\n"
+        assert [await status(one) for one in (old, new, "c" * 20)] == [200, 200, 401]
+        text = new
+        assert [await status(one) for one in (old, new)] == [401, 200]
+    callers = [r.fields["caller"] for r in caplog.records if r.name == "testnuc.access"]
+    assert callers == ["desk", "shop", None, None, "desk", "desk", None, None, "token 1"]
+    assert not any(one in caplog.text for one in (old, new))
+
+
+@pytest.mark.parametrize("text", ["", "desk short", f"desk {'a' * 20} {'b' * 20}", "\n \n"])
+def test_a_file_of_tokens_is_checked(text):
+    with pytest.raises(ConfigurationError, match="token") as caught:
+        ServerSettings(token=text)
+    assert "a" * 20 not in str(caught.value)
+
+
 async def test_the_pages_load_nothing_from_elsewhere():
     held = Held()
     async with served(client(held), token=TOKEN) as (_, session):
