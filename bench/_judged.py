@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from testnuc.trust.accuracy import accuracy_of
+from testnuc.trust.argmax import Argmax
 from testnuc.trust.calibration import fit_trust
 from testnuc.trust.candidates import candidates_of, choose, chosen_parts, default_model, differing
 from testnuc.trust.certificates import Strata, edges, error_of, strata_of
@@ -268,6 +269,43 @@ class Judge:
                     return first, True
                 proven += 1
         return first, False
+
+    def later(
+        self, first: NDArray[np.int64], seed: int, m: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]]:
+        """Learn from m judgments of the first texts, and apply it to all, these at the front.
+
+        Returns the trust of all texts, whether their labels are right, and the judged texts.
+        """
+        n = len(self.data.gold)
+        rest = np.setdiff1d(np.arange(n), first)
+        every = Judge(self.data.part(np.concatenate([first, rest])))
+        some = Judge(self.data.part(first))
+        rows, drawn = some.mixture(seed, m)
+        verdict = some.verdict(rows, drawn)
+        label, found = verdict.chosen.labels, verdict.probabilities
+        said = some.judgments[rows]
+        known = some.data.texts.with_judged(rows[said >= 0], said[said >= 0])
+        vote, heads = chosen_parts(some.candidates)
+        model = verdict.chosen.model if found is not None else default_model(some.candidates)
+        assert isinstance(model, HeadModel)
+        if found is None:
+            found = model.probabilities(known)
+        right, chance = label[rows] == said, drawn.probability
+        coefficients, trust = fit_trust(known, found, label, rows, right, chance)
+        rule = Argmax(
+            decides="settings" if verdict.probabilities is None else "head",
+            model=model,
+            vote=vote,
+            bases=() if verdict.everywhere else heads,
+            coefficients=coefficients,
+        )
+        texts = every.data.texts.with_judged(rows[said >= 0], said[said >= 0])
+        labels = rule.apply(texts, every.data.texts.own)
+        assert labels.trust is not None
+        given = np.concatenate([label, labels.first()[len(first) :]])
+        fixed = np.concatenate([trust, labels.trust[len(first) :]])
+        return np.nan_to_num(fixed), given == every.data.gold, rows
 
 
 def regression(

@@ -20,7 +20,9 @@ from bench._recorded import read_recorded
 from bench._report import Report
 from bench.trust import auroc
 from testnuc.metrics import calibration_error
+from testnuc.trust import certificates
 from testnuc.trust.accuracy import accuracy_of
+from testnuc.trust.certificates import edges, error_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -38,6 +40,8 @@ _REFEREE_CALLS = 100
 _LEARNED, _CERTIFY = 50, 500
 #: Judgments for the accuracy by label, and judged texts of a label that make none.
 _BY_LABEL, _FEWEST = (100, 200, 400), 5
+#: Judgments among later texts at most; how often texts are split into first and later ones.
+_GO_ON, _SPLITS = 100, 5
 _BINS = 15
 #: A small set, as a part of each set.
 _SMALL = 500
@@ -196,6 +200,111 @@ def _certificates(judge: Judge, draws: int) -> Iterator[Row]:
     }
 
 
+def _later(judge: Judge, draws: int) -> Iterator[Row]:
+    """Judgments that certify first and later texts together: going on, and starting anew."""
+    gold, own = judge.data.gold, judge.data.texts.own
+    n = len(gold)
+    for kind in ("alike", "shifted"):
+        found: list[NDArray[np.float64]] = []
+        for split in range(_SPLITS):
+            random = np.random.default_rng(split)
+            weight = np.ones(n)
+            if kind == "shifted":
+                # labels of one half, and texts that the LLM has wrong, mostly come later
+                often = random.permutation(gold.max() + 1) % 2 == 0
+                weight = np.where(often[gold], 3.0, 1.0) * np.where(own != gold, 2.0, 1.0)
+            later = random.choice(n, n // 2, replace=False, p=weight / weight.sum())
+            first = np.setdiff1d(np.arange(n), later)
+            trust, right, judged = judge.later(first, split, min(2 * _LEARNED, len(first) // 4))
+            cells = certificates.cells_of(trust, edges(trust[: len(first)]), (len(first), n))
+            known = np.zeros(n, np.bool_)
+            known[judged] = True
+            old, new = ((cells == cohort) for cohort in (0, 1))
+            part = right[old | new]
+            base = (known, right, old, new, max(1, draws // _SPLITS), random)
+            at_boundary = part.mean() + 1.5 / len(part)
+            gone_on, anew, wrong = _extended(*base, accuracy=0.9)
+            *_, false = _extended(*base, accuracy=float(np.clip(at_boundary, 0.5, 0.99)))
+            found.append(np.stack([gone_on, anew, wrong, false, np.full(len(anew), part.mean())]))
+        gone_on, anew, wrong, false, accuracy = np.concatenate(found, axis=1)
+        yield {
+            "set": judge.data.name,
+            "later texts": kind,
+            "accuracy": float(accuracy.mean()),
+            "going on": float(np.median(gone_on)),
+            "anew": float(np.median(anew)),
+            "proved": float((gone_on <= _GO_ON).mean()),
+            "wrong": float(wrong.mean()),
+            "wrong at the boundary": float(false.mean()),
+        }
+
+
+def _extended(
+    known: NDArray[np.bool_],
+    right: NDArray[np.bool_],
+    old: NDArray[np.bool_],
+    new: NDArray[np.bool_],
+    runs: int,
+    random: np.random.Generator,
+    *,
+    accuracy: float,
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
+    """Draw until the first stratum of first and later texts is proved: `runs` times each.
+
+    Returns the draws after those that proved the first ones, or `_GO_ON` of them; the draws without
+    the former ones, from both together; and whether a certificate of both, with a look after each
+    draw, is wrong. inf: it is not proved by `_GO_ON` draws, or twice as many without the former.
+    """
+    error, both = -np.log(error_of(0.9, 0)), old | new
+    budget = certificates.too_many(int(both.sum()), accuracy) - int((known & both & ~right).sum())
+
+    def drawn(some: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Return the wrong texts among the first 0, 1, .. draws of each run."""
+        places = np.flatnonzero(some & ~known)
+        order = random.random((runs, len(places))).argsort(axis=1)[:, : 2 * _GO_ON]
+        return np.pad((~right[places[order]]).cumsum(axis=1), ((0, 0), (1, 0)))
+
+    def turns(before: int) -> NDArray[np.int64]:
+        """Return the draws of first and of later texts after each further one: int64[.., 2]."""
+        counts, found = [before, 0], []
+        for _ in range(_GO_ON):
+            per = [
+                n / (m + 1) if m < k else -1.0 for n, m, k in zip(full, counts, sizes, strict=True)
+            ]
+            counts[int(np.argmax(per))] += 1
+            found.append(tuple(np.minimum(counts, sizes)))
+        return np.array(found, dtype=np.int64)
+
+    def first_at(evidence: NDArray[np.float64]) -> NDArray[np.float64]:
+        proved = evidence >= error
+        return np.where(proved.any(axis=1), proved.argmax(axis=1) + 1.0, np.inf)
+
+    def evidence(left: Any, m: Any, bad: Any, most: int) -> NDArray[np.float64]:
+        counts = [np.broadcast_to(x, bad[0].shape).ravel() for x in (*left, *m, *bad)]
+        # many runs have equal counts
+        known, at = np.unique(np.stack(counts, axis=1), axis=0, return_inverse=True)
+        each = known.reshape(len(known), 3, 1, -1)
+        found = certificates.log_evidence(each[:, 0], each[:, 1], each[:, 2], most, accuracy)
+        values: NDArray[np.float64] = found[at].reshape(bad[0].shape)
+        return values
+
+    full = [int(some.sum()) for some in (old, new)]
+    sizes = [int((some & ~known).sum()) for some in (old, new)]
+    wrong_old, wrong_new, wrong_all = drawn(old), drawn(new), drawn(both)
+    steps = np.arange(1, min(_GO_ON, wrong_old.shape[1] - 1) + 1)
+    alone = certificates.too_many(full[0], accuracy) - int((known & old & ~right).sum())
+    proved = first_at(evidence([sizes[0]], [steps], [wrong_old[:, steps]], alone))
+    stop = np.minimum(proved, len(steps)).astype(np.int64)
+    every = {before: turns(before) for before in set(stop.tolist())}
+    m = np.array([every[before] for before in stop.tolist()])
+    at = np.arange(runs)[:, None]
+    bad = [wrong_old[at, m[..., 0]], wrong_new[at, m[..., 1]]]
+    gone_on = first_at(evidence(sizes, [m[..., 0], m[..., 1]], bad, budget))
+    steps = np.arange(1, min(2 * _GO_ON, wrong_all.shape[1] - 1) + 1)
+    anew = first_at(evidence([sum(sizes)], [steps], [wrong_all[:, steps]], budget))
+    return gone_on, anew, (gone_on <= _GO_ON) & (right[both].mean() < accuracy)
+
+
 def _small(judge: Judge, draws: int) -> Iterator[Row]:
     """Gain in points on parts of a set, where few judgments are a large part of all."""
     found: dict[str, list[float]] = {}
@@ -342,6 +451,15 @@ _ALL = {
         f"to be 90 % right with 90 % confidence, and how often a certificate is wrong, with a look "
         f"after each of {_CERTIFY} judgments",
         _certificates,
+    ),
+    "later": _Part(
+        f"half of the texts come later: judgments until the most trusted 30 % of first and later "
+        "texts are certified together, after those that certified the first ones, and starting "
+        f"anew (median); how often {_GO_ON} suffice; accuracy of that part; "
+        "how often a certificate of 90 % is wrong, with a look after each judgment, and one of an "
+        "accuracy that is just not true",
+        _later,
+        5,
     ),
     "referee": _Part(
         f"how often {_REFEREE_CALLS} answers of a referee show that it is better, so that they are "
