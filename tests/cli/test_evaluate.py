@@ -194,3 +194,18 @@ def test_judged_texts_are_not_scored_by_their_judgments(tmp_path):
     code, _, err = run_here("evaluate", given)
     assert code != 0
     assert "a person judged all 1 labeled texts" in err
+
+
+def test_labels_that_a_store_has_with_descriptions_are_not_paid_for_again(tmp_path):
+    source, store = labeled(tmp_path / "in.csv", 24), tmp_path / "labels.db"
+    described = tmp_path / "labels.json"
+    described.write_text(json.dumps({label: f"about {label}" for label in LABELS}))
+    with LoopbackLLM(confident) as llm:
+        given = [*options(llm)[:4], "--store", store]
+        code, _, err = run_here("classify", source, *given, "--labels", described)
+        assert code == 0, err
+        calls = llm.calls
+        code, _, err = run_here("evaluate", source, *given)
+        assert code == 0, err
+        assert "the labels are those of run 1, " in err
+        assert llm.calls == calls == 24
