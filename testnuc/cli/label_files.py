@@ -1,6 +1,7 @@
 """Labels from files: .csv, .tsv, .json, .jsonl, .yaml, .xlsx and .txt."""
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,14 @@ def _yaml(content: str, name: str) -> Any:
             node = super().compose_node(parent, index)
             self.depth -= 1
             return node
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            made = super().construct_mapping(node, deep=deep)
+            if len(made) < len(node.value):
+                # the second would replace the first, with all labels below it
+                ((twice, _),) = Counter(key.value for key, _ in node.value).most_common(1)
+                raise InvalidInputError(f"{name} has {twice!r} twice in one place; join them")
+            return made
 
     try:
         return yaml.load(content, Loader=Loader)  # noqa: S506 - creates no objects

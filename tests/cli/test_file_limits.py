@@ -189,6 +189,8 @@ def laughs(levels=9):
     [
         (laughs(), "line 2: *a is an alias"),
         ("&a\n- *a\n", "line 2: *a is an alias"),
+        # the second took the place of the first, and of the labels below it
+        ("refund:\n  late: x\nother: y\nrefund:\n  lost: z\n", "'refund' twice in one place"),
         ("[" * 5_000, "is nested too deep"),
         ("- a\n" * 300_000, "1,200,000 characters"),
         ("{a: " * 60 + "b" + "}" * 60, "deeper than 32 levels"),
