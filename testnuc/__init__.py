@@ -14,8 +14,6 @@ nearest neighbors of each text then vote on its label: the batch itself is the u
 Public names are imported lazily: ``import testnuc`` loads neither numba, aiohttp nor torch.
 """
 
-from __future__ import annotations
-
 import logging
 from importlib import import_module
 from typing import TYPE_CHECKING

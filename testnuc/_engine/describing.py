@@ -4,8 +4,6 @@ Which models answered, and when, is stored (`Components.answered`). What else de
 hashed into its key, so a client that finds it knows it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import platform
 from collections import Counter

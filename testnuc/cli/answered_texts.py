@@ -1,7 +1,5 @@
 """A store, or a file of results and its store, opened without calls."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """``testnuc classify``: label the texts of a file."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import warnings

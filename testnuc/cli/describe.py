@@ -1,7 +1,5 @@
 """``testnuc describe``, and the one page of ``testnuc report --summary``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

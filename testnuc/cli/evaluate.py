@@ -1,7 +1,5 @@
 """``testnuc evaluate``: accuracy with and without the vote, on a labeled file."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Outputs of commands: what may be written, and rows in each format."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os

@@ -1,7 +1,5 @@
 """``testnuc report``: an HTML page for judging and browsing results."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """``testnuc store``: export, import and inspect stores."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

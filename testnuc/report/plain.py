@@ -1,7 +1,5 @@
 """An HTML page of the Markdown that `TestNUC.describe` writes; labels in it may be hostile."""
 
-from __future__ import annotations
-
 from html import escape
 
 from markdown_it import MarkdownIt

@@ -1,7 +1,5 @@
 """Run a service: start, wait for a signal, drain, stop."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
