@@ -6,11 +6,12 @@ import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from testnuc._base.display import Brief
+from testnuc._base.display import Brief, one_line
 from testnuc.errors import InvalidInputError
 from testnuc.trust.shares import Z_95, Share
 
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 #: Cells of an array of the jackknife.
 _CELLS = 1_000_000
 #: Pairs of labels that are printed.
-_PAIRS = 10
+_PAIRS = 15
+#: Characters of a text in a line.
+_WIDTH = 90
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,10 @@ class Comparison(Brief):
     judged: int = 0
 
     def __str__(self) -> str:
+        return self.describe()
+
+    def describe(self, examples: int = 0) -> str:
+        """Return what is printed, with some texts of each pair of labels."""
         part = len(self.differing) / self.texts
         lines = [
             f"{self.texts:,} texts are in both, {len(self.differing):,} labels differ ({part:.1%})"
@@ -108,6 +115,10 @@ class Comparison(Brief):
             lines.append(f"{self.judged:,} texts that a person judged are left out of the accuracy")
         for one, other, texts in self.pairs[:_PAIRS]:
             lines.append(f"{texts:>7,}  {one or 'no label'} -> {other or 'no label'}")
+            alike = (a.text for a, b in self.differing if (a.label, b.label) == (one, other))
+            lines += [f"         {one_line(text, _WIDTH)}" for text in islice(alike, examples)]
+        if more := len(self.pairs[_PAIRS:]):
+            lines.append(f"         and {more} more pairs of labels")
         return "\n".join(lines)
 
 
