@@ -634,8 +634,10 @@ class TestNUC:
 
     async def learn(
         self,
-        texts: Review | Iterable[str],
+        texts: Review | Learned | Iterable[str],
         labels: Sequence[str | None] | Sequence[Sequence[str]] | None = None,
+        *,
+        was: Mapping[str, Sequence[str]] | None = None,
     ) -> Learned:
         """Learn from judged texts how to label, and what trust means.
 
@@ -646,12 +648,17 @@ class TestNUC:
 
         Parameters
         ----------
-        texts : Review or iterable of str
-            A review with answers; or texts that were chosen at random. Those that are not in the
-            pool are added and labeled.
+        texts : Review, Learned or iterable of str
+            A review with answers; what another client learned, for its judgments; or texts that
+            were chosen at random. Those that are not in the pool are added and labeled.
         labels : sequence of str or None, optional
             The right labels of the texts; None: none of the labels is right. With
             ``multilabel=True``: the list of labels of each text, [] for none.
+        was : mapping of str to sequence of str, optional
+            Takes judgments of another label set: label -> the labels of before that it stands for,
+            of those that were renamed, merged or split; {} if labels were only added. A judgment
+            of a label that is gone, or split, counts as not answered; so does "none of the labels"
+            if labels are new.
 
         Returns
         -------
@@ -663,11 +670,11 @@ class TestNUC:
         InvalidInputError
             A text is invalid, or a label is not in the set.
         """
-        if (labels is None) is not isinstance(texts, Review):
+        if (labels is None) is not isinstance(texts, Review | Learned):
             raise InvalidInputError("give a review, or texts and their labels")
         await self._ready()
-        if isinstance(texts, Review):
-            return await self._learning.learn_from(texts)
+        if isinstance(texts, Review | Learned):
+            return await self._learning.learn_from(texts, was)
         assert labels is not None
         return await self._learning.learn_labels(texts, labels)
 

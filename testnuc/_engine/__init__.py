@@ -19,6 +19,7 @@
     pool_predictions  the predictions of the whole pool, diagnosed for the auto policy
 
     learning          review and learn; `argmax_learning` or `threshold_learning` fits a rule
+    carried           judgments of other labels, as those of a client's
     applying          labels by what was learned
     escalation        a referee, a better model: it judges, and labels the least trusted texts
     uncertain         texts that a head labels instead of the LLM; `distilling` writes a head

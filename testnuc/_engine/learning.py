@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from math import isnan
@@ -18,6 +18,7 @@ import numpy as np
 
 from testnuc._base.checks import checked_whole, hash_text
 from testnuc._engine.argmax_learning import ArgmaxFit
+from testnuc._engine.carried import judgments_of
 from testnuc._engine.components import Components, today
 from testnuc._engine.inputs import checked_texts, distinct, labels_by_place
 from testnuc._engine.rows import nearest
@@ -195,35 +196,11 @@ class Learning:
             self._last = digest, await asyncio.to_thread(self._way, parts, run, vectors)
         return self._last[1]
 
-    async def learn_from(self, review: Review) -> Learned:
-        """Learn from the answers of a review, and from all earlier ones."""
-        labels = self._parts.labels
-        if review.label_set != (labels.names, labels.multilabel):
-            raise InvalidInputError("the review has another label set than this client")
-        if not review.judged:
-            raise InvalidInputError("the review has no answer yet; answer some of its items")
-        last = review.judged[-1].index
-        # a person who confirms some answers of a referee chooses which
-        mixed = {item.source for item in review} >= {"person", "referee"}
-        return await self._learn(
-            [
-                Judgment(
-                    item.text,
-                    item.hash,
-                    item.answer,
-                    item.source,
-                    item.probability,
-                    item.floor,
-                    review.texts,
-                    item.goal in {"certify", "count"}
-                    and item.probability is not None
-                    and not (mixed and item.source == "person"),
-                    review.ranking,
-                    agreed=not item.said if item.judges > 1 else None,
-                )
-                for item in review[: last + 1]
-            ]
-        )
+    async def learn_from(
+        self, judged: Review | Learned, was: Mapping[str, Sequence[str]] | None = None
+    ) -> Learned:
+        """Learn from a review, or from what was learned with other labels, and all earlier ones."""
+        return await self._learn(judgments_of(judged, self._parts.labels, was))
 
     async def learn_labels(self, texts: Iterable[str], labels: Sequence[Any]) -> Learned:
         """Learn from the labels of texts that were chosen at random."""
@@ -377,6 +354,9 @@ def _merged(earlier: Sequence[Judgment], new: Sequence[Judgment]) -> tuple[Judgm
 
 
 def _key(parts: Components) -> bytes:
+    return key_of(parts.predictor.scope, embedder_name(parts.embedder))
+
+
+def key_of(scope: bytes, embedder: str) -> bytes:
     """Return the key of what was learned: of the predictions and of the embedder."""
-    name = embedder_name(parts.embedder).encode()
-    return blake2b(parts.predictor.scope + name, digest_size=16).digest()
+    return blake2b(scope + embedder.encode(), digest_size=16).digest()

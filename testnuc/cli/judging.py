@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,14 +13,16 @@ from typing import Any
 import typer
 
 from testnuc._base.checks import hash_text
+from testnuc._engine.carried import judgments_of
+from testnuc._engine.learning import key_of
 from testnuc.cli.answered_texts import labeled, newest, opened, texts_for
 from testnuc.cli.answering import answer
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import free_name, require_kind, require_new, write_results
 from testnuc.cli.judging_page import judge_on_page, write_page
-from testnuc.cli.label_files import read_labels
+from testnuc.cli.label_files import read_former, read_labels
 from testnuc.cli.memory import AnswerStore, LessonNote, RunNote
-from testnuc.cli.options_of_run import next_command
+from testnuc.cli.options_of_run import next_command, opened_store
 from testnuc.cli.reading import existing, holds_rows, to_stderr
 from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError
@@ -132,7 +135,9 @@ async def learn(given: SimpleNamespace) -> None:
     """Learn from reviews, or from marks of the page, and print what was learned."""
     source, output = given.source, given.output
     require_new(output, overwrite=given.overwrite)
-    take = _lesson(given.judged, at_random=given.at_random)
+    named = given.client["labels"] if "labels" in given.client.named else None
+    former = RunNote.of(source).options.get("former", {}) if named is None else read_former(named)
+    take = _lesson(given.judged, former, at_random=given.at_random)
     least = RunNote.of(source).options.get("min_trust")
     # labels that the run withheld for it stay withheld
     client = given.client.but(min_trust=least) if isinstance(least, float) else given.client
@@ -217,9 +222,10 @@ def _options_of(certificate: Certificate, accuracy: float) -> list[str]:
     return words
 
 
-def _lesson(files: Sequence[str], *, at_random: bool) -> Callable[[TestNUC], Awaitable[Learned]]:
+def _lesson(
+    files: Sequence[str], former: Mapping[str, Sequence[str]], *, at_random: bool
+) -> Callable[[TestNUC], Awaitable[Learned]]:
     """Read what was judged; returns a function by which a client learns from it."""
-    labels: list[Any]
     if all(map(_is_review, files)):
         judged = _read_reviews(files)
         if not judged.judged:
@@ -227,18 +233,52 @@ def _lesson(files: Sequence[str], *, at_random: bool) -> Callable[[TestNUC], Awa
                 f"{', '.join(files)} has no answers; give some: testnuc review {files[0]}, or "
                 "move the file here that the page saved to your downloads"
             )
-        if judged.drawn:
-            return lambda nuc: nuc.learn(judged)
+        if judged.drawn or (former and not at_random):
+            return lambda nuc: _carried(nuc, judged, former)
         texts = [item.text for item in judged.judged]
-        labels = [judged.as_given(item.answer) for item in judged.judged]
+        labels: list[Any] = [judged.as_given(item.answer) for item in judged.judged]
     elif len(files) > 1:
         raise InvalidInputError("only the .json files of reviews and of the page can be joined")
+    elif Path(files[0]).suffix.lower() == ".db":
+        return partial(_from_store, store=files[0], former=former)
     else:
         texts, right = read_marks(existing(files[0]))
         labels = [*right]
     if at_random:
         return lambda nuc: nuc.learn(texts, labels)
     return lambda nuc: nuc.learn(_chosen_by_hand(texts, labels, nuc))
+
+
+async def _from_store(nuc: TestNUC, store: str, former: Mapping[str, Sequence[str]]) -> Learned:
+    """Learn from what was judged in another store, last."""
+    data = None
+    existing(store)
+    async with opened_store(store) as held:
+        for scope, _ in await held.scopes():
+            for embedder, _ in await held.embedders():
+                data = await held.get_learned(key_of(scope, embedder)) or data
+    if data is None:
+        raise InvalidInputError(f"{store} has no judgments; name a review, or another store")
+    return await _carried(nuc, Learned.from_bytes(data), former)
+
+
+async def _carried(
+    nuc: TestNUC, judged: Review | Learned, former: Mapping[str, Sequence[str]]
+) -> Learned:
+    """Learn from judgments, which may be of other labels, and say how many are of these."""
+    if tuple(judged.labels) == nuc.labels.names:
+        return await nuc.learn(judged)
+    found = judgments_of(judged, nuc.labels, former)
+    kept = sum(judgment.source is not None for judgment in found)
+    lost = len(judged.judged) - kept
+    said = f"{kept:,} judgments of other labels are carried over"
+    if lost:
+        said += (
+            f", {lost:,} {'is' if lost == 1 else 'are'} not: of labels that are gone or split, or "
+            "of none of the labels while some are new"
+        )
+    to_stderr(said)
+    return await nuc.learn(judged, was=former)
 
 
 async def certify(given: SimpleNamespace) -> None:

@@ -14,6 +14,7 @@ from testnuc.errors import InvalidInputError, MissingDependencyError
 from testnuc.label_tree import flattened, is_nested
 from testnuc.prompts import text_json
 from testnuc.records import text_of
+from testnuc.types import split_labels
 
 _TABLES = {".csv", ".tsv", ".jsonl", ".parquet", ".xlsx"}
 _YAML = {".yaml", ".yml"}
@@ -23,6 +24,8 @@ _LONGEST_YAML = 1_000_000
 #: Levels of YAML: its reader takes a second for a thousand.
 _DEEPEST = 100
 _NAME, _DESCRIPTION = "label", "description"
+#: Names that a label had before: a list, or in one cell, separated as several labels of a text are.
+_WAS = "was"
 
 
 def read_labels(given: str | list[str] | dict[str, str]) -> list[str] | dict[str, str]:
@@ -53,6 +56,26 @@ def read_labels(given: str | list[str] | dict[str, str]) -> list[str] | dict[str
     if kind in {".json", *_YAML}:
         return _labels((_yaml if kind in _YAML else json_of)(content, given), given)
     return [label for line in content.splitlines() if (label := line.strip())]
+
+
+def read_former(given: Any) -> dict[str, list[str]]:
+    """Return label -> its names before, of a file of labels whose rows name them in `was`."""
+    if not isinstance(given, str) or not os.path.isfile(given):  # noqa: PTH113
+        return {}
+    kind = Path(given).suffix.lower()
+    rows: Any = []
+    if kind in _TABLES:
+        rows = read_table(given, _NAME, option=None, quiet=True).rows
+    elif kind in _LISTS - {".txt"}:
+        content = content_of(given)[0]
+        rows = (_yaml if kind in _YAML else json_of)(content, given)
+    former: dict[str, list[str]] = {}
+    for row in rows if isinstance(rows, list) else ():
+        was = row.get(_WAS) if isinstance(row, dict) else None
+        names = was if isinstance(was, list) else split_labels(text_of(was))
+        if names:
+            former.setdefault(str(row.get(_NAME)).strip(), []).extend(str(n).strip() for n in names)
+    return former
 
 
 def write_labels(

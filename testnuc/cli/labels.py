@@ -41,7 +41,11 @@ async def check(given: SimpleNamespace) -> None:
     made = {at: _renamed(row, merged) for at, row in rows.items()}
     write_results(output, table, made, found.problems)
     # the next commands vote with the merged labels
-    options = RunNote.of(source).options | given.client.given() | {"labels": labels}
+    former: dict[str, list[str]] = {}
+    for old, new in merged.items():
+        former.setdefault(new, [new] if new in names else []).append(old)
+    options = RunNote.of(source).options | given.client.given()
+    options |= {"labels": labels, "former": former}
     RunNote.write(output, AnswerStore.of_results(None, output), table.text_column, options)
     changed = sum(row.label != made[at].label for at, row in rows.items())
     to_stderr(

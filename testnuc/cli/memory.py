@@ -280,18 +280,22 @@ def about_lessons(nuc: TestNUC, store: AnswerStore, options: Mapping[str, Any]) 
             return f"{said} to the judged texts alone, under other vote settings (policy, k)"
         return f"{said}, in place of these vote settings (policy, k)"
     wanted = _noted(options)
-    lessons = [] if store.folder is None else map(LessonNote.of, store.folder.glob("answers*.json"))
+    files = [] if store.folder is None else store.folder.glob("answers*.json")
+    former = {name for names in wanted.get("former", {}).values() for name in names}
     found = []
-    for lesson in lessons:
+    for file in files:
+        lesson = LessonNote.of(file)
         names = {*(lesson.options.get("labels") or ())}
         others = [n for n in (*_OF_STORE, "embedder") if lesson.options.get(n) != wanted.get(n)]
         # another task, if most labels are others
-        if others and 2 * len(names & {*wanted["labels"]}) > len(names):
-            found.append((len(others), lesson, others))
+        if others and 2 * len(names & (former | {*wanted["labels"]})) > len(names):
+            found.append((len(others), str(file), lesson, others))
     if not found:
         return None
-    _, lesson, others = min(found, key=lambda one: one[0])
+    _, path, lesson, others = min(found, key=lambda one: one[:2])
     return (
-        f"note: {lesson.judgments:,} judgments of {lesson.source} are not applied: they are of a "
-        f"run with other {', '.join(others)}"
+        f"note: {lesson.judgments:,} judgments of {lesson.source} are of a run with other "
+        f"{', '.join(others)}, whose answers are to another question: texts are asked again "
+        "(--dry-run says what that costs); to carry the judgments over, then: "
+        f"testnuc learn RESULTS {Path(path).with_suffix('.db')} -o better.csv"
     )

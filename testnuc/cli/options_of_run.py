@@ -18,7 +18,7 @@ from testnuc._engine.parameters import client_arguments
 from testnuc._engine.shortlist import AUTOMATIC_ABOVE
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import require_store
-from testnuc.cli.label_files import read_labels
+from testnuc.cli.label_files import read_former, read_labels
 from testnuc.cli.memory import AnswerStore, RunNote
 from testnuc.cli.options import OF_ANSWERS, Options, client_options
 from testnuc.cli.reading import existing, holds_rows, to_stderr
@@ -226,7 +226,9 @@ async def opened_store(store: str) -> AsyncIterator[Any]:
 def client_of(options: Mapping[str, Any], **instead: Any) -> TestNUC:
     """Return a client of command-line options; arguments in `instead` win."""
     flat = {**options, **instead}
-    flat.pop("run", None)
+    # the number of a stored run, and names of labels before, for judgments
+    for name in ("run", "former"):
+        flat.pop(name, None)
     if flat["labels"] is None:
         raise InvalidInputError("there are no labels; give --labels, a file or a,b,c")
     given = client_arguments({**flat, "labels": read_labels(flat["labels"])})
@@ -244,7 +246,10 @@ def completed(options: Options, output: str | None) -> tuple[Options, AnswerStor
     Without an output, the store is the one that earlier runs with these options have, if any.
     """
     if options["labels"] is not None:
+        former = read_former(options["labels"])
         options = options.but(labels=read_labels(options["labels"]))
+        if former:
+            options = options.but(former=former)
     head = None if options["head"] is None else Head.load(options["head"])
     if head is not None:
         options = options.but(

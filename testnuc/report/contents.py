@@ -152,7 +152,7 @@ def _summary(rows: Sequence[Classification], labels: _Numbers, *, several: bool)
     of_label: Counter[int | None] = Counter()
     pairs: Counter[tuple[int | None, int | None]] = Counter()
     bins = [0] * _BINS
-    unknown = errors = disputed = 0
+    unknown = errors = disputed = unlabeled = 0
     for result in rows:
         label = labels.of(result.label)
         parts = split_labels(result.label) if several and result.label else [result.label]
@@ -160,6 +160,8 @@ def _summary(rows: Sequence[Classification], labels: _Numbers, *, several: bool)
         if result.changed:
             pairs[labels.of(result.own_label), label] += 1
         errors += result.error is not None
+        # that none of the labels is right, a person may have said
+        unlabeled += result.label is None and result.source != "person"
         disputed += result.changed if several else _disputed(result)
         if result.trust is None or not math.isfinite(result.trust):
             unknown += 1
@@ -170,6 +172,7 @@ def _summary(rows: Sequence[Classification], labels: _Numbers, *, several: bool)
         "trust": bins,
         "unknown": unknown,
         "errors": errors,
+        "unlabeled": unlabeled,
         "disputed": disputed,
         "changed": pairs.total(),
         "pairs": [[*pair, count] for pair, count in pairs.most_common(_PAIRS)],

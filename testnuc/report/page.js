@@ -151,7 +151,7 @@
   const duration = (seconds) => (seconds < 50 ? "less than a minute" : `about ${many(Math.round(seconds / 60), "minute")}`);
 
   function task() {
-    const context = review?.context ?? { unlabeled: summary.labels.find(([label]) => label === null)?.[1] ?? 0, differing: summary.disputed };
+    const context = review?.context ?? { unlabeled: summary.unlabeled, differing: summary.disputed };
     const parts = [
       context.unlabeled ? `${many(context.unlabeled, "text has", "texts have")} no label` : "",
       context.differing ? (review ? `on ${whole(context.differing)} the strategies differ` : `on ${whole(context.differing)} the neighbors contradict the LLM`) : "",

@@ -71,12 +71,15 @@ def _reasons(row: Classification, far: float, copy: float) -> list[tuple[float, 
         reasons.append((2.0, why or "no label"))
     if row.trust is not None and row.trust < 1:
         share = f"trust is {row.trust:.2f}"
-        if row.trust < _HEAVY:
+        if row.trust < _HEAVY and row.source in {None, "vote"}:
             share += ": most of the vote went to other labels"
         reasons.append((1 - row.trust, share))
     own = row.prediction.label if row.prediction is not None else None
     if own is not None and row.label is not None and own != row.label:
-        reasons.append((_HEAVY, f"the vote changed {own!r} to {row.label!r}"))
+        who = {"head": "a model of your texts", "referee": "the referee"}.get(
+            row.source or "", "the vote"
+        )
+        reasons.append((_HEAVY, f"{who} changed {own!r} to {row.label!r}"))
     for neighbor in row.neighbors[:1]:
         if neighbor.similarity >= copy and neighbor.label not in {None, row.label}:
             reasons.append(

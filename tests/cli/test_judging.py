@@ -741,3 +741,52 @@ def test_two_judges_get_parts_with_a_tenth_in_common_and_what_they_say_of_it_is_
     assert "Judges differ on 0 of 4 texts that several judged" in out
     # they are not drawn again
     assert "review-1.json exists" in run_here(*draw)[2]
+
+
+def test_judgments_carry_over_to_other_labels(tickets):
+    """One label is new, and one is renamed, which the file of labels says."""
+    old = ["--labels", ",".join(LABELS), "--model", "openai/test"]
+    new = [{"label": "money back", "was": ["refund"]}, {"label": "delivery"}, {"label": "login"}]
+    Path("renamed.json").write_text(json.dumps(new))
+    Path("more.csv").write_text("label,was\nmoney back,refund\ndelivery,\nlogin,\npraise,\n")
+
+    def renamed(text):
+        label = wrong_at_random(text)[0]
+        return ("money back" if label == "refund" else label), 0.9
+
+    with LoopbackLLM(wrong_at_random) as llm:
+        run = ["classify", tickets, *old, "--base-url", llm.base_url, "-o", "old.csv"]
+        assert run_here(*run)[0] == 0
+    assert run_here("review", "old.csv", "-n", "40", "-o", "old.json", "--no-open")[0] == 0
+    judged("old.json")
+    answered = Review.load("old.json")
+    answered.answer(0, None)
+    answered.save("old.json")
+    assert run_here("learn", "old.csv", "old.json")[0] == 0
+    (store,) = Path(".testnuc").glob("*.db")
+
+    with LoopbackLLM(renamed) as llm:
+        for labels, output in (("renamed.json", "renamed.csv"), ("more.csv", "new.csv")):
+            given = ["--labels", labels, "--model", "openai/test", "--base-url", llm.base_url]
+            code, _, err = run_here("classify", tickets, *given, "-o", output)
+            assert code == 0, err
+            assert f"over, then: testnuc learn RESULTS {store} -o better.csv\n" in err
+    code, out, err = run_here("learn", "renamed.csv", store, "-o", "better.csv")
+    assert (code, "40 judgments of other labels are carried over\n" in err) == (0, True), err
+    assert "40 of 240 texts are judged: 40 by a person." in out
+    rows = read_table("better.csv", "text").rows
+    people = [row for row in rows if row["nuc_source"] == "person"]
+    assert len(people) == 40
+    names = {"refund": "money back"}
+    none = answered[0].text
+    for row in people:
+        label = true_label(row["text"])
+        assert row["nuc_label"] == ("" if row["text"] == none else names.get(label, label))
+
+    # of a text without a label, the new one may be right
+    code, _, err = run_here("learn", "new.csv", "old.json", "-o", "better-2.csv")
+    assert (code, "39 judgments of other labels are carried over, 1 is not" in err) == (0, True)
+    rows = read_table("better-2.csv", "text").rows
+    assert sum(row["nuc_source"] == "person" for row in rows) == 39
+    code, _, err = run_here("learn", "new.csv", "no.db")
+    assert (code, "no.db" in err) == (2, True)

@@ -1,0 +1,58 @@
+"""Judgments of another label set: a superset, a renaming, a merge and a split."""
+
+from testnuc import LabelSet
+from testnuc._base.checks import hash_text
+from testnuc._engine.carried import carried_over
+from testnuc.trust.judgment import Judgment
+
+OLD = ("card", "loan", "fee", "rate")
+
+
+def judged(label, source="person"):
+    return Judgment("text", hash_text("text"), label, source, 0.1, 0.1, 10, uniform=True)
+
+
+def carried(labels, label, was=None, **more):
+    new = labels if isinstance(labels, LabelSet) else LabelSet(labels)
+    (found,) = carried_over([judged(label, **more)], OLD, new, was or {})
+    # the draw stays, also where the answer is lost
+    assert (found.probability, found.uniform) == (0.1, True)
+    return found.label, found.source
+
+
+def test_what_was_judged_keeps_its_label_in_a_superset():
+    assert carried([*OLD, "app"], "loan") == ("loan", "person")
+    # it may be the new label
+    assert carried([*OLD, "app"], None) == (None, None)
+    assert carried(LabelSet([*OLD, "app"], none_label="fee"), "fee") == (None, None)
+    assert carried(OLD, None) == (None, "person")
+    assert carried(OLD[::-1], "fee", source="referee") == ("fee", "referee")
+    assert carried([*OLD, "app"], None, source=None) == (None, None)
+
+
+def test_renamed_and_merged_labels_are_followed():
+    new, was = ["card", "credit", "cost"], {"credit": ["loan"], "cost": ["fee", "rate"]}
+    assert [carried(new, label, was)[0] for label in OLD] == ["card", "credit", "cost", "cost"]
+    assert carried(new, None, was) == (None, "person")
+
+
+def test_only_judgments_of_labels_that_are_split_or_gone_are_lost():
+    new = ["card lost", "card late", "loan", "fee"]
+    was = {"card lost": ["card"], "card late": ["card"]}
+    assert [carried(new, label, was) for label in OLD] == [
+        (None, None),
+        ("loan", "person"),
+        ("fee", "person"),
+        (None, None),
+    ]
+    # what is left of a label is not what it was
+    assert carried([*OLD, "card late"], "card", {"card late": ["card"]}) == (None, None)
+
+
+def test_each_of_several_labels_is_followed():
+    new = LabelSet(["cost", "card", "loan"], multilabel=True)
+    was = {"cost": ["fee", "rate"]}
+    assert carried(new, "card; fee", was) == ("cost; card", "person")
+    assert carried(new, "rate; fee", was) == ("cost", "person")
+    assert carried(new, "", was) == ("", "person")
+    assert carried(LabelSet(["card", "loan"], multilabel=True), "card; fee") == (None, None)
