@@ -26,6 +26,9 @@ ALPHA = 0.1
 #: the model is better: a bolder model, which can do more harm, needs a better proof. Where gains
 #: and losses are exactly equal the test errs a tenth more often than it says.
 _BOLDNESS = ((log(2), 0.09), (log(4 / 3), 0.05), (0.0, 0.02))
+#: Judged texts of a look that has all of the error. Who looks at more or fewer looks more often;
+#: few texts prove little, and many prove a gain with any error.
+_FIRST = 50
 #: Judged texts that a model must win or lose, for anything to be proved: three are won by chance in
 #: an eighth of the cases.
 _LEAST = 4
@@ -116,6 +119,7 @@ def choose(
     taught = teach(bases, judged, weights, None if grounds is None else grounds[1:])
     name = f"{candidates[taught.base - len(bases)].name}, trained on the judged texts"
     where, said, before = rows[drawn], labels[drawn], own.labels
+    share = min(len(where) / _FIRST, _FIRST / len(where))
     differ, every = differing(candidates), np.ones(len(texts), dtype=np.bool_)
     # drawn from all texts alike, or more from those on which candidates differ
     steps = [(name, every, [every])]
@@ -132,7 +136,7 @@ def choose(
             evidence = values, where, changed, strata
             unknown = (said == SKIPPED) & changed[where]
             few = np.count_nonzero(values) < _LEAST
-            if few or paired_gain(*evidence, error, unknown).low <= 0:
+            if few or paired_gain(*evidence, share * error, unknown).low <= 0:
                 break
             proved = True
             gain = paired_gain(*evidence, ALPHA, unknown)
