@@ -229,19 +229,19 @@ class Judge:
         return found, float(np.delete(right, every).sum() + len(every)) / len(right)
 
     def proof(
-        self, learned: Learned, rows: NDArray[np.int64], draws: int, seed: int
+        self, learned: Learned, rows: NDArray[np.int64], draws: int, seed: int, level: float = 0.9
     ) -> tuple[float, bool]:
-        """Return the draws that certify the first part to be 90 % right, inf if so many do not.
+        """Return the draws that certify the first part at `level`, inf if so many do not.
 
         And whether any part is ever certified that is not, with a look after each draw. `rows` were
         judged before the draws.
         """
-        right, trust = learned.labels == self.data.gold, learned.trust
+        right, trust = learned.labels == self.judgments, learned.trust
         none, error = np.zeros(len(rows), dtype=np.bool_), error_of(0.9, 0)
         start = Strata.of(trust, rows, right[rows], none)
         places = strata_of(trust, start.lowest)
         accurate = [
-            bool(right[places <= stratum].mean() >= 0.9) for stratum in range(len(start.lowest))
+            bool(right[places <= stratum].mean() >= level) for stratum in range(len(start.lowest))
         ]
         places[rows] = -1
         random = np.random.default_rng(seed)
@@ -262,7 +262,9 @@ class Judge:
                 wrong[stratum] += bad
             # a wrong label proves nothing
             while (
-                not bad and proven < len(left) and state.evidence(proven + 1, 0.9) >= -np.log(error)
+                not bad
+                and proven < len(left)
+                and state.evidence(proven + 1, level) >= -np.log(error)
             ):
                 first = min(first, draw_ + 1)
                 if not accurate[proven]:

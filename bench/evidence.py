@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from bench._judged import Judge, chance_of, regression
+from bench._judged import Judge, Outcomes, chance_of, regression
 from bench._recorded import read_recorded
 from bench._report import Report
 from bench.trust import auroc
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from bench._judged import Outcomes
     from bench._recorded import Recorded
 
 _JUDGED = (20, 50, 100, 200)
@@ -42,6 +41,8 @@ _LEARNED, _CERTIFY = 50, 500
 _BY_LABEL, _FEWEST = (100, 200, 400), 5
 #: Judgments among later texts at most; how often texts are split into first and later ones.
 _GO_ON, _SPLITS = 100, 5
+#: The part of the judgments of a judge who errs that is wrong.
+_ERR = 0.1
 _BINS = 15
 #: A small set, as a part of each set.
 _SMALL = 500
@@ -305,6 +306,35 @@ def _extended(
     return gone_on, anew, (gone_on <= _GO_ON) & (right[both].mean() < accuracy)
 
 
+def _errors(judge: Judge, draws: int) -> Iterator[Row]:
+    """Claims of learning and certificates where a tenth of the judgments are wrong."""
+    gold, n_classes = judge.data.gold, judge.data.texts.n_classes
+    found = Outcomes()
+    certified: list[float] = []
+    wrong = 0
+    for seed in range(draws):
+        random = np.random.default_rng(seed)
+        other = (gold + random.integers(1, n_classes, len(gold))) % n_classes
+        said = np.where(random.random(len(gold)) < _ERR, other, gold).astype(np.int32)
+        erring = judge.sharing(said)
+        rows, drawn = erring.mixture(seed, 2 * _LEARNED)
+        learned = erring.learned(rows, drawn)
+        found.true.append(judge.gain(learned.labels))
+        found.expected.append(learned.verdict.gain.value)
+        needed, is_wrong = erring.proof(learned, rows, _CERTIFY - 2 * _LEARNED, seed, 0.8)
+        wrong += is_wrong
+        if np.isfinite(needed):
+            first = learned.trust >= edges(learned.trust)[0]
+            certified.append(float((learned.labels == gold)[first].mean()))
+    yield {
+        "set": judge.data.name,
+        **_points("gain", found),
+        "certified": len(certified) / draws,
+        "wrong": wrong / draws,
+        "right": min(certified, default=np.nan),
+    }
+
+
 def _small(judge: Judge, draws: int) -> Iterator[Row]:
     """Gain in points on parts of a set, where few judgments are a large part of all."""
     found: dict[str, list[float]] = {}
@@ -460,6 +490,14 @@ _ALL = {
         "accuracy that is just not true",
         _later,
         5,
+    ),
+    "errors": _Part(
+        f"a tenth of {2 * _LEARNED} judgments of a default review, and of those that certify, are "
+        "wrong: true gain in points, its worst draw, and what is expected; how often 30 % of the "
+        "texts are certified to be 80 % right, how often a certificate is wrong by what the judge "
+        "says, with a look after each judgment, and the lowest true accuracy of such a part",
+        _errors,
+        0.25,
     ),
     "referee": _Part(
         f"how often {_REFEREE_CALLS} answers of a referee show that it is better, so that they are "

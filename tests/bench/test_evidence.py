@@ -44,7 +44,7 @@ def test_every_part_is_printed_and_written(folder, capsys):
     rows = json.loads(out.read_text())["rows"]
     assert {row["part"] for row in rows} == {
         "judgments", "random", "plain", "trust", "accuracy", "by label", "certificates", "later",
-        "referee",
+        "errors", "referee",
     }  # fmt: skip
     pairs = [row["pair"] for row in rows if row["part"] == "referee"]
     assert pairs == ["tickets.weak -> strong"]
