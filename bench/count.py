@@ -34,7 +34,7 @@ _HALF, _PLANTED = 0.5, (0.7, 0.4)
 #: Texts that are judged for a regression.
 _REGRESSED = 200
 #: Labels of groups that are compared, and draws with a planted difference.
-_COMPARED, _FOUND = 1_000, 200
+_COMPARED, _FOUND = 2_000, 200
 _ALPHA, _Z = 0.05, 1.959963984540054
 
 
@@ -77,10 +77,11 @@ class _Group:
         self._population, self._right = Population(said.astype(np.int64)), right
         self.true = right.mean(0)
 
-    def shares(self, rows: NDArray[np.int64]) -> list[Share]:
+    def shares(self, rows: NDArray[np.int64], *, compared: bool = False) -> list[Share]:
         """Return the share of each label by the judged rows."""
         ones = np.ones(len(rows), np.bool_)
-        totals = JudgedSample(rows, ones, ~ones).totals(self._population, self._right[rows])
+        sample, hits = JudgedSample(rows, ones, ~ones), self._right[rows]
+        totals = sample.totals(self._population, hits, compared=compared)
         return [Share(*one) for one in zip(*totals, strict=True)]
 
 
@@ -97,7 +98,7 @@ def _compared(
     parts = [np.flatnonzero(inside), np.flatnonzero(~inside)]
     one, other = (_Group(said[part], right[part]) for part in parts)
     first, second = (
-        group.shares(np.searchsorted(part, rows[np.isin(rows, part)]))
+        group.shares(np.searchsorted(part, rows[np.isin(rows, part)]), compared=True)
         for group, part in zip((one, other), parts, strict=True)
     )
     sizes = len(parts[0]), len(parts[1])

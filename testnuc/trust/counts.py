@@ -279,13 +279,14 @@ def count_labels(
             # too few judged: there is nothing to compare
             continue
         rest = [row for other in names if other != name for row in selected[other]]
-        others = counting.of(None, rest, each, judge_error)
-        sizes = [counting.independent(some) for some in (selected[name], rest)]
+        one, other = (
+            [item.share for item in counting.of(None, some, each, judge_error, compared=True)]
+            for some in (selected[name], rest)
+        )
+        sizes = counting.independent(selected[name]), counting.independent(rest)
         items[name] = [
-            replace(one, difference=one.share.less(other.share, sizes[0], sizes[1], each))
-            if one.share is not None and other.share is not None
-            else one
-            for one, other in zip(items[name], others, strict=True)
+            replace(item, difference=a.less(b, *sizes, each)) if a and b else item
+            for item, a, b in zip(items[name], one, other, strict=True)
         ]
     every = [item for some in items.values() for item in some]
     return Counts(every, confidence, together, counting.notes)
@@ -417,9 +418,15 @@ class _Counting:
         return float(len(rows) ** 2 / (copies**2).sum())
 
     def of(
-        self, group: str | None, rows: Sequence[int], confidence: float, judge_error: float
+        self,
+        group: str | None,
+        rows: Sequence[int],
+        confidence: float,
+        judge_error: float,
+        *,
+        compared: bool = False,
     ) -> list[LabelCount]:
-        """Count the labels of some rows."""
+        """Count the labels of some rows; `compared`: the shares are for differences alone."""
         copies = np.bincount(self.place[rows], minlength=len(self.own)).astype(np.float64)
         inside = np.flatnonzero(copies)
         here = np.isin(self.rows, inside)
@@ -431,7 +438,9 @@ class _Counting:
         shares: list[Share | None] = [None] * len(self.labels)
         if judged >= min(LEAST_JUDGED, len(inside)) > 0:
             population = Population(own + 2 * self.cohort[inside, None], copies[inside])
-            bounds = sample.totals(population, self.hits[here], confidence=confidence)
+            bounds = sample.totals(
+                population, self.hits[here], confidence=confidence, compared=compared
+            )
             shares = [
                 _corrected(Share(*map(float, one)), judge_error, len(self.labels))
                 for one in zip(*bounds, strict=True)

@@ -20,7 +20,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from testnuc._base.arrays import Bools, Float64s, Int32s, Int64s
+from testnuc._base.arrays import Bools, Float64s, Int64s
 
 #: Standard errors of a 95 % interval.
 Z_95 = 1.96
@@ -29,8 +29,8 @@ _JEFFREYS = 0.5
 _POOLED = 0.1
 #: Fewest kinds for that: of a few, the others say too little.
 _KINDS = 4
-#: Simulated totals, and their seed: the same judgments have the same interval.
-_SAMPLES, _SEED = 4_000, 0
+#: Points of the distribution of a total, and a chance that is none.
+_POINTS, _TINY = 1 << 13, 1e-12
 #: A text with more copies than so many times the mean is in a stratum of such texts.
 _HEAVY = 3.0
 
@@ -93,24 +93,33 @@ class JudgedSample:
     missing: Bools
 
     def totals(
-        self, population: Population, hits: Bools, *, confidence: float = 0.95
+        self,
+        population: Population,
+        hits: Bools,
+        *,
+        confidence: float = 0.95,
+        compared: bool = False,
     ) -> tuple[Float64s, Float64s, Float64s]:
         """Return the share of the texts that are a hit, and bounds; float64[C] each.
 
         `hits`, bool[m, C]: whether each judged text is one. Each kind's share alone lies between
-        its bounds with this `confidence`.
+        its bounds with this `confidence`. Shares that are `compared` with those of other texts have
+        twice the prior, as differences of small samples need (Agresti and Caffo 2000, "Simple and
+        effective confidence intervals for proportions and differences of proportions", The American
+        Statistician); not with many kinds, where most are rare and the intervals wide enough.
         """
         # as if all that were skipped are no hit, and as if they are one
-        tail = (1 - confidence) / 2
-        value, low, high = self._bounds(population, hits & ~self.missing[:, None], tail)
+        doubled = compared and hits.shape[1] < _KINDS
+        tail, prior = (1 - confidence) / 2, (1 + doubled) * _JEFFREYS
+        value, low, high = self._bounds(population, hits & ~self.missing[:, None], tail, prior)
         if self.missing.any():
-            more, _, high = self._bounds(population, hits | self.missing[:, None], tail)
+            more, _, high = self._bounds(population, hits | self.missing[:, None], tail, prior)
             value = (value + more) / 2
         total = population.copies.sum()
         return np.clip(value, low, high) / total, low / total, high / total
 
     def _bounds(
-        self, population: Population, hits: Bools, tail: float
+        self, population: Population, hits: Bools, tail: float, prior: float
     ) -> tuple[Float64s, Float64s, Float64s]:
         """Return the number of rows that are a hit, and bounds; float64[C] each."""
         of, copies = population.of[self.rows], population.copies[self.rows]
@@ -124,7 +133,7 @@ class JudgedSample:
             # texts that stand for unlike numbers of rows are worth fewer draws
             worth = here.sum(axis=0) * _evenness(sizes)
             k = worth * _ratio(found, drawn)
-            first, second = _prior(k, worth)
+            first, second = _prior(k, worth, prior)
             left = sizes - _sizes(judged, copies)
             # without a draw: the rate of all kinds
             rate = np.where(drawn > 0, _ratio(found, drawn), found.sum() / max(drawn.sum(), 1.0))
@@ -149,40 +158,63 @@ def _evenness(sizes: Float64s) -> Float64s:
     return _ratio(rows**2, texts * squares)
 
 
-def _prior(k: Float64s, worth: Float64s) -> tuple[Float64s, Float64s]:
+def _prior(k: Float64s, worth: Float64s, prior: float) -> tuple[Float64s, Float64s]:
     """Return the parameters of the beta prior of each kind.
 
-    Jeffreys' prior; of many kinds, a tenth of what would make its mean the rate of all others is
-    added where that is small: how seldom the LLM misses other labels says something of each.
+    `prior` for both, Jeffreys' is 1/2; of many kinds, a tenth of what would make its mean the rate
+    of all others is added where that is small: how seldom the LLM misses other labels says
+    something of each.
     """
-    first = np.full(len(k), _JEFFREYS)
+    first = np.full(len(k), prior)
     if len(k) < _KINDS:
         return first, first
-    rate = (k.sum() - k + _JEFFREYS) / (worth.sum() - worth + 2 * _JEFFREYS)
-    more = _POOLED * _JEFFREYS * np.maximum(1 / rate - 2, 0)
-    # to one digit: it is no more than a guess, and equal counts are simulated once
+    rate = (k.sum() - k + prior) / (worth.sum() - worth + 2 * prior)
+    more = _POOLED * prior * np.maximum(1 / rate - 2, 0)
+    # to one digit: it is no more than a guess, and equal counts are computed once
     scale = 10 ** np.floor(np.log10(np.maximum(more, 1e-3)))
-    return first, _JEFFREYS + np.round(more / scale) * scale
+    return first, prior + np.round(more / scale) * scale
 
 
 @lru_cache(maxsize=1 << 14)
 def quantiles(cells: tuple[tuple[float, ...], ...], tail: float) -> tuple[float, float]:
-    """Return the quantiles of a simulated sum of beta-binomials.
+    """Return the quantiles of a sum of independent beta-binomials.
 
     A cell has the two parameters of the beta, a number of texts, and how many rows each stands for.
     """
-    total = np.zeros(_SAMPLES)
-    for place, (first, second, texts, each) in enumerate(cells):
-        total += each * _simulated(first, second, int(texts), place)
-    low, high = np.quantile(total, (tail, 1 - tail)).tolist()
-    return low, high
+    # one point for a row, or fewer; all others are between two points
+    rows = sum(texts * each for *_, texts, each in cells)
+    step = max(rows / _POINTS, 1.0)
+    size = 1 << round(rows / step + 2 * len(cells)).bit_length()
+    total = np.ones(size // 2 + 1, dtype=np.complex128)
+    for first, second, texts, each in cells:
+        chances, merged = _beta_binomial(first, second, int(texts))
+        below, part = np.divmod(np.arange(len(chances)) * (merged * each / step), 1)
+        points = below.astype(np.int64)
+        placed = np.bincount(points, chances * (1 - part), size)
+        placed[1:] += np.bincount(points, chances * part, size)[:-1]
+        total *= np.fft.rfft(placed)
+    below_or_at = np.cumsum(np.fft.irfft(total, size))
+    # rounding errors of the transform are far smaller than this
+    low, high = np.searchsorted(below_or_at, (tail - _TINY, 1 - tail - _TINY)).tolist()
+    return low * step, high * step
 
 
-@lru_cache(maxsize=1 << 11)
-def _simulated(first: float, second: float, texts: int, place: int) -> Int32s:
-    """Return draws of a beta-binomial; those of places are independent."""
-    rng = np.random.default_rng([_SEED, place])
-    return rng.binomial(texts, rng.beta(first, second, _SAMPLES)).astype(np.int32)
+def _beta_binomial(first: float, second: float, texts: int) -> tuple[Float64s, float]:
+    """Return the probabilities of 0 to n hits, and how many texts each of the n stands for.
+
+    Of many texts several are taken as one; the betas are then such that the variance is the same.
+    """
+    n, both = texts, first + second
+    if texts > max(_POINTS, 8 * both):
+        n = round(max(_POINTS, 8 * both))
+        spread = (both + texts) / (texts * (both + 1))
+        more = n * (1 - spread) / (spread * n - 1) / both
+        first, second = first * more, second * more
+    k = np.arange(n)
+    ratios = (n - k) * (first + k) / ((k + 1) * (second + n - k - 1))
+    logs = np.concatenate([[0.0], np.cumsum(np.log(ratios))])
+    chances = np.exp(logs - logs.max())
+    return chances / chances.sum(), texts / max(n, 1)
 
 
 def _ratio(part: Float64s, whole: Float64s) -> Float64s:

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from scipy.stats import beta, betabinom
 
-from testnuc.trust.shares import JudgedSample, Population
+from testnuc.trust.shares import JudgedSample, Population, Share, stratified
 
 
 def sample(n, m, rng, missing=None):
@@ -43,6 +44,62 @@ def test_a_skipped_text_may_be_either():
     _, low, high = judged.totals(one_stratum(1000), hits)
     assert low[0] < 0.4
     assert high[0] > 0.6
+
+
+@pytest.mark.parametrize("confidence", [0.95, 0.9995])
+@pytest.mark.parametrize(("judged", "hits"), [((3, 196), (0, 0)), ((80, 100), (60, 10))])
+def test_the_bounds_are_the_quantiles_of_the_posterior(judged, hits, confidence):
+    texts = (140, 1000)
+    share = stratified(*map(np.array, (texts, judged, hits)), confidence=confidence)
+    chances = np.ones(1)
+    for n, m, k in zip(texts, judged, hits, strict=True):
+        left = n - m
+        of = betabinom.pmf(np.arange(left + 1), left, k + 0.5, m - k + 0.5)
+        chances = np.convolve(chances, of)
+    below = np.cumsum(chances)
+    bounds = [sum(hits) + (below < p).sum() for p in ((1 - confidence) / 2, (1 + confidence) / 2)]
+    assert [1140 * share.low, 1140 * share.high] == pytest.approx(bounds)
+
+
+def test_many_texts_have_the_bounds_of_the_beta_distribution():
+    share = stratified(np.array([5_000_000]), np.array([200]), np.array([30]))
+    assert [share.low, share.high] == pytest.approx(beta.ppf([0.025, 0.975], 30.5, 170.5), abs=3e-4)
+
+
+def test_copies_are_counted_in_rows():
+    # 40 texts with 10 copies each, of which ten were judged, and three are a hit
+    drawn = JudgedSample(np.arange(10), np.ones(10, bool), np.zeros(10, bool))
+    hits = (np.arange(10) < 3)[:, None]
+    _, low, high = drawn.totals(one_stratum(40, np.full(40, 10.0)), hits)
+    below = betabinom.cdf(np.arange(31), 30, 3.5, 7.5)
+    bounds = [10 * (3 + (below < p).sum()) for p in (0.025, 0.975)]
+    assert [400 * low[0], 400 * high[0]] == pytest.approx(bounds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("m", [50, 200])
+def test_random_halves_seldom_differ(m):
+    # drawn from strata as those of recorded answers: (no, yes) by (not said, said)
+    cells, draws, apart = np.array([[1244, 419], [90, 1268]]), 1000, 0
+    rng = np.random.default_rng(m)
+    for _ in range(draws):
+        inside = rng.binomial(cells, 0.5)
+        halves = np.stack([inside, cells - inside])
+        drawn = rng.multivariate_hypergeometric(halves.ravel(), m, method="marginals")
+        shares = []
+        for half, some in zip(halves, drawn.reshape(2, 2, 2), strict=True):
+            judged, right = some.sum(axis=1), some[:, 1]
+            hits = np.concatenate([np.arange(n) < k for n, k in zip(judged, right, strict=True)])
+            rows = np.concatenate([np.arange(judged[0]), half[0].sum() + np.arange(judged[1])])
+            every = np.ones(len(rows), np.bool_)
+            sample = JudgedSample(rows, every, ~every)
+            strata = Population((np.arange(half.sum()) >= half[0].sum()).astype(np.int64)[:, None])
+            bounds = sample.totals(strata, hits[:, None], compared=True)
+            shares.append(Share(*(float(one[0]) for one in bounds)))
+        difference = shares[0].less(shares[1], *map(float, halves.sum(axis=(1, 2))))
+        apart += difference.low > 0 or difference.high < 0
+    # two standard errors of the simulation above 5 %
+    assert apart / draws <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / draws)
 
 
 @pytest.mark.slow
