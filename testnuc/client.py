@@ -1,7 +1,5 @@
 """The asynchronous client, `TestNUC`: a thin public class over the engine."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """One result as a record of a file: written, and read back."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

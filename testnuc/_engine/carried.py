@@ -1,7 +1,5 @@
 """Judgments as those of a client's label set, also where they were made with other labels."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ How a rule is fitted is that of one label, `testnuc._engine.argmax_learning`, or
 `testnuc._engine.threshold_learning`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence

@@ -21,8 +21,6 @@
     event_loop        runs a coroutine, with Ctrl-C
 """
 
-from __future__ import annotations
-
 import io
 import os
 import sys

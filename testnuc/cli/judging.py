@@ -1,7 +1,5 @@
 """``testnuc review``, ``learn``, ``certify``, ``distill``, ``unlearn`` and ``diagnose``."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Options of the run that filled a store or wrote a file, and the client that options make."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager

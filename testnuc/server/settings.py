@@ -1,7 +1,5 @@
 """Settings of the HTTP service: address, token, request limits and timeouts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -24,8 +24,6 @@
     uncertainty     uncertainty sampling: which texts skip the LLM
 """
 
-from __future__ import annotations
-
 from testnuc.trust.auto_policy import MAX_NEIGHBORS, MIN_PREDICTIONS, diagnose
 from testnuc.trust.certificates import Certificate
 from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis, Interval

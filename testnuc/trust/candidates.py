@@ -5,8 +5,6 @@ the judged texts teach is made of them. It labels the texts where candidates dif
 if that is proved to be better than the LLM alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import log

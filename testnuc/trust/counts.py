@@ -1,7 +1,5 @@
 """How many texts have each label, corrected by judged texts, with intervals."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
