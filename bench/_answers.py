@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
+from bench.evaluation.datasets import Dataset, load
 from bench.evaluation.neighborhoods import nearest, splits
 from bench.evaluation.recording import Recording, embedded, record
-from testnuc.datasets import Dataset, load
 from testnuc.errors import InvalidInputError
 from testnuc.testing import HashEmbedder, LoopbackLLM
 

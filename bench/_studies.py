@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench._answers import agreement, dataset_of, recorded, recordings_by_method, vectors_of
 from bench.evaluation.costs import METHODS, measure_costs
+from bench.evaluation.datasets import Dataset
 from bench.evaluation.paper_tables import paper_accuracy, paper_tables
 from bench.evaluation.plots import plot
 from bench.evaluation.recording import KnownVectors, Recording, record, record_runs
@@ -23,7 +24,6 @@ from bench.evaluation.studies import (
     voted_runs,
 )
 from testnuc import TestNUC
-from testnuc.datasets import Dataset
 from testnuc.limits import Price
 from testnuc.testing import LoopbackLLM
 

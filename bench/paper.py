@@ -12,9 +12,9 @@ import numpy as np
 
 from bench._answers import answers_in, dataset_of, file_of
 from bench._report import Report
+from bench.evaluation.datasets import PAPER_DATASETS, load
 from bench.evaluation.recording import KnownVectors
 from testnuc import TestNUC
-from testnuc.datasets import PAPER_DATASETS, load
 from testnuc.testing import LoopbackLLM
 from testnuc.voting import vote_curve
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.evaluation import neighborhoods, studies
+from bench.evaluation.datasets import load
 from bench.evaluation.plots import plot
 from bench.evaluation.recording import Recording, embedded, record
-from testnuc.datasets import load
 from testnuc.errors import TestNUCError
 
 if TYPE_CHECKING:

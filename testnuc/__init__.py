@@ -90,7 +90,6 @@ _HOMES = {
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 #: Where the other public names are.
 _MODULES = (
-    "datasets",
     "errors",
     "metrics",
     "results",

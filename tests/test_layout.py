@@ -20,7 +20,6 @@ OPTIONAL = {
     "opentelemetry",
     "pandas",
     "polars",
-    "pooch",
     "prometheus_client",
     "pyarrow",
     "ray",

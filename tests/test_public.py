@@ -41,7 +41,6 @@ def test_an_unknown_name_is_an_attribute_error():
         ("import testnuc; testnuc.voting.vote", "numba torch aiohttp"),
         ("import testnuc.cli", "numpy numba aiohttp torch"),
         ("import testnuc.testing", "torch usearch"),
-        ("from testnuc.datasets import load", "pandas matplotlib pooch torch"),
     ],
 )
 def test_imports_stay_light(statement, heavy):

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from testnuc.datasets import PAPER_DATASETS
+from bench.evaluation.datasets import PAPER_DATASETS
 
 __all__ = ["COLUMNS", "paper_accuracy", "paper_tables"]
 

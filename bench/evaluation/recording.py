@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
+from bench.evaluation.datasets import Dataset
 from testnuc import embedders
 from testnuc._base.checks import hash_text
 from testnuc._base.jsonl import write_whole
 from testnuc.client import TestNUC
-from testnuc.datasets import Dataset
 from testnuc.embedders.cache import embedder_name
 from testnuc.errors import InvalidInputError
 from testnuc.types import Prediction, Usage

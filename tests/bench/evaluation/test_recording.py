@@ -10,10 +10,10 @@ import pytest
 pytest.importorskip("pandas")
 
 from bench.evaluation.costs import measure_costs
+from bench.evaluation.datasets import load
 from bench.evaluation.plots import plot
 from bench.evaluation.recording import embedded, record, record_runs
 from testnuc import Limits, SelfConsistency, StandardPrompting, TestNUC, TopKICL, TopKICLP
-from testnuc.datasets import load
 from testnuc.errors import InvalidInputError
 from testnuc.limits import Price
 from testnuc.testing import HashEmbedder, LoopbackLLM

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha1
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +28,7 @@ __all__ = ["PAPER_DATASETS", "Dataset", "load"]
 #: Each with the object ids of its files: the SHA-1 of a header with the length, and the content.
 _PAPER = [
     orjson.loads(line)
-    for line in (files("testnuc") / "data" / "paper_datasets.jsonl").read_bytes().splitlines()
+    for line in Path(__file__).with_name("paper_datasets.jsonl").read_bytes().splitlines()
 ]
 #: Dataset name in the reference repository -> row, classes and texts in the paper's table.
 PAPER_DATASETS: dict[str, tuple[str, int, int]] = {
@@ -242,7 +241,7 @@ def _download(name: str, split: str, base_url: str | None = None) -> Path:
         import pooch
     except ImportError as exc:
         raise MissingDependencyError(
-            f"downloading {name!r} needs pooch: pip install 'testnuc[data]'; or set data_dir to a "
+            f"downloading {name!r} needs pooch: pip install pooch; or set data_dir to a "
             "copy of the reference repository's data"
         ) from exc
     folder = Path(pooch.os_cache("testnuc"))

@@ -9,9 +9,9 @@ from threading import Thread
 
 import pytest
 
+from bench.evaluation import datasets
+from bench.evaluation.datasets import PAPER_DATASETS, load
 from bench.evaluation.paper_tables import paper_accuracy, paper_tables
-from testnuc import datasets
-from testnuc.datasets import PAPER_DATASETS, load
 from testnuc.errors import InvalidInputError
 
 ROWS = [("my card is gone", "lost card"), ("what is my PIN", "pin"), ("card lost!", "lost card")]
