@@ -2,6 +2,7 @@
 
 ``--check``: what the check of a label set finds, against correct labels.
 ``--discover``: which labels are found again without any, with a scripted model.
+``--choose``: judgments that the choice among several models takes.
 ``--capacity LABELS``: memory and time of vote, shortlists and a model of labels at that many.
 """
 
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
+from bench._choosing import choosing_report
 from bench._discovery import discover_report
 from bench._label_capacity import capacity
 from bench._label_check import check_report
@@ -222,6 +224,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--capacity", type=int, metavar="LABELS", help="measure memory and time")
     parser.add_argument("--check", action="store_true", help="check label sets")
     parser.add_argument("--discover", action="store_true", help="find labels without any")
+    parser.add_argument("--choose", action="store_true", help="choose among several models")
+    parser.add_argument("--draws", type=int, default=1000, help="orders of the texts, to choose")
     parser.add_argument("--cache", default=".cache", help="folder for embeddings of these two")
     parser.add_argument("--capacity-texts", type=int, default=100_000)
     given = parser.parse_args(argv)
@@ -233,9 +237,12 @@ def main(argv: list[str]) -> None:
         return
     if given.data is None:
         parser.error("--data is missing")
-    if given.check or given.discover:
-        make = check_report if given.check else discover_report
-        report = make(Path(given.data), Path(given.cache), given.embedder)
+    if given.check or given.discover or given.choose:
+        if given.choose:
+            report = choosing_report(Path(given.data), given.draws)
+        else:
+            make = check_report if given.check else discover_report
+            report = make(Path(given.data), Path(given.cache), given.embedder)
         report.show()
         if given.json:
             report.write(given.json)

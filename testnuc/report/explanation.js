@@ -73,7 +73,8 @@ function explanationOf({ data, choices, described, nameOf, rowOf, goTo, leave })
       : `nothing usable${row.d ? `: ${cut(row.d, 300)}` : ""}`;
     return [
       ["label", data.only && row.l === row.o ? null : `${nameOf(row.l)}${SOURCES[row.g] ? `, by ${SOURCES[row.g]}` : ""}`],
-      ["the LLM said", own],
+      // who chooses among runs must not know which of them said what
+      ["the LLM said", data.review?.model === "" ? null : own],
       ["trust", row.t === null ? null : `${two(row.t)}${row.bt === null || row.b === null ? "" : `; ${two(row.bt)} for ${cut(labels[row.b], 100)}`}`],
       ["", row.t === null ? null : trustMeans(data)],
       ["trust by level", row.p.length < 2 && row.l !== null || !row.p.length ? null : row.p.map(([name, trust]) => `${cut(name, 100)} ${trust === null ? "–" : two(trust)}`).join(" > ")],

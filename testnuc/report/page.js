@@ -199,7 +199,8 @@
     const known = queue.filter((row) => markOf(row) && markOf(row).truth !== null);
     const right = (label) => known.filter((row) => stringOf(label(row)) === markOf(row).truth).length;
     const [before, after] = [right((row) => row.o), right((row) => row.l)];
-    box.hidden = !known.length;
+    // who chooses among runs must not know which of them is right
+    box.hidden = !known.length || review?.model === "";
     box.replaceChildren(el("strong", {}, before === after && !summary.changed ? `${whole(after)} right` : `After: ${whole(after)} right, before: ${whole(before)}`,
       `, of ${many(known.length, "judged text")}.`), review ? "" : " They were chosen because they look wrong, so this says little about the others.");
   }

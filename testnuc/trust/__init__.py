@@ -19,6 +19,7 @@
     accuracy        how many labels are right, before and after learning
     calibration     trust: the chance that a label is right, also of a head
     counts          how many texts have each label; `shares`, their intervals
+    choice          the best of several runs
     label_check     labels that are confused, unused or missing
     audit           texts of a service's traffic, judged by week; `moves`, whether a share changed
     uncertainty     uncertainty sampling: which texts skip the LLM

@@ -102,7 +102,7 @@ class Gain:
     high: float
 
 
-def capital(values: Float64s, draws: Draws, means: Float64s) -> Float64s:
+def capital(values: Float64s, draws: Draws, means: Float64s, bets: Float64s = BETS) -> Float64s:
     """Return the log of the most capital so far against "the mean over all texts is at most mu".
 
     `values`, float64[m], of each drawn text are -1 to 1; 0 where a text cannot count. For each mu
@@ -115,7 +115,7 @@ def capital(values: Float64s, draws: Draws, means: Float64s) -> Float64s:
     move = seen[:, None] - means
     least = most[:, None] + np.maximum(means - known[:, None], 0)
     move = np.maximum(move / least, -1)
-    logs = np.log1p(BETS[:, None, None] * move).cumsum(axis=1)
+    logs = np.log1p(bets[:, None, None] * move).cumsum(axis=1)
     top = logs.max(axis=0)
     after = np.log(np.exp(logs - top).mean(axis=0)) + top
     # what a capital has refuted once is refuted, whatever is drawn later (Ville)

@@ -56,6 +56,12 @@ texts = [f"message {i} {'about it ' * (i % 4)}" for i in range(60)]
     "label-set.md": """
 pool = [f"message {i} {'about it ' * (i % 4)}" for i in range(60)]
 """,
+    "choosing.md": """
+texts = [f"message {i} {'about it ' * (i % 4)}" for i in range(60)]
+
+def judgment_of(text):
+    return "login"
+""",
     "counting.md": """
 pool = [f"message {i} {'about it ' * (i % 4)}" for i in range(60)]
 months = [f"2026-0{1 + i // 30}" for i in range(60)]
