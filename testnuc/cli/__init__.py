@@ -1,25 +1,4 @@
-"""The command line. Each command imports its module when it runs, so that --help is fast.
-
-::
-
-    options           shared options, and `runs`, which connects a declaration to its function
-
-    audit, batch, classify, compare, count, demo, describe, discover, evaluate, judging, labels,
-    report, serve, store
-                      what each command does
-    answering         judging in the terminal; `judging_page` on a page
-
-    reading           texts from files; `decoding` recognizes encoding, delimiter and columns
-    label_files       labels from files; `parquet` and `xlsx` for both
-    files             outputs
-    memory            the stores of runs in the project folder, the note beside an output
-    options_of_run    options of an earlier run, the client of options, the command that
-                      comes next
-    answered_texts    opens a store, or results and their store, without calls
-    settings          testnuc.toml and environment variables
-
-    event_loop        runs a coroutine, with Ctrl-C
-"""
+"""The command line. Each command imports its module when it runs, so that --help is fast."""
 
 import io
 import os
@@ -96,6 +75,10 @@ _OVERWRITE = once(
 _STORE = argument("STORE", "Path of an SQLite store, or postgresql://..")
 _FILE = argument("FILE", "A .jsonl or .parquet file.")
 _MERGE = once([], help="'LABEL = OTHER': texts with LABEL get the label OTHER; can be repeated.")
+_RUNS = argument("RESULTS..", "Files of results of the same texts.")
+_OPEN = typer.Option(
+    None, "--open/--no-open", help="Open the page in a browser.", show_default="if it can"
+)
 _IDS = typer.Argument(
     None, help="Start of an id, or the provider's id.", metavar="[ID]..", show_default=False
 )
@@ -345,6 +328,20 @@ def unlearn(source: str = _RESULTS_OR_STORE, text_column: str = _TEXT_COLUMN) ->
     """Undo `learn`: drop what was learned from judged texts."""
 
 
+@runs(app, "choose:run")
+def choose(
+    files: list[str] = _RUNS,
+    n: int = once(50, "-n", help="Number of texts to judge at a time.", min=1),
+    margin: float = once(2.0, help="Points of accuracy that do not matter.", min=0, max=100),
+    among: int | None = once(None, help="Texts of which these are a random sample.", min=1),
+    review: str = writes("choose.json", help="The file of the texts to judge."),
+    by_hand: bool = once(False, "--answer", help="Judge the texts in the terminal."),
+    open_page: bool | None = _OPEN,
+    text_column: str = _TEXT_COLUMN,
+) -> None:
+    """Choose the best of several models or prompts, by judgments where they differ."""
+
+
 @runs(app, "compare:run")
 def compare(
     first: str = argument("A", "A file of results."),
@@ -396,9 +393,7 @@ def audit(
     place: str = _STORE,
     review: str = writes("audit.json", help="The file of the texts to judge."),
     by_hand: bool = once(False, "--answer", help="Judge the texts in the terminal."),
-    open_page: bool | None = typer.Option(
-        None, "--open/--no-open", help="Open the page in a browser.", show_default="if it can"
-    ),
+    open_page: bool | None = _OPEN,
     since: str | None = once(
         None, help="Look for changes from this week on, such as 2026-W07; later runs do, too."
     ),

@@ -162,7 +162,7 @@ def test_an_option_wins_over_the_run_and_the_run_over_the_environment(folder, so
     if source == "out.csv":
         assert Review.load("review-2.json").model == "openai/gpt-4o-mini"
     else:
-        assert "no answer of openai/gpt-4o-mini" in err
+        assert "give the options of the run that is meant, or --run N" in err
 
 
 @pytest.mark.parametrize("command", ["classify", "evaluate", "serve", "review"])
