@@ -137,14 +137,10 @@ def _measure(task: tuple[str, int], *, folder: Path, draws: int) -> dict[str, An
     # fewer draws where there are many labels to average over
     some = samples[: max(_COMPARED // kinds, 50)]
     halves = np.mean([_compared(rng.random(n) < _HALF, said, right, rows) for rows in some], 0)
-    most = [int(every.true.argmax())]
-    part = np.where(right[:, most[0]], *_PLANTED)
+    most = int(every.true.argmax())
+    part = np.where(right[:, most], *_PLANTED)
     planted = np.mean(
-        [
-            _compared(rng.random(n) < part, said[:, most], right[:, most], rows)
-            for rows in samples[:_FOUND]
-        ],
-        0,
+        [_compared(rng.random(n) < part, said, right, rows) for rows in some[:_FOUND]], 0
     )
     return {
         "set": name,
@@ -156,8 +152,8 @@ def _measure(task: tuple[str, int], *, folder: Path, draws: int) -> dict[str, An
         **{f"width, {kind}": some for kind, some in width.items()},
         "of people's": width["strata"] / width["people"],
         "halves apart": float(halves[1, used].mean()),
-        "planted, missed": float(planted[0, 0]),
-        "planted, found": float(planted[2, 0]),
+        "planted, missed": float(planted[0, most]),
+        "planted, found": float(planted[2, most]),
         "off ppi_py": _peer(said, samples[0], right[samples[0]]),
     }
 

@@ -401,9 +401,9 @@ class _Counting:
             )
             shown = [f"{name} ({some})" for name, some in islice(sorted(few.items()), _SHOWN)]
             self.notes.append(
-                f"{len(few):,} groups have too few judged texts for an interval, fewer than "
-                f"{LEAST_JUDGED}: {', '.join(shown)}{', ..' if len(few) > _SHOWN else ''}; about "
-                f"{math.ceil(more):,} more judgments, drawn at random, give each of them one"
+                f"too few judged texts for an interval, fewer than {LEAST_JUDGED}, are in "
+                f"{', '.join(shown)}{', ..' if len(few) > _SHOWN else ''}; about "
+                f"{math.ceil(more):,} more judgments, drawn at random, give each group one"
             )
         for name in sorted(members):
             rows = members[name]

@@ -83,7 +83,7 @@ def test_a_group_of_few_judged_texts_has_no_share_but_a_number():
     assert new.number is None
     assert (new.judged, new.judgments_needed) == (1, 9)
     # (10 - 1) * 300 / 20
-    assert "1 groups have too few judged" in str(counts)
+    assert "too few judged texts for an interval, fewer than 10, are in " in str(counts)
     assert "new (1); about 135 more judgments" in str(counts)
     assert not any(line.startswith("new ") for line in str(counts).splitlines())
 
