@@ -223,7 +223,7 @@ def test_the_command_line_reads_a_nested_file_and_writes_levels(tmp_path: Path) 
             given = ["--labels", tmp_path / labels, "--model", "openai/test", "--k", "1"]
             code, _, err = run_here(
                 "classify", tmp_path / "in.jsonl", *given, "-o", tmp_path / output,
-                "--base-url", llm.base_url,
+                "--base-url", llm.base_url, "--full",
             )  # fmt: skip
             assert code == 0, err
     for output in ("out.jsonl", "out.csv"):

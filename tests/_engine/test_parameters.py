@@ -45,8 +45,9 @@ def test_options_of_the_command_line_are_in_the_table():
     known |= {"stop": rule.min_agreement, "most": rule.max_fraction}
     known["max_concurrency"] = Limits().concurrency
     for name, option in client_options().items():
-        # an embedder that is not named is that of the store, and trust is the head's own
-        if name in {"labels", "embedder", "head_trust"}:
+        # an embedder that is not named is that of the store, and trust is the head's own; a run is
+        # one of a store
+        if name in {"labels", "embedder", "head_trust", "run"}:
             continue
         assert name in known or name in GROUPS
         assert option == known.get(name), name

@@ -193,4 +193,5 @@ def test_help_is_quick():
         ]
         return min(taken)
 
-    assert seconds("-m", "testnuc", "--help") < max(0.4, 20 * seconds("-c", "pass"))
+    # there are twenty commands to show
+    assert seconds("-m", "testnuc", "--help") < max(0.5, 25 * seconds("-c", "pass"))
