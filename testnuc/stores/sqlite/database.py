@@ -272,7 +272,9 @@ def _store_error(error: sqlite3.Error, path: str) -> StoreError:
         return StoreError(
             f"the store {path} cannot be opened ({error}); check the permissions of its folder"
         )
-    return StoreError(f"the store {path} failed: {type(error).__name__}: {error}")
+    # it had all tables when it was opened
+    why = "was deleted or replaced while it was open" if "no such table" in str(error) else "failed"
+    return StoreError(f"the store {path} {why}: {type(error).__name__}: {error}")
 
 
 def _end(threads: ThreadPoolExecutor, connections: dict[int, sqlite3.Connection]) -> None:
