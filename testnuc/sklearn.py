@@ -5,6 +5,7 @@ that pool vote. A background thread runs the event loop, so that the classifier 
 loop already runs, as in a notebook.
 """
 
+import os
 import warnings
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
+from testnuc._base.arrays import Array, Float64s
 from testnuc._base.checks import hash_text
 from testnuc._base.loop_thread import Background, at_exit
 from testnuc._engine.components import Internals
@@ -26,9 +28,12 @@ from testnuc.errors import InvalidInputError, MissingDependencyError, TestNUCErr
 from testnuc.head import Head
 from testnuc.index.memory_pool import Pool
 from testnuc.label_tree import flattened, is_nested
-from testnuc.protocols import PoolText
+from testnuc.limits import Limits
+from testnuc.protocols import Embedder, Method, PoolText, Provider, StoredPrediction, WireProvider
+from testnuc.results import Results
 from testnuc.stores.memory import MemoryStore
-from testnuc.types import MultilabelClassification
+from testnuc.types import Classification, MultilabelClassification, Usage
+from testnuc.voting import VotePolicy
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -38,15 +43,6 @@ except ImportError as exc:
     raise MissingDependencyError(
         "testnuc.sklearn needs scikit-learn: pip install 'testnuc[sklearn]'"
     ) from exc
-
-import os
-
-from testnuc._base.arrays import Array, Float64s
-from testnuc.limits import Limits
-from testnuc.protocols import Embedder, Method, Provider, StoredPrediction, WireProvider
-from testnuc.results import Results
-from testnuc.types import Classification, Usage
-from testnuc.voting import VotePolicy
 
 __all__ = ["HeadClassifier", "TestNUCClassifier"]
 
