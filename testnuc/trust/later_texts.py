@@ -19,8 +19,11 @@ def about_later(learned: Learned, later: Bools, trust: Float64s, label: Int32s) 
     none, those of all n texts, as they are labeled now.
     """
     here = later & np.isfinite(trust)
-    old, new = learned.trust[np.isfinite(learned.trust)].astype(np.float64), trust[here]
-    if len(new) < _LEAST or len(old) < _LEAST or not len(learned.given):
+    new = trust[here]
+    if len(new) < _LEAST or not len(learned.given):
+        return None
+    old = learned.trust[np.isfinite(learned.trust)].astype(np.float64)
+    if len(old) < _LEAST:
         return None
     kinds = len(learned.labels) + 1
     before, now = (np.bincount(of % kinds, minlength=kinds) for of in (learned.given, label[here]))

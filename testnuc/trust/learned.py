@@ -346,7 +346,7 @@ class Learned(Brief):
 
     def later(self, hashes: Sequence[bytes], among: int = 0) -> list[bool]:
         """Return which texts are not among the first ones that have a fixed trust; 0: all these."""
-        known = set(self.keys[: among or self.texts].tolist())
+        known = _known(self, among or self.texts)
         return [bool(known) and key_of(one) not in known for one in hashes]
 
     def wants_decisions(self, certificate: Certificate) -> bool:
@@ -530,6 +530,12 @@ def fallen(
         for label, b, a in zip(labels, *(count.tolist() for count in counts), strict=True)
         if 2 * a < b and b - a >= _FEWER
     )
+
+
+@lru_cache(maxsize=2)
+def _known(learned: Learned, among: int) -> frozenset[int]:
+    """Return the keys of the first texts: once, as each single `classify` asks for them."""
+    return frozenset(learned.keys[:among].tolist())
 
 
 @lru_cache(maxsize=2)
