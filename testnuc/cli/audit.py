@@ -8,11 +8,10 @@ from types import SimpleNamespace
 
 import typer
 
-from testnuc.cli.answering import answer
 from testnuc.cli.count import write_counts
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import require_kind, require_new, require_store
-from testnuc.cli.judging_page import judge_on_page, write_page
+from testnuc.cli.judging_page import judge
 from testnuc.cli.options_of_run import command, opened_store
 from testnuc.cli.reading import to_stderr
 from testnuc.errors import InvalidInputError
@@ -37,7 +36,7 @@ def run(given: SimpleNamespace) -> None:
         if len(open_):
             open_.save(path)
             to_stderr(f"{len(open_):,} texts to judge, written to {path}")
-            if _is_judged(open_, path, given):
+            if judge(open_, path, given, command("audit", given.place, {})) and open_.judged:
                 weeks = run_to_end(_answered(store, weeks, _answers(path, weeks[-1])))
     if running is not None:
         to_stderr(
@@ -109,15 +108,6 @@ async def _answered(
 
     async with opened_store(store) as opened:
         return [await changed(opened, week, take) if take(week) else week for week in weeks]
-
-
-def _is_judged(review: Review, path: str, given: SimpleNamespace) -> bool:
-    if given.by_hand:
-        answer(review, path)
-    elif not judge_on_page(review, path, open_page=given.open_page):
-        write_page(review, path, None, command("audit", given.place, {}))
-        return False
-    return bool(review.judged)
 
 
 async def _concluded(store: str, weeks: Sequence[AuditWeek], since: str | None) -> Audit:

@@ -2,12 +2,12 @@
 
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-from testnuc.cli.answering import answer
 from testnuc.cli.files import require_kind
-from testnuc.cli.judging_page import judge_on_page, write_page
+from testnuc.cli.judging_page import judge
 from testnuc.cli.memory import RunNote
 from testnuc.cli.reading import read_table, require_labels, to_stderr
 from testnuc.errors import InvalidInputError
@@ -30,7 +30,8 @@ def run(given: SimpleNamespace) -> None:
         raise InvalidInputError(
             f"{path} is a review of other texts, and is kept; name another file with --review"
         )
-    choice = choose(runs, judged, margin=given.margin / 100, among=given.among)
+    decide = partial(choose, runs, margin=given.margin / 100, among=given.among)
+    choice = decide(judged)
     for file, results in runs.items():
         if more := len({row.text for row in results}) - choice.texts:
             to_stderr(f"note: {more:,} texts of {file} are not in all files, and are left out")
@@ -38,13 +39,9 @@ def run(given: SimpleNamespace) -> None:
         review = choice.review(given.n)
         review.save(path)
         to_stderr(f"{len(review) - len(review.judged):,} texts to judge, written to {path}")
-        if given.by_hand:
-            answer(review, path)
-        elif not judge_on_page(review, path, open_page=given.open_page):
-            write_page(review, path, None, again)
-            if not choice.judged:
-                return
-        choice = choose(runs, review, margin=given.margin / 100, among=given.among)
+        if not judge(review, path, given, again) and not choice.judged:
+            return
+        choice = decide(review)
         if choice.chosen is None and choice.open:
             to_stderr(f"next, judge more texts: {again}")
     print(choice)

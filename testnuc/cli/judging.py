@@ -14,10 +14,9 @@ from testnuc._base.checks import hash_text
 from testnuc._engine.carried import judgments_of
 from testnuc._engine.learning import key_of
 from testnuc.cli.answered_texts import labeled, newest, opened, texts_for
-from testnuc.cli.answering import answer
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import free_name, require_kind, require_new, write_results
-from testnuc.cli.judging_page import judge_on_page, write_page
+from testnuc.cli.judging_page import judge
 from testnuc.cli.label_files import read_former, read_labels
 from testnuc.cli.memory import AnswerStore, LessonNote, RunNote
 from testnuc.cli.options_of_run import next_command, opened_store
@@ -105,15 +104,10 @@ def _judge(
     better = free_name("better.jsonl" if source.endswith(".jsonl") else "better.csv")
     words = ["learn", source, path, "-o", better, *more]
     then = shlex.join(["testnuc", *words])
-    if given.by_hand:
-        answer(review, path)
-        # a review that is stopped is continued later
-        done = len(review.judged) == len(review)
-    elif judge_on_page(review, path, open_page=given.open_page):
-        done = bool(review.judged)
-    else:
-        write_page(review, path, results, then)
+    if not judge(review, path, given, then, results):
         return
+    # a review that is stopped in the terminal is continued later
+    done = len(review.judged) == len(review) if given.by_hand else bool(review.judged)
     to_stderr(f"{len(review.judged):,} of {len(review):,} texts are judged, saved in {path}")
     # a review may come from another person: do not apply its options unseen
     known = "STORE" not in words if drawn else Path(source).is_file() and not more

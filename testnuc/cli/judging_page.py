@@ -8,12 +8,14 @@ import threading
 import webbrowser
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from testnuc._base.jsonl import bytes_of
+from testnuc.cli.answering import answer
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.reading import to_stderr
 from testnuc.errors import InvalidInputError
@@ -49,6 +51,21 @@ def judge_on_page(review: Review, path: str, *, open_page: bool | None) -> bool:
     if shown:
         page.save()
     return shown
+
+
+def judge(
+    review: Review, path: str, given: SimpleNamespace, then: str, results: Results | None = None
+) -> bool:
+    """Let a person judge a review, in the terminal if wanted, else on the page.
+
+    If no browser opens, write the page, say that the command `then` follows, and return False.
+    """
+    if given.by_hand:
+        answer(review, path)
+    elif not judge_on_page(review, path, open_page=given.open_page):
+        write_page(review, path, results, then)
+        return False
+    return True
 
 
 def _can_open() -> bool:
