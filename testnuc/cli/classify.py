@@ -23,6 +23,7 @@ from testnuc.limits import BatchPolicy, context_window
 from testnuc.progress import LineProgress, display_of
 from testnuc.results import Results, run_record
 from testnuc.trust.diagnosis import FIRST_REVIEW
+from testnuc.trust.learned import Learned
 from testnuc.types import Estimate, Usage, error_text
 
 T = TypeVar("T")
@@ -71,11 +72,12 @@ def run(given: SimpleNamespace) -> None:
     if given.dry_run:
         show_estimate(texts, own, store)
         return
-    results, places = label_all(texts, own, store, given.lane, BatchPolicy(rest=given.rest))
+    results, learned = label_all(texts, own, store, given.lane, BatchPolicy(rest=given.rest))
     labeled = dict(zip(valid, results, strict=True))
     run = run_record(results) if given.full else None
+    covered = None if learned is None else results.certified(learned.certify())
     try:
-        certified = None if places is None else {valid[at] for at in places}
+        certified = None if covered is None else {valid[result.index] for result in covered}
         write_results(output, table, labeled, problems, run=run, certified=certified)
     except InvalidInputError as exc:
         if store.where is None:
@@ -112,15 +114,15 @@ def label_all(
     store: AnswerStore,
     lane: Literal["live", "batch"] = "live",
     batches: BatchPolicy | None = None,
-) -> tuple[Results, set[int] | None]:
+) -> tuple[Results, Learned | None]:
     """Label texts; print the warnings of the client and, after Ctrl-C, how to resume.
 
-    Also return which results are certified; None: nothing was learned.
+    Also return what was learned by earlier runs.
     """
     nuc = client_of(client, store=store.where, batches=batches)
     progress = display_of(lambda: nuc.usage)
 
-    async def label() -> tuple[Results, set[int] | None]:
+    async def label() -> tuple[Results, Learned | None]:
         store.create_folder()
         async with nuc:
             for note in (_about_model(nuc, texts), await _about_embedder(nuc, texts)):
@@ -128,23 +130,19 @@ def label_all(
                     to_stderr(f"note: {note}")
             if (said := about_lessons(nuc, store, client)) is not None:
                 to_stderr(said)
-            results = await nuc.classify_many(texts, progress=progress, lane=lane)
-            if (learned := nuc.learned) is None:
-                return results, None
-            covered = results.certified(await asyncio.to_thread(learned.certify))
-            return results, {result.index for result in covered}
+            return await nuc.classify_many(texts, progress=progress, lane=lane), nuc.learned
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", SmallPoolWarning)
         try:
-            results, certified = run_to_end(_told(label(), nuc))
+            results, learned = run_to_end(_told(label(), nuc))
         except KeyboardInterrupt:
             _interrupted(nuc, progress, store, lane)
     for warning in caught if results.diagnosis is None else ():  # which says the same
         if isinstance(warning.message, SmallPoolWarning):
             said = (warning.message.problem, warning.message.options)
             to_stderr(f"note: {'; '.join(filter(None, said))}")
-    return results, certified
+    return results, learned
 
 
 async def _told(labeling: Coroutine[None, None, T], nuc: TestNUC) -> T:

@@ -127,10 +127,11 @@ async def learn(given: SimpleNamespace) -> None:
     """Learn from reviews, or from marks of the page, and print what was learned."""
     source, output = given.source, given.output
     require_new(output, overwrite=given.overwrite)
+    options = RunNote.of(source).options
     named = given.client["labels"] if "labels" in given.client.named else None
-    former = RunNote.of(source).options.get("former", {}) if named is None else read_former(named)
+    former = options.get("former", {}) if named is None else read_former(named)
     take = _lesson(given.judged, former, at_random=given.at_random)
-    least = RunNote.of(source).options.get("min_trust")
+    least = options.get("min_trust")
     # labels that the run withheld for it stay withheld
     client = given.client.but(min_trust=least) if isinstance(least, float) else given.client
     async with opened(source, client, given.text_column) as (nuc, held):
@@ -142,9 +143,9 @@ async def learn(given: SimpleNamespace) -> None:
             found = await labeled(nuc, table, source)
     if holds_rows(source):
         store = AnswerStore.of_results(given.client["store"], source)
-        options = RunNote.of(source).options
         LessonNote.write(store, source, learned, options)
     print(learned)
+    certificate = learned.certify()
     if all(judgment.probability is None and not judgment.ranking for judgment in learned.judged):
         to_stderr(
             "note: marked texts were chosen, not drawn, so they correct and train, but prove "
@@ -157,7 +158,7 @@ async def learn(given: SimpleNamespace) -> None:
     else:
         placed = found.merged()
         record = run_record(found.results) if Path(output).suffix.lower() == ".jsonl" else None
-        covered = found.results.certified(learned.certify())
+        covered = found.results.certified(certificate)
         certified = {found.valid[result.index] for result in covered} - {*found.before}
         write_results(output, table, placed, found.problems, run=record, certified=certified)
         if holds_rows(source) and options:
@@ -173,7 +174,7 @@ async def learn(given: SimpleNamespace) -> None:
             f"{labels:,} labels, {people:,} of them judged by a person, written to {output}"
             + (f"; {kept:,} texts keep what {source} says of them" if kept else "")
         )
-    to_stderr(what_next(learned, given))
+    to_stderr(_after(learned, certificate, given))
 
 
 def what_next(learned: Learned | None, given: SimpleNamespace) -> str:
