@@ -29,6 +29,9 @@ _JEFFREYS = 0.5
 _POOLED = 0.1
 #: Fewest kinds for that: of a few, the others say too little.
 _KINDS = 4
+#: What remains of the error that is asked for where shares are compared: the interval of a
+#: difference is made of two, which is an approximation.
+_APART = 0.8
 #: Points of the distribution of a total, and a chance that is none.
 _POINTS, _TINY = 1 << 13, 1e-12
 #: A text with more copies than so many times the mean is in a stratum of such texts.
@@ -56,7 +59,7 @@ class Share:
         """
         value = self.value - other.value
         mean = (texts * self.value + others * other.value) / (texts + others)
-        z = NormalDist().inv_cdf((1 + confidence) / 2)
+        z = NormalDist().inv_cdf(1 - _APART * (1 - confidence) / 2)
         chance = z * sqrt(mean * (1 - mean) * (1 / texts + 1 / others))
         return Share(
             value,
@@ -110,7 +113,8 @@ class JudgedSample:
         """
         # as if all that were skipped are no hit, and as if they are one
         doubled = compared and hits.shape[1] < _KINDS
-        tail, prior = (1 - confidence) / 2, (1 + doubled) * _JEFFREYS
+        tail = (_APART if compared else 1) * (1 - confidence) / 2
+        prior = (1 + doubled) * _JEFFREYS
         value, low, high = self._bounds(population, hits & ~self.missing[:, None], tail, prior)
         if self.missing.any():
             more, _, high = self._bounds(population, hits | self.missing[:, None], tail, prior)
