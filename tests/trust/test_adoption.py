@@ -67,5 +67,6 @@ def harms(kind, seed, draws, looks=LOOKS):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", WORLDS)
 def test_a_model_that_is_no_better_is_seldom_adopted(kind):
-    draws, found = 10, [harms(kind, seed, 10) for seed in range(2)]
-    assert sum(harmful for _, harmful in found) <= 0.1 * draws * len(found) + 2
+    _, harmful = harms(kind, 0, 12)
+    # at a tenth, more than 4 of 12 come by chance in 1 of 200; at a half, in 4 of 5
+    assert harmful <= 4

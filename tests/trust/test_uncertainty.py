@@ -54,7 +54,7 @@ def run(seed, noise, rule, unlabeled=0.0):
 @pytest.mark.slow
 def test_what_is_proved_holds_in_nine_of_ten_runs():
     wrong = spared = 0
-    for seed in range(30):
+    for seed in range(16):
         sampler, own, _ = run(seed, 0.03, UncertaintySampling(min_agreement=0.98))
         labels = np.where(sampler.asked, own, sampler.labels)
         agreement = (labels == own).mean()
@@ -62,7 +62,8 @@ def test_what_is_proved_holds_in_nine_of_ten_runs():
         wrong += agreement < sampler.agreement
         assert sampler.agreement >= 0.98
     assert spared > 0
-    assert wrong <= 6
+    # by chance in 1 of 60
+    assert wrong <= 4
 
 
 @pytest.mark.parametrize("seed", range(3))
