@@ -58,9 +58,8 @@ class Scheduler:
     each prediction; `meter` counts store hits and joined requests. At most `workers` calls of
     `answer` run at a time, more while calls back off, with at most `per_call` asks each; if
     `mixed`, with several about one text, and some with examples. `close` waits `drain` seconds for
-    calls in flight. `sleep` waits between polls for the answers of other processes. Leases last
-    `lease_factor` times as long as the store's default. `joins` is a faster lane: a key in flight
-    there is not sent here; it never waits for this lane.
+    calls in flight. Leases last `lease_factor` times as long as the store's default. `joins` is a
+    faster lane: a key in flight there is not sent here; it never waits for this lane.
     """
 
     def __init__(
@@ -73,7 +72,6 @@ class Scheduler:
         workers: int,
         per_call: int = 1,
         drain: float = 5.0,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         lease_factor: float = 1.0,
         mixed: bool = False,
         joins: Scheduler | None = None,
@@ -117,7 +115,6 @@ class Scheduler:
                 answered=self._answered_elsewhere,
                 failed=self._fail,
                 seconds=lease_factor * getattr(store, "lease_seconds", LEASE_SECONDS),
-                sleep=sleep,
             )
 
     async def run(

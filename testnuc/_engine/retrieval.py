@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from testnuc._engine.batch import Snapshot, TextBatch
 from testnuc._engine.examples import ExampleFinder
 from testnuc._engine.inputs import without_foreign_labels
 from testnuc._engine.run import Run
-from testnuc.index import empty_matches, scanned
+from testnuc.index import FilteredIndex, empty_matches, scanned
 from testnuc.labels import LabelSet
 from testnuc.protocols import Index, Matches, Method, PoolText, Store, implements
 from testnuc.trust import VoteSettings
@@ -256,28 +256,6 @@ async def in_thread_if_large(size: int, function: Callable[..., Any], *arguments
     if size < SEARCH:
         return function(*arguments)
     return await asyncio.to_thread(function, *arguments)
-
-
-@runtime_checkable
-class FilteredIndex(Index, Protocol):
-    """An index that can search some of its texts; the pools of testnuc's stores can."""
-
-    async def rows(self, hashes: Sequence[bytes]) -> Int64s:
-        """Return the row numbers of those texts that are in the pool, ascending."""
-
-    async def labeled(self) -> dict[bytes, str]:
-        """Return the known label of each text that has one, by hash."""
-
-    async def search(
-        self,
-        vectors: Float16s,
-        k: int,
-        *,
-        exclude: Sequence[bytes] | None = None,
-        upto: int | None = None,
-        among: Int64s | None = None,
-    ) -> Matches:
-        """Return the k nearest texts, among the rows of `among` if given; see `Index.search`."""
 
 
 async def known_labels(pool: Index) -> dict[bytes, str]:

@@ -3,13 +3,21 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import TypeVar, Unpack
 
 import numpy as np
 
 from testnuc._base.arrays import Float16s, Int64s
 from testnuc.errors import StoreError
-from testnuc.index import EXACT_BELOW, NearestVectors, check_dim, empty_matches, ranks_of
+from testnuc.index import (
+    EXACT_BELOW,
+    FilteredIndex,
+    NearestVectors,
+    Where,
+    check_dim,
+    empty_matches,
+    ranks_of,
+)
 from testnuc.protocols import Matches, PoolText
 
 _T = TypeVar("_T")
@@ -35,8 +43,8 @@ async def _result(running: Future[_T]) -> _T:
         raise
 
 
-class Pool:
-    """Distinct texts and their vectors, in the memory of this process; an `Index`.
+class Pool(FilteredIndex):
+    """Distinct texts and their vectors, in the memory of this process.
 
     Row numbers are assigned in insertion order and never reused, so a number is also a snapshot.
     The search is exact below `exact_below` vectors.
@@ -63,7 +71,6 @@ class Pool:
         """Do nothing: memory needs no opening."""
 
     async def add(self, texts: Sequence[PoolText], vectors: Float16s) -> int:
-        """Add texts; see `testnuc.protocols.Index.add`."""
         if self._nearest is None:
             if not len(texts):
                 return 0
@@ -94,7 +101,6 @@ class Pool:
         return upto
 
     async def remove(self, hashes: Sequence[bytes]) -> int:
-        """Remove texts from the pool; returns how many were in it."""
         rows = [row for h in hashes if (row := self._rows.pop(h, None)) is not None]
         for text_hash in hashes:
             self._labels.pop(text_hash, None)
@@ -103,34 +109,23 @@ class Pool:
             await asyncio.shield(run_until_closed(self._adder, lambda: nearest.remove(gone)))
         return len(rows)
 
-    async def search(
-        self,
-        vectors: Float16s,
-        k: int,
-        *,
-        exclude: Sequence[bytes] | None = None,
-        upto: int | None = None,
-        among: Int64s | None = None,
-    ) -> Matches:
-        """Return the k nearest texts; of the row numbers in `among`, ascending, if it is given."""
+    async def search(self, vectors: Float16s, k: int, **where: Unpack[Where]) -> Matches:
         if self._nearest is None:
             return empty_matches(len(vectors), k)
         own = None
-        if exclude is not None:
+        if (exclude := where.get("exclude")) is not None:
             own = np.array([self._rows.get(h, -1) for h in exclude], dtype=np.int64)
-        nearest = self._nearest
+        nearest, upto, among = self._nearest, where.get("upto"), where.get("among")
         ids, similarities = await run_until_closed(
             self._searcher, lambda: nearest.search(vectors, k, exclude=own, limit=upto, among=among)
         )
         return Matches(ids, similarities)
 
     async def fetch(self, ids: Int64s) -> list[PoolText]:
-        """Return the texts with these row numbers."""
         texts = self._texts
         return [texts[i] for i in ids.tolist()]
 
     async def scan(self, start: int, count: int) -> tuple[list[PoolText], int | None]:
-        """Return the texts of rows `start` to `start + count`, and the next start or None."""
         end = start + count
         texts = [
             entry
@@ -140,21 +135,17 @@ class Pool:
         return texts, end if end < len(self._texts) else None
 
     async def labels(self, hashes: Sequence[bytes]) -> list[str | None]:
-        """Return the known label of each text; None if it has none or is not in the pool."""
         rows = [self._rows.get(h) for h in hashes]
         return [None if row is None else self._texts[row].label for row in rows]
 
     async def rows(self, hashes: Sequence[bytes]) -> Int64s:
-        """Return the row numbers of those texts that are in the pool, ascending."""
         found = [row for h in hashes if (row := self._rows.get(h)) is not None]
         return np.unique(np.array(found, dtype=np.int64))
 
     async def labeled(self) -> dict[bytes, str]:
-        """Return the known label of each text that has one, by hash."""
         return dict(self._labels)
 
     async def stored_vectors(self, hashes: Sequence[bytes]) -> list[Float16s | None]:
-        """Return the vector of each text, float16[dim]; None if it is not in the pool."""
         nearest = self._nearest
         if nearest is None:
             return [None] * len(hashes)
@@ -173,6 +164,5 @@ class Pool:
         return found
 
     async def close(self) -> None:
-        """Stop the threads."""
         self._adder.shutdown(wait=False, cancel_futures=True)
         self._searcher.shutdown(wait=False, cancel_futures=True)

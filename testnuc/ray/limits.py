@@ -13,6 +13,8 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partialmethod
 from itertools import count
 from typing import Any
 from uuid import uuid4
@@ -44,16 +46,16 @@ WorkerId = tuple[str, str]
 LimitsCall = tuple[int, str, tuple[Any, ...], dict[str, Any]]
 
 
+@dataclass(eq=False)
 class _Worker:
     """The requests of one worker that wait, and what it holds."""
 
-    def __init__(self, now: float) -> None:
-        self.seen_at = now
-        self.waiting: dict[int, asyncio.Task[None]] = {}
-        self.permits: dict[int, Permit] = {}
-        self.reservations: dict[int, Reservation] = {}
-        #: Cancelled before they arrived: calls of one worker may overtake each other.
-        self.cancelled: set[int] = set()
+    seen_at: float
+    waiting: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    permits: dict[int, Permit] = field(default_factory=dict)
+    reservations: dict[int, Reservation] = field(default_factory=dict)
+    #: Cancelled before they arrived: calls of one worker may overtake each other.
+    cancelled: set[int] = field(default_factory=set)
 
 
 class SharedLimits:
@@ -90,9 +92,6 @@ class SharedLimits:
         for number, method, arguments, options in settled:
             if method == "cancel":
                 self._cancel(state, number)
-            elif method == "book":
-                assert self._account is not None
-                self._account.book(*arguments)
             # neither: it was held by a worker that was taken for dead
             elif number in state.permits:
                 permit, (headers, *facts) = state.permits.pop(number), arguments
@@ -158,9 +157,10 @@ class SharedLimits:
 class LimitsClient:
     """Admits the calls of one worker, and reserves money for them, as `SharedLimits` grants it.
 
-    Has the methods of `Admission` and `BudgetAccount` that a transport calls; belongs to one event
-    loop. `limits` are `SharedLimits` or the handle of their actor, `counts` returns the
-    counters of the worker's meter; `actor` is the id of its Ray actor, the same after a restart.
+    Has the methods of `Admission` and `BudgetAccount` that a transport calls; there they are
+    explained. Belongs to one event loop. `limits` are `SharedLimits` or the handle of their actor,
+    `counts` returns the counters of the worker's meter; `actor` is the id of its Ray actor, the
+    same after a restart.
     """
 
     def __init__(
@@ -236,62 +236,30 @@ class LimitsClient:
             # the server's clock, to read the dates in the others
             self._headers[permit] = found | {"Date": headers.get("Date", "")}
 
-    def answered(
-        self, permit: Permit, input_tokens: int | None = None, output_tokens: int | None = None
-    ) -> None:
-        """Return a permit after an answer."""
-        self._return_permit(permit, "answered", input_tokens, output_tokens)
-
-    def refused(self, permit: Permit, wait: float | None = None, *, load: bool = True) -> None:
-        """Return a permit after the server refused the request."""
-        self._return_permit(permit, "refused", wait, load=load)
-
-    def failed(self, permit: Permit) -> None:
-        """Return a permit after any other failure."""
-        self._return_permit(permit, "failed")
-
-    def abandoned(self, permit: Permit) -> None:
-        """Return a permit whose request was never sent."""
-        self._return_permit(permit, "abandoned")
-
-    def _return_permit(self, permit: Permit, method: str, *facts: Any, **options: Any) -> None:
+    def _return(self, method: str, permit: Permit, *facts: Any, **options: Any) -> None:
         number, headers = self._held.pop(permit), self._headers.pop(permit, None)
         self._send(number, method, headers, *facts, **options)
 
-    async def reserve(
-        self,
-        pico_usd: int,
-        tokens: int,
-        calls: int = 1,
-        *,
-        batch: bool = False,  # noqa: ARG002 - workers have no batch lane
-    ) -> Reservation:
+    answered = partialmethod(_return, "answered")
+    refused = partialmethod(_return, "refused")
+    failed = partialmethod(_return, "failed")
+    abandoned = partialmethod(_return, "abandoned")
+
+    async def reserve(self, pico_usd: int, tokens: int, calls: int = 1) -> Reservation:
         """Reserve the worst case of a call, once the budget has room for it."""
         number = await self._request("reserve", pico_usd, tokens, calls)
         reservation = Reservation((pico_usd, tokens, calls))
         self._held[reservation] = number
         return reservation
 
-    def settle(self, reservation: Reservation, pico_usd: int, tokens: int, calls: int = 1) -> None:
-        """Book the actual cost of a call."""
-        self._close(reservation, "settle", pico_usd, tokens, calls)
-
-    def book(self, pico_usd: int, tokens: int, calls: int) -> None:
-        """Book a cost that was not reserved."""
-        self._send(-1, "book", pico_usd, tokens, calls)
-
-    def keep(self, reservation: Reservation) -> None:
-        """Book the whole reservation."""
-        self._close(reservation, "keep")
-
-    def release(self, reservation: Reservation) -> None:
-        """Free a reservation."""
-        self._close(reservation, "release")
-
-    def _close(self, reservation: Reservation, method: str, *amounts: int) -> None:
+    def _close(self, method: str, reservation: Reservation, *amounts: int) -> None:
         number = self._held.pop(reservation, None)
         if number is not None:
             self._send(number, method, *amounts)
+
+    settle = partialmethod(_close, "settle")
+    keep = partialmethod(_close, "keep")
+    release = partialmethod(_close, "release")
 
     def _send(self, number: int, method: str, *arguments: Any, **options: Any) -> None:
         self._settled.append((number, method, arguments, options))

@@ -7,12 +7,13 @@ if all of them search exactly.
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from testnuc._base.arrays import Float16s, Float32s, Int64s
+from testnuc.index import Where
 from testnuc.index.memory_pool import Pool
 from testnuc.protocols import Matches, PoolText
 from testnuc.types import Prediction
@@ -90,7 +91,6 @@ class Vectors(Pool):
         return 0
 
     async def stored_vectors(self, hashes: Sequence[bytes]) -> list[Float16s | None]:
-        """Return the vector of each text."""
         return [self.of.get(h) for h in hashes]
 
 
@@ -126,30 +126,18 @@ class Shards(Vectors):
         )
 
     async def stored_vectors(self, hashes: Sequence[bytes]) -> list[Float16s | None]:
-        """Return the vector of each text."""
         return await self._each("stored_vectors", hashes)
 
     async def outcomes(self, hashes: Sequence[bytes]) -> list[Outcome]:
-        """Return the outcome of each text."""
         return await self._each("outcomes", hashes)
 
     async def rejected(self, hashes: Sequence[bytes]) -> list[str | None]:
-        """Return why the embedder rejected each text; None: it did not."""
         return await self._each("rejected", hashes)
 
-    async def search(
-        self,
-        vectors: Float16s,
-        k: int,
-        *,
-        exclude: Sequence[bytes] | None = None,
-        upto: int | None = None,
-        among: Int64s | None = None,
-    ) -> Matches:
-        """Find the k nearest texts of each vector in all shards."""
-        del upto, among  # the pool is complete, and all of it is searched
+    async def search(self, vectors: Float16s, k: int, **where: Unpack[Where]) -> Matches:
+        """Find the k nearest texts of each vector in all shards: the pool is complete."""
         parts: list[_Found] = await _all(
-            shard.ranked.remote(vectors, k, exclude) for shard in self._shards
+            shard.ranked.remote(vectors, k, where.get("exclude")) for shard in self._shards
         )
         n = len(self._shards)
         ids = np.concatenate(
@@ -165,7 +153,6 @@ class Shards(Vectors):
         )
 
     async def fetch(self, ids: Int64s) -> list[PoolText]:
-        """Return the texts with these numbers."""
         n = len(self._shards)
         at = [np.flatnonzero(ids % n == s) for s in range(n)]
         parts = await _all(
@@ -175,7 +162,6 @@ class Shards(Vectors):
         return _scattered(at, parts, len(ids))
 
     async def sample(self, most: int) -> list[PoolText]:
-        """Return at most so many texts, in the order of their hashes, evenly spread."""
         share = -(-most // len(self._shards))
         parts = await _all(shard.sample.remote(share) for shard in self._shards)
         return sorted((e for part in parts for e in part), key=lambda entry: entry.hash)[:most]

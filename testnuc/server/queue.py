@@ -21,15 +21,14 @@ _SMALL = 64 * 1024
 
 
 class Queue:
-    """Counts pending texts, and rejects requests over a limit; `clock` gives monotonic seconds."""
+    """Counts pending texts, and rejects requests over a limit."""
 
-    def __init__(self, limit: int, clock: Callable[[], float]) -> None:
+    def __init__(self, limit: int) -> None:
         self.limit = limit
         #: Texts being labeled or waiting.
         self.pending = 0
-        self._clock = clock
         self._done = 0.0
-        self._since = clock()
+        self._since = time.monotonic()
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -63,7 +62,7 @@ class Queue:
 
     def retry_after(self, texts: int) -> int:
         """Return the whole seconds until there is room, at the present throughput."""
-        throughput = self._recent(self._clock()) / _MEMORY
+        throughput = self._recent(time.monotonic()) / _MEMORY
         wanted = self.pending + texts - self.limit
         return min(max(1, math.ceil(wanted / throughput)), _LONGEST) if throughput > 0 else 1
 
@@ -72,7 +71,7 @@ class Queue:
         await self._empty.wait()
 
     def _leave(self, texts: int) -> None:
-        now = self._clock()
+        now = time.monotonic()
         self._done = self._recent(now) + texts
         self._since = now
         self.pending -= texts

@@ -90,7 +90,7 @@ class Service:
         self.state: Literal["starting", "ready", "draining"] = "starting"
         #: Whether requests are rejected because the service is shutting down.
         self.closing = False
-        self.queue = Queue(self.settings.max_pending, time.monotonic)
+        self.queue = Queue(self.settings.max_pending)
         self.recent: deque[Classification] = deque(maxlen=_RECENT)
         #: Bodies of requests that have not arrived in full.
         self.bodies = Bodies(self.settings.max_body, self.settings.body_timeout)

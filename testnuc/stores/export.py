@@ -35,8 +35,8 @@ _VECTOR = np.dtype("<f2")
 _HASH_BYTES = 16
 
 
-async def dump(store: SqlStore, *, batch: int = BATCH) -> AsyncIterator[list[Record]]:
-    """Yield all records of a store, `batch` at a time.
+async def dump(store: SqlStore) -> AsyncIterator[list[Record]]:
+    """Yield all records of a store, `BATCH` at a time.
 
     Rows that are written during the export may or may not be included.
     """
@@ -44,13 +44,13 @@ async def dump(store: SqlStore, *, batch: int = BATCH) -> AsyncIterator[list[Rec
     if scopes:
         yield [{"kind": "scope", "scope": s.hex(), "facts": facts} for s, facts in scopes]
     after = b""
-    while rows := await store.predictions(after, batch):
+    while rows := await store.predictions(after, BATCH):
         yield [_of_prediction(row) for row in rows]
         after = rows[-1].key
     for embedder, _ in await store.embedders():
         pool = store.pool(embedder)
         try:
-            async for part in _of_pool(store, pool, embedder, batch):
+            async for part in _of_pool(store, pool, embedder):
                 if part:
                     yield part
         finally:
@@ -82,11 +82,9 @@ async def load(store: SqlStore, records: Iterable[Record]) -> Counter[str]:
     return counts
 
 
-async def _of_pool(
-    store: SqlStore, pool: Index, embedder: str, batch: int
-) -> AsyncIterator[list[Record]]:
+async def _of_pool(store: SqlStore, pool: Index, embedder: str) -> AsyncIterator[list[Record]]:
     """Yield the texts of a pool, then the vectors of the texts outside of it."""
-    async for texts in scanned(pool, batch):
+    async for texts in scanned(pool, BATCH):
         stored = await pool.stored_vectors([entry.hash for entry in texts])
         yield [
             {
@@ -101,7 +99,7 @@ async def _of_pool(
             if vector is not None
         ]
     after = b""
-    while rows := await store.vectors(embedder, after, batch):
+    while rows := await store.vectors(embedder, after, BATCH):
         after = rows[-1][0]
         pooled = await pool.stored_vectors([text_hash for text_hash, _ in rows])
         yield [

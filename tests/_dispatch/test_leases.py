@@ -108,9 +108,9 @@ class Bench:
             meter=self.meter,
             workers=workers,
             drain=0.1,
-            sleep=self.clock.sleep,
             joins=None if joins is None else joins.scheduler,
         )
+        self.scheduler._leases.sleep = self.clock.sleep
 
     async def answer(self, asks):
         self.asked += [ask.text for ask in asks]

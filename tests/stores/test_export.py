@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from base64 import b64encode
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -28,7 +29,8 @@ def run(*arguments):
 
 async def contents(place):
     async with is_open(resolve(place)) as store:
-        return [record async for batch in moving.dump(store, batch=7) for record in batch]
+        with patch.object(moving, "BATCH", 7):
+            return [record async for batch in moving.dump(store) for record in batch]
 
 
 @pytest.fixture(scope="module")

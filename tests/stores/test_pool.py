@@ -175,7 +175,7 @@ async def test_a_large_pool_is_opened_from_its_files(tmp_path):
         before = await pool.search(VECTORS[:50], 10)
     async with opened(path) as pool:
         assert pool.index.nearest.graph.mapped is not None
-        assert not pool.index.rebuilt
+        assert pool.index.damaged is None
         after = await pool.search(VECTORS[:50], 10)
         assert (after.ids == before.ids).all()
         assert (after.similarities == before.similarities).all()
@@ -200,7 +200,7 @@ async def test_additions_to_a_mapped_graph_are_found_before_and_after_it_is_load
         assert await recall(pool, 1_500) > 0.98
     await fill(path, 150, 1_500)
     async with opened(path) as pool:
-        assert not pool.index.rebuilt
+        assert pool.index.damaged is None
         assert await recall(pool, 1_650) > 0.98
 
 
@@ -234,7 +234,7 @@ async def test_the_graph_of_a_store_of_version_0_1_0_is_used(tmp_path):
         connection.execute("UPDATE embedders SET saved = ?", (orjson.dumps(old).decode(),))
     connection.close()
     async with opened(path) as pool:
-        assert not pool.index.rebuilt
+        assert pool.index.damaged is None
         assert pool.index.nearest.graph.mapped is not None
         assert await recall(pool, 1_000) > 0.98
 
@@ -270,13 +270,13 @@ async def test_a_damaged_graph_is_built_anew(tmp_path, caplog, harm):
     (file,) = next_folder(path).iterdir()
     harm(file)
     async with opened(path) as pool:
-        assert pool.index.rebuilt
+        assert pool.index.damaged
         assert "rebuilding it from 1000 vectors" in caplog.text
         assert len(pool) == 1_000
         assert await recall(pool, 1_000) > 0.98
     assert len(list(next_folder(path).iterdir())) == 1, "the damaged one is gone"
     async with opened(path) as pool:
-        assert not pool.index.rebuilt
+        assert pool.index.damaged is None
         assert await recall(pool, 1_000) > 0.98
 
 
@@ -293,7 +293,7 @@ async def test_files_of_another_copy_of_the_store_are_not_believed(tmp_path):
     shutil.rmtree(next_folder(copy))
     shutil.copytree(next_folder(path), next_folder(copy))
     async with opened(copy) as pool:
-        assert pool.index.rebuilt
+        assert pool.index.damaged
         found = await texts_found(pool, VECTORS[1_500:1_501], 1)
         assert found[0][0][0] == "text 1500"
 
@@ -351,7 +351,7 @@ async def test_two_pools_save_one_after_the_other(tmp_path):
         assert await recall(two, 1_310) > 0.98
     assert len(list(next_folder(path).iterdir())) == 1
     async with opened(path) as pool:
-        assert not pool.index.rebuilt
+        assert pool.index.damaged is None
         assert await recall(pool, 1_310) > 0.98
 
 
@@ -388,7 +388,7 @@ def test_processes_on_one_file(tmp_path):
     async def check():
         async with opened(path) as pool:
             assert len(pool) == 1_200
-            assert not pool.index.rebuilt
+            assert pool.index.damaged is None
             matches = await texts_found(pool, VECTORS[:1_200], 1)
             assert [m[0][0] for m in matches] == [f"text {i}" for i in range(1_200)]
 

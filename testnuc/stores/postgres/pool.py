@@ -4,13 +4,21 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from testnuc._base.arrays import Float16s, Float32s, Int64s
 from testnuc.errors import StoreError
-from testnuc.index import SCORE_SLACK, NearestVectors, check_dim, empty_matches, ranks_of
+from testnuc.index import (
+    SCORE_SLACK,
+    FilteredIndex,
+    NearestVectors,
+    Where,
+    check_dim,
+    empty_matches,
+    ranks_of,
+)
 from testnuc.protocols import Matches, PoolText
 from testnuc.stores.postgres.database import PostgresDatabase
 from testnuc.stores.postgres.schema import (
@@ -49,8 +57,8 @@ _EF_SEARCH, _MAX_EF_SEARCH = 160, 1_000
 _MAX_SCAN_TUPLES = 20_000
 
 
-class PostgresPool:
-    """The pool of one embedder; an `Index` shared by many processes.
+class PostgresPool(FilteredIndex):
+    """The pool of one embedder, shared by many processes.
 
     Row numbers are equal in all processes, so a snapshot is valid in all of them. With fewer texts
     than `exact_below` the search is exact.
@@ -105,7 +113,6 @@ class PostgresPool:
         return size
 
     async def remove(self, hashes: Sequence[bytes]) -> int:
-        """Remove texts from the pool; returns how many were in it."""
         embedder = await self._database.embedder(self._name)
         if embedder is None:
             return 0
@@ -114,17 +121,9 @@ class PostgresPool:
         await self._now()
         return count
 
-    async def search(
-        self,
-        vectors: Float16s,
-        k: int,
-        *,
-        exclude: Sequence[bytes] | None = None,
-        upto: int | None = None,
-        among: Int64s | None = None,
-    ) -> Matches:
-        """Return the k nearest texts; of the row numbers in `among`, ascending, if it is given."""
+    async def search(self, vectors: Float16s, k: int, **where: Unpack[Where]) -> Matches:
         matches = empty_matches(len(vectors), k)
+        exclude, upto, among = where.get("exclude"), where.get("upto"), where.get("among")
         now = await self._now()
         if now is None or not len(vectors) or not k:
             return matches
@@ -173,7 +172,6 @@ class PostgresPool:
         return matches
 
     async def fetch(self, ids: Int64s) -> list[PoolText]:
-        """Return the texts with these row numbers."""
         numbers = ids.tolist()
         rows = await self.read(
             "SELECT number, text, hash, label FROM {texts} WHERE number = ANY($1) UNION ALL "
@@ -188,7 +186,6 @@ class PostgresPool:
             raise StoreError(f"the pool of {self._name!r} has no text {exc}") from exc
 
     async def scan(self, start: int, count: int) -> tuple[list[PoolText], int | None]:
-        """Return the texts of rows `start` to `start + count`, and the next start or None."""
         now, end = await self._now(), start + count
         if now is None:
             return [], None
@@ -206,20 +203,17 @@ class PostgresPool:
         return [self._text(*row) for row in rows], end if end < now.size else None
 
     async def labels(self, hashes: Sequence[bytes]) -> list[str | None]:
-        """Return the known label of each text; None if it has none or is not in the pool."""
         rows = await self.read(f"{_LABELED} AND hash = ANY($1)", _parts(hashes))
         found: dict[bytes, str] = dict(rows)
         return [found.get(h) for h in hashes]
 
     async def rows(self, hashes: Sequence[bytes]) -> Int64s:
-        """Return the row numbers of those texts that are in the pool, ascending."""
         rows = await self.read(
             "SELECT number FROM {texts} WHERE hash = ANY($1) AND number IS NOT NULL", _parts(hashes)
         )
         return np.unique(np.array([number for (number,) in rows], dtype=np.int64))
 
     async def labeled(self) -> dict[bytes, str]:
-        """Return the known label of each text that has one, by hash."""
         return dict(await self.read(_LABELED, [()]))
 
     async def stored_vectors(

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import orjson
@@ -24,9 +24,11 @@ from testnuc.errors import StoreError
 from testnuc.index import (
     EXACT_BELOW,
     DamagedIndexError,
+    FilteredIndex,
     Graph,
     NearestVectors,
     SavedGraph,
+    Where,
     check_dim,
     empty_matches,
     ranks_of,
@@ -51,8 +53,8 @@ _ORPHAN_AGE = 86_400.0
 _ATTEMPTS = 5
 
 
-class SqlitePool:
-    """The pool of one embedder; a durable `Index`.
+class SqlitePool(FilteredIndex):
+    """The pool of one embedder.
 
     Several processes can add and search. Row numbers are equal in all processes, so a snapshot is
     valid in all of them. A search without a snapshot includes texts that other processes added.
@@ -115,23 +117,14 @@ class SqlitePool:
         return size
 
     async def remove(self, hashes: Sequence[bytes]) -> int:
-        """Remove texts from the pool; returns how many were in it."""
         await self.open()
         count = await self._database.write(lambda c: sql.remove_texts(c, self._embedder, hashes))
         await self._update(self.index.catch_up)
         return count
 
-    async def search(
-        self,
-        vectors: Float16s,
-        k: int,
-        *,
-        exclude: Sequence[bytes] | None = None,
-        upto: int | None = None,
-        among: Int64s | None = None,
-    ) -> Matches:
-        """Return the k nearest texts; of the row numbers in `among`, ascending, if it is given."""
+    async def search(self, vectors: Float16s, k: int, **where: Unpack[Where]) -> Matches:
         await self.open()
+        exclude, upto, among = where.get("exclude"), where.get("upto"), where.get("among")
 
         def read(c: sqlite3.Connection) -> tuple[sql.PoolState | None, Int64s | None]:
             now = sql.state(c, self._embedder)
@@ -154,7 +147,6 @@ class SqlitePool:
         return Matches(ids, similarities)
 
     async def fetch(self, ids: Int64s) -> list[PoolText]:
-        """Return the texts with these row numbers."""
 
         def read(some: list[int], c: sqlite3.Connection) -> list[PoolText]:
             now = sql.state(c, self._embedder)
@@ -167,7 +159,6 @@ class SqlitePool:
         return await self._in_parts(read, ids.tolist())
 
     async def scan(self, start: int, count: int) -> tuple[list[PoolText], int | None]:
-        """Return the texts of rows `start` to `start + count`, and the next start or None."""
         end = start + count
 
         def read(c: sqlite3.Connection) -> tuple[list[PoolText], int | None]:
@@ -181,18 +172,15 @@ class SqlitePool:
         return await self._database.read(read)
 
     async def labels(self, hashes: Sequence[bytes]) -> list[str | None]:
-        """Return the known label of each text; None if it has none or is not in the pool."""
         found = dict(await self._pooled("hash, label", hashes))
         return [found.get(h) for h in hashes]
 
     async def rows(self, hashes: Sequence[bytes]) -> Int64s:
-        """Return the row numbers of those texts that are in the pool, ascending."""
         number = f"pool.id & {(1 << POOL_SHIFT) - 1}"
         rows = await self._pooled(number, hashes)
         return np.unique(np.array([row for (row,) in rows], dtype=np.int64))
 
     async def labeled(self) -> dict[bytes, str]:
-        """Return the known label of each text that has one, by hash."""
 
         def read(c: sqlite3.Connection) -> dict[bytes, str]:
             now = sql.state(c, self._embedder)
@@ -208,7 +196,6 @@ class SqlitePool:
         return await self._database.read(read)
 
     async def stored_vectors(self, hashes: Sequence[bytes]) -> list[Float16s | None]:
-        """Return the vector of each text, float16[dim]; None if it is not in the pool."""
         return await self._database.read(
             lambda c: sql.select_vectors(c, self._embedder, hashes, pooled=True)
         )
@@ -284,8 +271,6 @@ class IndexSync:
     nearest: NearestVectors | None = None
     #: Removals that were applied to `nearest`.
     removals: int = 0
-    #: Whether `load` found a damaged file and rebuilt the graph.
-    rebuilt: bool = False
 
     def load(self) -> None:
         """Map the saved graph, and catch up with the database."""
@@ -315,7 +300,7 @@ class IndexSync:
                         exc,
                         now.size,
                     )
-                    self.damaged, self.rebuilt = now.saved, True
+                    self.damaged = now.saved
                     break
             self.catch_up()
         except BaseException as exc:
