@@ -3,7 +3,6 @@
 import asyncio
 import sys
 import warnings
-from collections import Counter
 from collections.abc import Coroutine, Sequence
 from types import SimpleNamespace
 from typing import Literal, NoReturn, TypeVar
@@ -23,6 +22,7 @@ from testnuc.limits import BatchPolicy, context_window
 from testnuc.progress import LineProgress, display_of
 from testnuc.results import Results, run_record
 from testnuc.trust.diagnosis import FIRST_REVIEW
+from testnuc.trust.label_check import MOST_CHECKED, grouped
 from testnuc.trust.learned import Learned
 from testnuc.types import Estimate, Usage, error_text
 
@@ -34,8 +34,6 @@ _BYTES_PER_TOKEN = 3.2
 _OF_STORE = ("labels", "model", *OF_ANSWERS)
 #: Part of the texts that a referee labels.
 _ESCALATED = 0.1
-#: Texts of a run up to which its label set is checked at the end.
-_CHECKED = 20_000
 
 
 def run(given: SimpleNamespace) -> None:
@@ -205,7 +203,7 @@ def end(
 
 def _about_labels(results: Results, output: str | None) -> str | None:
     """Return what stands out in the label set; None: nothing does, or nothing is known of it."""
-    if len(results) > _CHECKED or results.multilabel or results.stopped is not None:
+    if len(results) > MOST_CHECKED or results.multilabel or results.stopped is not None:
         return None
     notice = results.check_labels().notice
     return (
@@ -255,9 +253,9 @@ def _print_failures(results: Results, store: AnswerStore) -> None:
         to_stderr(f"first error: {error_text(errors[0].error)}")
     if errors and store.where is not None:
         to_stderr(f"to retry those, run the command again: the others are stored in {store.where}")
-    said = Counter(own.said for row in outside if (own := row.prediction) and own.said)
+    said = grouped(own.said for row in outside if (own := row.prediction))
     if said:
-        often = ", ".join(f"{what[:60]!r} ({n:,})" for what, n in said.most_common(3))
+        often = ", ".join(f"{what[:60]!r} ({n:,})" for what, n in [*said.items()][:3])
         to_stderr(f"answers outside the labels, most often: {often}")
     open_ = sum(row.label is None for row in outside)
     if open_:

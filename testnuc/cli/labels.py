@@ -1,6 +1,7 @@
 """``testnuc labels check``."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,8 +12,13 @@ from testnuc.cli.label_files import write_labels
 from testnuc.cli.memory import AnswerStore, RunNote
 from testnuc.cli.options_of_run import command, next_command
 from testnuc.cli.reading import to_stderr
-from testnuc.errors import InvalidInputError
+from testnuc.client import parts_of
+from testnuc.embedders.openai import OpenAIEmbedder
+from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.types import Classification
+
+#: Different answers outside the labels, at most, that are grouped by meaning.
+_MOST_GROUPED = 1_000
 
 
 async def check(given: SimpleNamespace) -> None:
@@ -28,8 +34,15 @@ async def check(given: SimpleNamespace) -> None:
         merged = _merges(given.merge, names)
         table = await texts_for(nuc, held, source, output)
         found = await labeled(nuc, table, source)
+        if output is None:
+            checked = found.results.check_labels(nuc.learned)
+            embedder, said = parts_of(nuc).embedder, [*checked.outside][:_MOST_GROUPED]
+            # spelling has to do without an embedder at hand that makes no call
+            if said and not isinstance(embedder, OpenAIEmbedder):
+                with suppress(TestNUCError):
+                    checked = checked.grouped(await embedder.embed(said))
+            print(checked)
     if output is None or file is None:
-        print(found.results.check_labels(nuc.learned))
         merging = next_command(
             "labels check", given, "--merge", "LABEL = OTHER", "-o", "merged.csv"
         )

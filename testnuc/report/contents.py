@@ -3,16 +3,17 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import chain, islice
 from typing import Any
 
 from testnuc.trust import review_queue
+from testnuc.trust.label_check import MOST_CHECKED, checked_labels
 from testnuc.trust.review import Review
 from testnuc.types import SEPARATOR, Classification, row, split_labels
 
 _BINS = 10
-#: Most pairs (own label, label after the vote) that are listed.
+#: Most pairs of labels that are listed.
 _PAIRS = 12
 #: The head of the review queue: this many texts, or this part of them if that is more.
 _REVIEWS = 20
@@ -117,6 +118,8 @@ def contents(
                 ],
             }
         )
+    # where nobody asks for it, what takes long is left out
+    checked = None if several or len(rows) > MOST_CHECKED else checked_labels(rows, choices)
     return {
         "choices": len(choices),
         "descriptions": [descriptions.get(label) for label in choices],
@@ -127,6 +130,8 @@ def contents(
         "labels": list(labels.known),
         "texts": list(texts.known),
         "rows": records,
+        "confused": [] if checked is None else [asdict(p) for p in checked.pairs[:_PAIRS]],
+        "confusedSurely": checked is not None and checked.proved,
     }
 
 

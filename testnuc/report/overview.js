@@ -48,6 +48,17 @@ function overviewOf({ data, nameOf, narrow }) {
       summary.otherPairs > 0 && el("p", { class: "quiet" }, `and ${many(summary.otherPairs, "more pair")} of labels`));
   }
 
+  function confused() {
+    if (!data.confused.length) return null;
+    const why = data.confusedSurely ? "Near copies have different labels, so the LLM confuses some of these."
+      : "Similar texts have these labels more often than by chance. They may rightly differ: judge some before you merge labels.";
+    const side = (text) => foreign("p", cut(text, 200));
+    return panel("confused-title", "Labels that are confused", el("p", { class: "quiet" }, why),
+      ...data.confused.map(({ first, second, examples }, at) => el("details", { class: "confused", open: at === 0 },
+        el("summary", {}, foreign("bdi", first), " | ", foreign("bdi", second)),
+        ...examples.map(([one, other]) => el("div", { class: "sides" }, side(one), side(other))))));
+  }
+
   function costs() {
     const low = summary.trust.slice(0, LOW * 10).reduce((sum, n) => sum + n, 0);
     const share = (n) => el("small", {}, ` ${((100 * n) / data.total).toFixed(1)} %`);
@@ -73,7 +84,7 @@ function overviewOf({ data, nameOf, narrow }) {
   if (!data.total || data.only) return [];
   const panels = [labelled(), trusted(), changes()].filter(Boolean);
   const learned = data.learned ? [el("p", {}, data.learned)] : [];
-  return [el("h2", { id: "glance-title" }, "At a glance"), ...learned, el("div", { class: "panels" }, ...panels), costs()];
+  return [el("h2", { id: "glance-title" }, "At a glance"), ...learned, el("div", { class: "panels" }, ...panels), confused(), costs()].filter(Boolean);
 }
 
 /** What trust means on this page. */

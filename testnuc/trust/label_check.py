@@ -5,6 +5,8 @@ that are rightly next to each other. Only near copies separate the two, as in `a
 they disagree, the LLM confuses labels.
 """
 
+from __future__ import annotations
+
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +22,8 @@ from testnuc.trust.diagnosis import Diagnosis
 from testnuc.trust.learned import Learned
 from testnuc.types import Classification, MultilabelClassification
 
+#: Texts up to which labels are checked where nobody asks for it.
+MOST_CHECKED = 20_000
 #: Nearest neighbors of a text that are compared with it.
 _NEIGHBORS = 10
 #: Pairs of labels that are listed, and texts that are shown of each.
@@ -36,6 +40,9 @@ _SAME = 0.999
 _TEXTS_PER_LABEL = 5
 #: Labels and characters of a text in one line.
 _IN_LINE, _WIDTH = 8, 70
+#: Words of an answer that say nothing of its topic; similarity of two that mean the same.
+_EMPTY = frozenset({"inquiry", "issue", "problem", "query", "question", "request", "the"})
+_SAME_MEANING = 0.85
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -73,8 +80,22 @@ class LabelCheck(Brief):
     rare: Mapping[str, int]
     #: Label that is given often -> labels that it may swallow.
     swallowing: Mapping[str, tuple[str, ...]]
-    #: What answers outside the labels say -> how many say so.
+    #: What answers outside the labels say -> how many say so, in other words as well.
     outside: Mapping[str, int]
+
+    def grouped(self, vectors: Sequence[Sequence[float]] | Float32s) -> LabelCheck:
+        """Return the check with answers `outside` that mean the same as one.
+
+        `vectors` are embeddings of the first of them, of unit length.
+        """
+        alike, heads = np.asarray(vectors) @ np.transpose(vectors) >= _SAME_MEANING, [*self.outside]
+        for at, row in enumerate(alike):
+            # the first one that means the same, which is the most frequent
+            heads[at] = heads[min(int(row.argmax()), at)]
+        groups = Counter[str]()
+        for head, n in zip(heads, self.outside.values(), strict=True):
+            groups[head] += n
+        return replace(self, outside=dict(groups.most_common()))
 
     @property
     def notice(self) -> str | None:
@@ -186,17 +207,22 @@ def checked_labels(
             for name in names
             if given[name] >= _OFTEN * mean and len(partners[name]) >= _MANY
         },
-        outside=_grouped(own.said for row in rows if (own := row.prediction) and own.unmatched),
+        outside=grouped(own.said for row in rows if (own := row.prediction) and own.unmatched),
     )
 
 
-def _grouped(answers: Iterable[str | None]) -> dict[str, int]:
-    """Count answers that differ in case and punctuation only as one, most frequent first."""
+def grouped(answers: Iterable[str | None]) -> dict[str, int]:
+    """Count answers, most frequent first; those that differ in spelling only are one.
+
+    "charge back", "Chargebacks" and "chargeback request" are.
+    """
     said = Counter(answer for answer in answers if answer)
     groups, first = Counter[str](), dict[str, str]()
     for answer, n in said.most_common():
-        form = fold_punctuation(fold_case(answer)) or answer
-        groups[first.setdefault(form, answer)] += n
+        words = fold_punctuation(fold_case(answer.replace("_", " "))).split()
+        telling = [word for word in words if word not in _EMPTY] or words
+        form = "".join(word.removesuffix("s") for word in telling)
+        groups[first.setdefault(form or answer, answer)] += n
     return dict(groups.most_common())
 
 

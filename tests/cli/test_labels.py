@@ -65,6 +65,23 @@ def test_confused_labels_are_shown_and_merged(labeled):
     assert labeled.calls == len(TEXTS)
 
 
+def test_answers_outside_the_labels_are_grouped_by_meaning():
+    outside = {0: "lost card", 3: "card, lost", 6: "lost cards"}
+
+    def answer(text):
+        return outside.get(int(text.split("#")[1]), true_label(text)), 0.9
+
+    Path("tickets.txt").write_text("\n".join(TEXTS[:60]))
+    with LoopbackLLM(answer) as llm:
+        options = ["--labels", "refund,delivery,login", "--base-url", llm.base_url]
+        code, _, err = run_here("classify", "tickets.txt", *options, "-o", "out.csv")
+        assert code == 0, err
+        assert "most often: 'lost card' (2), 'card, lost' (1)" in err
+        code, out, err = run_here("labels", "check", "out.csv")
+        assert code == 0, err
+        assert "3 answers outside the labels say 'lost card'" in out
+
+
 @pytest.mark.slow
 def test_what_cannot_be_merged_is_refused(labeled):
     every = [f"{label} = refund" for label in LABELS[1:]]

@@ -189,6 +189,32 @@ def test_the_run_at_a_glance_stands_below_the_texts(opened):
     assert boxes == sorted(boxes)
 
 
+def test_labels_that_are_confused_stand_side_by_side(opened):
+    # of the first two topics, texts in turn have one of two labels
+    topics = [("refund", ODD), ("delivery", "login"), ("card",), ("voucher",)]
+    texts = [f"topic {at // 60}, text {at} {HOSTILE['script']}" for at in range(240)]
+    labels = [topics[at // 60][at % len(topics[at // 60])] for at in range(240)]
+    near = [[at // 60 * 60 + (at + step) % 60 for step in range(1, 11)] for at in range(240)]
+    rows = [
+        row(
+            at, text, labels[at], labels[at],
+            neighbors=tuple(Neighbor(texts[of], 0.99, labels[of], None) for of in near[at]),
+        )
+        for at, text in enumerate(texts)
+    ]  # fmt: skip
+    page = opened(Results(rows, Usage(), 0.0, choices=sorted({*labels})))
+    panel = page.get_by_role("region", name="Labels that are confused")
+    pairs = panel.locator("summary").all_inner_texts()
+    assert {frozenset(pair.split(" | ")) for pair in pairs} == {
+        frozenset({"refund", ODD}), frozenset({"delivery", "login"}),
+    }  # fmt: skip
+    assert "Near copies have different labels" in panel.inner_text()
+    assert panel.locator(".sides").count() == 6
+    # the first pair is open
+    assert panel.locator(".sides p:visible").count() == 6
+    assert all(HOSTILE["script"] in text for text in panel.locator(".sides p").all_text_contents())
+
+
 def test_no_panel_is_empty(opened):
     rows = [row(0, "a text", trust=None, voters=1)]
     sure = Results(rows, Usage(), 0.0, choices=LABELS[:3], learned="About 71 %")

@@ -8,7 +8,7 @@ import pytest
 
 from testnuc.errors import InvalidInputError
 from testnuc.results import Results
-from testnuc.trust.label_check import checked_labels
+from testnuc.trust.label_check import checked_labels, grouped
 from testnuc.types import (
     UNKNOWN,
     Classification,
@@ -111,6 +111,22 @@ def test_answers_outside_the_labels_are_grouped():
     assert found.outside == {"Chargeback!": 39, "weather": 1}
     assert "39 answers outside the labels say 'Chargeback!'" in str(found)
     assert "1 answer outside the labels says 'weather'" in str(found)
+
+
+def test_spellings_of_an_answer_are_one():
+    said = ["chargeback"] * 3 + ["Charge back", "chargebacks!", "chargeback request", "charge_back"]
+    assert grouped([*said, "card", "card lost", "The issue", "?", None]) == {
+        "chargeback": 7, "card": 1, "card lost": 1, "The issue": 1, "?": 1,
+    }  # fmt: skip
+
+
+def test_answers_that_mean_the_same_are_one():
+    outside = {"chargeback": 5, "login": 4, "payment reversal": 3, "reversal": 2, "rest": 1}
+    vectors = [[1.0, 0.0], [0.0, 1.0], [0.9, 0.4], [0.6, 0.8]]
+    found = replace(checked_labels([], NAMES), outside=outside).grouped(vectors)
+    # the last is like the third, which is one with the first
+    assert found.outside == {"chargeback": 10, "login": 4, "rest": 1}
+    assert replace(found, outside={}).grouped(np.empty((0, 2))).outside == {}
 
 
 def test_a_label_that_swallows_others_is_named():
