@@ -313,18 +313,6 @@ class TreeClassification(Classification):
             weights[node] = weights.get(node, 0.0) + weight
         return dict(sorted(weights.items(), key=lambda item: -item[1]))
 
-    def trust_at(self, level: int) -> float | None:
-        """Return the trust of the node at a level; of the label, if its path is shorter.
-
-        Parameters
-        ----------
-        level : int
-            1: the top level.
-        """
-        if level <= len(self.path):
-            return self.path_trusts[level - 1]
-        return None if self.label is None else self.trust
-
     def path_in_words(self) -> str | None:
         """Return the trust of each level; None: there is no path of several levels."""
         if len(self.path) < 2 and self.label is not None:

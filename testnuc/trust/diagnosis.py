@@ -85,18 +85,6 @@ class Diagnosis(Brief):
     #: Number of these labels that a plain vote of ten neighbors would change.
     differing: int = 0
 
-    @property
-    def expected_gain(self) -> Interval:
-        """The expected gain in accuracy of the selected vote; 0 without a vote."""
-        chosen = self.decision
-        for candidate in self.candidates:
-            if chosen.policy is not None and (candidate.k, candidate.own_weight) == (
-                chosen.k,
-                chosen.policy.own_weight,
-            ):
-                return candidate.gain
-        return Interval(0.0, 0.0)
-
     def sentence(self, judging: str = "`await nuc.review(50)`") -> str:
         """Return what was decided and why, what a vote would change, and what would help.
 
