@@ -47,6 +47,8 @@ T = TypeVar("T")
 
 #: First date, last date, version: what is noted of a model that answered.
 _NOTED = 3
+#: What a scope names of the sampling, where it is not the default.
+_SAMPLED = ("texts_per_call", "score_labels", "reasoning_effort", "temperature")
 
 
 @dataclass(frozen=True)
@@ -192,6 +194,7 @@ class Components:
         #: Where prompts show some labels: the scope of predictions by prompts with all labels.
         self.full_scope = None if self.shortlist is None else predictor_of(None).scope
         self.instructions = instructions
+        sampled = [(name, getattr(self.sampling, name)) for name in _SAMPLED]
         # commands about this store need not repeat these options
         self._facts = _known(
             model=self.model,
@@ -202,12 +205,9 @@ class Components:
             instructions=instructions,
             none_label=self.labels.none_label,
             multilabel=multilabel or None,
-            texts_per_call=per_call if per_call > 1 else None,
             shortlist=self.shortlist,
-            score_labels=self.sampling.score_labels or None,
-            reasoning_effort=None
-            if self.sampling.reasoning_effort == "least"
-            else self.sampling.reasoning_effort,
+            **{n: value for n, value in sampled if value != getattr(Sampling(), n)},
+            seed=self.sampling.request_options.get("seed"),
             k=k,
             policy=policy if isinstance(policy, str) else None,
             descriptions=dict(self.labels.descriptions) or None,

@@ -11,7 +11,7 @@ from functools import wraps
 from inspect import signature
 from typing import Any, Concatenate, ParamSpec
 
-from testnuc._base.checks import checked_choice
+from testnuc._base.checks import checked_choice, checked_whole
 from testnuc.errors import InvalidInputError
 from testnuc.head import Head
 from testnuc.labels import LabelSet
@@ -26,6 +26,7 @@ P = ParamSpec("P")
 #: Flat name -> the argument of `TestNUC` that has it as a field.
 GROUPS = {
     **{field.name: "sampling" for field in fields(Sampling)},
+    "seed": "sampling",
     **dict.fromkeys(("prior", "prior_power", "min_trust", "threshold"), "policy"),
     **dict.fromkeys(("headers", "organization", "project", "trust_env"), "model"),
     **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention", "responses"), "model"),
@@ -50,6 +51,7 @@ _FIELDS = {
 #: How to write a group, or a flat name, in code, with a gap for the field name.
 _WRITTEN = {
     "sampling": "sampling=testnuc.Sampling({}=..)",
+    "seed": "sampling=testnuc.Sampling(request_options={{'{}': ..}})",
     "policy": "policy=testnuc.VotePolicy.auto({}=..)",
     "model": "model=testnuc.OpenAI('..', {}=..)",
     "limits": "limits=testnuc.Limits({}=..)",
@@ -120,8 +122,11 @@ def _labels(values: Mapping[str, Any], labels: Any) -> LabelSet | None:
 
 def _sampling(values: Mapping[str, Any], sampling: Any) -> Sampling:
     own = dict(values)
-    if "request_options" in own and own["request_options"] is None:
-        own["request_options"] = {}
+    seed = own.pop("seed", None)
+    if seed is not None or own.get("request_options", {}) is None:
+        # the provider's own option, as in code
+        extra = {} if seed is None else {"seed": checked_whole("seed", seed, least=0)}
+        own["request_options"] = {**(own.get("request_options") or {}), **extra}
     # the command line has no numbers among words
     size = own.get("shortlist")
     if isinstance(size, str) and size.isdecimal():

@@ -22,7 +22,7 @@ import orjson
 
 from testnuc._base.checks import hash_text
 from testnuc._base.jsonl import write_whole
-from testnuc.cli.options import OF_ANSWERS, options_in
+from testnuc.cli.options import LATER, OF_ANSWERS, options_in
 from testnuc.client import TestNUC, parts_of
 from testnuc.errors import InvalidInputError
 from testnuc.trust import Learned
@@ -61,7 +61,10 @@ def _facts(file: Path, **kinds: type) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     found = facts.items() if isinstance(facts, dict) else ()
-    return {name: value for name, value in found if isinstance(value, kinds.get(name, ()))}
+    fitting: dict[str, Any] = {n: v for n, v in found if isinstance(v, kinds.get(n, ()))}
+    if fitting.get("options"):
+        fitting["options"] = LATER | fitting["options"]
+    return fitting
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +143,10 @@ def _digest(file: str) -> str | None:
 
 def _name_of(options: Mapping[str, Any]) -> str:
     """Return the name of the store of all runs that ask the same; labels are read."""
-    noted = _noted(options)
-    return f"answers-{hash_text(repr([noted.get(name) for name in _OF_STORE])).hex()}.db"
+    noted = LATER | _noted(options)
+    given = [(name, noted[name]) for name, usual in LATER.items() if noted[name] != usual]
+    asked = [*(noted.get(name) for name in _OF_STORE if name not in LATER), *given]
+    return f"answers-{hash_text(repr(asked)).hex()}.db"
 
 
 @dataclass(frozen=True, slots=True)

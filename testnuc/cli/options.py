@@ -55,7 +55,11 @@ OF_ANSWERS = (
     "threshold",
     "score_labels",
     "reasoning_effort",
+    "temperature",
+    "seed",
 )
+#: Those that came later, with their defaults: nothing that earlier runs left names them.
+LATER: dict[str, Any] = {"temperature": 0.7, "seed": None}
 
 
 def _marked(option: Any, *marks: str) -> Any:
@@ -124,6 +128,8 @@ def _client(
         "least",
         help="Effort of reasoning models: none, minimal, low, ..; least: the lowest accepted.",
     ),
+    temperature: float = rare(0.7, min=0, max=2, help="Of the LLM; 0: its likeliest answer."),
+    seed: int | None = rare(None, help="Sent with each call, where the provider takes a seed."),
     score_labels: bool = rare(
         False, "--score-labels", help="Choose labels by token log-probabilities; for small models."
     ),

@@ -18,7 +18,7 @@ from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import require_store
 from testnuc.cli.label_files import read_former, read_labels
 from testnuc.cli.memory import AnswerStore, RunNote
-from testnuc.cli.options import OF_ANSWERS, Options, client_options
+from testnuc.cli.options import LATER, OF_ANSWERS, Options, client_options
 from testnuc.cli.reading import existing, holds_rows, to_stderr
 from testnuc.cli.settings import has_password
 from testnuc.client import TestNUC
@@ -187,6 +187,7 @@ class StoredRun:
             f"{facts.get('model', 'an unknown model')}{address}",
             f"{len(labels)} labels {digest} ({listed}){described}{several}",
             *(f"--{n} {one_line(facts[n], _SHOWN)!r}" for n in _TOLD if facts.get(n)),
+            *(f"--{n} {facts[n]}" for n in LATER if n in facts),
         ]
         return ", ".join(filter(None, parts))
 

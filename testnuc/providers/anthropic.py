@@ -170,6 +170,8 @@ class Anthropic(HTTPProvider):
             raise ConfigurationError(
                 "Anthropic does not return token log-probabilities; use the verbalized confidence."
             )
+        if "seed" in task.options:
+            raise ConfigurationError("Anthropic takes no seed; leave it out, or use temperature 0.")
 
     def body(self, task: Task, n: int, dialect: Dialect) -> Body:
         """Return the parts of the body for `n` texts."""

@@ -81,6 +81,7 @@ def test_flat_names_make_the_groups():
             "min_trust": 0.8,
             "temperature": None,
             "request_options": None,
+            "seed": 7,
             "requests_per_minute": 60,
             "tokens_per_minute": None,
             "budget_usd": 2.0,
@@ -89,7 +90,7 @@ def test_flat_names_make_the_groups():
     assert made == {
         "labels": ["a", "b"],
         "policy": VotePolicy("similarity", min_confidence=0.7, min_trust=0.8),
-        "sampling": Sampling(temperature=None),
+        "sampling": Sampling(temperature=None, request_options={"seed": 7}),
         "limits": Limits(60, budget=Budget(usd=2.0)),
     }
     unset = {"policy": "auto", "min_trust": None, "requests_per_minute": None, "budget_usd": None}

@@ -60,6 +60,47 @@ def test_the_effort_of_a_reasoning_model(source, tmp_path, monkeypatch):
             llm.bodies.clear()
 
 
+def test_temperature_and_seed_are_sent_and_known_to_later_commands(source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with LoopbackLLM(confident, record=200) as llm:
+        given = ["classify", source, *options(llm), "--k", "0", "-o", "out.csv"]
+        for more in ([], ["--temperature", "0", "--seed", "7", "--overwrite"]):
+            code, _, err = run_here(*given, *more)
+            assert code == 0, err
+        sent = [(body["temperature"], body.get("seed")) for body in llm.bodies]
+        assert set(sent) == {(0.7, None), (0.0, 7)}
+        # the environment is for new runs
+        code, _, err = run_here("review", "out.csv", "-n", "5", "--no-open", TESTNUC_SEED="3")
+        assert code == 0, err
+        code, page, err = run_here("describe", "out.csv", key=None)
+        assert (code, "temperature 0.0, " in page, '{"seed":7}' in page) == (0, True, True), err
+        places = map(str, tmp_path.glob(".testnuc/*.db"))
+        stores = {path: run_here("store", "runs", path)[1] for path in places}
+        (store,) = (path for path, runs in stores.items() if "--temperature 0.0, --seed 7" in runs)
+        code, _, err = run_here("review", store, "-n", "5", "--no-open", "-o", "again.json")
+        assert code == 0, err
+        assert len(llm.bodies) == len(sent)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (
+            ["--model", "anthropic/claude-haiku-4-5", "--seed", "7"],
+            "Anthropic takes no seed; leave",
+        ),
+        (["--temperature", "3"], "Invalid value for '--temperature': Input should be less"),
+        (["--seed", "-1"], "seed is -1; give an integer of at least 0"),
+    ],
+)
+def test_a_seed_or_temperature_that_cannot_be_used_ends_the_run_before_a_call(source, more, says):
+    with LoopbackLLM(confident) as llm:
+        code, _, err = run_here("classify", source, *options(llm), *more)
+        assert (code, says in " ".join(err.replace("│", " ").split()), llm.calls) == (2, True, 0), (
+            err
+        )
+
+
 def live(out):
     """Return the figures of the live lane."""
     return next(line for line in out.splitlines() if line.startswith("live")).split()[1:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from testnuc.cli.memory import AnswerStore
+from testnuc.cli.memory import AnswerStore, _name_of
+from testnuc.cli.options import client_options
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.cli.in_process import command_line, run_here
 from tests.conftest import LABELS, confident, messages
@@ -112,6 +114,7 @@ def test_a_named_store_wins(tmp_path):
         (["--labels", "spam,ham"], 60, None),
         (["--model", "openai/other"], 60, "with other model"),
         (["--instructions", "Be strict."], 60, "with other instructions"),
+        (["--temperature", "0"], 60, "with other temperature"),
         (["--policy", "majority"], 30, "applied to the judged texts alone, under other vote"),
     ],
 )
@@ -235,6 +238,27 @@ def test_a_store_that_is_no_store_is_not_changed():
         assert (code, llm.calls) == (2, 0)
     assert "notes.txt is not an SQLite file and was not changed" in err
     assert Path("notes.txt").read_text() == "my notes"
+
+
+def test_options_that_came_later_leave_earlier_runs_as_they_were():
+    known = client_options() | {"labels": ["a", "b"]}
+    assert _name_of(known) == "answers-3cd0fd26a8bfb7d9631ca9a481005267.db"
+    first = texts("a.txt", 0)
+    with LoopbackLLM(confident) as llm:
+        assert classify(llm, first)[0] == 0
+        for path in (Path("out.csv.resume/output.json"), *Path(".testnuc").glob("output-*")):
+            note = json.loads(path.read_text())
+            del note["options"]["temperature"], note["options"]["seed"]
+            path.write_text(json.dumps(note))
+        # not replaced without --overwrite unless it is the same run
+        code, _, err = classify(llm, first)
+        assert (code, llm.calls) == (0, 30), err
+        # the settings are for new runs
+        Path("testnuc.toml").write_text("temperature = 0")
+        code, _, err = run_here("review", "out.csv", "-n", "5", "--no-open", key=None)
+        assert code == 0, err
+        code, _, err = classify(llm, first, "-o", "other.csv")
+        assert (code, llm.calls) == (0, 60), err
 
 
 def test_runs_at_once_disturb_each_other_in_nothing():
