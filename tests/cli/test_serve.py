@@ -16,7 +16,7 @@ import pytest
 from testnuc.cli.serve import _texts
 from testnuc.errors import InvalidInputError
 from testnuc.testing import LoopbackLLM
-from tests.cli.in_process import command_line
+from tests.cli.in_process import command_line, run_here
 from tests.conftest import LABELS, confident, messages
 
 pytest.importorskip("prometheus_client")
@@ -125,10 +125,8 @@ def test_a_hang_up_reads_labels_again(tmp_path):
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(arguments, environment, says):
-    process = start("--labels", "a,b", *arguments, **environment)
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 2, err
-    assert out == ""
+    code, out, err = run_here("serve", "--labels", "a,b", *arguments, **environment)
+    assert (code, out) == (2, ""), err
     assert says in err
     assert len(err.strip().splitlines()) == 1
 
