@@ -1,4 +1,4 @@
-"""Ten thousand texts through a provider that fails: none lost, none wrong, none billed twice."""
+"""Thousands of texts through a provider that fails: none lost, none wrong, none billed twice."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def assert_right(results):
     assert [r.index for r in results] == list(range(len(results)))
 
 
-async def test_ten_thousand_texts_with_a_fifth_of_all_requests_failing(arguments):
-    texts, faults = texts_of(10_000), failing()
+async def test_thousands_of_texts_with_a_fifth_of_all_requests_failing(arguments):
+    texts, faults = texts_of(3_000), failing()
     async with LoopbackLLM(answer, faults=faults) as llm, TestNUC(**arguments(llm)) as nuc:
         results = await nuc.classify_many(texts)
         usage = nuc.usage
@@ -97,7 +97,7 @@ async def test_server_and_usage_agree_on_every_count(arguments):
 
 
 async def test_ten_texts_a_call_with_a_fifth_of_all_requests_failing(arguments):
-    texts, faults = texts_of(10_000), failing()
+    texts, faults = texts_of(5_000), failing()
     async with (
         LoopbackLLM(answer, faults=faults) as llm,
         TestNUC(**arguments(llm, sampling=Sampling(texts_per_call=10))) as nuc,
@@ -117,7 +117,7 @@ async def test_ten_texts_a_call_with_a_fifth_of_all_requests_failing(arguments):
 
 @pytest.mark.parametrize("per_call", [1, 10])
 async def test_a_server_that_is_killed_in_the_middle(arguments, per_call):
-    texts = texts_of(2_000 if per_call == 1 else 10_000)
+    texts = texts_of(700 + 300 * per_call)
     async with (
         LoopbackLLM(answer, latency=0.01) as llm,
         TestNUC(**arguments(llm, sampling=Sampling(texts_per_call=per_call))) as nuc,
@@ -143,7 +143,7 @@ async def test_no_sliding_window_is_ever_exceeded(arguments):
     # the limit of a minute is used up within seconds: then the client has to wait, and may not
     # know; here all fits in, and pacing is what is tried
     limit = RateLimit(requests_per_minute=60_000, tokens_per_minute=12_000_000)
-    texts, faults = texts_of(3_000), failing()
+    texts, faults = texts_of(2_000), failing()
     async with (
         LoopbackLLM(answer, faults=faults, rate_limit=limit) as llm,
         TestNUC(**arguments(llm, limits=replace(LIMITS, **asdict(limit)))) as nuc,
@@ -151,7 +151,7 @@ async def test_no_sliding_window_is_ever_exceeded(arguments):
         assert_right(await nuc.classify_many(texts))
         assert nuc.usage.calls == llm.calls
     assert llm.violations == []
-    assert llm.requests > 3_000
+    assert llm.requests > 2_000
 
 
 async def test_a_limit_that_binds_is_not_exceeded(arguments):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from tests.weather.checks import violations
@@ -17,6 +19,10 @@ SEEDS, PART = 80, 10
 FOUND = (6012, 45, 11006, 533, 1180, 4042, 6789, 8193, 9442, 10698)
 
 
+#: Seeds that two tests look at run once.
+kept = cache(weather)
+
+
 @pytest.mark.parametrize(
     "start",
     [
@@ -25,7 +31,7 @@ FOUND = (6012, 45, 11006, 533, 1180, 4042, 6789, 8193, 9442, 10698)
     ],
 )
 def test_nothing_hangs_leaks_or_is_lost(start):
-    found = {seed: violations(weather(seed)) for seed in range(start, start + PART)}
+    found = {seed: violations(kept(seed)) for seed in range(start, start + PART)}
     assert {seed: broken for seed, broken in found.items() if broken} == {}
 
 
@@ -38,7 +44,7 @@ def test_seeds_that_showed_a_fault(seed):
 @pytest.mark.slow
 def test_the_weather_is_not_fair():
     """The seeds reach what they are for."""
-    worlds = [weather(seed) for seed in range(40)]
+    worlds = [kept(seed) for seed in range(40)]
     names = {name.split()[0] for world in worlds for sent in world.sent for name in sent.names}
     assert names >= {"body", "connection", "content", "encoding", "framing", "header", "key"}
     assert {world.format for world in worlds} == {"chat", "responses", "anthropic"}
