@@ -19,7 +19,7 @@ from tests.conftest import LABELS, confident, messages
 pytestmark = pytest.mark.slow
 
 CONCURRENCY = 32
-#: A few of them twice; few enough for exact search, so that labels are comparable.
+#: 3,000 texts, a few of them twice; few enough for exact search, so that labels are comparable.
 TEXTS = messages(2_900) + messages(100)
 #: Kills while answers come in, and while texts are embedded and added.
 KILLS_ASKING, KILLS_ADDING = 5, 1
@@ -72,7 +72,7 @@ class Killer:
         return confident(text)
 
 
-async def start(base_url, path, count=len(TEXTS)):
+async def start(base_url, path, count=3_000):
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",

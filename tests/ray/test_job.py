@@ -175,12 +175,11 @@ def several(text):
     return {LABELS[(first + i) % len(LABELS)]: 0.9 for i in range(number % 3)}
 
 
-@pytest.mark.parametrize("policy", ["auto", "weighted"])
-def test_rows_hold_several_labels(tmp_path, policy):
+def test_rows_hold_several_labels(tmp_path):
     import asyncio
 
     with LoopbackLLM(several) as llm:
-        given = settings(llm.base_url, policy=policy, store=str(tmp_path / "s.db"))
+        given = settings(llm.base_url, policy="auto", store=str(tmp_path / "s.db"))
         labels = testnuc.LabelSet(LABELS, multilabel=True)
 
         async def expected():
