@@ -97,6 +97,10 @@ class Answer(Brief):
     labels: tuple[tuple[str, float | None], ...] | None = None
 
 
+#: Of the texts of a request, in their order.
+Answers: TypeAlias = tuple[Answer | ReplyError, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
     """Tokens of one call, as reported by the provider."""
@@ -116,7 +120,7 @@ class TokenUsage:
 class Reply(Brief):
     """The answers of one call, one per text of the request, in the same order."""
 
-    answers: tuple[Answer | ReplyError, ...]
+    answers: Answers
     #: None if the provider did not report it.
     usage: TokenUsage | None = None
     request_id: str | None = None

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from numbers import Real
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import orjson
 
@@ -42,6 +42,9 @@ from testnuc.protocols import (
 )
 from testnuc.transport import Transport
 from testnuc.types import LEVELS, Prediction
+
+#: None: the answer is none of the labels that the prompt showed.
+_Found: TypeAlias = Prediction | Exception | None
 
 #: Texts without a readable reply after which a run stops, if no reply was ever readable.
 _SILENT_TEXTS = 20
@@ -246,7 +249,7 @@ class Predictor:
         """
         if self._refused and any(ask.key in self._refused for ask in asks):
             return await self._answer_unrefused(asks)
-        outcomes: Sequence[Prediction | Exception | None]
+        outcomes: Sequence[_Found]
         try:
             if self._levels or asks[0].shown:
                 outcomes = await self._chosen(asks)
@@ -312,7 +315,7 @@ class Predictor:
         error.fatal = True
         return error
 
-    async def _chosen(self, asks: tuple[Ask, ...]) -> Sequence[Prediction | Exception | None]:
+    async def _chosen(self, asks: tuple[Ask, ...]) -> Sequence[_Found]:
         """Answer from the shortlists of all asks together; from all labels where none fits."""
         if self._levels and asks[0].sample != FULL_LABELS:
             chosen = await self._descend(asks[0])
@@ -329,7 +332,7 @@ class Predictor:
 
     async def _answer(
         self, asks: tuple[Ask, ...], step: int, part: LabelSet | None
-    ) -> list[Prediction | Exception | None]:
+    ) -> list[_Found]:
         """Return the outcome of each ask; None: the LLM chose none of the labels in `part`."""
         request = self.request(asks, part)
         step = max(step, *(ask.step for ask in asks))
@@ -460,7 +463,7 @@ class Predictor:
 
     async def _answer_part(
         self, asks: tuple[Ask, ...], step: int, part: LabelSet | None
-    ) -> list[Prediction | Exception | None]:
+    ) -> list[_Found]:
         """Answer some asks of a call; an error does not lose the answers to the others."""
         try:
             outcomes = await self._answer(asks, step, part)
@@ -469,9 +472,7 @@ class Predictor:
         await self._kept(asks, outcomes)
         return outcomes
 
-    async def _kept(
-        self, asks: tuple[Ask, ...], outcomes: Sequence[Prediction | Exception | None]
-    ) -> None:
+    async def _kept(self, asks: tuple[Ask, ...], outcomes: Sequence[_Found]) -> None:
         """Store answers before others are asked for again: the client may close meanwhile."""
         rows = [
             ask.answered(self.scope, outcome)

@@ -19,7 +19,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from itertools import chain, islice
-from typing import cast
+from typing import TypeAlias, cast
 
 from testnuc._dispatch.inflight import Ask, InFlight, InFlightRequest, Outcome, ScheduledRun
 from testnuc._dispatch.leases import LEASE_SECONDS, Leases, LeaseStore
@@ -40,6 +40,11 @@ from testnuc.stores.memory import MemoryStore
 from testnuc.transport import telemetry
 from testnuc.transport.calls import MAY_SEND, NotSentError
 from testnuc.types import Prediction
+
+#: What a run asks: an async generator yields lists.
+Asks: TypeAlias = Iterable[Ask] | AsyncGenerator[list[Ask], None]
+#: The requests of one call, or of several.
+Bundle: TypeAlias = list[InFlightRequest]
 
 #: Asks looked up in the store at a time.
 _CHUNK = 256
@@ -103,7 +108,7 @@ class Scheduler:
         #: Whether an answer exists, received or stored: requests of this form are valid.
         self._valid = False
         #: Requests rejected before any answer: a later outcome shows whether one text is at fault.
-        self._suspects: list[tuple[list[InFlightRequest], Sequence[Outcome]]] = []
+        self._suspects: list[tuple[Bundle, Sequence[Outcome]]] = []
         #: Calls in progress.
         self._calls = 0
         self._claims: set[asyncio.Task[None]] = set()
@@ -117,9 +122,7 @@ class Scheduler:
                 seconds=lease_factor * getattr(store, "lease_seconds", LEASE_SECONDS),
             )
 
-    async def run(
-        self, asks: Iterable[Ask] | AsyncGenerator[list[Ask], None]
-    ) -> AsyncGenerator[tuple[Ask, Outcome], None]:
+    async def run(self, asks: Asks) -> AsyncGenerator[tuple[Ask, Outcome], None]:
         """Yield the outcome of each ask, in completion order.
 
         Asks are claimed lazily, as workers become free and outcomes are consumed, so an iterable of
@@ -177,9 +180,7 @@ class Scheduler:
                     await run.changed.wait()
             left = run.failed_at + self._drain - asyncio.get_running_loop().time()
 
-    async def _start(
-        self, run: ScheduledRun, asks: Iterable[Ask] | AsyncGenerator[list[Ask], None]
-    ) -> asyncio.Task[None] | None:
+    async def _start(self, run: ScheduledRun, asks: Asks) -> asyncio.Task[None] | None:
         """Claim the asks of a run in a task, or few at once, if the store does not wait."""
         # subclasses may wait
         read = getattr(type(self._store), "get_predictions", None)
@@ -193,9 +194,7 @@ class Scheduler:
             asks = chain(first, asks)
         return asyncio.create_task(self._feed(run, asks), name="testnuc-asks")
 
-    async def _feed(
-        self, run: ScheduledRun, asks: Iterable[Ask] | AsyncGenerator[list[Ask], None]
-    ) -> None:
+    async def _feed(self, run: ScheduledRun, asks: Asks) -> None:
         """Claim the asks of a run in chunks, with backpressure from its queue and its consumer."""
         # an async generator may wait for one of its own asks, which must not be held back
         eager = isinstance(asks, Iterable)
@@ -246,7 +245,7 @@ class Scheduler:
         if run.failure is not None:
             return
         # this loop does not await, so no other run can claim the same key meanwhile
-        new: list[InFlightRequest] = []
+        new: Bundle = []
         for ask, prediction in zip(asks, stored, strict=True):
             if prediction is not None:
                 self._meter.store_hits += 1
@@ -291,7 +290,7 @@ class Scheduler:
             for key, hit in zip(keys, stored, strict=True)
         ]
 
-    async def _admit(self, new: list[InFlightRequest]) -> None:
+    async def _admit(self, new: Bundle) -> None:
         """Queue new requests; with leases, those that are leased now."""
         if self._leases is None:
             self._enqueue(new)
@@ -316,7 +315,7 @@ class Scheduler:
             self._queue.put(run, request)
         self._workers.hire()
 
-    async def _lease(self, leases: Leases, requests: list[InFlightRequest]) -> None:
+    async def _lease(self, leases: Leases, requests: Bundle) -> None:
         keys = [request.ask.key for request in requests]
         try:
             mine = await leases.claim(keys)
@@ -356,7 +355,7 @@ class Scheduler:
         if self._leases is not None:
             self._leases.done(keys, stored=False)
 
-    async def _serve(self, bundle: list[InFlightRequest]) -> None:
+    async def _serve(self, bundle: Bundle) -> None:
         leases = self._leases
         if leases is not None:
             keys = [request.ask.key for request in bundle]
@@ -392,9 +391,7 @@ class Scheduler:
             self._settle(bundle, outcomes, failure)
         self._settle_suspects()
 
-    async def _confirmed(
-        self, leases: Leases, bundle: list[InFlightRequest], expired: list[bytes]
-    ) -> list[InFlightRequest]:
+    async def _confirmed(self, leases: Leases, bundle: Bundle, expired: list[bytes]) -> Bundle:
         """Return the requests of a bundle that this process still has, or again, leased."""
         # meanwhile runs may leave them
         for request in bundle:
@@ -420,8 +417,8 @@ class Scheduler:
         return ready
 
     def _without_unsent(
-        self, bundle: list[InFlightRequest], outcomes: Sequence[Outcome]
-    ) -> tuple[list[InFlightRequest], Sequence[Outcome]]:
+        self, bundle: Bundle, outcomes: Sequence[Outcome]
+    ) -> tuple[Bundle, Sequence[Outcome]]:
         """Queue those requests again whose leases expired before they were sent."""
         pairs = list(zip(bundle, outcomes, strict=True))
         for request in [r for r, outcome in pairs if isinstance(outcome, NotSentError)]:
@@ -435,9 +432,7 @@ class Scheduler:
         kept = [(r, outcome) for r, outcome in pairs if not isinstance(outcome, NotSentError)]
         return [request for request, _ in kept], [outcome for _, outcome in kept]
 
-    async def _answered(
-        self, bundle: list[InFlightRequest]
-    ) -> tuple[Sequence[Outcome], StoreError | None]:
+    async def _answered(self, bundle: Bundle) -> tuple[Sequence[Outcome], StoreError | None]:
         """Return the outcome of each request, stored; and the error if they cannot be stored."""
         outcomes: Sequence[Outcome]
         try:
@@ -525,10 +520,7 @@ class Scheduler:
         return False
 
     def _settle(
-        self,
-        bundle: list[InFlightRequest],
-        outcomes: Sequence[Outcome],
-        failure: Exception | None = None,
+        self, bundle: Bundle, outcomes: Sequence[Outcome], failure: Exception | None = None
     ) -> None:
         """Pass outcomes on; a fatal one, or `failure`, ends the runs that wait for it."""
         stopped: dict[ScheduledRun, Exception] = {}
@@ -585,7 +577,7 @@ class Scheduler:
         A request that only runs of another lane still wait for moves to that lane.
         """
         queued = self._queue.remove(run)
-        moved: list[InFlightRequest] = []
+        moved: Bundle = []
         for request in list(self._requests.values()) if run.open else ():
             if request.sent and not sent:
                 continue

@@ -175,19 +175,10 @@ class BatchAPI(ABC):
     def _at(self, remote_id: str) -> str:
         return f"{self.path}/{quote(remote_id, safe='')}"
 
-    async def _send(
-        self,
-        method: str,
-        path: str,
-        body: bytes = b"",
-        *,
-        content_type: str = "application/json",
-        again: bool = True,
-    ) -> HTTPAnswer:
+    async def _send(self, method: str, path: str, body: bytes = b"", **options: Any) -> HTTPAnswer:
+        """Send a request to a path of the API; options as in `AuxiliaryRequests.send`."""
         url = self._provider.at(path)
-        return await self._exchanges.send(
-            self._provider, method, url, body, content_type=content_type, again=again
-        )
+        return await self._exchanges.send(self._provider, method, url, body, **options)
 
     async def _batch(
         self, method: str, path: str, body: bytes = b"", *, again: bool = True

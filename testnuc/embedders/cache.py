@@ -7,7 +7,7 @@ concurrent callers in large batches. The error of one text reaches only the call
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -19,6 +19,10 @@ from testnuc.protocols import Embedder, Index, Store
 from testnuc.transport.telemetry import Telemetry
 
 Vector = Float16s
+#: What a text gets: its vector, or its own error.
+Row: TypeAlias = Vector | Exception
+#: Called with the number of texts after each batch.
+OnEmbedded: TypeAlias = Callable[[int], object]
 
 #: Most texts in a batch of the embedder.
 _BATCH = 512
@@ -68,7 +72,7 @@ class EmbeddingCache:
         #: Texts that wait for the embedder, by hash; and the futures of these and of those that it
         #: has. A result is a vector, or the error of this text alone; an exception is that of all.
         self._waiting: dict[bytes, str] = {}
-        self._futures: dict[bytes, asyncio.Future[Vector | Exception]] = {}
+        self._futures: dict[bytes, asyncio.Future[Row]] = {}
         self._pump: asyncio.Task[None] | None = None
         #: Length of the vectors seen so far.
         self._dim: int | None = None
@@ -103,15 +107,11 @@ class EmbeddingCache:
         return (await self.vectors(texts, [hash_text(t) for t in texts])).astype(np.float32)
 
     async def vectors(
-        self,
-        texts: Sequence[str],
-        hashes: Sequence[bytes],
-        on_embedded: Callable[[int], object] = int,
+        self, texts: Sequence[str], hashes: Sequence[bytes], on_embedded: OnEmbedded = int
     ) -> Float16s:
         """Return the vector of each text, float16[len(texts), dim].
 
-        `on_embedded` is called with the number of texts after each batch. `EmbeddingError`: the
-        embedder failed or returned unusable vectors.
+        `EmbeddingError`: the embedder failed or returned unusable vectors.
         """
         vectors, errors = await self.each(texts, hashes, on_embedded)
         for error in errors.values():
@@ -119,10 +119,7 @@ class EmbeddingCache:
         return vectors
 
     async def each(
-        self,
-        texts: Sequence[str],
-        hashes: Sequence[bytes],
-        on_embedded: Callable[[int], object] = int,
+        self, texts: Sequence[str], hashes: Sequence[bytes], on_embedded: OnEmbedded = int
     ) -> tuple[Float16s, dict[int, Exception]]:
         """Return the vector of each text, as `vectors`, and the errors of single texts.
 
@@ -163,9 +160,9 @@ class EmbeddingCache:
         return self._dim or 0
 
     async def _chunk(
-        self, texts: Sequence[str], hashes: Sequence[bytes], on_embedded: Callable[[int], object]
-    ) -> list[Vector | Exception]:
-        found: list[Vector | Exception | None] = [*await self._pool.stored_vectors(hashes)]
+        self, texts: Sequence[str], hashes: Sequence[bytes], on_embedded: OnEmbedded
+    ) -> list[Row]:
+        found: list[Row | None] = [*await self._pool.stored_vectors(hashes)]
         missing = [i for i, vector in enumerate(found) if vector is None]
         if missing and self._store.durable:
             stored = await self._store.get_vectors(self.name, [hashes[i] for i in missing])
@@ -183,8 +180,8 @@ class EmbeddingCache:
         return [row for row in found if row is not None]
 
     async def _new(
-        self, texts: Sequence[str], hashes: Sequence[bytes], on_embedded: Callable[[int], object]
-    ) -> list[Vector | Exception]:
+        self, texts: Sequence[str], hashes: Sequence[bytes], on_embedded: OnEmbedded
+    ) -> list[Row]:
         """Embed texts and store their vectors; an error does not lose those of other texts."""
         # texts of similar length in a batch need little padding
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]), reverse=True)
@@ -208,9 +205,7 @@ class EmbeddingCache:
                 future.result()
         return [future.result() for _, future in sorted(zip(order, futures, strict=True))]
 
-    async def _keep(
-        self, hashes: Sequence[bytes], batch: Sequence[asyncio.Future[Vector | Exception]]
-    ) -> None:
+    async def _keep(self, hashes: Sequence[bytes], batch: Sequence[asyncio.Future[Row]]) -> None:
         if not self._store.durable:
             return
         new = {
@@ -221,7 +216,7 @@ class EmbeddingCache:
         if new:
             await self._store.put_vectors(self.name, [*new], np.stack([*new.values()]))
 
-    def _ask(self, text: str, text_hash: bytes) -> asyncio.Future[Vector | Exception]:
+    def _ask(self, text: str, text_hash: bytes) -> asyncio.Future[Row]:
         future = self._futures.get(text_hash)
         if future is None:
             future = self._futures[text_hash] = asyncio.get_running_loop().create_future()
@@ -248,7 +243,7 @@ class EmbeddingCache:
         finally:
             self._pump = None
 
-    async def _embed(self, texts: list[str]) -> list[Vector | Exception]:
+    async def _embed(self, texts: list[str]) -> list[Row]:
         """Return the vector of each text, or its error."""
         self.embedded += len(texts)
         given, errors = await self._given(texts)
@@ -301,7 +296,7 @@ class EmbeddingCache:
         except Exception as exc:
             raise EmbeddingError(f"the embedder failed: {type(exc).__name__}: {exc}") from exc
 
-    async def _unit(self, texts: list[str], vectors: Float32s) -> list[Vector | Exception]:
+    async def _unit(self, texts: list[str], vectors: Float32s) -> list[Row]:
         if vectors.shape != (len(texts), self.dim):
             raise EmbeddingError(
                 f"the embedder returned an array of shape {vectors.shape} for {len(texts)} texts; "
@@ -328,7 +323,7 @@ class EmbeddingCache:
         self._futures.clear()
 
 
-def _unit(texts: Sequence[str], vectors: Float32s) -> list[Vector | Exception]:
+def _unit(texts: Sequence[str], vectors: Float32s) -> list[Row]:
     """Return vectors of unit norm, rounded, and an error for each vector without a direction."""
     norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
     good = np.isfinite(norms) & (norms > 0)
@@ -343,9 +338,7 @@ def _unit(texts: Sequence[str], vectors: Float32s) -> list[Vector | Exception]:
     ]
 
 
-async def _hand_out(
-    futures: Sequence[asyncio.Future[Vector | Exception]], rows: Sequence[Vector | Exception]
-) -> None:
+async def _hand_out(futures: Sequence[asyncio.Future[Row]], rows: Sequence[Row]) -> None:
     for number, (future, row) in enumerate(zip(futures, rows, strict=True), 1):
         if not future.done():
             future.set_result(row)
@@ -354,11 +347,11 @@ async def _hand_out(
             await asyncio.sleep(0)
 
 
-def _is_lost(future: asyncio.Future[Vector | Exception]) -> bool:
+def _is_lost(future: asyncio.Future[Row]) -> bool:
     """Whether a text has neither a vector nor an error of its own."""
     return not future.done() or future.cancelled() or future.exception() is not None
 
 
-def _retrieve(future: asyncio.Future[Vector | Exception]) -> None:
+def _retrieve(future: asyncio.Future[Row]) -> None:
     if not future.cancelled():
         future.exception()

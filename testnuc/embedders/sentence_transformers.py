@@ -128,10 +128,7 @@ class SentenceTransformersEmbedder:
     @property
     def dim(self) -> int:
         """Length of a vector; loads the model if necessary."""
-        model = self._load()
-        known = getattr(model, "get_embedding_dimension", None)
-        dim = known() if known is not None else model.get_sentence_embedding_dimension()
-        return int(dim)
+        return int(self._load().get_embedding_dimension())
 
     @property
     def faster(self) -> str | None:

@@ -66,7 +66,6 @@ class Admission:
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
-        call_later: Callable[[float, Callable[[], None]], asyncio.TimerHandle] | None = None,
         rng: Random | None = None,
     ) -> None:
         checked_whole("max_concurrency", max_concurrency, least=1)
@@ -87,7 +86,6 @@ class Admission:
         self._quota = ServerQuota(max_concurrency, retry.max_wait)
         self._clock = clock
         self._wall = wall
-        self._call_later = call_later
         self._again: deque[Waiter] = deque()
         self._queue: deque[Waiter] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -275,10 +273,8 @@ class Admission:
             if self._timer_at <= at + TICK:
                 return  # early enough; if too early, it is set again then
             self._timer.cancel()
-        if self._call_later is None:
-            self._call_later = asyncio.get_running_loop().call_later
         self._timer_at = at
-        self._timer = self._call_later(at - now, self._tick)
+        self._timer = asyncio.get_running_loop().call_later(at - now, self._tick)
 
     def _tick(self) -> None:
         self._timer = None

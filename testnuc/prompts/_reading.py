@@ -3,14 +3,14 @@
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from testnuc.errors import MismatchedReplyError, ReplyError, UnreadableReplyError
-from testnuc.protocols import Answer
+from testnuc.protocols import Answer, Answers
 
 #: Characters at the end of a reply that are searched for JSON: the answer comes last.
 _SEARCHED = 50_000
@@ -52,7 +52,7 @@ _DECODER = json.JSONDecoder()
 
 def parse_reply(
     content: str, n: int, *, multilabel: bool = False, truncated: bool = False
-) -> tuple[Answer | ReplyError, ...]:
+) -> Answers:
     """Parse the answers for `n` texts from a reply.
 
     The JSON may be in a code fence, after reasoning or before other prose. Of different answers
@@ -91,19 +91,15 @@ def parse_reply(
             items = read  # the last one wins: drafts come before the answer
     if not items:
         return _all_errors(UnreadableReplyError, "the reply contains no JSON answer", content, n)
+    answers = tuple(answer_of(item, content) for item in items)
     if n == 1:
-        return (_only(items, content, answer_of),)
+        return (_only(items, answers, content),)
     # one that ends within JSON was cut off, too
     whole = not truncated and content.rstrip().endswith(("}", "]", "```"))
-    return _match_by_id(items, content, n, answer_of, whole=whole)
+    return _match_by_id(items, answers, content, n, whole=whole)
 
 
-def _only(
-    items: list[dict[str, Any]],
-    content: str,
-    answer_of: Callable[[dict[str, Any], str], Answer | ReplyError],
-) -> Answer | ReplyError:
-    answers = [answer_of(item, content) for item in items]
+def _only(items: list[dict[str, Any]], answers: Answers, content: str) -> Answer | ReplyError:
     if any(item.get("id") is not None and _id_of(item["id"]) != 1 for item in items) or any(
         answer != answers[0] for answer in answers
     ):
@@ -154,22 +150,16 @@ def _cut_block(content: str, text: str) -> str | None:
 
 
 def _match_by_id(
-    items: list[dict[str, Any]],
-    content: str,
-    n: int,
-    answer_of: Callable[[dict[str, Any], str], Answer | ReplyError],
-    *,
-    whole: bool,
-) -> tuple[Answer | ReplyError, ...]:
+    items: list[dict[str, Any]], answers: Answers, content: str, n: int, *, whole: bool
+) -> Answers:
     by_id: dict[int, Answer | ReplyError] = {}
     duplicate: set[int] = set()
     unknown: set[int | None] = set()
-    for item in items:
+    for item, answer in zip(items, answers, strict=True):
         key = _id_of(item.get("id"))
         if key is None or not 1 <= key <= n:
             unknown.add(key)
             continue
-        answer = answer_of(item, content)
         if key in by_id and by_id[key] != answer:
             duplicate.add(key)
         by_id[key] = answer
@@ -190,9 +180,7 @@ def _error(kind: type[ReplyError], message: str, content: str) -> ReplyError:
     return kind(f"{message}: {content[:200]!r}", content=content[:2000])
 
 
-def _all_errors(
-    kind: type[ReplyError], message: str, content: str, n: int
-) -> tuple[Answer | ReplyError, ...]:
+def _all_errors(kind: type[ReplyError], message: str, content: str, n: int) -> Answers:
     return tuple(_error(kind, message, content) for _ in range(n))
 
 

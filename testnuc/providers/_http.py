@@ -31,7 +31,7 @@ from testnuc.errors import (
 )
 from testnuc.labels import LabelSet
 from testnuc.prompts import parse_reply, without_thinking
-from testnuc.protocols import Answer, Reply, Request, Task, TokenUsage
+from testnuc.protocols import Answer, Answers, Reply, Request, Task, TokenUsage
 from testnuc.providers._answers import Body, Message
 from testnuc.providers._dialect import (
     LIMIT_TOO_LARGE,
@@ -453,9 +453,7 @@ class HTTPProvider(ABC):
         return as_error(status, headers, body, where=self._where, key=self._hidden, hint=hint)
 
 
-def _without_crowd(
-    answers: tuple[Answer | ReplyError, ...], task: Task
-) -> tuple[Answer | ReplyError, ...]:
+def _without_crowd(answers: Answers, task: Task) -> Answers:
     """Return the answers; an error, if so many of their labels are unknown that it takes long."""
     given = [answer for answer in answers if isinstance(answer, Answer)]
     said = {name for a in given for name, _ in a.labels or ((a.label, None),)}

@@ -10,7 +10,7 @@ import orjson
 
 from testnuc.errors import ReplyError
 from testnuc.prompts import label_spans
-from testnuc.protocols import Answer
+from testnuc.protocols import Answer, Answers
 
 #: Alternatives of each token to ask for: OpenAI's and vLLM's limit.
 TOP = 20
@@ -28,9 +28,7 @@ class _Token:
     top: Any = None
 
 
-def with_logprobs(
-    answers: tuple[Answer | ReplyError, ...], content: str, logprobs: Any
-) -> tuple[Answer | ReplyError, ...]:
+def with_logprobs(answers: Answers, content: str, logprobs: Any) -> Answers:
     """Return the answers with the probability of their label's tokens as confidence.
 
     It is None if the label's tokens cannot be located in `content`. `logprobs` is that of the
@@ -45,8 +43,8 @@ def with_logprobs(
 
 
 def with_scores(
-    answers: tuple[Answer | ReplyError, ...], content: str, logprobs: Any, labels: Sequence[str]
-) -> tuple[Answer | ReplyError, ...] | None:
+    answers: Answers, content: str, logprobs: Any, labels: Sequence[str]
+) -> Answers | None:
     """Return the answers with the most probable label, and its share of all labels' probability.
 
     An answer whose tokens lead to no label is that of `with_logprobs`. None: there are no
@@ -67,7 +65,7 @@ def with_scores(
 
 
 def _spans(
-    content: str, tokens: Sequence[_Token], answers: Sequence[Answer | ReplyError]
+    content: str, tokens: Sequence[_Token], answers: Answers
 ) -> Iterator[tuple[int, tuple[int, int]]]:
     """Yield the number of each text whose label is located, and the bytes of the label."""
     start = b"".join(token.text for token in tokens).find(_utf8(content))

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import count
-from typing import Any
 
 import orjson
 from aiohttp import BasicAuth, web
@@ -32,12 +31,9 @@ _PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 _OPEN = frozenset({"/", "/docs", "/healthz", "/readyz", "/openapi.json"})
 #: The page that a browser opens with a password.
 _PAGE = "/results"
-#: Keys of this kind came with aiohttp 3.14.
-_KEY: Any = web.RequestKey("id", str) if hasattr(web, "RequestKey") else "testnuc.id"
-
-
+_KEY = web.RequestKey("id", str)
 #: The name of the token that a caller sent.
-_CALLER: Any = web.RequestKey("caller", str) if hasattr(web, "RequestKey") else "testnuc.caller"
+_CALLER = web.RequestKey("caller", str)
 
 
 def request_id(request: web.Request) -> str:
@@ -46,9 +42,8 @@ def request_id(request: web.Request) -> str:
         given = request.headers.get(REQUEST_ID)
         # a log line must not hold what a caller can forge
         plain = given is not None and _ID.fullmatch(given)
-        request[_KEY] = given if plain else f"{_PROCESS}{next(_COUNT):016x}"
-    found: str = request[_KEY]
-    return found
+        request[_KEY] = given if given and plain else f"{_PROCESS}{next(_COUNT):016x}"
+    return request[_KEY]
 
 
 def log_request(request: web.Request, route: str, status: int, seconds: float) -> None:

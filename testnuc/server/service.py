@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeAlias
 
 import orjson
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from testnuc._version import __version__
 from testnuc.client import TestNUC, parts_of
@@ -367,9 +368,7 @@ class Service:
             response.headers.update(cors_headers(request, self.settings.cors_origins))
 
     @web.middleware
-    async def _guard(
-        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         started = time.perf_counter()
         resource = request.match_info.route.resource
         route = "other" if resource is None else resource.canonical
@@ -392,10 +391,7 @@ class Service:
         return response
 
     async def _answer(
-        self,
-        request: web.Request,
-        route: str,
-        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+        self, request: web.Request, route: str, handler: Handler
     ) -> web.StreamResponse:
         allowed_page = preflight(request, self.settings.cors_origins)
         if allowed_page is not None:

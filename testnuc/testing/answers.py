@@ -20,6 +20,8 @@ AnswerOf = (
     | Callable[[str], CannedAnswer | None]
     | Callable[[str, int], CannedAnswer | None]
 )
+#: One label or several, and the confidence of one.
+Stated = tuple[str | Mapping[str, float | None], float | None]
 #: Seconds, a range of seconds, or a callable that draws seconds.
 Latency = float | tuple[float, float] | Callable[[random.Random], float]
 #: The label of ``wrong-label``.
@@ -109,7 +111,7 @@ class Content:
 
 
 def compose(
-    answers: Sequence[tuple[str | Mapping[str, float | None], float | None]],
+    answers: Sequence[Stated],
     *,
     fault: str | None = None,
     confidence: bool = True,

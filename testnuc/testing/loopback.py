@@ -13,6 +13,7 @@ from testnuc.testing.answers import (
     AnswerOf,
     Content,
     Latency,
+    Stated,
     answer_function,
     compose,
     latency_function,
@@ -278,10 +279,8 @@ class LoopbackLLM(Server):
                 message = f"Unsupported parameter: '{name}' is not supported with this model."
                 raise ErrorResponse(400, message, code="unsupported_parameter", param=name)
 
-    def _answers_of(
-        self, texts: Sequence[str]
-    ) -> list[tuple[str | Mapping[str, float | None], float | None]]:
-        answers: list[tuple[str | Mapping[str, float | None], float | None]] = []
+    def _answers_of(self, texts: Sequence[str]) -> list[Stated]:
+        answers: list[Stated] = []
         for i, text in enumerate(texts):
             sample = self._answers[text] + texts[:i].count(text) if self._uses_index else 0
             try:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
+from sqlite3 import Connection
 from typing import Any, Literal, TypeVar
 
 from testnuc.errors import StoreError
@@ -21,7 +22,7 @@ from testnuc.stores.sqlite.schema import check_file, migrate, read_only, require
 
 _T = TypeVar("_T")
 #: What to run in a transaction, and its outcome.
-_Job = tuple["Callable[[sqlite3.Connection], Any]", asyncio.Future[Any]]
+_Job = tuple["Callable[[Connection], Any]", asyncio.Future[Any]]
 
 #: Seconds to wait for the write lock of another process.
 _BUSY_TIMEOUT = 60.0
@@ -48,7 +49,7 @@ class SqliteDatabase:
         self._writer: threading.Thread | None = None
         self._readers: ThreadPoolExecutor | None = None
         #: The connections of the readers, by thread.
-        self._connections: dict[int, sqlite3.Connection] = {}
+        self._connections: dict[int, Connection] = {}
         self._opened = False
         #: The file that is open: what is written after it was deleted would be lost.
         self._file: tuple[int, int] | None = None
@@ -63,7 +64,7 @@ class SqliteDatabase:
         if not self._opened:
             await self.write(lambda _: None)
 
-    async def write(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+    async def write(self, work: Callable[[Connection], _T]) -> _T:
         """Run `work` in a transaction; returns after the commit.
 
         Cancelling the caller does not roll back. `work` may run again after a rollback.
@@ -82,7 +83,7 @@ class SqliteDatabase:
             self._queue.put((work, future))
         return await future
 
-    async def read(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+    async def read(self, work: Callable[[Connection], _T]) -> _T:
         """Run a read-only `work`; it sees all earlier commits."""
         await self.open()
         with self._lock:
@@ -126,7 +127,7 @@ class SqliteDatabase:
                 f"the store {self.path} is closed; `await store.open()` opens it again"
             )
 
-    def connect(self) -> sqlite3.Connection:
+    def connect(self) -> Connection:
         """Return a new connection, for use by one thread."""
         try:
             # `close` closes connections of reader threads that have ended
@@ -155,9 +156,7 @@ class SqliteDatabase:
         translated.__cause__ = error
         return translated
 
-    def _read(
-        self, connections: dict[int, sqlite3.Connection], work: Callable[[sqlite3.Connection], _T]
-    ) -> _T:
+    def _read(self, connections: dict[int, Connection], work: Callable[[Connection], _T]) -> _T:
         """Run `work` on the connection of this thread."""
         thread = threading.get_ident()
         if thread not in connections:
@@ -189,7 +188,7 @@ class SqliteDatabase:
         finally:
             connection.close()
 
-    def _open_for_writing(self) -> sqlite3.Connection:
+    def _open_for_writing(self) -> Connection:
         check_file(self.path)
         connection = self.connect()
         try:
@@ -205,7 +204,7 @@ class SqliteDatabase:
         self._opened = True
         return connection
 
-    def _commit(self, connection: sqlite3.Connection, jobs: Sequence[_Job]) -> None:
+    def _commit(self, connection: Connection, jobs: Sequence[_Job]) -> None:
         if not jobs:
             return
         results: list[Any] = []
@@ -277,13 +276,13 @@ def _store_error(error: sqlite3.Error, path: str) -> StoreError:
     return StoreError(f"the store {path} {why}: {type(error).__name__}: {error}")
 
 
-def _end(threads: ThreadPoolExecutor, connections: dict[int, sqlite3.Connection]) -> None:
+def _end(threads: ThreadPoolExecutor, connections: dict[int, Connection]) -> None:
     threads.shutdown()
     for connection in connections.values():
         connection.close()
 
 
-def _enable_wal(connection: sqlite3.Connection) -> None:
+def _enable_wal(connection: Connection) -> None:
     """Enable WAL mode; SQLite's busy timeout does not apply to concurrent switches."""
     deadline = time.monotonic() + _BUSY_TIMEOUT
     while True:

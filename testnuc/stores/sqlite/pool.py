@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
+from sqlite3 import Connection
 from typing import Any, Unpack
 
 import numpy as np
@@ -126,7 +127,7 @@ class SqlitePool(FilteredIndex):
         await self.open()
         exclude, upto, among = where.get("exclude"), where.get("upto"), where.get("among")
 
-        def read(c: sqlite3.Connection) -> tuple[sql.PoolState | None, Int64s | None]:
+        def read(c: Connection) -> tuple[sql.PoolState | None, Int64s | None]:
             now = sql.state(c, self._embedder)
             if now is None or exclude is None:
                 return now, None
@@ -148,7 +149,7 @@ class SqlitePool(FilteredIndex):
 
     async def fetch(self, ids: Int64s) -> list[PoolText]:
 
-        def read(some: list[int], c: sqlite3.Connection) -> list[PoolText]:
+        def read(some: list[int], c: Connection) -> list[PoolText]:
             now = sql.state(c, self._embedder)
             found = {} if now is None else sql.texts_of(c, now, some)
             try:
@@ -161,7 +162,7 @@ class SqlitePool(FilteredIndex):
     async def scan(self, start: int, count: int) -> tuple[list[PoolText], int | None]:
         end = start + count
 
-        def read(c: sqlite3.Connection) -> tuple[list[PoolText], int | None]:
+        def read(c: Connection) -> tuple[list[PoolText], int | None]:
             now = sql.state(c, self._embedder)
             if now is None:
                 return [], None
@@ -182,7 +183,7 @@ class SqlitePool(FilteredIndex):
 
     async def labeled(self) -> dict[bytes, str]:
 
-        def read(c: sqlite3.Connection) -> dict[bytes, str]:
+        def read(c: Connection) -> dict[bytes, str]:
             now = sql.state(c, self._embedder)
             if now is None:
                 return {}
@@ -203,14 +204,14 @@ class SqlitePool(FilteredIndex):
     async def _pooled(self, columns: str, hashes: Sequence[bytes]) -> list[Any]:
         """Return columns of those texts that are in the pool."""
 
-        def read(some: Sequence[bytes], c: sqlite3.Connection) -> list[Any]:
+        def read(some: Sequence[bytes], c: Connection) -> list[Any]:
             now = sql.state(c, self._embedder)
             return [] if now is None else [*sql.select_texts(c, now.embedder, columns, some)]
 
         return await self._in_parts(read, hashes)
 
     async def _in_parts(
-        self, read: Callable[[Any, sqlite3.Connection], list[Any]], values: Sequence[Any]
+        self, read: Callable[[Any, Connection], list[Any]], values: Sequence[Any]
     ) -> list[Any]:
         """Read in parts: other reads, cancellation and `close` do not wait for a million."""
         found: list[Any] = []
@@ -263,7 +264,7 @@ class IndexSync:
     folder: Path
     _: KW_ONLY
     exact_below: int
-    connection: sqlite3.Connection | None = None
+    connection: Connection | None = None
     saved: SavedGraph | None = None
     #: The saved record whose file proved to be damaged.
     damaged: str | None = None

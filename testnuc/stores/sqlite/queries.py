@@ -1,8 +1,8 @@
 """Queries on vectors and on the texts of pools, in statements that sqlite3 caches."""
 
-import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from sqlite3 import Connection
 from typing import Any
 
 import numpy as np
@@ -53,7 +53,7 @@ class PoolState:
         return saved
 
 
-def state(connection: sqlite3.Connection, embedder: str) -> PoolState | None:
+def state(connection: Connection, embedder: str) -> PoolState | None:
     """Return the state of an embedder; None if it has never had a vector."""
     row = connection.execute(
         "SELECT id, dim, size, removals, saved FROM embedders WHERE name = ?", (embedder,)
@@ -67,7 +67,7 @@ def state(connection: sqlite3.Connection, embedder: str) -> PoolState | None:
 
 
 def select_in(
-    connection: sqlite3.Connection, statement: str, values: Sequence[Any], *first: Any
+    connection: Connection, statement: str, values: Sequence[Any], *first: Any
 ) -> Iterator[Any]:
     """Yield the rows of a statement that ends with ``IN``, for any number of values.
 
@@ -80,7 +80,7 @@ def select_in(
 
 
 def select_texts(
-    connection: sqlite3.Connection, embedder: int, columns: str, hashes: Sequence[bytes]
+    connection: Connection, embedder: int, columns: str, hashes: Sequence[bytes]
 ) -> Iterator[Any]:
     """Yield columns of those texts that are in the pool."""
     statement = (
@@ -91,7 +91,7 @@ def select_texts(
 
 
 def select_vectors(
-    connection: sqlite3.Connection, embedder: str, hashes: Sequence[bytes], *, pooled: bool = False
+    connection: Connection, embedder: str, hashes: Sequence[bytes], *, pooled: bool = False
 ) -> list[Float16s | None]:
     """Return the stored vector of each text; with `pooled`, only of texts in the pool."""
     now = state(connection, embedder)
@@ -120,7 +120,7 @@ def to_vectors(blobs: Sequence[bytes], dim: int) -> Float16s:
 
 
 def insert_vectors(
-    connection: sqlite3.Connection, embedder: str, hashes: Sequence[bytes], vectors: Float16s
+    connection: Connection, embedder: str, hashes: Sequence[bytes], vectors: Float16s
 ) -> PoolState:
     """Insert vectors, and the embedder if it is new; existing ones are not changed."""
     connection.execute(
@@ -139,7 +139,7 @@ def insert_vectors(
 
 
 def insert_texts(
-    connection: sqlite3.Connection, embedder: str, texts: Sequence[PoolText], vectors: Float16s
+    connection: Connection, embedder: str, texts: Sequence[PoolText], vectors: Float16s
 ) -> int:
     """Add the texts that are not in the pool; returns its size. Existing vectors stay."""
     hashes = [entry.hash for entry in texts]
@@ -171,7 +171,7 @@ def insert_texts(
     return size
 
 
-def remove_texts(connection: sqlite3.Connection, embedder: str, hashes: Sequence[bytes]) -> int:
+def remove_texts(connection: Connection, embedder: str, hashes: Sequence[bytes]) -> int:
     """Remove texts from the pool; returns how many were in it."""
     now = state(connection, embedder)
     if now is None:
@@ -185,9 +185,7 @@ def remove_texts(connection: sqlite3.Connection, embedder: str, hashes: Sequence
     return len(gone)
 
 
-def texts_of(
-    connection: sqlite3.Connection, now: PoolState, ids: Sequence[int]
-) -> dict[int, PoolText]:
+def texts_of(connection: Connection, now: PoolState, ids: Sequence[int]) -> dict[int, PoolText]:
     """Return the texts with these numbers, including removed ones."""
     rows = select_in(
         connection,
@@ -199,7 +197,7 @@ def texts_of(
 
 
 def texts_between(
-    connection: sqlite3.Connection, now: PoolState, columns: str, start: int, end: int
+    connection: Connection, now: PoolState, columns: str, start: int, end: int
 ) -> list[Any]:
     """Return columns of the texts with numbers from `start` to `end`, exclusive, in their order.
 

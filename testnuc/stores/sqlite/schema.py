@@ -6,8 +6,8 @@ from 0 in insertion order, equal for every process, and a number is never reused
 
 import os
 import re
-import sqlite3
 from pathlib import Path
+from sqlite3 import Connection
 
 from testnuc.errors import StoreError
 from testnuc.stores.sql_store import migrations
@@ -31,7 +31,7 @@ def _plain(statement: str) -> str:
     return " ".join(_COMMENT.sub("", statement).split())
 
 
-def migrate(connection: sqlite3.Connection, path: str) -> None:
+def migrate(connection: Connection, path: str) -> None:
     """Apply pending migrations; concurrent processes wait for the first one."""
     if _version(connection, path) == len(MIGRATIONS):
         return
@@ -49,7 +49,7 @@ def migrate(connection: sqlite3.Connection, path: str) -> None:
         raise
 
 
-def _version(connection: sqlite3.Connection, path: str) -> int:
+def _version(connection: Connection, path: str) -> int:
     found = int(connection.execute("PRAGMA user_version").fetchone()[0])
     if not 0 <= found <= len(MIGRATIONS):
         raise StoreError(
@@ -92,7 +92,7 @@ def check_file(path: str) -> None:
         )
 
 
-def require_store(connection: sqlite3.Connection, path: str) -> None:
+def require_store(connection: Connection, path: str) -> None:
     """Raise an error if the file is the database of another program."""
     # one snapshot: another process may be creating the tables
     connection.execute("BEGIN")

@@ -1,10 +1,10 @@
 """`SqliteStore`: predictions, embeddings, pools and batches of one host."""
 
 import os
-import sqlite3
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
+from sqlite3 import Connection
 from typing import Any, Literal
 
 from testnuc._base.arrays import Float16s
@@ -72,7 +72,7 @@ class SqliteStore(SqlStore):
     async def get_predictions(self, keys: Sequence[bytes]) -> list[Prediction | None]:
         """Return the stored prediction for each key; None if missing."""
 
-        def read(c: sqlite3.Connection) -> dict[bytes, Prediction]:
+        def read(c: Connection) -> dict[bytes, Prediction]:
             statement = "SELECT key, label, confidence, said FROM predictions WHERE key IN"
             return {k: to_prediction(*said) for k, *said in sql.select_in(c, statement, keys)}
 
@@ -95,7 +95,7 @@ class SqliteStore(SqlStore):
     ) -> list[tuple[bytes, Float16s]]:
         """Return up to `count` vectors after a text hash, ordered by hash; empty at the end."""
 
-        def read(c: sqlite3.Connection) -> list[tuple[bytes, Float16s]]:
+        def read(c: Connection) -> list[tuple[bytes, Float16s]]:
             now = sql.state(c, embedder)
             if now is None:
                 return []
@@ -119,7 +119,7 @@ def _by_name(values: Sequence[Any]) -> dict[str, Any]:
 
 
 def _insert_predictions(
-    connection: sqlite3.Connection, rows: Sequence[StoredPrediction]
+    connection: Connection, rows: Sequence[StoredPrediction]
 ) -> list[Prediction]:
     """Insert predictions; the first one under a key wins. Returns the stored ones."""
     scopes: dict[bytes, int] = {}
