@@ -295,18 +295,13 @@ class BatchLane:
 
     async def _run_batch(self, load: PendingBatch) -> Outcomes:
         """Run a batch, or smaller ones in turn if the budget requires it."""
-        account = self._transport.account
-        reservation = None
-        if account is not None:
-            try:
-                reservation = await account.reserve(
-                    load.pico_usd,
-                    load.input_tokens + load.output_tokens,
-                    len(load.packs),
-                    batch=True,
-                )
-            except BudgetExceededError as error:
-                return await self._in_halves(load, error)
+        tokens = load.input_tokens + load.output_tokens
+        try:
+            reservation = await self._transport.account.reserve(
+                load.pico_usd, tokens, len(load.packs), batch=True
+            )
+        except BudgetExceededError as error:
+            return await self._in_halves(load, error)
         await self._queue.acquire(load.input_tokens)
         try:
             return await self._created_and_followed(load, reservation)
@@ -323,9 +318,7 @@ class BatchLane:
                 outcomes.update(await self._run_batch(smaller))
         return outcomes
 
-    async def _created_and_followed(
-        self, load: PendingBatch, reservation: Reservation | None
-    ) -> Outcomes:
+    async def _created_and_followed(self, load: PendingBatch, reservation: Reservation) -> Outcomes:
         account = self._transport.account
         batch = StoredBatch(
             load.id,
@@ -352,10 +345,9 @@ class BatchLane:
             remote, outcomes, usages = await self._lifecycle.follow(batch)
         except BaseException:
             self._known.discard(batch.id)
-            if account is not None and reservation is not None:
-                (account.keep if billed else account.release)(reservation)
-                if billed:
-                    self._booked.add(batch.id)
+            (account.keep if billed else account.release)(reservation)
+            if billed:
+                self._booked.add(batch.id)
             raise
         if isinstance(remote.error, QueueFullError):
             self._queue.refused(remote.error.limit)
@@ -363,7 +355,7 @@ class BatchLane:
             self._queue.accepted()
         if usages is not None:
             self._count(usages, reservation, len(load.packs))
-        elif account is not None and reservation is not None:
+        else:
             account.release(reservation)
         return outcomes
 
@@ -401,7 +393,7 @@ class BatchLane:
             uncounted += usage is None
             tokens += 0 if usage is None else usage.input_tokens + usage.output_tokens
         account = self._transport.account
-        if account is None or booked:
+        if booked:
             return
         if reservation is None:
             account.book(usd, tokens, len(usages))

@@ -27,7 +27,7 @@ class Reservation:
 
 
 class BudgetAccount:
-    """Keeps the sum of spending and reservations at or below a budget.
+    """Keeps the sum of spending and reservations at or below a budget; None: there is none.
 
     What a batch job has reserved counts as spent for calls: they do not wait for hours. Batch jobs
     wait for each other, and for calls.
@@ -35,7 +35,10 @@ class BudgetAccount:
     Belongs to one event loop: nothing awaits between a check and the update that follows.
     """
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: Budget | None = None) -> None:
+        budget = budget or Budget()
+        #: Whether there is any limit, so that calls need a reservation.
+        self.bounded = budget != Budget()
         usd = None if budget.usd is None else int(budget.usd * PICO)
         self._limits = (usd, budget.tokens, budget.calls)
         self._spent = [0, 0, 0]

@@ -38,7 +38,7 @@ def joined(body: bytes) -> tuple[dict[str, Any], bool] | None:
         events = list(_events(body))
     except ValueError:
         return None
-    finishes = [reason for reason in map(_finish, events) if reason]
+    finishes = [why for event in events if (why := _choice(event).get("finish_reason"))]
     cut = "length" in finishes
     for event in events:
         # OpenRouter reports an error after an answer that the output limit cut off
@@ -115,10 +115,6 @@ def _choice(event: dict[str, Any]) -> dict[str, Any]:
         if isinstance(choice, dict) and (type(i := choice.get("index")) is not int or i <= 0):
             return choice
     return {}
-
-
-def _finish(event: dict[str, Any]) -> Any:
-    return _choice(event).get("finish_reason")
 
 
 def _chat(events: list[dict[str, Any]], finishes: list[Any]) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class SharedLimits:
 
     def __init__(self, limits: Limits, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._admission = Admission(limits.rate, limits.concurrency, limits.retry, clock=clock)
-        self._account = None if limits.budget is None else BudgetAccount(limits.budget)
+        self._account = BudgetAccount(limits.budget)
         self._clock = clock
         self._workers: dict[WorkerId, _Worker] = {}
         self._failure: Exception | None = None
@@ -118,14 +118,12 @@ class SharedLimits:
         if method == "acquire":
             state.permits[number] = await self._admission.acquire(*arguments, **options)
         else:
-            assert self._account is not None
             state.reservations[number] = await self._account.reserve(*arguments)
 
     def _cancel(self, state: _Worker, number: int) -> None:
         if number in state.permits:
             self._admission.abandoned(state.permits.pop(number))
         elif number in state.reservations:
-            assert self._account is not None
             self._account.release(state.reservations.pop(number))
         elif number in state.waiting:
             state.waiting.pop(number).cancel()
@@ -150,7 +148,6 @@ class SharedLimits:
         for permit in state.permits.values():
             self._admission.failed(permit)
         for reservation in state.reservations.values():
-            assert self._account is not None
             self._account.keep(reservation)
 
 
@@ -176,10 +173,8 @@ class LimitsClient:
         self._grant = getattr(limits.grant, "remote", limits.grant)
         self._settle = getattr(limits.settle, "remote", limits.settle)
         self._counts = counts
-        #: Whether tokens, or the money they cost, are bounded.
-        self.bounds_tokens = budget is not None and (
-            budget.usd is not None or budget.tokens is not None
-        )
+        account = BudgetAccount(budget)
+        self.bounded, self.bounds_tokens = account.bounded, account.bounds_tokens
         unique = uuid4().hex
         self._worker = (actor or unique, unique)
         self._clock = clock

@@ -127,11 +127,8 @@ class Predict:
             )
             self._limits.open()
             shared: Any = self._limits  # is both
-            self._parts.transport.share(
-                shared,
-                None if own.budget is None else shared,
-                by_tokens=own.tokens_per_minute is not None,
-            )
+            by_tokens = own.tokens_per_minute is not None
+            self._parts.transport.share(shared, shared, by_tokens=by_tokens)
 
         with settings.reporting_errors():
             self._loop.run(start())

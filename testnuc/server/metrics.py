@@ -36,13 +36,14 @@ class Metrics:
             buckets=_BUCKETS,
             registry=self._registry,
         )
-        self._texts = counter(
+        #: To be counted by the service; labels as below.
+        self.texts = counter(
             "testnuc_texts",
             "Texts by outcome: labeled, unlabeled (no vote), or failed (error and no label).",
             ["outcome"],
         )
-        self._labels = counter("testnuc_labels", "Labels by what gave them.", ["source"])
-        self._failures = counter(
+        self.labels = counter("testnuc_labels", "Labels by what gave them.", ["source"])
+        self.failures = counter(
             "testnuc_failed_texts",
             "Texts whose own call failed, by type of error; others may label them all the same.",
             ["type"],
@@ -59,18 +60,6 @@ class Metrics:
         """Count a request."""
         self._requests.labels(route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
-
-    def text(self, outcome: str, texts: int = 1) -> None:
-        """Count texts by outcome."""
-        self._texts.labels(outcome).inc(texts)
-
-    def labeled(self, source: str) -> None:
-        """Count a label by what gave it."""
-        self._labels.labels(source).inc()
-
-    def failed(self, kind: str, texts: int = 1) -> None:
-        """Count texts whose call failed."""
-        self._failures.labels(kind).inc(texts)
 
     def page(self) -> bytes:
         """Return all metrics in the Prometheus text format."""

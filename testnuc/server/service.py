@@ -213,8 +213,8 @@ class Service:
                     return await self._whole(asked)
             except (TimeoutError, TestNUCError) as exc:
                 refused = self._late() if isinstance(exc, TimeoutError) else request_error(exc)
-                self._metrics.text("failed", len(asked.texts))
-                self._metrics.failed(refused.kind, len(asked.texts))
+                self._metrics.texts.labels("failed").inc(len(asked.texts))
+                self._metrics.failures.labels(refused.kind).inc(len(asked.texts))
                 if isinstance(exc, TimeoutError):
                     raise refused from exc
                 raise
@@ -282,8 +282,8 @@ class Service:
                 yield line
         except Exception as exc:
             refused = exc if isinstance(exc, RequestError) else request_error(exc)
-            self._metrics.text("failed", left)
-            self._metrics.failed(refused.kind, left)
+            self._metrics.texts.labels("failed").inc(left)
+            self._metrics.failures.labels(refused.kind).inc(left)
             if first:
                 raise
             # the headers are sent already
@@ -429,12 +429,12 @@ class Service:
 
     def _note(self, result: Classification) -> None:
         unlabeled = "unlabeled" if result.error is None else "failed"
-        self._metrics.text(unlabeled if result.label is None else "labeled")
+        self._metrics.texts.labels(unlabeled if result.label is None else "labeled").inc()
         if result.label is not None:
-            self._metrics.labeled(result.source or "unknown")
+            self._metrics.labels.labels(result.source or "unknown").inc()
         if result.error is not None:
             kind = error_fields(result.error)["type"]
-            self._metrics.failed(kind)
+            self._metrics.failures.labels(kind).inc()
             _log.warning("a text failed: %s, %s", kind, result.error)
         self.recent.append(result)
         if self.audit is not None:

@@ -68,7 +68,7 @@ class CallAccounting:
     """Acquires permits and budget for attempts, and settles them by outcome."""
 
     admission: Admission
-    account: BudgetAccount | None
+    account: BudgetAccount
     meter: Meter
     _: KW_ONLY
     price: Price | None
@@ -81,7 +81,7 @@ class CallAccounting:
 
     def try_acquire(self, call: Call) -> Permit | None:
         """Return a permit if nothing needs to be waited for."""
-        return self.admission.try_acquire(*call.size) if self.account is None else None
+        return None if self.account.bounded else self.admission.try_acquire(*call.size)
 
     async def acquire(self, call: Call) -> Permit:
         """Wait for budget and a permit for the call as it is to be sent then."""
@@ -115,7 +115,7 @@ class CallAccounting:
     async def _acquire(self, call: Call) -> Permit:
         """Wait for budget, then for a permit: holders of a permit never wait for budget."""
         input_tokens, output_tokens = call.size
-        if self.account is not None and call.reservation is None:
+        if self.account.bounded and call.reservation is None:
             price = self.price
             at_worst = ceil(input_tokens * self.overrun)
             usd = 0 if price is None else price.worst(at_worst, output_tokens)
@@ -128,7 +128,7 @@ class CallAccounting:
 
     def release(self, call: Call) -> None:
         """Free the reservation of a call, if it has one: nothing was billed."""
-        if call.reservation is not None and self.account is not None:
+        if call.reservation is not None:
             self.account.release(call.reservation)
             call.reservation = None
 
@@ -235,7 +235,7 @@ class CallAccounting:
             self._keep(call)
             return
         self.admission.answered(permit, usage.input_tokens, usage.output_tokens)
-        if call.reservation is not None and self.account is not None:
+        if call.reservation is not None:
             ratio = usage.input_tokens / max(1, call.size[0])
             self.overrun = max(self.overrun, min(ratio, _MOST_OVERRUN))
             tokens = usage.input_tokens + usage.output_tokens
@@ -248,7 +248,7 @@ class CallAccounting:
 
     def _keep(self, call: Call) -> None:
         """Book the whole reservation: the attempt may have been billed, the amount is unknown."""
-        if call.reservation is not None and self.account is not None:
+        if call.reservation is not None:
             self.account.keep(call.reservation)
             call.reservation = None
 

@@ -146,7 +146,8 @@ def parse_error(body: bytes, *, nested: bool = True) -> tuple[str, frozenset[str
             if inner.get("raw") and nested:
                 behind, more = _quoted(inner["raw"])
                 codes |= more
-        codes.update(str(message[key]) for key in _CODES if _is_code(message.get(key)))
+        given = filter(None, map(message.get, _CODES))
+        codes.update(str(code) for code in given if type(code) in {str, int})
         message = next((message[key] for key in _MESSAGES if message.get(key)), "")
     if message is None:
         message = ""
@@ -186,10 +187,6 @@ def _quoted(response: Any) -> tuple[str, frozenset[str]]:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else write_json(value).decode()
-
-
-def _is_code(value: Any) -> bool:
-    return bool(value) and isinstance(value, str | int) and value is not True
 
 
 def as_error(

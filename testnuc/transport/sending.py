@@ -86,7 +86,7 @@ class Transport:
             Admission(
                 rate_limit, max_concurrency, self._retry, clock=clock, wall=wall, rng=self._rng
             ),
-            None if budget is None else BudgetAccount(budget),
+            BudgetAccount(budget),
             self.meter,
             price=price,
             telemetry=telemetry,
@@ -111,13 +111,11 @@ class Transport:
         return self._accounting.admission
 
     @property
-    def account(self) -> BudgetAccount | None:
+    def account(self) -> BudgetAccount:
         """The budget's account."""
         return self._accounting.account
 
-    def share(
-        self, admission: Admission, account: BudgetAccount | None, *, by_tokens: bool
-    ) -> None:
+    def share(self, admission: Admission, account: BudgetAccount, *, by_tokens: bool) -> None:
         """Use limits and a budget that are shared with others; call before the first call.
 
         `by_tokens`: whether the shared rate limit counts tokens.
@@ -155,8 +153,7 @@ class Transport:
         provider has a method ``reserve``, it estimates the tokens. Exceptions other than
         `ProviderError` propagate without a retry.
         """
-        account = self._accounting.account
-        bounded = self._limits_tokens or (account is not None and account.bounds_tokens)
+        bounded = self._limits_tokens or self.account.bounds_tokens
         call = Call(request, estimate_tokens(provider, request, needed=bounded), None, provider)
         return await (self._run(call) if self._telemetry is None else self._traced(call))
 

@@ -118,7 +118,7 @@ async def sending(**options):
     finally:
         await transport.aclose()
         assert transport.admission.in_flight == 0
-        assert transport.account is None or reserved(transport.account) == (0, 0, 0)
+        assert reserved(transport.account) == (0, 0, 0)
 
 
 async def stall():

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, Unpack
@@ -55,6 +56,15 @@ _Nearest = list[list[tuple[bytes, int, float]]]
 _EF_SEARCH, _MAX_EF_SEARCH = 160, 1_000
 #: Least ``hnsw.max_scan_tuples``; pgvector's default.
 _MAX_SCAN_TUPLES = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Scan:
+    """What the server searches: texts numbered below `limit`, by the graph or one by one."""
+
+    embedder: EmbedderRow
+    limit: int
+    graph: bool
 
 
 class PostgresPool(FilteredIndex):
@@ -142,11 +152,11 @@ class PostgresPool(FilteredIndex):
                 found = self.vectors(
                     columns + "= ANY($1) ORDER BY number", _parts(among[among < limit].tolist())
                 )
-            parts = [part async for part in found]
-            if parts:
-                rows = [row for some, _ in parts for row in some]
-                pool = np.concatenate([part for _, part in parts])
-                del parts
+            read = [part async for part in found]
+            if read:
+                rows = [row for some, _ in read for row in some]
+                pool = np.concatenate([part for _, part in read])
+                del read
                 await _rank(matches, vectors, own, rows, pool)
             return matches
         graph = (
@@ -154,14 +164,11 @@ class PostgresPool(FilteredIndex):
             and now.dim <= MAX_GRAPH_DIM
             and await self._graph(now, wait=not few)
         )
-        step = _QUERY_CHUNK if graph else 1
+        scan, step = _Scan(now, limit, graph), _QUERY_CHUNK if graph else 1
+        parts = [slice(start, start + step) for start in range(0, len(vectors), step)]
         tasks = [
-            asyncio.create_task(
-                self._search_on_server(
-                    matches, slice(start, start + step), now, vectors, own, limit, graph=graph
-                )
-            )
-            for start in range(0, len(vectors), step)
+            asyncio.create_task(self._search_on_server(scan, matches, vectors, own, part))
+            for part in parts
         ]
         try:
             await asyncio.gather(*tasks)
@@ -289,21 +296,13 @@ class PostgresPool(FilteredIndex):
         self._indexed = True
 
     async def _search_on_server(
-        self,
-        matches: Matches,
-        part: slice,
-        now: EmbedderRow,
-        vectors: Float16s,
-        own: Sequence[bytes],
-        limit: int,
-        *,
-        graph: bool,
+        self, scan: _Scan, matches: Matches, vectors: Float16s, own: Sequence[bytes], part: slice
     ) -> None:
         """Search candidates on the server, then compare with them exactly in this process."""
         async with self._slots:
             queries = to_vectors(vectors[part])
             k = matches.ids.shape[1]
-            candidates = await self._candidates(now, queries, own[part], k, limit, graph=graph)
+            candidates = await self._candidates(scan, queries, own[part], k)
             rows = sorted({(h, number) for row in candidates for h, number, _ in row})
             if not rows:
                 return
@@ -315,14 +314,7 @@ class PostgresPool(FilteredIndex):
         await _rank(some, vectors[part], own[part], rows, np.stack(half))
 
     async def _candidates(
-        self,
-        now: EmbedderRow,
-        queries: Sequence[bytes],
-        own: Sequence[bytes],
-        k: int,
-        limit: int,
-        *,
-        graph: bool,
+        self, scan: _Scan, queries: Sequence[bytes], own: Sequence[bytes], k: int
     ) -> _Nearest:
         """Return candidates that include the k best of each query, without its own text."""
         found: _Nearest = [[] for _ in queries]
@@ -330,23 +322,22 @@ class PostgresPool(FilteredIndex):
         while pending:
             given = [queries[i] for i in pending]
             rows = await self._database.run(
-                partial(
-                    _nearest, embedder=now, queries=given, count=count, limit=limit, graph=graph
-                )
+                partial(_nearest, scan=scan, queries=given, count=count)
             )
             incomplete = []
             for i, row in zip(pending, rows, strict=True):
                 found[i] = [c for c in row if c[0] != own[i]]
-                if graph:
+                if scan.graph:
                     # too many rows of the graph were outside the snapshot
-                    lacks = len(found[i]) < min(k, limit - now.removals - 1)
+                    lacks = len(found[i]) < min(k, scan.limit - scan.embedder.removals - 1)
                 else:
                     # rows beyond `count` may be among the best k after re-scoring
                     lacks = len(row) == count and (row[-1][2] >= found[i][k - 1][2] - SCORE_SLACK)
                 if lacks:
                     incomplete.append(i)
             # by a scan, which looks further each time
-            pending, count, graph = incomplete, count if graph else 4 * count, False
+            pending, count = incomplete, count if scan.graph else 4 * count
+            scan = replace(scan, graph=False)
         return found
 
 
@@ -479,16 +470,8 @@ async def _remove_texts(connection: Any, embedder: EmbedderRow, hashes: Sequence
     return count
 
 
-async def _nearest(
-    connection: Any,
-    embedder: EmbedderRow,
-    queries: Sequence[bytes],
-    count: int,
-    limit: int,
-    *,
-    graph: bool,
-) -> _Nearest:
-    """Return the best `count` texts numbered below `limit` for each query, in one statement.
+async def _nearest(connection: Any, scan: _Scan, queries: Sequence[bytes], count: int) -> _Nearest:
+    """Return the best `count` texts of a scan for each query, in one statement.
 
     Without the graph, each query is compared with every text. The graph is approximate, and may
     miss some: an iterative scan continues until enough rows pass the filter, or `max_scan_tuples`
@@ -496,7 +479,7 @@ async def _nearest(
     """
     # without index scans, all rows are read and sorted
     settings = "SET LOCAL enable_indexscan = off"
-    if graph:
+    if scan.graph:
         ef_search = min(max(_EF_SEARCH, 2 * count), _MAX_EF_SEARCH)
         settings = (
             # forces the graph: every other plan has to sort
@@ -507,8 +490,8 @@ async def _nearest(
         )
     # the comment separates the cached plan of a scan, keyed by the statement, from the graph's
     select = (
-        f"SELECT {'' if graph else '/* scan */'} hash, number, vector <#> q.vector AS distance "
-        f"FROM {embedder.texts} WHERE number IS NOT NULL AND number < $2 "
+        f"SELECT {'' if scan.graph else '/* scan */'} hash, number, vector <#> q.vector distance "
+        f"FROM {scan.embedder.texts} WHERE number IS NOT NULL AND number < $2 "
         "ORDER BY vector <#> q.vector LIMIT $3"
     )
     found: _Nearest = [[] for _ in queries]
@@ -520,7 +503,7 @@ async def _nearest(
             "FROM unnest($1::halfvec[]) WITH ORDINALITY q (vector, place) "
             f"CROSS JOIN LATERAL ({select}) c",
             queries,
-            limit,
+            scan.limit,
             count,
         )
     finally:
