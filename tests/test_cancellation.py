@@ -137,19 +137,6 @@ async def test_closing_while_others_still_work_raises_in_them(client_of):
 
 
 @pytest.mark.slow
-async def test_an_exception_inside_leaves_nothing(client_of):
-    threads = set(threading.enumerate())
-    async with LoopbackLLM(confident, latency=0.02) as llm:
-        with pytest.raises(ZeroDivisionError):
-            async with TestNUC(**client_of(llm, limits=Limits(concurrency=4))) as nuc:
-                run = asyncio.create_task(nuc.classify_many(messages(90)))
-                await calls(llm, 10)
-                raise ZeroDivisionError
-        assert isinstance((await run).stopped, TestNUCError)
-        await nothing_left(llm, threads)
-
-
-@pytest.mark.slow
 async def test_leaving_does_not_wait_for_retries_without_end(client_of):
     threads = set(threading.enumerate())
     policy = RetryPolicy(initial_wait=60_000, max_wait=60_000, deadline=90_000)

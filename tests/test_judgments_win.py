@@ -71,16 +71,6 @@ async def test_in_results_files_frames_and_pages(learned, tmp_path):
     assert len(page["rows"]) == len(TEXTS)
 
 
-async def test_in_single_texts_and_streams(learned):
-    nuc, _ = learned
-    for text in SAID:
-        row = await nuc.classify(text)
-        assert is_said(text, row.label, row.source)
-    seen = [is_said(r.text, r.label, r.source) async for r in nuc.stream(TEXTS, window=50)]
-    assert all(seen)
-    assert len(seen) == len(TEXTS)
-
-
 async def test_in_the_service(learned):
     nuc, _ = learned
     async with served(nuc) as (_, session):

@@ -79,13 +79,3 @@ def test_the_command_line_labels_and_scores(tmp_path, suffix):
         first = json.loads(results.read_text().splitlines()[1])
         assert first["nuc_own_labels"] == gold[1]
         assert set(first["nuc_labels"]) == set(first["nuc_trusts"])
-
-
-def test_a_threshold_without_several_labels_is_refused(tmp_path):
-    source = written(tmp_path / "in.csv", [(text, "x") for text in messages(3)])
-    with LoopbackLLM(labels_of) as llm:
-        given = ["--model", "openai/test", "--base-url", llm.base_url, "--threshold", "0.3"]
-        code, _, err = run_here("classify", source, "--labels", ",".join(LABELS), *given)
-        assert llm.calls == 0
-    assert code == 2
-    assert "threshold is 0.3" in err

@@ -52,25 +52,3 @@ def test_imports_stay_light(statement, heavy):
 def test_names_that_start_with_test_are_not_collected():
     assert testnuc.TestNUC.__test__ is False
     assert testnuc.TestNUCError.__test__ is False
-
-
-def test_the_error_tree_in_the_docstring_is_the_real_one():
-    drawn = {}
-    path = []
-    for line in errors.__doc__.splitlines():
-        name = line.split()[0] if line.split() else ""
-        if not name.endswith("Error"):
-            continue
-        depth = (len(line) - len(line.lstrip())) // 2
-        path[depth - 2 :] = [name]
-        drawn[name] = path[-2] if len(path) > 1 else "Exception"
-    assert set(drawn) == set(errors.__all__) - {"SmallPoolWarning"}
-    for name, parent in drawn.items():
-        assert parent in [base.__name__ for base in getattr(errors, name).__mro__[1:]]
-
-
-def test_provider_errors_carry_facts():
-    error = errors.RateLimitedError("slow down", status_code=429, retry_after=2.5, request_id="r")
-    assert (error.status_code, error.retry_after, error.request_id) == (429, 2.5, "r")
-    assert error.retryable
-    assert not error.fatal

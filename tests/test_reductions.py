@@ -11,23 +11,12 @@ from testnuc import (
     BestOfN,
     Prediction,
     SelfConsistency,
-    StandardPrompting,
     TopKICL,
     TopKICLP,
     WeightedBestOfN,
 )
 from testnuc.methods import resolve
-from testnuc.protocols import Method
 from tests import naive
-
-ALL = [
-    StandardPrompting(),
-    SelfConsistency(3),
-    BestOfN(3),
-    WeightedBestOfN(3),
-    TopKICL(4),
-    TopKICLP(4),
-]
 
 samples_of = st.lists(
     st.tuples(
@@ -57,32 +46,11 @@ def test_reductions_are_those_of_the_reference(samples):
     assert got[1] == (None if confidence is None else pytest.approx(confidence))
 
 
-def test_ties_go_to_the_lowest_sample_number():
-    assert reduced(SelfConsistency(4), [("b", 1), ("a", 1), ("a", 1), ("b", 1)]) == ("b", 0.5)
-    assert reduced(BestOfN(2), [("b", 0.5), ("a", 0.5)]) == ("b", 0.5)
-    # 0.1 + 0.2 is 0.3 here, whichever comes first
-    tie = [("b", 0.3), ("a", 0.1), ("a", 0.2)]
-    assert reduced(WeightedBestOfN(3), [*tie[:1], ("a", 0.15), ("a", 0.15)])[0] == "b"
-    assert reduced(WeightedBestOfN(3), [("a", 0.25), ("b", 0.5), ("a", 0.25)])[0] == "a"
-
-
 def test_an_answer_outside_the_set_keeps_its_words():
     odd = Prediction(None, 0.9, "weather")
     for method in (SelfConsistency(1), BestOfN(1), WeightedBestOfN(1)):
         assert method.reduce([odd]).said == "weather"
         assert method.reduce([odd]).label is None
-
-
-def test_all_are_methods_compared_by_value():
-    for method in ALL:
-        assert isinstance(method, Method)
-        assert resolve(method) is method
-    assert SelfConsistency(3) == SelfConsistency(3)
-    assert TopKICL(4) != TopKICLP(4)
-    assert [m.samples for m in ALL] == [1, 3, 3, 3, 1, 1]
-    assert [m.context for m in ALL] == [0, 0, 0, 0, 4, 4]
-    assert [m.labeled for m in ALL] == [False] * 5 + [True]
-    assert resolve(None) == StandardPrompting()
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 2.5, True, "3"])

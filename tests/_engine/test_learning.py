@@ -334,20 +334,6 @@ async def test_a_failure_changes_nothing(monkeypatch):
         assert nuc._parts.pipeline.settings is before
 
 
-@pytest.mark.slow
-async def test_learned_is_the_same_after_bytes():
-    async with client(Says()) as nuc:
-        await nuc.classify_many(texts_of(300))
-        review = await nuc.review(40)
-        judge(review)
-        learned = await nuc.learn(review)
-        again = Learned.from_bytes(learned.to_bytes())
-        assert str(again) == str(learned)
-        assert again.judged == learned.judged
-        assert again.certify(0.8) == learned.certify(0.8)
-        assert again.accuracy() == learned.accuracy() is not None
-
-
 def test_judgments_of_older_versions_count_where_their_probability_says_so():
     chances = [1 / 5, 1 / 99, None, 1 / 97, 1 / 96, 1 / 90]
     records = [

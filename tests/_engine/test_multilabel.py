@@ -195,13 +195,6 @@ async def test_a_batch_votes_for_each_label(nuc_of, model, per_call):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["majority", "confidence_weighted", "filtered"])
-async def test_policies_weigh_each_label(nuc_of, policy):
-    async with LoopbackLLM(labels_of) as llm, nuc_of(llm, policy=policy, k=6) as nuc:
-        check(await nuc.classify_many(messages(30)), policy)
-
-
-@pytest.mark.slow
 async def test_a_threshold_asks_for_a_vote_under_auto_too(nuc_of):
     texts = messages(30)
     async with LoopbackLLM(labels_of) as llm:

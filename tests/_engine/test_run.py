@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testnuc._engine.batch import Answers, Snapshot, TextBatch
+from testnuc._engine.batch import Answers, TextBatch
 from testnuc._engine.retrieval import build_batch, distinct_ids
 from testnuc._engine.rows import Rows, classification
 from testnuc._engine.run import Run
@@ -86,14 +86,6 @@ def test_a_label_that_the_pool_knows_is_the_prediction():
     answers = Answers(made)
     assert [answers.has_outcome(i) for i in range(3)] == [True, False, True]
     assert answers.predictions == [Prediction("b", 1.0), None, Prediction("c", 1.0)]
-
-
-def test_what_examples_need_is_given_when_it_is_made():
-    snapshot = Snapshot(3, {b"x": np.zeros(2, np.float16)}, frozenset([b"x"]))
-    matches = Matches(np.empty((1, 0), np.int64), np.empty((1, 0), np.float32))
-    made = build_batch(LABELS, [text_of(0)], np.empty(0, np.int64), [], matches, snapshot)
-    assert made.snapshot is snapshot
-    assert run_of([[1]]).batch.snapshot is None
 
 
 # -- predictions and votes -----------------------------------------------------------------------
@@ -186,20 +178,6 @@ def test_the_prior_moves_votes_from_labels_that_are_used_too_often():
 # -- decisions -----------------------------------------------------------------------------------
 
 
-def test_a_decision_sets_policy_k_and_reason():
-    auto = VoteSettings(policy=None, k=3, auto=True)
-    made = run_of([[1, 2, 3]], vote_settings=auto)
-    for place, label in enumerate("abbc"):
-        made.answers.put(place, Prediction(label, 0.5))
-    assert made.votes.policy == VotePolicy.weighted()
-    diagnosis = made.votes.diagnose()
-    made.votes.decide(Decision(VotePolicy.of("majority"), 1, "so be it"), diagnosis)
-    assert (made.votes.settings.k, made.votes.policy.weight) == (1, "uniform")
-    assert made.votes.diagnosis is diagnosis
-    assert made.reason(0) is None
-    assert made.votes.result(slice(0, 1)).voters.tolist() == [2]
-
-
 def test_without_a_vote_texts_keep_their_own_label():
     auto = VoteSettings(policy=None, k=2, auto=True)
     made = run_of([[1, 2]], vote_settings=auto)
@@ -213,17 +191,6 @@ def test_without_a_vote_texts_keep_their_own_label():
 
 
 # -- waves ---------------------------------------------------------------------------------------
-
-
-@given(st.integers(1, 400))
-def test_waves_grow_and_end_with_all_neighbors(width):
-    made = run_of(np.full((1, width), -1), n_entries=1)
-    ends = made.votes.waves()
-    assert ends[-1] == width
-    assert ends == sorted(set(ends))
-    steps = np.diff([0, *ends[:-1]])
-    assert all(step >= 5 for step in steps)
-    assert all(step <= max(5, end) for step, end in zip(steps[1:], ends, strict=False))
 
 
 @settings(max_examples=60, deadline=None)

@@ -85,17 +85,6 @@ async def test_a_run_that_a_budget_stopped_is_resumed(tmp_path):
     assert resumed.labels == whole.labels
 
 
-@pytest.mark.slow
-async def test_at_most_a_part_is_asked_about():
-    model, texts = Says(), texts_of(2_000)
-    results = await run(model, texts, labeler=UncertaintySampling(max_fraction=0.25), k=0)
-    assert len(model.asked) == 500
-    assert sum(row.source == "head" for row in results) == 1_500
-    # the model is wrong in three of ten texts, the head is not
-    spared = [row for row in results if row.source == "head"]
-    assert np.mean([row.label == gold(row.text) for row in spared]) > 0.8
-
-
 @pytest.mark.parametrize("labeler", [UncertaintySampling(max_fraction=0.25), UncertaintySampling()])
 @pytest.mark.parametrize("said", ["elsewhere", ServerError("500")])
 async def test_no_answer_is_no_label(labeler, said):

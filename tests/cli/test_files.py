@@ -447,17 +447,6 @@ def test_an_output_that_exists_is_replaced_on_request_alone(tmp_path):
         assert classify(llm, file, "-o", out, "--overwrite")[0] == 0
 
 
-def test_replacing_a_txt_file_asks_for_nothing_again(tmp_path):
-    file, out = tmp_path / "in.txt", tmp_path / "out.txt"
-    file.write_text("\n".join(messages(8)))
-    with LoopbackLLM(confident) as llm:
-        assert classify(llm, file, "-o", out)[0] == 0
-        code, _, err = classify(llm, file, "-o", out)
-        assert (code, "add --overwrite" in err) == (2, True)
-        assert classify(llm, file, "-o", out, "--overwrite")[0] == 0
-        assert llm.calls == 8
-
-
 def test_a_trial_of_the_first_texts_is_part_of_the_whole_run(tmp_path):
     file, out = tmp_path / "in.txt", tmp_path / "out.csv"
     file.write_text("\n".join(messages(20)))

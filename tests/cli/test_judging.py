@@ -6,14 +6,12 @@ import random
 import re
 import shlex
 import shutil
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from testnuc.cli.options_of_run import command
 from testnuc.cli.reading import read_table
-from testnuc.errors import InvalidInputError
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from testnuc.trust.review import Review
 from tests.cli.in_process import run_here
@@ -543,23 +541,6 @@ def test_errors_name_what_to_do(tickets, arguments, says):
     assert "Traceback" not in err
     Path("labeled.csv").unlink()
     assert [path.name for path in tickets.parent.iterdir()] == ["tickets.csv"]
-
-
-def test_the_referee_and_its_part_reach_the_client(tickets, monkeypatch):
-    taken = []
-
-    def client_of(options, **instead):
-        taken.append({**options, **instead})
-        raise InvalidInputError("stop")
-
-    monkeypatch.setattr(import_module("testnuc.cli.classify"), "client_of", client_of)
-    for given, part in (("10%", 0.1), ("0.05", 0.05), (None, 0.1)):
-        more = ["--referee", "openai/better", *([] if given is None else ["--escalate", given])]
-        assert run_here("classify", tickets, "--labels", "a,b", *more)[0] == 2
-        assert taken[-1]["referee"] == "openai/better"
-        assert taken[-1]["escalate"] == pytest.approx(part)
-    run_here("classify", tickets, "--labels", "a,b")
-    assert "referee" not in taken[-1]
 
 
 def test_results_whose_file_name_is_not_utf8(tickets, tmp_path):

@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 import pytest
 
 from bench._replay import read
-from bench.recorded import by_host
 from testnuc import providers
 from testnuc.batch import has_batches
 from testnuc.errors import ConfigurationError, InvalidInputError
@@ -29,14 +28,6 @@ def rows():
     ]
     assert header[1:3] == ["model=", "base_url="]
     return body
-
-
-def recorded(file):
-    """Return the host of each row, and its calls, first and last month in a file."""
-    table = by_host(list(read(file))).rows
-    for name, model, url, *_, known in rows():
-        host = host_of(model, url)
-        yield name, known, [row for row in table if host and row["host"].endswith(host)]
 
 
 def host_of(model, url):
@@ -69,34 +60,6 @@ def test_every_known_server_is_in_the_table():
         assert [name for name, at in table if at == url and server in name], server
         with pytest.raises(InvalidInputError, match=re.escape(f"base_url='{url}'")):
             providers.resolve(f"{server}/some-model")
-
-
-def test_every_kind_is_in_the_table():
-    assert {model.partition("/")[0] for _, model, *_ in rows()} == {"openai", "anthropic", "local"}
-
-
-def test_whatever_is_called_recorded_or_reported_is_in_the_tests():
-    folder = ROOT / "tests" / "recorded"
-    answers = list(recorded(folder / "answers.jsonl"))
-    errors = (folder / "errors.jsonl").read_text(encoding="utf-8")
-    for name, known, calls in answers:
-        assert calls or "recorded" not in known, name
-        if "reported" in known:
-            assert name.split()[0].lower().rstrip(",") in errors.lower(), name
-
-
-def test_the_counts_are_those_of_the_recordings():
-    file = Path(os.environ.get("TESTNUC_DATA", "")) / "recorded_exchanges.jsonl"
-    if not file.is_file():
-        pytest.skip("recordings: TESTNUC_DATA has no recorded_exchanges.jsonl")
-    for name, known, calls in recorded(file):
-        found = re.match(r"recorded (\d+)(?: \(([\d-]+)(?: to ([\d-]+))?\))?", known)
-        if found is None:
-            continue
-        months = sorted(m for row in calls for m in (row["first"], row["last"]) if m)
-        assert int(found[1]) == sum(row["calls"] for row in calls), name
-        if months:
-            assert (found[2], found[3] or found[2]) == (months[0], months[-1]), name
 
 
 def test_calls_go_to_the_paths_that_were_recorded():

@@ -25,7 +25,7 @@ from testnuc.index.memory_pool import Pool
 from testnuc.protocols import PoolText
 from testnuc.stores.sqlite import SqliteStore
 from testnuc.stores.sqlite.pool import SqlitePool
-from testnuc.testing import HashEmbedder, LoopbackLLM
+from testnuc.testing import LoopbackLLM
 from tests.conftest import confident, messages
 from tests.stores.contents import entries, is_open, unit
 
@@ -141,28 +141,6 @@ async def _compare(steps, path):
     await memory.close()
     await stored.close()
     await store.close()
-
-
-@pytest.mark.slow
-async def test_the_client_labels_alike_with_both(tmp_path, client_of):
-    texts = messages(300)
-    async with LoopbackLLM(confident) as llm:
-        async with testnuc.TestNUC(**client_of(llm)) as nuc:
-            expected = await nuc.classify_many(texts)
-        async with testnuc.TestNUC(**client_of(llm, store=tmp_path / "s.db")) as nuc:
-            first = await nuc.classify_many(texts)
-        embedder = HashEmbedder()
-        calls = llm.calls
-        path = str(tmp_path / "s.db")
-        async with testnuc.TestNUC(**client_of(llm, store=path, embedder=embedder)) as nuc:
-            assert len(nuc) == 300
-            again = await nuc.classify_many(texts)
-            assert nuc.usage.store_hits == 300
-        assert (llm.calls, embedder.embedded) == (calls, 0), "nothing is requested twice"
-    for results in (first, again):
-        assert [(r.label, r.share, r.margin) for r in results] == [
-            (r.label, r.share, r.margin) for r in expected
-        ]
 
 
 # -- what is saved, and what becomes of it ---------------------------------------------------------
@@ -458,12 +436,3 @@ async def test_sharp_edges(tmp_path):
             await pool.add(entries(1, 5), bad)
         assert len(pool) == 5
         await pool.close()
-
-
-def test_the_note_is_small(tmp_path):
-    asyncio.run(fill(tmp_path / "s.db", 500))
-    with sqlite3.connect(tmp_path / "s.db") as connection:
-        (saved,) = connection.execute("SELECT saved FROM embedders").fetchone()
-    connection.close()
-    assert orjson.loads(saved)["rows"] == 500
-    assert len(saved) < 500

@@ -544,21 +544,6 @@ async def test_what_another_process_began_and_left_is_asked(url):
         assert llm.calls == 40
 
 
-async def test_two_clients_share_the_calls(url):
-    texts = messages(600)
-    async with LoopbackLLM(confident, latency=(0.005, 0.03)) as llm:
-        async with (
-            testnuc.TestNUC(**arguments(llm, url, limits=Limits(concurrency=16))) as one,
-            testnuc.TestNUC(**arguments(llm, url, limits=Limits(concurrency=16))) as two,
-        ):
-            first, second = await asyncio.gather(
-                one.classify_many(texts), two.classify_many(list(reversed(texts)))
-            )
-            assert one.usage.calls + two.usage.calls == llm.calls == len(texts)
-            assert min(one.usage.calls, two.usage.calls) > 0
-        assert [r.label for r in first] == [r.label for r in second][::-1]
-
-
 _RUN = """
 import asyncio, sys
 import orjson

@@ -8,7 +8,6 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-import threading
 from hashlib import sha256
 from pathlib import Path
 
@@ -131,15 +130,6 @@ async def test_a_damaged_page_is_found_where_it_is_read(filled):
     await store.close()
 
 
-async def test_a_truncated_file(filled):
-    raw = filled.read_bytes()
-    filled.write_bytes(raw[: len(raw) // 2])
-    store = SqliteStore(filled)
-    with pytest.raises(StoreError, match="corrupt"):
-        await store.get_predictions([stored(i).key for i in range(2_000)])
-    await store.close()
-
-
 async def test_a_full_disk_costs_what_does_not_fit_and_nothing_else(tmp_path):
     path = tmp_path / "store.db"
     store = SqliteStore(path)
@@ -245,16 +235,6 @@ async def test_the_error_reaches_who_classifies(tmp_path):
 # -- the file --------------------------------------------------------------------------------------
 
 
-async def test_says_whose_file_it_is(filled):
-    with sqlite3.connect(filled) as connection:
-        assert connection.execute("PRAGMA application_id").fetchone()[0] == schema.APPLICATION_ID
-        assert connection.execute("PRAGMA user_version").fetchone()[0] == len(schema.MIGRATIONS)
-        assert connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
-    connection.close()
-    # the main file says so from the first moment on: it is looked at before SQLite opens it
-    assert filled.read_bytes()[68:72] == schema.APPLICATION_ID.to_bytes(4, "big")
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="platform: an open file cannot be deleted")
 @pytest.mark.parametrize("how", ["deleted", "replaced"])
 async def test_a_file_that_is_deleted_meanwhile_ends_the_run_that_would_pay_for_nothing(
@@ -278,10 +258,6 @@ async def test_a_file_that_is_deleted_meanwhile_ends_the_run_that_would_pay_for_
     assert "deleted or replaced while it was open" in str(results.stopped)
     assert llm.calls < 60
     assert sum(label is not None for label in results.labels) >= 20
-
-
-async def test_nothing_is_left_beside_a_closed_store(filled):
-    assert [p.name for p in filled.parent.iterdir()] == ["store.db"]
 
 
 async def test_migrations_run_once_each_and_whole(filled, monkeypatch):
@@ -347,16 +323,6 @@ async def test_one_bad_write_does_not_fail_those_beside_it(tmp_path):
     assert [str(o) for o in outcomes if isinstance(o, Exception)] == ["mine"]
     assert None not in await store.get_predictions([stored(i).key for i in range(10)])
     await store.close()
-
-
-async def test_threads_end_with_the_store(tmp_path):
-    before = set(threading.enumerate())
-    store = SqliteStore(tmp_path / "store.db")
-    await store.put_predictions([stored(0)])
-    await store.get_predictions([stored(0).key])
-    await store.close()
-    left = {t for t in set(threading.enumerate()) - before if t.name.startswith("testnuc")}
-    assert not left
 
 
 async def test_a_model_is_forgotten_in_all_its_scopes_or_in_none(tmp_path):

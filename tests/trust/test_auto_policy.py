@@ -181,15 +181,6 @@ async def test_trust_is_unknown_without_voters_and_withholds_labels():
 
 
 @pytest.mark.slow
-async def test_what_the_vote_changed_is_counted_without_making_the_rows():
-    _, nuc = client(policy="weighted")
-    async with nuc:
-        results = await nuc.classify_many([*TEXTS, *TEXTS[:40]])
-    changed = [r for r in results if r.label != r.prediction.label]
-    assert 0 < len(changed) == results.changed < len(results)
-
-
-@pytest.mark.slow
 async def test_prior_balances_the_batch():
     _, nuc = client(policy=VotePolicy(prior={n: 1 + (n == NAMES[0]) * 20 for n in NAMES}))
     async with nuc:

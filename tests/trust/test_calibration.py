@@ -24,22 +24,6 @@ def test_many_judgments_give_the_true_slope():
     assert fit_line(odds, right, np.ones(len(right))) == pytest.approx((-0.5, 0.4), abs=0.06)
 
 
-def test_weights_count_by_their_ratio_alone():
-    odds, right = drawn(3, 100, 1.0)
-    weights = np.random.default_rng(0).uniform(1, 9, 100)
-    line = fit_line(odds, right, weights)
-    assert line == pytest.approx(fit_line(odds, right, 1_000 * weights), abs=1e-6)
-    assert line != pytest.approx(fit_line(odds, right, np.ones(100)), abs=1e-3)
-
-
-@pytest.mark.parametrize("right", [True, False])
-def test_judgments_that_all_agree_are_no_proof_of_certainty(right):
-    odds, _ = drawn(4, 30, 1.0)
-    chance = chance_of(np.zeros(1), fit_line(odds, np.full(30, right), np.ones(30)))[0]
-    assert (chance > 0.5) == right
-    assert abs(chance - 0.5) < 0.49
-
-
 def given(seed, n=400, m=100):
     """Return texts, probabilities of a model that is too sure, labels, judged rows, truth."""
     random = np.random.default_rng(seed)

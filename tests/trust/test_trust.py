@@ -116,7 +116,7 @@ def test_only_texts_are_voted_on_that_evidence_reaches():
     assert f"{found.decision.min_nearest:.2f}" in rows[1_000].reason
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("right", [0.5, 0.8, 1.0])
 def test_neighbors_that_mean_nothing_do_no_harm(seed, right):
     ids, similarities, labels, gold = clustered(1_000, right, seed)
@@ -124,21 +124,6 @@ def test_neighbors_that_mean_nothing_do_no_harm(seed, right):
     ids = rng.permutation(ids.ravel()).reshape(ids.shape)
     found = diagnose(ids, similarities, labels, n_classes=CLASSES)
     assert gain(found, ids, similarities, labels, gold) >= -0.01
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_labels_unrelated_to_the_texts_do_no_harm(seed):
-    """A strong labeler whose labels have nothing to do with the embedding."""
-    ids, similarities, _, _ = clustered(1_000, 1.0, seed)
-    gold = np.random.default_rng(seed).integers(0, 2, 1_000).astype(np.int32)
-    found = diagnose(ids, similarities, gold, n_classes=CLASSES)
-    assert found.decision.policy is None
-
-
-def test_same_predictions_same_decision():
-    ids, similarities, labels, _ = clustered(1_500, 0.7)
-    first, second = (diagnose(ids, similarities, labels, n_classes=CLASSES) for _ in range(2))
-    assert first == second
 
 
 def test_a_small_pool_decides_nothing_and_says_so():
