@@ -338,6 +338,7 @@ class Scheduler:
             self._valid = True
             self._meter.store_hits += 1
             self._settle([request], [prediction])
+            self._settle_suspects()
 
     def _fail(self, keys: list[bytes], error: Exception) -> None:
         if not isinstance(error, StoreError):
@@ -493,6 +494,8 @@ class Scheduler:
             if any(map(self._is_suspect, outcomes)):
                 if not every:
                     self._suspects.append((bundle, outcomes))
+                    # other processes with suspects may wait for these, as this one does for theirs
+                    self.release(request.ask.key for request in bundle)
                     continue
             else:
                 for outcome in outcomes:

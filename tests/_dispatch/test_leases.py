@@ -7,12 +7,18 @@ import asyncio
 import pytest
 
 from testnuc._dispatch.scheduler import Ask, Scheduler
-from testnuc.errors import ProviderError, ServerError, StoreError
+from testnuc.errors import (
+    AuthenticationError,
+    BadRequestError,
+    ProviderError,
+    ServerError,
+    StoreError,
+)
 from testnuc.limits import Meter
 from testnuc.stores.memory import MemoryStore
 from testnuc.transport.calls import NotSentError
 from testnuc.types import Prediction
-from tests.scheduling import read
+from tests.scheduling import asks, read
 from tests.virtual import skip
 
 LABEL = Prediction("a", 0.5)
@@ -461,3 +467,93 @@ async def test_closing_ends_a_confirmation():
     await bench.scheduler.close()
     with pytest.raises(ProviderError, match="closed"):
         await task
+
+
+# -- processes that were rejected ------------------------------------------------------------------
+
+
+class Shared(MemoryStore):
+    """The handle of one process on what all share: rows, and the owner of each lease."""
+
+    lease_seconds = 30.0
+
+    def __init__(self, first=None):
+        super().__init__()
+        self.owners = {} if first is None else first.owners
+        self._rows = self._rows if first is None else first._rows
+
+    async def lease(self, keys, seconds):
+        del seconds
+        free = [key not in self._rows and key not in self.owners for key in keys]
+        self.owners.update((key, self) for key, is_free in zip(keys, free, strict=True) if is_free)
+        return free
+
+    async def renew(self, keys, seconds):
+        del seconds
+        return [self.owners.get(key) is self for key in keys]
+
+    async def release(self, keys):
+        for key in keys:
+            if self.owners.get(key) is self:
+                del self.owners[key]
+
+
+async def turn(seconds):
+    """Wait for the next turn of the loop in place of some seconds."""
+    del seconds
+    await asyncio.sleep(0)
+
+
+@pytest.fixture
+def two():
+    """Begin runs of two processes, of given numbers of texts, and end them all."""
+    stores = [Shared()]
+    stores.append(Shared(stores[0]))
+    asked = asyncio.Event()
+
+    async def play(outcomes, runs):
+        def answering(outcome):
+            async def answer(bundle):
+                await asked.wait()
+                return [outcome() for _ in bundle]
+
+            return answer
+
+        processes = [
+            Scheduler(answering(outcome), store, b"s", meter=Meter(), workers=2)
+            for outcome, store in zip(outcomes, stores, strict=True)
+        ]
+        for process in processes:
+            process._leases.sleep = turn
+        tasks = []
+        for process, wanted in runs:
+            tasks.append(asyncio.create_task(read(processes[process], wanted)))
+            await settled()
+        asked.set()
+        for _ in range(50):
+            await settled()
+        assert all(task.done() for task in tasks)
+        for process in processes:
+            await process.close()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    return play
+
+
+async def test_processes_whose_texts_are_rejected_do_not_wait_for_each_other(two):
+    rejected = [lambda: BadRequestError("no")] * 2
+    runs = [(0, asks(1)), (1, asks(1, 1)), (0, asks(1, 1)), (1, asks(1))]
+    found = await two(rejected, runs)
+    assert [type(outcome) for outcome in found] == [BadRequestError] * 4
+
+
+@pytest.mark.parametrize("error", [AuthenticationError, BadRequestError])
+async def test_an_answer_of_another_process_ends_the_wait_of_a_rejected_text(two, error):
+    outcomes = [lambda: error("no"), lambda: LABEL]
+    others, mine = await two(outcomes, [(1, asks(1)), (0, asks(2))])
+    assert others == {0: LABEL}
+    if error is BadRequestError:
+        # the request is valid, so it is this text
+        assert (mine[0], type(mine[1])) == (LABEL, error)
+    else:
+        assert type(mine) is error

@@ -21,8 +21,9 @@ BLOCKED = 0.1
 _SHORT = 0.01
 #: Real seconds in which a thread that works takes some CPU time, also on a busy machine; how much.
 _THREAD, _USED = 60.0, 0.005
-#: A jump of more virtual seconds looks at the sockets once more: the kernel may be busy.
-_LONG, _LOOK = 0.5, 0.0002
+#: A jump of more virtual seconds looks at the sockets once more, for so many real seconds of each
+#: virtual one, and at most so many: what was sent can be on its way while others keep the cores.
+_LONG, _LOOK, _LONGEST_LOOK = 0.5, 0.004, 0.03
 
 
 class _Selector(selectors.SelectSelector):
@@ -40,7 +41,7 @@ class _Selector(selectors.SelectSelector):
                     raise RuntimeError("all tasks wait, and no timer is set")
             return ready
         if timeout > _LONG:
-            ready = super().select(_LOOK)
+            ready = super().select(min(_LOOK * timeout, _LONGEST_LOOK))
         if not ready:
             self.loop.now += timeout
         return ready
