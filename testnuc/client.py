@@ -636,6 +636,7 @@ class TestNUC:
         labels: Sequence[str | None] | Sequence[Sequence[str]] | None = None,
         *,
         was: Mapping[str, Sequence[str]] | None = None,
+        protect: Iterable[str] | None = None,
     ) -> Learned:
         """Learn from judged texts how to label, and what trust means.
 
@@ -657,6 +658,11 @@ class TestNUC:
             of those that were renamed, merged or split; {} if labels were only added. A judgment
             of a label that is gone, or split, counts as not answered; so does "none of the labels"
             if labels are new.
+        protect : iterable of str, optional
+            Labels that learning takes from no text: where the LLM gives one it stays, until a
+            person says otherwise; other texts can get it, too. So the recall of these labels cannot
+            fall. A level of a label tree stands for all labels below it. Default: those that are
+            protected already; [] for none.
 
         Returns
         -------
@@ -672,9 +678,9 @@ class TestNUC:
             raise InvalidInputError("give a review, or texts and their labels")
         await self._ready()
         if isinstance(texts, Review | Learned):
-            return await self._learning.learn_from(texts, was)
+            return await self._learning.learn_from(texts, was, protect)
         assert labels is not None
-        return await self._learning.learn_labels(texts, labels)
+        return await self._learning.learn_labels(texts, labels, protect)
 
     async def distill(self, path: str | os.PathLike[str]) -> Head:
         """Train a head on the labels that the pool has now, and write it to a file.

@@ -104,15 +104,15 @@ class ArgmaxFit:
             context=context,
         )
 
-    def learned(self, judgments: tuple[Judgment, ...]) -> Learned:
-        """Learn from all judgments."""
+    def learned(self, judgments: tuple[Judgment, ...], protected: tuple[int, ...]) -> Learned:
+        """Learn from all judgments; labels `protected` stay where the LLM gives them."""
         texts, candidates, tree = self._texts, self._candidates, self._parts.labels.tree
         dissent = self._dissent(judgments)
         used = [j for j in judgments if dissent.better or j.source != "referee"]
         judged = judged_of(used, self.rows, self._parts.labels)
         where, draws = judged.rows, judged.draws
         gold = np.where(judged.right.known, judged.right.first(), SKIPPED)
-        verdict = choose(texts, candidates, where, gold, draws)
+        verdict = choose(texts, candidates, where, gold, draws, protected=protected)
         vote, heads = chosen_parts(candidates)
         found, label, model = verdict.probabilities, verdict.chosen.labels, verdict.chosen.model
         known = texts.with_judged(where[gold >= 0], gold[gold >= 0])
@@ -135,6 +135,7 @@ class ArgmaxFit:
             coefficients=coefficients,
             dissent=(dissent.backed, dissent.alone),
             referee_better=dissent.better,
+            protected=protected,
         )
         if tree is not None:
             rule = replace(rule, level_right=right_by_level(label[where], gold, tree))

@@ -160,7 +160,8 @@ def _weights(judged: Judged, used: Int64s) -> Float64s:
 def _source(run: Run) -> str:
     learned = run.votes.settings.learned
     if learned is not None and learned.decides != "settings":
-        return f"those of {learned.name}"
+        kept = ", and the LLM's protected ones, which a head does not see" * bool(learned.protected)
+        return f"those of {learned.name}{kept}"
     voted = run.votes.decision is None or run.votes.decision.policy is not None
     voted = voted and run.votes.settings.k > 0 and not run.votes.settings.keeps_llm_labels
     return "those of the vote of neighbors" if voted else "the LLM's own answers"

@@ -300,6 +300,7 @@ class Escalation:
         n = int(self._part * run.batch.n_own)
         trust = np.nan_to_num(layer.labels.trust, nan=-1.0)
         trust[list(run.judges)] = np.inf
+        trust[np.isin(run.answers.label[: len(trust)], rule.protected)] = np.inf
         places = np.argsort(trust, kind="stable")[:n]
         places = places[np.isfinite(trust[places])]
         asked = [run.batch.entries[place] for place in places.tolist()]

@@ -26,7 +26,8 @@ from testnuc.embedders.cache import embedder_name
 from testnuc.errors import InvalidInputError, StoreError, TestNUCError
 from testnuc.trust.judgment import Judgment
 from testnuc.trust.learned import Learned
-from testnuc.trust.review import Drawn, Review, ReviewItem, draw
+from testnuc.trust.review import Drawn, Review, ReviewItem, closest_label, draw
+from testnuc.types import LEVELS
 
 Fit: TypeAlias = ArgmaxFit | ThresholdFit
 
@@ -195,14 +196,36 @@ class Learning:
         return self._last[1]
 
     async def learn_from(
-        self, judged: Review | Learned, was: Mapping[str, Sequence[str]] | None = None
+        self,
+        judged: Review | Learned,
+        was: Mapping[str, Sequence[str]] | None = None,
+        protect: Iterable[str] | None = None,
     ) -> Learned:
         """Learn from a review, or from what was learned with other labels, and all earlier ones."""
-        return await self._learn(judgments_of(judged, self._parts.labels, was))
+        labels = self._parts.labels
+        if protect is None and isinstance(judged, Learned):
+            kept = {*judged.protected}
+            protect = [n for n in labels.names if kept & {*(was or {}).get(n, [n])}] or None
+        return await self._learn(judgments_of(judged, labels, was), self._protected(protect))
 
-    async def learn_labels(self, texts: Iterable[str], labels: Sequence[Any]) -> Learned:
+    def _protected(self, names: Iterable[str] | None) -> tuple[int, ...] | None:
+        """Return the numbers of labels, or of those below a level of a tree."""
+        if names is None:
+            return None
+        known, found = self._parts.labels.names, set[int]()
+        for name in [names] if isinstance(names, str) else names:
+            of = [n for n, one in enumerate(known) if f"{one}{LEVELS}".startswith(name + LEVELS)]
+            if not of:
+                close = closest_label(name, known)
+                raise InvalidInputError(f"protect: {name!r} is not in the label set{close}")
+            found.update(of)
+        return tuple(sorted(found))
+
+    async def learn_labels(
+        self, texts: Iterable[str], labels: Sequence[Any], protect: Iterable[str] | None = None
+    ) -> Learned:
         """Learn from the labels of texts that were chosen at random."""
-        parts = self._parts
+        parts, protected = self._parts, self._protected(protect)
         given = await checked_texts(texts)
         entries, places = await distinct(given)
         if not entries:
@@ -232,7 +255,8 @@ class Learning:
                     uniform=True,
                 )
                 for place, entry in enumerate(entries)
-            ]
+            ],
+            protected,
         )
 
     async def unlearn(self) -> bool:
@@ -274,7 +298,8 @@ class Learning:
             return
         parts.pipeline.settings = parts.settings.with_learned(learned)
 
-    async def _learn(self, given: Sequence[Judgment]) -> Learned:
+    async def _learn(self, given: Sequence[Judgment], protected: tuple[int, ...] | None) -> Learned:
+        """Learn; None: what was protected before still is."""
         new = [replace(judgment, day=today()) for judgment in given]
         async with self._lock:
             while True:
@@ -284,15 +309,18 @@ class Learning:
                 before = self.learned
                 judged = _merged(() if before is None else before.judged, new)
                 fitted = await self._fitted()
+                if (kept := protected) is None:
+                    kept = () if before is None else before.rule.protected
                 if (
                     before is not None
+                    and kept == before.rule.protected
                     and _is_ranked(before, fitted)
                     and all(j.ranking in before.current for j in new)
                 ):
                     # they were drawn to certify the labels as they are
                     learned = await asyncio.to_thread(fitted.checked, before, judged)
                 else:
-                    learned = await asyncio.to_thread(fitted.learned, judged)
+                    learned = await asyncio.to_thread(fitted.learned, judged, kept)
                     learned = learned.ranked([*fitted.rows])
                 # else another client has learned meanwhile: its judgments count as well
                 if await self._keep(learned):

@@ -62,8 +62,8 @@ class Run:
         self.failure: Exception | None = None
 
     def judge(self, said: Mapping[int, tuple[tuple[int, ...] | None, str]]) -> None:
-        """Let judgments, as in `judges`, win."""
-        self.judges |= said
+        """Let judgments, as in `judges`, win; no referee takes a protected label away."""
+        self.judges |= {at: of for at, of in said.items() if not self._takes_protected(at, *of)}
         n = self.batch.n_own
         here = np.zeros(n, dtype=np.bool_)
         here[list(self.judges)] = True
@@ -80,6 +80,14 @@ class Run:
         ones = np.ones(len(rows), dtype=np.float32)
         labels = Labels.pairs(n, rows, label, ones, chance=trust[rows], trust=trust, known=known)
         self._judged = Layer(labels, here) if self.judges else None
+
+    def _takes_protected(self, place: int, classes: tuple[int, ...] | None, source: str) -> bool:
+        """Whether this judgment is a referee's, against a label that only a person takes away."""
+        learned = self.votes.settings.learned
+        if source == "person" or learned is None or not learned.rule.protected:
+            return False
+        own = self.answers.labels().at(np.array([place])).label.tolist()
+        return not {*own} & {*learned.rule.protected} <= {*(classes or ())}
 
     def is_skipped(self, place: int) -> bool:
         """Whether a head or a sampler labels the own text at a place, so that no call is needed."""

@@ -26,7 +26,7 @@ from testnuc.trust.label_scores import (
     jaccard,
     scores_of,
 )
-from testnuc.trust.learned import Learned, before_of
+from testnuc.trust.learned import Learned, before_of, fallen
 from testnuc.trust.review_context import ReviewContext
 from testnuc.trust.thresholds import Decides, Thresholds
 from testnuc.types import SEPARATOR
@@ -144,12 +144,12 @@ class ThresholdFit:
             context=context,
         )
 
-    def learned(self, judgments: tuple[Judgment, ...]) -> Learned:
-        """Learn from all judgments."""
+    def learned(self, judgments: tuple[Judgment, ...], protected: tuple[int, ...]) -> Learned:
+        """Learn from all judgments; labels `protected` stay where they are."""
         labels = self._parts.labels
         judged = judged_of(judgments, self.rows, labels)
         learned = learn_thresholds(
-            self._scores, judged, labels.names, self._threshold, self._heads, judgments
+            self._scores, judged, labels.names, self._threshold, self._heads, judgments, protected
         )
         return replace(learned, settings=self._parts.settings.basis)
 
@@ -181,11 +181,12 @@ def learn_thresholds(
     usual: float,
     heads: Sequence[LinearHead] = (),
     judgments: tuple[Judgment, ...] = (),
+    protected: tuple[int, ...] = (),
 ) -> Learned:
     """Learn from judged texts; those that were not drawn at random are known, but teach nothing.
 
     `usual` is the threshold of the vote settings, and `heads` are those behind the scores, if any;
-    `judged` are the known ones of all `judgments`.
+    `judged` are the known ones of all `judgments`. Labels `protected` stay where they are.
     """
     n_classes = len(names)
     rows, truth, known = judged.rows, judged.right, judged.right.known
@@ -203,7 +204,9 @@ def learn_thresholds(
         limits = np.full((FOLDS, n_classes), usual, dtype=np.float32)
         if kind in {"thresholds", "head"}:
             limits = fit_thresholds(taught, right, n_classes, usual, with_head=kind == "head")
-        rules[kind] = Thresholds(kind, limits, tuple(heads) if kind == "head" else ())
+        rules[kind] = Thresholds(
+            kind, limits, tuple(heads) if kind == "head" else (), protected=protected
+        )
     before, gains = jaccard(*counts(some, truth, some.given)), {}
     for kind, rule in rules.items():
         after = jaccard(*counts(some, truth, rule.given(some)))
@@ -240,4 +243,5 @@ def learn_thresholds(
         before=before_of(exactly(some, truth, some.own), judged),
         draws=judged.draws,
         drawn=np.zeros(len(rows), dtype=np.bool_),
+        fewer=fallen(names, *(scores.vote.label[of] for of in (scores.given, labels.is_given()))),
     )

@@ -75,6 +75,12 @@ _OVERWRITE = once(
 _STORE = argument("STORE", "Path of an SQLite store, or postgresql://..")
 _FILE = argument("FILE", "A .jsonl or .parquet file.")
 _MERGE = once([], help="'LABEL = OTHER': texts with LABEL get the label OTHER; can be repeated.")
+_PROTECT = typer.Option(
+    None,
+    metavar="LABEL",
+    help="Take this label from no text; can be repeated; '': none is protected.",
+    show_default="as before",
+)
 _RUNS = argument("RESULTS..", "Files of results of the same texts.")
 _OPEN = typer.Option(
     None, "--open/--no-open", help="Open the page in a browser.", show_default="if it can"
@@ -228,6 +234,7 @@ def learn(
     at_random: bool = once(
         False, "--at-random", help="The marked texts were drawn at random over all."
     ),
+    protect: list[str] | None = _PROTECT,
     output: str | None = output_to("A file for all texts with the labels that follow."),
     overwrite: bool = _OVERWRITE,
     text_column: str = _TEXT_COLUMN,

@@ -131,15 +131,16 @@ async def learn(given: SimpleNamespace) -> None:
     named = given.client["labels"] if "labels" in given.client.named else None
     former = options.get("former", {}) if named is None else read_former(named)
     take = _lesson(given.judged, former, at_random=given.at_random)
+    protect = [name for name in given.protect if name] if given.protect else None
     least = options.get("min_trust")
     # labels that the run withheld for it stay withheld
     client = given.client.but(min_trust=least) if isinstance(least, float) else given.client
     async with opened(source, client, given.text_column) as (nuc, held):
         if output is None:
-            learned = await take(nuc)
+            learned = await take(nuc, protect=protect)
         else:
             table = await texts_for(nuc, held, source, output)
-            learned = await take(nuc)
+            learned = await take(nuc, protect=protect)
             found = await labeled(nuc, table, source)
     if holds_rows(source):
         store = AnswerStore.of_results(given.client["store"], source)
@@ -217,8 +218,8 @@ def _options_of(certificate: Certificate, accuracy: float) -> list[str]:
 
 def _lesson(
     files: Sequence[str], former: Mapping[str, Sequence[str]], *, at_random: bool
-) -> Callable[[TestNUC], Awaitable[Learned]]:
-    """Read what was judged; returns a function by which a client learns from it."""
+) -> Callable[..., Awaitable[Learned]]:
+    """Read what was judged; returns a function by which a client learns from it, with options."""
     if all(map(_is_review, files)):
         judged = _read_reviews(files)
         if not judged.judged:
@@ -227,7 +228,7 @@ def _lesson(
                 "move the file here that the page saved to your downloads"
             )
         if judged.drawn or (former and not at_random):
-            return lambda nuc: _carried(nuc, judged, former)
+            return lambda nuc, **how: _carried(nuc, judged, former, **how)
         texts = [item.text for item in judged.judged]
         labels: list[Any] = [judged.as_given(item.answer) for item in judged.judged]
     elif len(files) > 1:
@@ -238,11 +239,13 @@ def _lesson(
         texts, right = read_marks(existing(files[0]))
         labels = [*right]
     if at_random:
-        return lambda nuc: nuc.learn(texts, labels)
-    return lambda nuc: nuc.learn(_chosen_by_hand(texts, labels, nuc))
+        return lambda nuc, **how: nuc.learn(texts, labels, **how)
+    return lambda nuc, **how: nuc.learn(_chosen_by_hand(texts, labels, nuc), **how)
 
 
-async def _from_store(nuc: TestNUC, store: str, former: Mapping[str, Sequence[str]]) -> Learned:
+async def _from_store(
+    nuc: TestNUC, store: str, former: Mapping[str, Sequence[str]], **how: Any
+) -> Learned:
     """Learn from what was judged in another store, last."""
     data = None
     existing(store)
@@ -252,15 +255,15 @@ async def _from_store(nuc: TestNUC, store: str, former: Mapping[str, Sequence[st
                 data = await held.get_learned(key_of(scope, embedder)) or data
     if data is None:
         raise InvalidInputError(f"{store} has no judgments; name a review, or another store")
-    return await _carried(nuc, Learned.from_bytes(data), former)
+    return await _carried(nuc, Learned.from_bytes(data), former, **how)
 
 
 async def _carried(
-    nuc: TestNUC, judged: Review | Learned, former: Mapping[str, Sequence[str]]
+    nuc: TestNUC, judged: Review | Learned, former: Mapping[str, Sequence[str]], **how: Any
 ) -> Learned:
     """Learn from judgments, which may be of other labels, and say how many are of these."""
     if tuple(judged.labels) == nuc.labels.names:
-        return await nuc.learn(judged)
+        return await nuc.learn(judged, **how)
     found = judgments_of(judged, nuc.labels, former)
     kept = sum(judgment.source is not None for judgment in found)
     lost = len(judged.judged) - kept
@@ -271,7 +274,7 @@ async def _carried(
             "of none of the labels while some are new"
         )
     to_stderr(said)
-    return await nuc.learn(judged, was=former)
+    return await nuc.learn(judged, was=former, **how)
 
 
 async def certify(given: SimpleNamespace) -> None:

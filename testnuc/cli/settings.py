@@ -46,7 +46,7 @@ _SEND_NOTHING = frozenset(
 _SERVERS = ("host", "hostaddr", "service", "servicefile")
 
 
-def read_settings(path: Path, options: Mapping[str, Collection[str]]) -> dict[str, dict[str, str]]:
+def read_settings(path: Path, options: Mapping[str, Collection[str]]) -> dict[str, dict[str, Any]]:
     """Return command -> option -> value of a settings file; a command checks its own values."""
     try:
         with path.open(encoding="utf-8-sig") as file:
@@ -69,7 +69,7 @@ def read_settings(path: Path, options: Mapping[str, Collection[str]]) -> dict[st
 
 def _by_command(
     path: Path, given: dict[str, Any], options: Mapping[str, Collection[str]]
-) -> dict[str, dict[str, str]]:
+) -> dict[str, dict[str, Any]]:
     every = {name for of in options.values() for name in of}
     tables = {
         name: given.pop(name)
@@ -88,9 +88,9 @@ def _by_command(
 
 def _values(
     path: Path, prefix: str, table: dict[str, Any], known: Collection[str], near: Collection[str]
-) -> dict[str, str]:
+) -> dict[str, Any]:
     """Return the values of a table as a shell gives them."""
-    values = {}
+    values: dict[str, Any] = {}
     for name, value in table.items():
         shown, key = f"{path}: {prefix}{name}", name.replace("-", "_")
         secret = isinstance(value, str) and has_password(value)
@@ -105,11 +105,13 @@ def _values(
             hint = f"did you mean {close[0]!r}?" if close else others
             raise ConfigurationError(f"{path}: {prefix + name!r} is not a setting; {hint}")
         # labels, with or without descriptions
-        if isinstance(value, list | dict) and key != "labels":
+        if isinstance(value, list | dict) and key not in {"labels", "protect"}:
             raise ConfigurationError(f"{shown} is {value!r:.60}; give a single value")
         if isinstance(value, str) and "\0" in value:
             raise ConfigurationError(f"{shown} has a null character; remove it")
         values[key] = value if isinstance(value, str) else json.dumps(value, default=str)
+        if key == "protect":
+            values[key] = [*value] if isinstance(value, list) else [values[key]]
     return values
 
 

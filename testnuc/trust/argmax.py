@@ -26,6 +26,8 @@ _PARTS = 8
 #: Smaller shares of a label are not shown.
 _LEAST_SHARE = 0.01
 _TINY, _TINY_REST = 1e-4, 1e-6
+#: What is stored as it is.
+_FACTS = ("decides", "dissent", "referee_better", "protected")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -54,6 +56,8 @@ class Argmax(Brief):
     #: Of labels in a tree: whether each level above the label was right for the judged ones,
     #: bool[depth - 1, m]; None: they are not.
     level_right: Bools | None = None
+    #: The LLM's own labels that stay.
+    protected: tuple[int, ...] = ()
 
     @property
     def follows_settings(self) -> bool:
@@ -104,8 +108,8 @@ class Argmax(Brief):
             others = [self.vote.label(plain)]
             others += [m.label(plain, of) for m, of in zip(self.bases, given, strict=True)]
             changed = np.any([labels != own for labels in others], axis=0)
-            label = np.where(changed | (own < 0), label, own).astype(np.int32)
-        return label
+            label = np.where(changed | (own < 0), label, own)
+        return np.where(np.isin(own, self.protected), own, label).astype(np.int32)
 
     def packed(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """Return its plain values and its arrays."""
@@ -128,8 +132,8 @@ class Argmax(Brief):
                 else:
                     arrays[f"moved{number}"], arrays[f"answers{number}"] = of_text, of_own
             models.append([model.care, model.power, model.temper])
-        facts = {"dissent": self.dissent, "referee_better": self.referee_better}
-        return {"decides": self.decides, **facts, "models": models}, arrays
+        facts = {name: getattr(self, name) for name in _FACTS}
+        return {**facts, "models": models}, arrays
 
     @classmethod
     def unpacked(cls, header: dict[str, Any], arrays: dict[str, Array]) -> Argmax:
@@ -157,6 +161,7 @@ class Argmax(Brief):
             # older versions did not compare with the chance
             referee_better=header.get("referee_better", False),
             level_right=arrays.get("level_right"),
+            protected=tuple(map(int, header.get("protected", ()))),
         )
 
 

@@ -97,6 +97,7 @@ def choose(
     labels: Int32s,
     draws: Draws,
     grounds: Sequence[Ground] | None = None,
+    protected: Sequence[int] = (),
 ) -> Verdict:
     """Teach a model, and take it where, or everywhere if, it is proved to be better than the LLM.
 
@@ -104,7 +105,8 @@ def choose(
     first failure is taken: so they share an error of `ALPHA`. `texts` have no judgments. `rows`,
     int64[m], are the judged texts in the order they were drawn, `labels`, int32[m], the right
     labels, -1 = none of them, `SKIPPED` = unknown: then each bound assumes what is worst for it.
-    `grounds` are those of the heads among the candidates, if the choice is repeated.
+    `grounds` are those of the heads among the candidates, if the choice is repeated. Texts to which
+    the LLM gives one of the labels `protected` keep it: what is proved is proved with them.
     """
     own, known, drawn = candidates[0], labels >= 0, draws.drawn
     result = Verdict(own, Gain(0.0, 0.0, 0.0))
@@ -118,11 +120,11 @@ def choose(
     name = f"{candidates[taught.base - len(bases)].name}, trained on the judged texts"
     where, said, before = rows[drawn], labels[drawn], own.labels
     share = min(len(where) / _FIRST, _FIRST / len(where))
-    differ, every = differing(candidates), np.ones(len(texts), dtype=np.bool_)
+    differ, every = differing(candidates), ~np.isin(before, protected)
     # drawn from all texts alike, or more from those on which candidates differ
     steps = [(name, every, [every])]
     if not draws.uniform[drawn].all():
-        some = (f"{name}, where strategies differ", differ, [differ])
+        some = (f"{name}, where strategies differ", differ & every, [differ])
         steps = [some, (name, every, [differ, ~differ])]
     for called, open_, strata in steps:
         proved = False
@@ -139,7 +141,7 @@ def choose(
             proved = True
             gain = paired_gain(*evidence, ALPHA, unknown)
             chosen = LabelCandidate(called, model, found)
-            result = Verdict(chosen, gain, bool(open_.all()), taught.probabilities)
+            result = Verdict(chosen, gain, open_ is every, taught.probabilities)
         if not proved:
             break
     return result

@@ -121,6 +121,11 @@ class Learned(Brief):
         return dict(zip(self.labels, rule.limits.mean(axis=0).tolist(), strict=True))
 
     @property
+    def protected(self) -> tuple[str, ...]:
+        """The labels that learning takes from no text, see `TestNUC.learn`."""
+        return tuple(n for at, n in enumerate(self.labels) if at in self.rule.protected)
+
+    @property
     def used(self) -> tuple[Judgment, ...]:
         """The judgments that count: without those of a referee that is not shown to be better."""
         if isinstance(self.rule, Thresholds) or self.rule.referee_better:
@@ -424,9 +429,13 @@ class Learned(Brief):
                 for label, before, after in self.fewer
             )
             lines.append(
-                "Rare labels can vanish while accuracy rises. Less than half as many texts as by "
-                f"the LLM have {counts}: look at some before you rely on these labels."
+                "Rare labels can vanish while accuracy rises. Less than half as many texts as "
+                f"before have {counts}: look at some before you rely on these labels, or protect "
+                'them: protect=[".."], or --protect LABEL.'
             )
+        if self.protected:
+            names = ", ".join(map(repr, self.protected))
+            lines.append(f"Protected labels, which only a person takes from a text: {names}.")
         if thresholds := self.thresholds:
             least, most = (which(thresholds, key=thresholds.__getitem__) for which in (min, max))
             lines.append(

@@ -61,6 +61,8 @@ class Thresholds(Brief):
     given_labels: Int32s = field(default_factory=lambda: np.empty(0, np.int32))
     given_chances: Float32s = field(default_factory=lambda: np.empty(0, np.float32))
     given_right: Bools = field(default_factory=lambda: np.empty(0, np.bool_))
+    #: Labels that stay where the vote settings give them.
+    protected: tuple[int, ...] = ()
 
     @property
     def follows_settings(self) -> bool:
@@ -69,15 +71,17 @@ class Thresholds(Brief):
 
     def uncalibrated(self) -> Thresholds:
         """Return the rule of the vote settings, without what judgments say of trust."""
-        return Thresholds("settings", self.limits)
+        return Thresholds("settings", self.limits, protected=self.protected)
 
     def given(self, scores: LabelScores) -> Bools:
         """Return which labels texts get, bool[T]."""
         if self.decides == "settings":
             return scores.given
         if self.decides == "llm":
-            return scores.by_llm()
-        return scores.above(self.limits, with_head=self.decides == "head")
+            found = scores.by_llm()
+        else:
+            found = scores.above(self.limits, with_head=self.decides == "head")
+        return found | (scores.given & np.isin(scores.vote.label, self.protected))
 
     def decide(self, scores: LabelScores) -> Labels:
         """Label texts; the candidates are those of the scores, in their order."""
@@ -146,7 +150,7 @@ class Thresholds(Brief):
         arrays: dict[str, Array] = {name: getattr(self, name) for name in _ARRAYS}
         if self.heads:
             arrays["heads"] = np.stack([h.weights for h in self.heads]).astype(np.float16)
-        return {"decides": self.decides}, arrays
+        return {"decides": self.decides, "protected": self.protected}, arrays
 
     @classmethod
     def unpacked(cls, header: dict[str, Any], arrays: dict[str, Array]) -> Thresholds:
@@ -155,6 +159,7 @@ class Thresholds(Brief):
         return cls(
             decides=header["decides"],
             heads=tuple(LinearHead(weights.astype(np.float32), several=True) for weights in heads),
+            protected=tuple(map(int, header.get("protected", ()))),
             **{name: arrays[name] for name in _ARRAYS},
         )
 

@@ -477,6 +477,83 @@ async def test_escalation_changes_exactly_a_part():
 
 
 @pytest.mark.slow
+async def test_a_protected_label_stays_until_a_person_takes_it_away(tmp_path):
+    """The model gives topic 0 to a fifth of the texts of other topics, too."""
+    store, kept = tmp_path / "answers.db", LABELS[0]
+    texts, fresh = texts_of(400), texts_of(60, start=6000)
+    model = Says()
+
+    def given(results):
+        return [row for row in results if noisy(row.text) == kept and row.source != "person"]
+
+    async with client(model, policy="majority", k=0, store=store) as nuc:
+        with pytest.raises(InvalidInputError, match=r"protect: 'topics 0' is not .*mean 'topic 0'"):
+            await nuc.learn(texts, [gold(text) for text in texts], protect=["topics 0"])
+        assert not model.asked
+        await nuc.classify_many(texts)
+        review = await nuc.review(60)
+        judge(review)
+        learned = await nuc.learn(review, protect=[kept])
+        assert learned.decides == "head"
+        assert learned.protected == (kept,)
+        assert f"which only a person takes from a text: {kept!r}" in str(learned)
+        after = await nuc.classify_many(texts)
+        assert {row.label for row in given(after)} == {kept}
+        for item in review:
+            assert after[texts.index(item.text)].label == gold(item.text)
+        # the gain is that of the labels as they are
+        points = np.mean([noisy(text) == gold(text) for text in texts])
+        assert abs(learned.gain.value - (accuracy(after) - points)) < 0.12
+        assert accuracy(after) > points
+    async with client(model, policy="majority", k=0, store=store) as nuc:
+        assert nuc.learned.protected == (kept,)
+        assert {row.label for row in given([await nuc.classify(text) for text in fresh])} == {kept}
+        more = await nuc.review(20)
+        judge(more)
+        assert (await nuc.learn(more)).protected == (kept,)
+        # another client learns from the same judgments
+        async with client(model, policy="majority", k=0) as other:
+            await other.classify_many(texts)
+            assert (await other.learn(nuc.learned)).protected == (kept,)
+            assert (await other.learn(nuc.learned, protect=[])).protected == ()
+        learned = await nuc.learn(review, protect=[])
+        assert learned.protected == ()
+        freed = await nuc.classify_many(texts)
+        assert {row.label for row in given(freed)} != {kept}
+        assert accuracy(freed) > accuracy(after)
+
+
+@pytest.mark.slow
+async def test_no_referee_takes_a_protected_label_away():
+    texts, kept = texts_of(400), LABELS[0]
+    async with client(Says(), referee=Referee(Says(gold, "big"), 0.2)) as nuc:
+        before = await nuc.classify_many(texts)
+        changed = {row.text for row in before if noisy(row.text) == kept != row.label}
+        assert {row.source for row in before if row.text in changed} == {"referee", "head"}
+        person = [text for text in texts if text in changed][:4]
+        await nuc.learn(person, [gold(text) for text in person], protect=kept)
+        after = await nuc.classify_many(texts)
+        for row in after:
+            if noisy(row.text) == kept:
+                assert row.label == (gold(row.text) if row.text in person else kept)
+        assert "labeled the 80 least trusted texts" in after.escalated
+        assert "referee" in {row.source for row in after}
+
+
+@pytest.mark.slow
+async def test_a_level_of_a_tree_protects_the_labels_below_it():
+    names = [f"{'even' if c % 2 == 0 else 'odd'} > topic {c}" for c in range(CLASSES)]
+    model = Says(lambda text: names[LABELS.index(noisy(text))])
+    async with TestNUC(names, model, embedder=Clustered(), k=0) as nuc:
+        texts = texts_of(120)
+        await nuc.classify_many(texts)
+        learned = await nuc.learn(texts[:2], [names[0], names[1]], protect=["even", names[1]])
+        assert learned.protected == (names[0], names[1], names[2], names[4])
+        with pytest.raises(InvalidInputError, match="protect: 'eve' is not in the label set"):
+            await nuc.learn(texts[:2], [names[0], names[1]], protect=["eve"])
+
+
+@pytest.mark.slow
 async def test_nothing_is_escalated_to_a_referee_that_is_not_better():
     poor = Says(lambda text: LABELS[noise(text + "x") % CLASSES], "poor")
     async with client(Says(), referee=Referee(poor, 0.2)) as nuc:

@@ -138,6 +138,35 @@ async def test_sixty_judgments_choose_thresholds_and_win_everywhere(tmp_path):
         assert llm.calls == calls
 
 
+@pytest.mark.slow
+async def test_a_protected_label_stays_and_others_are_added():
+    texts, rare = texts_of(400), LABELS[4]
+
+    def too_often(text):
+        """The model gives one label to a third of all texts."""
+        return says(text) | ({rare: 0.8} if noise(text, "too often") < 30 else {})
+
+    async with LoopbackLLM(too_often) as llm, client(llm) as nuc:
+        before = await nuc.classify_many(texts)
+        review = await nuc.review(60)
+        judge(review)
+        free = await nuc.learn(review)
+        lost = await nuc.classify_many(texts)
+        learned = await nuc.learn(review, protect=[rare])
+        after = await nuc.classify_many(texts)
+    assert free.decides == learned.decides == "head"
+    assert (free.protected, learned.protected) == ((), (rare,))
+    assert Learned.from_bytes(learned.to_bytes()).protected == (rare,)
+    had = [at for at, row in enumerate(before) if rare in row.labels]
+    judged = {item.text for item in review}
+    had = [at for at in had if texts[at] not in judged]
+    assert not all(rare in lost[at].labels for at in had)
+    assert all(rare in after[at].labels for at in had)
+    assert jaccard(before) < jaccard(after) < jaccard(lost)
+    gained = jaccard(after) - jaccard(before)
+    assert learned.gain.low - 0.05 < gained < learned.gain.high
+
+
 async def test_a_few_judged_sets_win_and_leave_the_others():
     texts = texts_of(24)
     async with LoopbackLLM(says) as llm, client(llm, k=3) as nuc:

@@ -253,6 +253,41 @@ def test_each_command_ends_with_the_next_and_nothing_is_named_twice(tickets, mon
 
 
 @pytest.mark.slow
+def test_protected_labels_are_remembered_until_none_is(tickets):
+    def kept(path):
+        return [
+            row["nuc_label"] == "login"
+            for row in read_table(path, "text").rows
+            if row["nuc_own_label"] == "login" and row["nuc_source"] != "person"
+        ]
+
+    with LoopbackLLM(wrong_at_random) as llm:
+        classify = ["classify", tickets, *options(llm), "-o", "out.csv"]
+        assert run_here(*classify)[0] == 0
+        assert run_here("review", "out.csv")[0] == 0
+        judged("review.json")
+        learn = ["learn", "out.csv", "review.json", "--overwrite", "-o", "better.csv"]
+        code, _, err = run_here(*learn, "--protect", "log in")
+        assert code == 2
+        assert "protect: 'log in' is not in the label set; did you mean 'login'?" in err
+        code, out, err = run_here(*learn, "--protect", "login", "--protect", "refund")
+        assert (code, "from a text: 'refund', 'login'" in out) == (0, True), err
+        assert all(kept("better.csv"))
+        # as before
+        assert "from a text: 'refund', 'login'" in run_here(*learn)[1]
+        assert "Protected" not in run_here(*learn, "--protect", "")[1]
+        assert not all(kept("better.csv"))
+        Path("testnuc.toml").write_text('[learn]\nprotect = ["login"]\n')
+        assert "from a text: 'login'" in run_here(*learn)[1]
+        assert run_here(*classify)[0] == 0
+        assert all(kept("out.csv"))
+        Path("testnuc.toml").write_text('protect = "refund"\n')
+        assert "from a text: 'refund'" in run_here(*learn)[1]
+        code, out, err = run_here("distill", "out.csv")
+        assert (code, "protected ones, which a head does not see" in out) == (0, True), err
+
+
+@pytest.mark.slow
 def test_results_without_a_store_keep_what_was_learned_beside_them(tickets):
     with LoopbackLLM(wrong_at_random) as llm:
         command = ["classify", tickets, *options(llm), "-o", "out.csv"]

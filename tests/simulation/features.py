@@ -385,7 +385,11 @@ class History:
         proof = None
         if not self.late():
             proof = await self.nuc.classify_many(world.texts)
-        learned = await self.nuc.learn(review)
+        protect = draw.choice((None, None, [], draw.sample(world.names, draw.randint(1, 2))))
+        kept = self.protected() if protect is None else {*protect}
+        learned = await self.nuc.learn(review, protect=protect)
+        if {*learned.protected} != kept:
+            world.complain(f"{learned.protected} are protected instead of {kept}")
         for item in review.judged:
             if item.source == "person":
                 right = world.gold(item.text)
@@ -414,12 +418,19 @@ class History:
                 )
                 return
 
+    def protected(self):
+        learned = self.nuc.learned
+        return set() if learned is None else {*learned.protected}
+
     async def learn_texts(self):
         world = self.world
         texts = self.some(30)
         right = [world.gold(t) if world.multilabel else world.gold(t)[0] for t in texts]
+        before = self.protected()
         try:
             await self.nuc.learn(texts, right)
+            if self.protected() != before:
+                world.complain("what was protected is not what was before")
         except InvalidInputError as error:
             if "prediction" not in str(error):
                 world.complain(f"learn: {error}")
@@ -513,6 +524,7 @@ class History:
             return
         for index, (result, text) in enumerate(zip(results, texts, strict=True)):
             self.check(result, text, index)
+            self.check_protected(result)
         if results.labels != [row.label for row in results]:
             world.complain("Results.labels differ from those of its rows")
         if results.changed != sum(row.changed for row in results):
@@ -528,6 +540,21 @@ class History:
                     world.complain(f"{first!r} was read back as {second!r}")
                     return
         str(results.summary())
+
+    def check_protected(self, result):
+        """Only a person takes a protected label away, once a model labels."""
+        learned, own = self.nuc.learned, result.prediction
+        if own is None or learned is None or result.source in {None, "person"}:
+            return
+        several = isinstance(result, MultilabelClassification)
+        # else the labels before are those of a vote
+        of_llm = several and self.options("policy").weight == "auto"
+        if learned.decides == "settings" or several is not of_llm:
+            return
+        said = {*own.labels} if several else {own.label}
+        missing = said & self.protected() - ({*result.labels} if several else {result.label})
+        if missing and not (result.label is None and self.options("policy").min_trust is not None):
+            self.world.complain(f"{result.text!r} has lost the protected {missing}")
 
     def check(self, result, text, index, *, judged=True):
         world = self.world
