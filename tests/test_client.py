@@ -124,20 +124,6 @@ async def test_stored_neighbors_vote_without_a_call(client_of):
         assert len(nuc) == 52
 
 
-async def test_stored_takes_the_k_nearest_that_have_a_prediction(client_of):
-    texts = messages(200)
-    async with (
-        LoopbackLLM(confident) as llm,
-        TestNUC(**client_of(llm, neighbors="stored", k=4)) as nuc,
-    ):
-        some = texts[::20]
-        await nuc.classify_many(some)
-        await nuc.add(texts)
-        result = await nuc.classify("account locked number 7")
-        assert result.voters == 5
-        assert {n.text for n in result.neighbors} <= set(some)
-
-
 async def test_texts_with_known_labels_are_never_asked_about(client_of):
     texts = messages(30)
     async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm)) as nuc:
@@ -189,15 +175,6 @@ async def test_a_failed_text_is_voted_on_by_its_neighbors(client_of):
     assert results[3].prediction.said == "nonsense label outside the set"
     assert results[3].label == gold(texts[3])
     assert results[3].voters == len(results[3].neighbors)
-
-
-async def test_a_wrong_key_stops_the_run_at_once(client_of):
-    async with LoopbackLLM(confident, api_key="right") as llm:
-        async with TestNUC(**client_of(llm, limits=Limits(concurrency=4))) as nuc:
-            with pytest.raises(testnuc.errors.AuthenticationError) as caught:
-                await nuc.classify_many(messages(200))
-        assert "secret-key-123" not in f"{caught.value!r} {caught.value}"
-        assert llm.requests <= 8
 
 
 async def test_an_unknown_model_stops_the_run_at_once(client_of):
@@ -283,42 +260,6 @@ async def test_stream_of_an_async_iterable_with_invalid_texts_in_small_windows(c
     assert isinstance(results[30].error, testnuc.InvalidInputError)
     assert "30" in str(results[30].error)
     assert sum(r.error is not None for r in results.values()) == 2
-
-
-async def test_leaving_a_stream_early_leaves_nothing_behind(client_of):
-    async with LoopbackLLM(confident, latency=0.005) as llm:
-        async with TestNUC(**client_of(llm, limits=Limits(concurrency=8))) as nuc:
-            stream = nuc.stream(messages(400), window=50)
-            async for _ in stream:
-                break
-            await stream.aclose()
-        ours = [t for t in asyncio.all_tasks() if t.get_name().startswith("testnuc")]
-        assert not ours
-        assert llm.calls < 400
-
-
-async def test_a_fatal_error_in_a_stream_is_raised(client_of):
-    async with LoopbackLLM(confident, api_key="right") as llm, TestNUC(**client_of(llm)) as nuc:
-        with pytest.raises(testnuc.errors.AuthenticationError):
-            [r async for r in nuc.stream(messages(30), window=10)]
-
-
-@pytest.mark.slow
-async def test_cancelling_loses_nothing_that_was_paid_for(client_of):
-    texts = messages(100)
-    async with LoopbackLLM(confident, latency=0.05) as llm:
-        async with TestNUC(**client_of(llm, limits=Limits(concurrency=10))) as nuc:
-            run = asyncio.create_task(nuc.classify_many(texts))
-            while llm.calls < 20:  # noqa: ASYNC110 - the server has no event
-                await asyncio.sleep(0.005)
-            run.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await run
-            results = await nuc.classify_many(texts)
-            assert [r.prediction.label for r in results] == [gold(t) for t in texts]
-        assert llm.calls == 100
-        assert max(llm.asked.values()) == 1
-        assert not [t for t in asyncio.all_tasks() if t.get_name().startswith("testnuc")]
 
 
 async def test_a_shared_call_goes_on_while_anyone_waits_for_it(client_of):

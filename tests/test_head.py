@@ -117,18 +117,6 @@ async def test_distill_needs_predictions(tmp_path):
     assert not (tmp_path / "x.head").exists()
 
 
-def test_a_file_is_the_same_after_reading(tmp_path):
-    head = small(embedder=Clustered())
-    head.save(tmp_path / "a")
-    Head.load(tmp_path / "a").save(tmp_path / "b")
-    one, two = Head.load(tmp_path / "a"), Head.load(tmp_path / "b")
-    assert one.labels == two.labels == head.labels
-    assert (one.weights == head.weights).all()
-    assert (two.weights == head.weights).all()
-    assert one.trained_on == two.trained_on == ON
-    assert one.curve == two.curve == head.curve
-
-
 def test_damaged_and_foreign_files_are_refused(tmp_path):
     path = tmp_path / "a.head"
     small().save(path)

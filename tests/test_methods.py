@@ -9,7 +9,6 @@ import testnuc
 from testnuc import (
     BestOfN,
     Limits,
-    Sampling,
     SelfConsistency,
     StandardPrompting,
     TestNUC,
@@ -90,17 +89,6 @@ async def test_sampling_methods_alone_and_with_the_vote(client_of, method, refer
             assert n.confidence == pytest.approx(own[n.text][1])
             voters.append((LABELS.index(n.label), n.similarity, None))
         assert LABELS.index(result.label) == naive.winner(voters, naive.PRESETS["weighted"])
-
-
-async def test_ten_samples_of_m_texts_are_ten_m_calls(client_of):
-    texts = messages(30)
-    async with (
-        LoopbackLLM(sampled) as llm,
-        TestNUC(**client_of(llm, method=SelfConsistency(n=10), k=10)) as nuc,
-    ):
-        results = await nuc.classify_many([*texts, *texts])
-        assert llm.calls == 10 * 30
-        assert all(len(r.neighbors) == 10 for r in results)
 
 
 async def test_more_samples_pay_for_the_difference_and_methods_share_them(client_of):
@@ -184,19 +172,6 @@ async def test_few_shot_prompts_have_the_layout_of_the_paper(client_of, method):
                 lines.append(f'Label: "{gold(shown)}"')
         lines += ["", "== Testing Samples ==", f'Text 1: "{text}"']
         assert "\n".join(lines) in sent
-
-
-async def test_stage_one_is_shared_with_standard_prompting(client_of):
-    from testnuc.stores.memory import MemoryStore
-
-    texts, store = messages(30), MemoryStore()
-    async with LoopbackLLM(confident) as llm:
-        async with TestNUC(**client_of(llm, store=store, k=3)) as nuc:
-            await nuc.classify_many(texts)
-        assert llm.calls == 30
-        async with TestNUC(**client_of(llm, store=store, k=3, method=TopKICLP(5))) as nuc:
-            await nuc.classify_many(texts)
-        assert llm.calls == 60
 
 
 async def test_known_labels_are_shown_and_never_asked_for(client_of):
@@ -328,13 +303,6 @@ async def test_a_wrong_key_stops_every_method_at_once(client_of):
                 with pytest.raises(testnuc.errors.AuthenticationError):
                     await nuc.classify_many(messages(200))
             assert llm.requests <= 8
-
-
-def test_several_texts_in_one_prompt_cannot_have_examples(client_of):
-    with pytest.raises(testnuc.InvalidInputError, match=r"texts_per_call is 4.*examples"):
-        TestNUC(
-            LABELS, "openai/x", api_key="k", method=TopKICL(3), sampling=Sampling(texts_per_call=4)
-        )
 
 
 @pytest.mark.parametrize("method", [SelfConsistency(3), TopKICL(3), TopKICLP(3)])

@@ -244,12 +244,3 @@ async def test_other_public_objects_have_short_representations(client_of):
     for one in shown:
         assert len(repr(one)) < 300, repr(one)
         assert "\n" not in repr(one)
-
-
-def test_a_brief_representation_names_what_matters():
-    one = results(["a"], trust=[0.91234567])[0]
-    assert repr(one) == (
-        "Classification(index=0, text='text 0', label='a', share=0.5, margin=0.1, voters=3, "
-        "complete=True, prediction=Prediction(..), trust=0.9123, source='vote')"
-    )
-    assert repr(Prediction("a")) == "Prediction(label='a')"

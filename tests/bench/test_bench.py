@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
+from bench.__main__ import run
 from testnuc.testing import HashEmbedder, LoopbackLLM
+from tests.cli.in_process import in_process
 from tests.conftest import LABELS, gold, messages
 
 pytestmark = pytest.mark.slow
 
 
 def bench(*arguments):
-    done = subprocess.run(
-        [sys.executable, "-m", "bench", *map(str, arguments)],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    return done.returncode, done.stdout, done.stderr
+    return in_process(run, ["bench", *arguments])
 
 
 @pytest.fixture

@@ -29,10 +29,8 @@ def run_here(*arguments, key="test-key", replaced=True, **environment):
 
     Without `replaced`, embedders are those of their names.
     """
-    out, err = io.StringIO(), io.StringIO()
     known = embedders.is_known
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr(sys, "argv", ["testnuc", *map(str, arguments)])
+    with pytest.MonkeyPatch.context() as patch:
         if replaced:
             patch.setattr(embedders, "resolve", lambda _: HashEmbedder())
             patch.setattr(embedders, "is_known", lambda n: n == HashEmbedder().name or known(n))
@@ -41,9 +39,20 @@ def run_here(*arguments, key="test-key", replaced=True, **environment):
             patch.setenv("ANTHROPIC_API_KEY", key)
         for name, value in environment.items():
             patch.setenv(name, value)
+        return in_process(main, ["testnuc", *arguments])
+
+
+def in_process(program, words):
+    """Run a program by its words, as a process would; returns exit code, stdout, stderr."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", [*map(str, words)])
         code = 0
         try:
-            main()
+            program()
         except SystemExit as exc:
             code = exc.code or 0
+            if isinstance(code, str):
+                print(code, file=err)
+                code = 1
     return code, out.getvalue(), err.getvalue()

