@@ -41,17 +41,18 @@ class _Scripted:
     async def answer(self, request: Request) -> Reply:
         """Name a cluster, say whether two labels are one, or label a text."""
         self.calls += 1
-        text, labels = request.texts[0], request.task.labels
+        answers = [self._said(text, request.task.labels) for text in request.texts]
+        return Reply(tuple(Answer(said, 0.9) for said in answers), TokenUsage(0, 0))
+
+    def _said(self, text: str, labels: Sequence[str]) -> str:
         if not labels:
-            said = self._named(text)
-        elif labels == ("same", "different"):
+            return self._named(text)
+        if labels == ("same", "different"):
             names = [re.sub(r" \(\d\)$", "", n) for n in re.findall(r"(?m)^Label (.*)$", text)]
-            said = labels[len(set(names)) > 1]
-        else:
-            right = self._gold[" ".join(text.split())[:300]]
-            found = [name for name in labels if re.sub(r" \(\d\)$", "", name) == right]
-            said = self._random.choice(found) if found else labels[-1]
-        return Reply((Answer(said, 0.9),), TokenUsage(0, 0))
+            return labels[len(set(names)) > 1]
+        right = self._gold[" ".join(text.split())[:300]]
+        found = [name for name in labels if re.sub(r" \(\d\)$", "", name) == right]
+        return self._random.choice(found) if found else labels[-1]
 
     def _named(self, text: str) -> str:
         central = text.partition("\n\n")[0].split("\n")[1:]

@@ -230,11 +230,13 @@ class Filtered:
 
     async def answer(self, request):
         self.calls += 1
-        (text,) = request.texts
-        if text.startswith("Central texts:") and topic_of(text) in self.topics:
+        if any(map(self.rejects, request.texts)):
             raise self.error("blocked")
         await asyncio.sleep(0)
-        return Reply((Answer(*self.namer(text)),))
+        return Reply(tuple(Answer(*self.namer(text)) for text in request.texts))
+
+    def rejects(self, text):
+        return text.startswith("Central texts:") and topic_of(text) in self.topics
 
 
 @pytest.mark.parametrize("error", [AuthenticationError, BadRequestError, ContentRefusedError])
@@ -247,6 +249,52 @@ def test_a_text_that_is_rejected_does_not_end_the_run(error, tmp_path):
         again = Filtered(error)
         assert asyncio.run(testnuc.discover(texts_of(), again, **given)).labels == found.labels
         assert 0 < again.calls < 12, "only what was rejected is asked again"
+
+
+def test_a_text_that_is_rejected_does_not_fail_those_in_its_call():
+    class OneText(Filtered):
+        def rejects(self, text):
+            return text.endswith(" #7") and topic_of(text) == "login"
+
+    provider = OneText(ContentRefusedError)
+    found = asyncio.run(testnuc.discover(texts_of(n=10), provider, n=4, embedder=HashEmbedder()))
+    assert set(found.new) == set(LABELS)
+    assert {topic_of(text) for text in found.misfits} == {"login"}
+    assert len(found.misfits) == 1
+    # twelve clusters, seven calls of ten texts, and the ten texts of one of these alone
+    assert provider.calls <= 12 + 7 + 10
+
+
+class Librarian(Namer):
+    """Names topics as well."""
+
+    def __call__(self, text):
+        if text.startswith("- "):
+            self.asked.append(text)
+            return "shop: about a shop" if "refund" in text else "other: the rest", 0.9
+        return super().__call__(text)
+
+
+def test_labels_are_put_in_a_tree():
+    found, _ = found_by(Librarian(), n=4, tree=True)
+    tree = testnuc.LabelTree(found.labels)
+    assert tree.depth == 2
+    assert {path[-1] for path in tree.paths} == set(LABELS)
+    assert {path[0] for path in tree.children()} <= {"shop", "other"}
+    assert list(found.labels) == sorted(found.labels, key=lambda label: label.split(" > ")[0])
+    assert found.new == tuple(found.labels)
+    assert found.sizes.keys() == found.labels.keys()
+    assert found.labels["shop > refund"] == "about refund"
+    assert found.examples.keys() == found.labels.keys()
+    # labels that were given stay as they are
+    given = {"login": "", "voucher": "", "a > b": ""}
+    found, _ = found_by(Librarian(), n=4, tree=True, labels=given)
+    assert list(found.labels)[:3] == list(given)
+    assert found.sizes["login"]
+    words = asyncio.run(
+        testnuc.discover(texts_of(), KEYWORDS, n=4, tree=True, embedder=HashEmbedder())
+    )
+    assert all(len(label.split(" > ")) == 2 for label in words.labels)
 
 
 @pytest.mark.parametrize("error", [AuthenticationError, BadRequestError, ContentRefusedError])

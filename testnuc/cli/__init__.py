@@ -300,6 +300,7 @@ def discover(
     n: int | None = typer.Option(
         None, "-n", min=2, help="About how many labels.", show_default="by the number of texts"
     ),
+    tree: bool = once(False, "--tree", help="Put new labels below topics: two levels."),
     output: str = output_to("A .yaml or .json file.", "labels.yaml"),
     dry_run: bool = _DRY_RUN,
     limit: int | None = _LIMIT,

@@ -32,7 +32,7 @@ async def run(given: SimpleNamespace) -> None:
     options = client_arguments(client.but(store=None if given.dry_run else store.where))
     labels, model = options.pop("labels"), options.pop("model")
     if given.dry_run:
-        calls, tokens, usd = expected_cost(texts, model, given.n, **options)
+        calls, tokens, usd = expected_cost(texts, model, given.n, tree=given.tree, **options)
         price = "price unknown" if usd is None else f"about {usd:.2f} USD"
         print(
             f"{model}: nothing was sent; at most {calls:,} calls, about {tokens:,} input tokens, "
@@ -41,7 +41,7 @@ async def run(given: SimpleNamespace) -> None:
         return
     store.create_folder()
     known = None if labels is None else read_labels(labels)
-    found = await discover(texts, model, labels=known, n=given.n, **options)
+    found = await discover(texts, model, labels=known, n=given.n, tree=given.tree, **options)
     write_labels(output, found.labels, found.examples)
     print(found)
     parts = (f"{len(found.labels):,} labels, written to {output}", cost(found.usage))

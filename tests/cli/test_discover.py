@@ -25,7 +25,7 @@ def test_texts_become_a_label_file(tickets):
         options = ["-n", "4", "--base-url", llm.base_url]
         code, out, err = run_here("discover", tickets, *options, "--dry-run")
         assert code == 0, err
-        assert "nothing was sent; at most 148 calls" in out
+        assert "nothing was sent; at most 37 calls" in out
         assert llm.calls == 0
         code, out, err = run_here("discover", tickets, *options)
         assert code == 0, err
@@ -47,13 +47,17 @@ def test_texts_become_a_label_file(tickets):
 
 
 def test_words_name_labels_without_a_key(tickets):
-    given = ["--model", "local/keywords", "--labels", "refund,other", "-o", "found.json"]
+    given = ["--model", "local/keywords", "--labels", "refund,other", "-o", "found.json", "--tree"]
     code, _, err = run_here("discover", tickets, *given)
     assert code == 0, err
     labels = read_labels("found.json")
     assert list(labels)[:2] == ["refund", "other"]
     assert len(labels) > 2
     assert "model" not in err
+    code, out, err = run_here("discover", tickets, "-n", "16", "--tree", "--dry-run")
+    assert code == 0, err
+    # 48 clusters: their names, as many pairs, 196 texts on trial, topics of up to 48 labels
+    assert f"at most {48 + 48 + 20 + 6} calls" in out
 
 
 def test_a_label_file_is_read_as_it_was_written(tmp_path):
