@@ -13,7 +13,7 @@ from testnuc._engine.run import Run
 from testnuc.errors import InvalidInputError
 from testnuc.head import Head, TrainedOn
 from testnuc.trust.calibration import SetRule, chance_of, fit_line, fit_set_rule, log_odds
-from testnuc.trust.certificates import certify
+from testnuc.trust.certificates import Strata, certify
 from testnuc.trust.head import fit_folds, fit_head, folds_of, predict_folds
 from testnuc.trust.judgment import Judged
 from testnuc.trust.model import NEIGHBORS, most_texts, one_hot
@@ -69,15 +69,9 @@ def _trained(parts: Components, run: Run, vectors: Float16s) -> Head:
     trained = fit(run, labels.at(rows), vectors[rows], hashes, judged, used if by_judged else None)
     certificate = None
     if judged.person[used].any():
-        certificate = certify(
-            trained.trust,
-            judged.rows,
-            trained.right & answered,
-            judged.draws.uniform & judged.person,
-            accuracy=0.9,
-            confidence=0.9,
-            endless=True,
-        )
+        right, drawn = trained.right & answered, judged.draws.uniform & judged.person
+        strata = Strata.of(trained.trust, judged.rows, right, drawn)
+        certificate = certify(strata, accuracy=0.9, confidence=0.9, endless=True)
     return Head(
         parts.labels.names,
         trained.weights,

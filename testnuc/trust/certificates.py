@@ -197,6 +197,8 @@ class Strata:
     #: Draws since, and those of them that are wrong; a skipped text counts as wrong.
     draws: Int64s
     wrong: Int64s
+    #: int64[c], the texts of each cohort, those of unknown trust included.
+    sizes: Int64s
 
     @classmethod
     def of(
@@ -208,36 +210,35 @@ class Strata:
         inside: Bools | None = None,
         ends: Sequence[int] = (),
     ) -> Strata:
-        """Count judged texts: `drawn` ones uniformly inside their strata, the others known before.
+        """Count the judged texts of each stratum.
 
-        Arguments as for `certify`.
+        `trust`, float64[n], is as it was frozen before the draws; NaN = unknown, never certified.
+        `rows`, int64[m], are all judged texts; `right`, bool[m]: whether their labels are, by the
+        frozen rule (skipped: no); `drawn`, bool[m]: whether they were drawn, after the freeze,
+        uniformly inside their stratum and cohort, or from all. Only texts `inside`, bool[n], are
+        counted. `ends` are those of the cohorts, one if empty.
         """
         ends = ends or (len(trust),)
         lowest = edges(trust[: ends[0]])
-        shape = len(lowest) + 1, len(ends)
         cells = cells_of(trust, lowest, ends)
 
         def counted(some: Int64s) -> Int64s:
-            counts = np.bincount(some, minlength=shape[0] * shape[1]).astype(np.int64)
-            return counts.reshape(shape)[:-1]
+            # the last row: unknown trust
+            counts = np.bincount(some, minlength=(len(lowest) + 1) * len(ends))
+            return counts.astype(np.int64).reshape(-1, len(ends))
 
         if inside is not None:
             used = inside[rows]
             rows, right, drawn = rows[used], right[used], drawn[used]
-        judged = cells[rows]
-        return cls(
-            lowest,
-            counted(cells if inside is None else cells[inside]),
-            counted(judged[~drawn]),
-            counted(judged[~drawn & ~right]),
-            counted(judged[drawn]),
-            counted(judged[drawn & ~right]),
-        )
+        texts, judged = counted(cells if inside is None else cells[inside]), cells[rows]
+        subsets = (~drawn, ~drawn & ~right, drawn, drawn & ~right)
+        counts = (counted(judged[some])[:-1] for some in subsets)
+        return cls(lowest, texts[:-1], *counts, texts.sum(axis=0))
 
     def earlier(self, cohorts: int) -> Strata:
         """Return the strata of the first cohorts alone."""
-        counts = (self.texts, self.known, self.known_wrong, self.draws, self.wrong)
-        return Strata(self.lowest, *(of[:, :cohorts] for of in counts))
+        counts = (self.texts, self.known, self.known_wrong, self.draws, self.wrong, self.sizes)
+        return Strata(self.lowest, *(of[..., :cohorts] for of in counts))
 
     def evidence(self, parts: int, accuracy: float, *, endless: bool = False) -> float:
         """Return the log evidence that the first strata together are accurate."""
@@ -373,39 +374,22 @@ def _log_falling(n: Any, k: Any) -> Any:
 
 
 def certify(
-    trust: Float64s,
-    rows: Int64s,
-    right: Bools,
-    drawn: Bools,
-    inside: Bools | None = None,
-    ends: Sequence[int] = (),
-    *,
-    accuracy: float,
-    confidence: float,
-    ranking: int = 0,
-    endless: bool = False,
+    strata: Strata, *, accuracy: float, confidence: float, ranking: int = 0, endless: bool = False
 ) -> Certificate:
     """Certify the largest part of the texts, highest trust first, that judgments prove accurate.
 
-    `trust`, float64[n], is as it was frozen before the draws; NaN = unknown, never certified.
-    `rows`, int64[m], are all judged texts; `right`, bool[m]: whether their labels are, by the
-    frozen rule (skipped: no); `drawn`, bool[m]: whether they were drawn, after the freeze,
-    uniformly inside their stratum and cohort, or from all. Only texts `inside`, bool[n], are
-    certified. `ends` are those of the cohorts, one if empty: of all together, or, if that fails,
-    of all but the last. `ranking`: rankings frozen before that were drawn from; `endless`: for new
-    texts of the same kind instead of these.
+    It is about all cohorts together, or, if that fails, all but the last. `ranking`: rankings
+    frozen before that were drawn from; `endless`: for new texts of the same kind.
     """
-    ends = ends or (len(trust),)
-    strata = Strata.of(trust, rows, right, drawn, inside, ends)
     error = error_of(confidence, ranking)
 
     def best(accuracy: float) -> Certificate | None:
-        for cohorts in range(len(ends), 0, -1):
-            some, n = strata.earlier(cohorts), ends[cohorts - 1]
-            every = n if inside is None else int(inside[:n].sum())
+        for cohorts in range(len(strata.sizes), 0, -1):
+            some = strata.earlier(cohorts)
             parts = some.proven(accuracy, error, endless=endless)
             if covered := int(some.texts[:parts].sum()):
                 least, judged = float(strata.lowest[parts - 1]), int(some.draws.sum())
+                every = int(some.sizes.sum())
                 of = 0 if endless else every
                 return Certificate(accuracy, confidence, least, covered / every, judged, texts=of)
         return None

@@ -206,7 +206,7 @@ class Learned(Brief):
     def next_to_prove(self, n: int, random: np.random.Generator) -> list[int]:
         """Draw the positions of n texts that are not judged, to certify one part more."""
         trust, ends = self.trust.astype(np.float64), self.cohorts or (self.texts,)
-        strata = Strata.of(trust, self.rows, self._right(self.right), self.drawn, None, ends)
+        strata = self._strata(self.right)
         parts = strata.proven(_USUAL, error_of(_USUAL, self.rankings))
         found = strata.next(n, parts + 1)
         while len(found) < n and parts < len(strata.lowest):
@@ -220,10 +220,14 @@ class Learned(Brief):
         ]
         return [left[cell].pop() for cell in found.tolist()]
 
-    def _right(self, right: Bools) -> Bools:
-        """Return which labels are right; of drawn texts, a referee's answer says nothing."""
-        known: Bools = right & (self.person | ~self.drawn)
-        return known
+    def _strata(self, right: Bools, inside: Bools | None = None) -> Strata:
+        """Count the texts whose labels are right; of drawn texts, a referee's answer says nothing.
+
+        `right`, bool[m], and `inside`, bool[texts], as for `Strata.of`.
+        """
+        known = right & (self.person | ~self.drawn)
+        trust = self.trust.astype(np.float64)
+        return Strata.of(trust, self.rows, known, self.drawn, inside, self.cohorts)
 
     def under(self, settings: str) -> Learned:
         """Return what holds under these vote settings.
@@ -321,12 +325,7 @@ class Learned(Brief):
         if label is not None:
             right, inside = self._of_label(label)
         certificate = certify(
-            self.trust.astype(np.float64),
-            self.rows,
-            self._right(right),
-            self.drawn,
-            inside,
-            self.cohorts,
+            self._strata(right, inside),
             accuracy=accuracy,
             confidence=confidence,
             ranking=self.rankings,

@@ -178,7 +178,7 @@ def is_wrong(trust, right, known, looks, needed, random, seen):
     ]
     draws, wrong, proven = np.zeros((PARTS, 1), int), np.zeros((PARTS, 1), int), 0
     for _ in range(looks):
-        state = Strata(texts.lowest, texts.texts, texts.known, texts.known_wrong, draws, wrong)
+        state = replace(texts, draws=draws, wrong=wrong)
         for stratum in state.next(1, proven + 1):
             draws[stratum] += 1
             wrong[stratum] += not right[left[stratum].pop()]
@@ -205,27 +205,32 @@ def test_draws_become_proportional_and_end_with_the_texts():
     assert len(known.next(5, 1)) == 0
 
 
+def certified(trust, rows, right, drawn, inside=None, *, accuracy=0.9, endless=False):
+    strata = Strata.of(trust, rows, right, drawn, inside)
+    return certify(strata, accuracy=accuracy, confidence=0.9, endless=endless)
+
+
 def test_only_draws_since_the_ranking_say_something_of_the_other_texts():
     trust, rows = np.linspace(1, 0, 400), np.arange(0, 120, 2)
     right, none, every = np.ones(60, bool), np.zeros(60, bool), np.ones(60, bool)
-    known = certify(trust, rows, right, none, accuracy=0.9, confidence=0.9)
+    known = certified(trust, rows, right, none)
     assert (known.coverage, known.judged) == (0, 0)
     assert "no text was drawn" in str(known)
-    drawn = certify(trust, rows, right, every, accuracy=0.9, confidence=0.9)
+    drawn = certified(trust, rows, right, every)
     assert (drawn.coverage, drawn.judged) == (0.3, 60)
     assert drawn.trust == pytest.approx(trust[119])
     assert "30% of 400 distinct texts" in str(drawn)
     assert "by your judgments" in str(drawn)
     # unless all are judged
     rows = np.arange(400)
-    whole = certify(trust, rows, rows % 10 > 0, np.zeros(400, bool), accuracy=0.9, confidence=0.9)
+    whole = certified(trust, rows, rows % 10 > 0, np.zeros(400, bool))
     assert whole.coverage == 1
 
 
 def test_a_certificate_says_what_it_takes_and_what_is_proved_now():
     trust, rows = np.linspace(1, 0, 400), np.arange(0, 120, 12)
     every = np.ones(10, bool)
-    few = certify(trust, rows, every, every, accuracy=0.9, confidence=0.9)
+    few = certified(trust, rows, every, every)
     assert few.coverage == 0
     assert np.isinf(few.trust)
     assert "10 of 10 drawn among the 30% with the highest trust are right" in str(few)
@@ -234,7 +239,7 @@ def test_a_certificate_says_what_it_takes_and_what_is_proved_now():
     assert few.achievable is not None
     assert "a hint" in str(few)
     rows = np.arange(120)
-    bad = certify(trust, rows, rows % 4 > 0, rows >= 0, accuracy=0.9, confidence=0.9)
+    bad = certified(trust, rows, rows % 4 > 0, rows >= 0)
     assert bad.judgments_needed == 0
     assert "better labels do" in str(bad)
 
@@ -248,19 +253,18 @@ def test_rankings_that_were_drawn_from_share_the_error():
 def test_new_texts_take_more_draws_than_these():
     trust, rows = np.linspace(1, 0, 100), np.arange(20)
     every = np.ones(20, bool)
-    options = {"accuracy": 0.9, "confidence": 0.9}
-    assert certify(trust, rows, every, every, **options).coverage
-    assert not certify(trust, rows, every, every, endless=True, **options).coverage
+    assert certified(trust, rows, every, every).coverage
+    assert not certified(trust, rows, every, every, endless=True).coverage
 
 
 def test_texts_of_one_label_are_certified_inside_the_strata_of_all():
     trust, rows = np.linspace(1, 0, 400), np.arange(120)
     inside = np.arange(400) % 2 == 0
     right = rows % 2 == 0
-    made = certify(trust, rows, right, rows >= 0, inside, accuracy=0.9, confidence=0.9)
+    made = certified(trust, rows, right, rows >= 0, inside)
     assert made.judged == 60
     assert made.coverage == pytest.approx(0.3)
-    none = certify(trust, rows, right, rows >= 0, np.zeros(400, bool), accuracy=0.9, confidence=0.9)
+    none = certified(trust, rows, right, rows >= 0, np.zeros(400, bool))
     assert not none.coverage
 
 
@@ -268,10 +272,10 @@ def test_a_text_of_unknown_trust_is_never_certified():
     trust = np.full(300, np.nan)
     trust[:200] = np.linspace(1, 0.9, 200)
     rows, every = np.arange(200), np.ones(200, bool)
-    made = certify(trust, rows, every, every, accuracy=0.8, confidence=0.9)
+    made = certified(trust, rows, every, every, accuracy=0.8)
     assert made.trust == 0.9
     assert made.coverage == pytest.approx(200 / 300)
-    none = certify(np.full(9, np.nan), rows[:9], every[:9], every[:9], accuracy=0.8, confidence=0.9)
+    none = certified(np.full(9, np.nan), rows[:9], every[:9], every[:9], accuracy=0.8)
     assert "trust of the texts is unknown" in str(none)
 
 
