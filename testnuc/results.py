@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import asdict
 from importlib import import_module
 from itertools import chain
@@ -266,6 +267,12 @@ class Results(Sequence[Classification]):
         self.notes = tuple(notes)
         #: Label -> the number of distinct texts whose shortlist held it; empty without shortlists.
         self.coverage = dict(coverage or {})
+
+    def with_rows(self, rows: Sequence[Classification]) -> Results:
+        """Return results of the same run with other rows."""
+        results = copy(self)
+        results._rows = rows  # noqa: SLF001
+        return results
 
     def _outcomes(self) -> Iterable[tuple[list[str] | None, Prediction | None, bool]]:
         # rows of a run need not create every `Classification`

@@ -89,28 +89,24 @@ def judged_classes(
     }
 
 
-def taught_classes(
-    run: Run, judged: Mapping[int, tuple[tuple[int, ...] | None, str]], learned: Learned
-) -> dict[int, int]:
-    """Return the class of each text whose judgment was learned from, of those `judged_classes`."""
-    proving, entries = learned.proving, run.batch.entries
-    return {
-        place: classes[0]
-        for place, (classes, _) in judged.items()
-        if classes and entries[place].hash not in proving
-    }
+def taught_classes(run: Run, places: Sequence[int], learned: Learned) -> Int32s:
+    """Return the class of each text whose judgment was learned from, int32[n]; else -1."""
+    proving, judged = learned.proving, judged_classes(run, places, learned)
+    taught = np.full(len(places), -1, dtype=np.int32)
+    for at, place in enumerate(places if judged else ()):
+        classes, _ = judged.get(place, (None, ""))
+        if classes and run.batch.entries[place].hash not in proving:
+            taught[at] = classes[0]
+    return taught
 
 
 def _single(run: Run, learned: Learned, vectors: Float16s | None) -> Labels:
     batch, n_own = run.batch, run.batch.n_own
     kept = run.labels().first()
-    judged = judged_classes(run, range(n_own if vectors is None else len(vectors)), learned)
-    run.judge({place: of for place, of in judged.items() if place < n_own})
+    run.judge(judged_classes(run, range(n_own), learned))
     if vectors is None:
         return Labels.single(kept, trust=np.full(n_own, np.nan))
-    known = np.full(len(vectors), -1, dtype=np.int32)
-    for place, one in taught_classes(run, judged, learned).items():
-        known[place] = one
+    known = taught_classes(run, range(len(vectors)), learned)
     texts = Texts(
         vectors,
         run.answers.label,

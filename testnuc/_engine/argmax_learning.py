@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from testnuc._base.arrays import Bools, Float16s, Float64s, Int32s
-from testnuc._engine.applying import judged_classes, judged_of, taught_classes, texts_among
+from testnuc._engine.applying import judged_of, taught_classes, texts_among
 from testnuc._engine.components import Components
 from testnuc._engine.run import Run
 from testnuc.trust.argmax import Argmax, right_by_level
@@ -22,7 +22,7 @@ from testnuc.trust.candidates import (
 )
 from testnuc.trust.dissent import Dissent, dissent_of
 from testnuc.trust.judgment import Judgment
-from testnuc.trust.learned import Learned, before_of, fallen
+from testnuc.trust.learned import Learned, fallen, of_judged
 from testnuc.trust.model import NEIGHBORS, HeadModel, most_texts
 from testnuc.trust.review import GOALS
 from testnuc.trust.review_context import EarlierJudgment, ReviewContext
@@ -147,14 +147,9 @@ class ArgmaxFit:
             judged=judgments,
             texts=len(texts),
             trust=trust.astype(np.float32),
-            rows=where,
-            right=right,
-            person=judged.person,
-            draws=draws,
-            drawn=np.zeros(len(where), dtype=np.bool_),
+            **of_judged(judged, right, (texts.own[where] == gold) & (gold >= 0)),
             given=label,
             differs=differing(candidates),
-            before=before_of((texts.own[where] == gold) & (gold >= 0), judged),
             settings=self._parts.settings.basis,
             fewer=fewer,
         )
@@ -209,10 +204,7 @@ class ArgmaxFit:
         """Return the labels by what was learned, and their trust."""
         texts, rule = self._texts, learned.rule
         assert isinstance(rule, Argmax)
-        known = judged_classes(self.run, range(len(texts)), learned)
-        pairs = [*taught_classes(self.run, known, learned).items()]
-        judged = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-        texts = texts.with_judged(judged[:, 0], judged[:, 1].astype(np.int32))
+        texts = replace(texts, judged=taught_classes(self.run, range(len(texts)), learned))
         kept = rule.vote.label(texts) if rule.decides == "vote" else self._kept_by_settings()
         return rule.apply(texts, kept, self._parts.labels.tree)
 

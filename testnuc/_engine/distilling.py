@@ -1,7 +1,6 @@
 """Distill what a client knows of its pool into one head."""
 
 import asyncio
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -42,6 +41,22 @@ async def distill(parts: Components) -> Head:
     return await asyncio.to_thread(_trained, parts, run, vectors)
 
 
+class _Sample(NamedTuple):
+    """The texts that a head is fitted on."""
+
+    labels: Labels
+    vectors: Float16s
+    folds: Int64s
+    judged: Judged
+    #: Of the judged texts those that trust is calibrated on; None: on agreement.
+    used: Int64s | None
+
+    def weights(self) -> Float64s:
+        """Return how many texts each of `used` stands for."""
+        weights: Float64s = 1 / self.judged.draws.probability[self.used]
+        return weights
+
+
 class _Trained(NamedTuple):
     weights: Float32s
     curve: tuple[float, float]
@@ -65,8 +80,10 @@ def _trained(parts: Components, run: Run, vectors: Float16s) -> Head:
     # trust is calibrated on those that were drawn at random, if there are enough
     used = np.flatnonzero(answered & judged.draws.drawn)
     by_judged = len(used) >= _CALIBRATED
-    fit = _several if several else _one
-    trained = fit(run, labels.at(rows), vectors[rows], hashes, judged, used if by_judged else None)
+    sample = _Sample(
+        labels.at(rows), vectors[rows], folds_of(hashes), judged, used if by_judged else None
+    )
+    trained = _several(run, sample) if several else _one(run, sample)
     certificate = None
     if judged.person[used].any():
         right, drawn = trained.right & answered, judged.draws.uniform & judged.person
@@ -91,17 +108,10 @@ def _trained(parts: Components, run: Run, vectors: Float16s) -> Head:
     )
 
 
-def _one(
-    run: Run,
-    labels: Labels,
-    vectors: Float16s,
-    hashes: Sequence[bytes],
-    judged: Judged,
-    used: Int64s | None,
-) -> _Trained:
-    """Fit a head that gives one label; trust by the judged texts `used`, None: by agreement."""
-    n_classes = len(run.batch.labels.names)
-    label, folds = labels.first(), folds_of(hashes)
+def _one(run: Run, sample: _Sample) -> _Trained:
+    """Fit a head that gives one label."""
+    labels, vectors, folds, judged, used = sample
+    n_classes, label = len(run.batch.labels.names), labels.first()
     targets = one_hot(label, n_classes)
     if run.votes.settings.head_decides and run.learned is not None:
         shares = run.learned.labels.table(n_classes)
@@ -114,26 +124,20 @@ def _one(
     if used is None:
         curve = fit_line(odds[some], agrees[some], np.ones(len(some)))
     else:
-        curve = fit_line(odds[judged.rows[used]], right[used], _weights(judged, used))
+        curve = fit_line(odds[judged.rows[used]], right[used], sample.weights())
     weights = fit_head(vectors, targets).weights
     return _Trained(weights, curve, chance_of(odds, curve), right, float(agrees[some].mean()))
 
 
-def _several(
-    run: Run,
-    labels: Labels,
-    vectors: Float16s,
-    hashes: Sequence[bytes],
-    judged: Judged,
-    used: Int64s | None,
-) -> _Trained:
-    """Fit a head that gives several labels; `used` as for `_one`."""
-    n_classes, folds = len(run.batch.labels.names), folds_of(hashes)
+def _several(run: Run, sample: _Sample) -> _Trained:
+    """Fit a head that gives several labels."""
+    labels, vectors, folds, judged, used = sample
+    n_classes = len(run.batch.labels.names)
     taught = labels.table(n_classes, labels.is_given())
     gold = judged.right.table(n_classes, judged.right.is_given())
     targets = taught.astype(np.float32)
     out = predict_folds(fit_folds(vectors, targets, folds, several=True), vectors, folds)
-    by = None if used is None else (judged.rows[used], gold[used], _weights(judged, used))
+    by = None if used is None else (judged.rows[used], gold[used], sample.weights())
     rule = fit_set_rule(out, taught, by)
     given, _, trust = rule.apply(out)
     return _Trained(
@@ -144,11 +148,6 @@ def _several(
         float((given == taught).all(axis=1).mean()),
         rule,
     )
-
-
-def _weights(judged: Judged, used: Int64s) -> Float64s:
-    weights: Float64s = 1 / judged.draws.probability[used]
-    return weights
 
 
 def _source(run: Run) -> str:

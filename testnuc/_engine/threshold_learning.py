@@ -26,7 +26,7 @@ from testnuc.trust.label_scores import (
     jaccard,
     scores_of,
 )
-from testnuc.trust.learned import Learned, before_of, fallen
+from testnuc.trust.learned import Learned, fallen, of_judged
 from testnuc.trust.review_context import ReviewContext
 from testnuc.trust.thresholds import Decides, Thresholds
 from testnuc.types import SEPARATOR
@@ -209,10 +209,12 @@ def learn_thresholds(
         )
     before, gains = jaccard(*counts(some, truth, some.given)), {}
     for kind, rule in rules.items():
-        after = jaccard(*counts(some, truth, rule.given(some)))
-        values = np.where(known, after - before, 0.0)[drawn]
-        alpha = _ALPHA * tried[kind] / sum(tried.values())
-        gains[kind] = gain_of(values, proving, alpha) if alpha else Gain(0.0, 0.0, 0.0)
+        others = rule.given(some)
+        values = np.where(known, jaccard(*counts(some, truth, others)) - before, 0.0)
+        changed = np.bincount(some.vote.rows, others != some.given, minlength=len(some)) > 0
+        skipped, alpha = changed & ~known, _ALPHA * tried[kind] / sum(tried.values())
+        nothing = Gain(0.0, 0.0, 0.0)
+        gains[kind] = gain_of(values[drawn], proving, alpha, skipped[drawn]) if alpha else nothing
     chosen = max(rules, key=lambda kind: gains[kind].low)
     rule = rules[chosen]
     exact = exactly(some, truth, rule.given(some))
@@ -237,11 +239,6 @@ def learn_thresholds(
         judged=judgments,
         texts=len(labels),
         trust=labels.trust.astype(np.float32),
-        rows=rows,
-        right=exact,
-        person=judged.person,
-        before=before_of(exactly(some, truth, some.own), judged),
-        draws=judged.draws,
-        drawn=np.zeros(len(rows), dtype=np.bool_),
+        **of_judged(judged, exact, exactly(some, truth, some.own)),
         fewer=fallen(names, *(scores.vote.label[of] for of in (scores.given, labels.is_given()))),
     )

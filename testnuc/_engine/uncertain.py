@@ -7,18 +7,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from testnuc._base.arrays import Float16s, Int32s, Int64s
-from testnuc._engine.applying import judged_classes, taught_classes, texts_among
+from testnuc._engine.applying import taught_classes, texts_among
 from testnuc._engine.run import Layer, Run
 from testnuc.errors import NotAnsweredError
 from testnuc.head import Head
 from testnuc.protocols import PoolText
-from testnuc.trust import (
-    Learned,
-    UncertaintySampler,
-    UncertaintySampling,
-    VoteSettings,
-    random_part,
-)
+from testnuc.trust import UncertaintySampler, UncertaintySampling, VoteSettings, random_part
 from testnuc.trust.head import LinearHead
 from testnuc.trust.model import SKIPPED_ROUNDS, HeadModel, Texts, fit_model, fits, teach
 from testnuc.voting import Labels
@@ -129,7 +123,7 @@ async def ask_unsure(
     run.sampler = _layer(run.batch.n_own, rows[skipped], labels)
     if settings.learned is not None and settings.argmax is not None and proved:
         own = run.answers.label[rows]
-        judged = _judged(run, rows, settings.learned)
+        judged = taught_classes(run, rows.tolist(), settings.learned)
         texts = replace(texts, own=np.where(sampler.asked, own, -1).astype(np.int32), judged=judged)
         run.refitted = await asyncio.to_thread(
             _fitted_again, settings.argmax.model, texts, sampler.heads
@@ -144,12 +138,6 @@ async def ask_unsure(
         f"the LLM was asked about {len(rows) - len(skipped):,} of {len(rows):,} texts, and a model "
         f"of its answers labeled the other {len(skipped):,}: {why}"
     )
-
-
-def _judged(run: Run, rows: Int64s, learned: Learned) -> Int32s:
-    """Return the class of each judged text that was learned from, -1 for the others."""
-    judged = taught_classes(run, judged_classes(run, rows.tolist(), learned), learned)
-    return np.array([judged.get(row, -1) for row in rows.tolist()], dtype=np.int32)
 
 
 def _fitted_again(

@@ -142,16 +142,11 @@ async def newest(nuc: TestNUC, table: Table, source: str) -> Results:
         return results
     by_now = await labeled(nuc, table, source)
     rows = by_now.merged()
-    return Results(
-        [replace(rows.get(at, row), index=at) for at, row in enumerate(results)],
-        results.usage,
-        results.seconds,
-        model=by_now.results.model,
-        choices=by_now.results.choices,
-        descriptions=by_now.results.descriptions,
-        instructions=by_now.results.instructions,
-        learned=by_now.results.learned,
+    made = by_now.results.with_rows(
+        [replace(rows.get(at, row), index=at) for at, row in enumerate(results)]
     )
+    made.usage, made.seconds = results.usage, results.seconds
+    return made
 
 
 def _answered(nuc: TestNUC, table: Table, source: str) -> list[Classification]:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from testnuc.cli.reading import Table, read_table, require_labels, to_stderr
 from testnuc.errors import InvalidInputError
 from testnuc.records import text_of
-from testnuc.scoring import Comparison, compare
+from testnuc.scoring import compare
 from testnuc.types import Classification
 
 
@@ -31,23 +31,12 @@ def run(given: SimpleNamespace) -> None:
                 "of correct labels with --gold"
             )
         gold = {row.text: row.label for row in _results(tables[where], given.gold) if row.label}
-        found = _with_accuracies(found, first, second, gold, files[where], given.gold)
+        known = [row for row in first if row.text in gold]
+        if not known:
+            raise InvalidInputError(f"{files[where]} has no label in column {given.gold!r}")
+        scored = compare(known, second, [gold[row.text] for row in known])
+        found = replace(found, accuracies=scored.accuracies, gain=scored.gain, judged=scored.judged)
     print(found.describe(given.examples))
-
-
-def _with_accuracies(
-    found: Comparison,
-    first: list[Classification],
-    second: list[Classification],
-    gold: dict[str, str],
-    file: str,
-    column: str,
-) -> Comparison:
-    known = [row for row in first if row.text in gold]
-    if not known:
-        raise InvalidInputError(f"{file} has no label in column {column!r}")
-    scored = compare(known, second, [gold[row.text] for row in known])
-    return replace(found, accuracies=scored.accuracies, gain=scored.gain, judged=scored.judged)
 
 
 def _results(table: Table, column: str) -> list[Classification]:

@@ -9,7 +9,6 @@ from testnuc.cli.files import require_kind, require_new
 from testnuc.cli.judging import what_next
 from testnuc.cli.reading import existing, to_stderr
 from testnuc.report.plain import page_of
-from testnuc.results import Results
 from testnuc.trust import Review
 
 
@@ -39,9 +38,7 @@ async def _page(given: SimpleNamespace, reviews: dict[str, Review], *, brief: bo
     async with opened(source, given.client, given.text_column) as (nuc, held):
         table = await texts_for(nuc, held, source, None)
         found = await labeled(nuc, table, source)
-        made = found.results
-        rows = [row for _, row in sorted(found.merged().items())]
-        results = Results(rows, made.usage, made.seconds, diagnosis=made.diagnosis)
+        results = found.results.with_rows([row for _, row in sorted(found.merged().items())])
         page = await nuc.describe(results, reviews, brief=brief)
         return (
             f"{page}\n## Next\n\n{what_next(nuc.learned, given).removeprefix('next, ')}\n"

@@ -232,8 +232,8 @@ class Strata:
             rows, right, drawn = rows[used], right[used], drawn[used]
         texts, judged = counted(cells if inside is None else cells[inside]), cells[rows]
         subsets = (~drawn, ~drawn & ~right, drawn, drawn & ~right)
-        counts = (counted(judged[some])[:-1] for some in subsets)
-        return cls(lowest, texts[:-1], *counts, texts.sum(axis=0))
+        known, known_wrong, draws, wrong = (counted(judged[some])[:-1] for some in subsets)
+        return cls(lowest, texts[:-1], known, known_wrong, draws, wrong, texts.sum(axis=0))
 
     def earlier(self, cohorts: int) -> Strata:
         """Return the strata of the first cohorts alone."""

@@ -191,17 +191,9 @@ class Learned(Brief):
         rule: Argmax | Thresholds,
     ) -> Learned:
         """Return the same with all judgments; `right`: whether the labels of `judged` ones are."""
-        return replace(
-            self,
-            before=before_of(own_right, judged),
-            rule=rule,
-            judged=judgments,
-            rows=judged.rows,
-            right=right,
-            person=judged.person,
-            draws=judged.draws,
-            drawn=np.array([one in self.current for one in judged.rankings], dtype=np.bool_),
-        )
+        drawn = np.array([one in self.current for one in judged.rankings], dtype=np.bool_)
+        by_text = of_judged(judged, right, own_right) | {"drawn": drawn}
+        return replace(self, rule=rule, judged=judgments, **by_text)
 
     def next_to_prove(self, n: int, random: np.random.Generator) -> list[int]:
         """Draw the positions of n texts that are not judged, to certify one part more."""
@@ -518,10 +510,16 @@ class Learned(Brief):
             ) from exc
 
 
-def before_of(own_right: Bools, judged: Judged) -> Array:
-    """Return `Learned.before`, of the judged texts whose own labels are right."""
-    before: Array = np.where(judged.right.known, own_right, -1).astype(np.int8)
-    return before
+def of_judged(judged: Judged, right: Bools, own_right: Bools) -> dict[str, Any]:
+    """Return the fields of `Learned` about each judged text; `own_right`: by the LLM's labels."""
+    return {
+        "rows": judged.rows,
+        "right": right,
+        "person": judged.person,
+        "before": np.where(judged.right.known, own_right, -1).astype(np.int8),
+        "draws": judged.draws,
+        "drawn": np.zeros(len(right), dtype=np.bool_),
+    }
 
 
 def fallen(

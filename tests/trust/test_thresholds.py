@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -185,3 +187,17 @@ def test_skipped_texts_prove_nothing():
     learned = taught_by(scores, none, heads)
     assert learned.decides == "settings"
     assert not learned.right.any()
+
+
+def test_skipped_texts_on_which_labels_would_change_count_as_lost():
+    scores, gold, *_ = made(missed=0.2, wrong=1.5, seed=2, head=False)
+    judged = judged_of(gold, 80, seed=2)
+    some, right = scores.at(judged.rows), judged.right
+    kept, llm = (jaccard(*counts(some, right, given)) for given in (some.given, some.own))
+    # who judges skips what the LLM gets wrong
+    said = [
+        None if lost else [(int(c), None) for c in np.flatnonzero(row)]
+        for lost, row in zip(llm < kept, gold[judged.rows], strict=True)
+    ]
+    learned = taught_by(scores, replace(judged, right=Labels.of(said)), ())
+    assert learned.decides == "settings"
