@@ -3,6 +3,7 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 from urllib.parse import quote, urlencode
@@ -240,7 +241,10 @@ def named(answer: HTTPAnswer) -> dict[str, Any]:
 
 
 def mapping(value: object) -> dict[str, Any]:
-    """Return a value that should be an object; an empty one if it is not."""
+    """Return a value that should be an object, or is one as JSON in a string; else an empty one."""
+    if isinstance(value, str) and value.lstrip()[:1] == "{":
+        with suppress(ValueError):
+            value = read_json(value.encode("utf-8", "replace"))
     return value if isinstance(value, dict) else {}
 
 

@@ -258,7 +258,7 @@ class BatchLifecycle:
                 unread = error
             waited += clock() - began
             refusals = refusals + 1 if unread is not None and _is_refusal(unread) else 0
-            lost = joined.missing
+            lost = joined.missing(remote.answered)
             if unread is None:
                 lost = min(lost, remote.most_answers(batch.requests) - len(joined.usages))
             if lost <= 0 or remote.status == _IS_GONE:

@@ -183,6 +183,8 @@ class BatchOutcomes:
         self._reader = reader
         self._answered: dict[int, list[Outcome]] = {}
         self._failed: dict[int, Exception] = {}
+        #: Requests that were not executed, by what a line says.
+        self._expired: set[int] = set()
         #: Tokens of each response; all responses are billed, malformed ones too.
         self.usages: list[TokenUsage | None] = []
 
@@ -195,6 +197,8 @@ class BatchOutcomes:
         if before is not None and not any(isinstance(outcome, Exception) for outcome in before):
             return
         if line.status != 200:
+            if not line.status:
+                self._expired.add(number)
             self._failed.setdefault(number, self._error(line))
             return
         item = self._items[number]
@@ -212,10 +216,15 @@ class BatchOutcomes:
             for old, new in zip(before, outcomes, strict=True)
         ]
 
-    @property
-    def missing(self) -> int:
-        """How many requests have no result."""
-        return len(self._items) - len(self._answered.keys() | self._failed.keys())
+    def missing(self, answers: int) -> int:
+        """Return how many requests have no result, of a batch with so many answers at least.
+
+        Then lines which say that a request was not executed may be wrong, too.
+        """
+        found = self._answered.keys() | self._failed.keys()
+        others = self._answered.keys() | (self._failed.keys() - self._expired)
+        unsure = min(len(self._items), answers) - len(others)
+        return max(len(self._items) - len(found), unsure)
 
     def outcomes(self, missing: Exception) -> Iterator[tuple[Item, list[Outcome]]]:
         """Yield each request with the outcomes of its texts; `missing` if it has no result."""

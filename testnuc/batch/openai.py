@@ -170,6 +170,7 @@ class OpenAIBatches(BatchAPI):
     def _result(self, custom_id: str, found: dict[str, Any]) -> BatchResultLine | None:
         response, error = mapping(found.get("response")), found.get("error")
         body, status = response.get("body"), _failure(response.get("status_code"))
+        body = mapping(body) or body
         answered = any(mapping(body).get(field) for field in _ANSWER)
         if answered or (body and status is None):
             return BatchResultLine(custom_id, 200, written(body))

@@ -1,5 +1,6 @@
 """Labels from files: .csv, .tsv, .json, .jsonl, .yaml, .xlsx and .txt."""
 
+import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -34,7 +35,7 @@ def read_labels(given: str | list[str] | dict[str, str]) -> list[str] | dict[str
         return given
     if given.lstrip()[:1] in {"[", "{"}:
         # from a settings file or the environment
-        return _labels(json_of(given, "labels"), "labels")
+        return _labels(_json(given, "labels"), "labels")
     kind = Path(given).suffix.lower()
     # not Path.is_file, which raises for a list that is longer than a file name can be
     if kind not in _TABLES | _LISTS and not os.path.isfile(given):  # noqa: PTH113
@@ -54,7 +55,7 @@ def read_labels(given: str | list[str] | dict[str, str]) -> list[str] | dict[str
         return made
     content = content_of(given)[0]
     if kind in {".json", *_YAML}:
-        return _labels((_yaml if kind in _YAML else json_of)(content, given), given)
+        return _labels((_yaml if kind in _YAML else _json)(content, given), given)
     return [label for line in content.splitlines() if (label := line.strip())]
 
 
@@ -68,7 +69,7 @@ def read_former(given: Any) -> dict[str, list[str]]:
         rows = read_table(given, _NAME, option=None, quiet=True).rows
     elif kind in _LISTS - {".txt"}:
         content = content_of(given)[0]
-        rows = (_yaml if kind in _YAML else json_of)(content, given)
+        rows = (_yaml if kind in _YAML else _json)(content, given)
     former: dict[str, list[str]] = {}
     for row in rows if isinstance(rows, list) else ():
         was = row.get(_WAS) if isinstance(row, dict) else None
@@ -117,6 +118,24 @@ def _labels(value: Any, source: str) -> list[str] | dict[str, str]:
     return found if any(found.values()) else list(found)
 
 
+def _once(pairs: list[tuple[str, Any]], name: str) -> dict[str, Any]:
+    """Return a mapping; of equal keys the last would replace the others, and all below them."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise InvalidInputError(f"{name} has {twice!r} twice in one place; join them")
+    return made
+
+
+def _json(content: str, name: str) -> Any:
+    # says what is wrong with the syntax
+    json_of(content, name)
+    try:
+        return json.loads(content, object_pairs_hook=lambda pairs: _once(pairs, name))
+    except RecursionError as exc:
+        raise InvalidInputError(f"{name} is nested too deep; give fewer levels") from exc
+
+
 def _yaml(content: str, name: str) -> Any:
     try:
         import yaml
@@ -152,12 +171,8 @@ def _yaml(content: str, name: str) -> Any:
             return node
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            made = super().construct_mapping(node, deep=deep)
-            if len(made) < len(node.value):
-                # the second would replace the first, with all labels below it
-                ((twice, _),) = Counter(key.value for key, _ in node.value).most_common(1)
-                raise InvalidInputError(f"{name} has {twice!r} twice in one place; join them")
-            return made
+            _once([(key.value, value) for key, value in node.value], name)
+            return super().construct_mapping(node, deep=deep)
 
     try:
         return yaml.load(content, Loader=Loader)  # noqa: S506 - creates no objects

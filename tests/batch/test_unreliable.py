@@ -195,6 +195,25 @@ async def test_an_end_without_results_or_a_reason_is_looked_at_again(lane, outco
         await billed_once(llm, lane, "openai/test")
 
 
+async def test_results_say_of_answered_requests_that_they_expired(model, lane):
+    """The counts say that they were answered, and so they were: all were paid for twice."""
+
+    def expired(value):
+        if "result" in value:
+            value["result"] = {"type": "expired"}
+        else:
+            value |= {"response": None, "error": {"code": "batch_expired", "message": "expired"}}
+
+    async with BatchLLM(confident) as llm:
+        content = for_the_first(2, each_result(expired))
+        Unreliable(llm, state=lambda b: _expired(b) if ended(b) else b, content=content)
+        await billed_once(llm, lane, model)
+
+
+def _expired(batch):
+    return batch | {"status": "expired"} if "status" in batch else batch
+
+
 # -- results that are damaged ----------------------------------------------------------------------
 
 
@@ -230,6 +249,23 @@ BROKEN = [b"", b"{", b"null", b"[1]", b"\xff\xfe", b'{"custom_id":{}}', b'{"cust
 async def test_lines_are_read_as_far_as_possible(model, lane, content):
     async with BatchLLM(confident) as llm:
         Unreliable(llm, content=content)
+        await billed_once(llm, lane, model)
+
+
+@pytest.mark.parametrize("inner", [False, True])
+async def test_objects_that_are_written_as_strings_of_json(model, lane, inner):
+    """All were paid for twice, and no text had a label."""
+
+    def change(value):
+        outer = "result" if "result" in value else "response"
+        name = "message" if outer == "result" else "body"
+        if inner:
+            value[outer][name] = orjson.dumps(value[outer][name]).decode()
+        else:
+            value[outer] = orjson.dumps(value[outer]).decode()
+
+    async with BatchLLM(confident) as llm:
+        Unreliable(llm, content=each_result(change))
         await billed_once(llm, lane, model)
 
 

@@ -208,6 +208,22 @@ def test_labels_in_yaml_that_bite_are_refused(folder, content, says):
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ('{"refund": "money", "other": "x", "refund": "late"}', "'refund' twice in one place"),
+        ('{"card": {"lost": ["a"], "lost": ["b"]}}', "'lost' twice in one place"),
+        ('[{"label": "refund", "label": "card"}]', "'label' twice in one place"),
+        ('{"a": ' * 1_010 + '"x"' + "}" * 1_010, "is nested too deep"),
+    ],
+)
+def test_labels_in_json_that_bite_are_refused(folder, content, says):
+    (folder / "labels.json").write_text(content)
+    for given in ("labels.json", content):
+        with pytest.raises(InvalidInputError, match=re.escape(says)):
+            read_labels(given)
+
+
 def test_anchors_alone_and_deep_labels_in_json(folder):
     pytest.importorskip("yaml")
     (folder / "labels.yaml").write_text("- &first refund\n- delivery\n")
