@@ -3,12 +3,12 @@
 import asyncio
 import contextlib
 import re
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from numbers import Real
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import orjson
 
@@ -29,6 +29,7 @@ from testnuc.errors import (
 )
 from testnuc.label_tree import path_of
 from testnuc.labels import LabelSet
+from testnuc.methods import Sampling
 from testnuc.prompts import Demonstration
 from testnuc.protocols import (
     Answer,
@@ -62,14 +63,14 @@ FULL_LABELS = 1 << 20
 
 
 class Predictor:
-    """Asks one provider for the labels of one label set; options as in `Sampling`.
+    """Asks one provider for the labels of one label set.
 
-    `texts_per_call` is part of every key, because packing can change an answer. With `score_labels`
-    the prompt asks for no confidence. `shortlist` has the labels in each shortlist, and the
-    embedder that chooses them: asks then name the labels that their prompt shows, and a packed call
-    shows those of all its texts; ``("levels",)`` is a call for each level of the tree of labels,
-    only with one text in a call. `store` gets the answers of a packed call before its other texts
-    are asked again.
+    How many texts are in a call is part of every key, because packing can change an answer. With
+    ``score_labels`` the prompt asks for no confidence. `shortlist` has the labels in each
+    shortlist, and the embedder that chooses them: asks then name the labels that their prompt
+    shows, and a packed call shows those of all its texts; ``("levels",)`` is a call for each level
+    of the tree of labels, only with one text in a call. `store` gets the answers of a packed call
+    before its other texts are asked again.
     """
 
     def __init__(
@@ -77,15 +78,9 @@ class Predictor:
         provider: WireProvider | Provider,
         transport: Transport,
         labels: LabelSet,
+        sampling: Sampling,
         *,
         instructions: str | None,
-        temperature: float | None,
-        top_p: float | None,
-        confidence: Literal["verbalized", "logprobs"],
-        options: Mapping[str, Any],
-        texts_per_call: int,
-        reasoning_effort: str | None = "least",
-        score_labels: bool = False,
         shortlist: tuple[int, str] | tuple[str] | None = None,
         store: Store | None = None,
     ) -> None:
@@ -93,7 +88,7 @@ class Predictor:
         self.labels = labels
         self._store = store
         self._transport = transport
-        confidence = "logprobs" if score_labels else confidence
+        confidence = "logprobs" if sampling.score_labels else sampling.confidence
         # checked once: it takes microseconds
         self._wire = provider if implements(provider, WireProvider) else None
         self._other = None if self._wire is not None else cast("Provider", provider)
@@ -101,19 +96,19 @@ class Predictor:
             prompts.system_prompt,
             instructions=instructions,
             confidence=confidence,
-            texts_per_call=texts_per_call,
+            texts_per_call=sampling.texts_per_call,
             multilabel=labels.multilabel,
         )
         self.task = Task(
             system=self._system(labels),
             labels=labels.names,
-            temperature=temperature,
-            top_p=top_p,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
             confidence=confidence,
-            options=dict(options),
-            reasoning_effort=reasoning_effort,
+            options=dict(sampling.request_options),
+            reasoning_effort=sampling.reasoning_effort,
             multilabel=labels.multilabel,
-            score_labels=score_labels,
+            score_labels=sampling.score_labels,
         )
         #: Node -> the labels of the call that follows it; empty: labels are not asked by level.
         self._levels: dict[tuple[str, ...], LabelSet] = {}
@@ -121,7 +116,7 @@ class Predictor:
         #: and the longest of them.
         self.steps: tuple[Task, ...] = (self.task,)
         if shortlist is not None and len(shortlist) == 2:
-            most = int(shortlist[0]) * texts_per_call
+            most = int(shortlist[0]) * sampling.texts_per_call
             if not self._are_all(most):
                 self.steps = (self._part_task(longest_part(labels, most)),)
         elif shortlist is not None:
@@ -130,6 +125,7 @@ class Predictor:
         validate = getattr(provider, "validate", None)
         if validate is not None:
             validate(self.task)
+        effort = sampling.reasoning_effort
         try:
             constant = orjson.dumps(
                 [
@@ -141,15 +137,15 @@ class Predictor:
                     # the order decides how a reply is matched and how a local labeler breaks ties
                     list(labels.names),
                     # 0 and 0.0 are one key: that of 0.0, as in the docs and on the command line
-                    None if temperature is None else float(temperature),
-                    None if top_p is None else float(top_p),
+                    None if sampling.temperature is None else float(sampling.temperature),
+                    None if sampling.top_p is None else float(sampling.top_p),
                     confidence,
                     self.task.options,
-                    texts_per_call,
+                    sampling.texts_per_call,
                     # keys of older versions stay valid: a later option is hashed only if it is set
-                    *([] if reasoning_effort == "least" else [{"effort": reasoning_effort}]),
+                    *([] if effort == "least" else [{"effort": effort}]),
                     *([] if shortlist is None else [{"shortlist": shortlist}]),
-                    *([{"score_labels": True}] if score_labels else []),
+                    *([{"score_labels": True}] if sampling.score_labels else []),
                 ],
                 option=orjson.OPT_SORT_KEYS,
             )

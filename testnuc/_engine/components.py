@@ -229,19 +229,12 @@ class Components:
         instructions: str | None,
         shortlist: int | str | None,
     ) -> Predictor:
-        sampling = self.sampling
         return Predictor(
             provider,
             self.transport,
             self.labels,
+            self.sampling,
             instructions=instructions,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            confidence=sampling.confidence,
-            options=sampling.request_options,
-            texts_per_call=sampling.texts_per_call,
-            reasoning_effort=sampling.reasoning_effort,
-            score_labels=sampling.score_labels,
             shortlist=("levels",)
             if shortlist == "levels"
             else (shortlist, self.embedding.name)

@@ -23,6 +23,7 @@ from testnuc._engine.run import Run
 from testnuc.errors import InvalidInputError
 from testnuc.labels import LabelSet
 from testnuc.limits import Meter, Price, require_price
+from testnuc.methods import Sampling
 from testnuc.protocols import PoolText, Provider, WireProvider
 from testnuc.trust import Review
 from testnuc.trust.argmax import Argmax
@@ -113,19 +114,11 @@ class RefereeModel:
         return labels.some(order)
 
     def _predictor(self, labels: LabelSet) -> Predictor:
-        parts = self._parts
+        of_run, instructions = self._parts.sampling, self._parts.instructions
+        # few calls, which must be right: the provider's own effort
+        sampling = Sampling(of_run.temperature, of_run.top_p, reasoning_effort=None)
         return Predictor(
-            self._provider,
-            self._transport,
-            labels,
-            instructions=parts.instructions,
-            temperature=parts.sampling.temperature,
-            top_p=parts.sampling.top_p,
-            confidence="verbalized",
-            options={},
-            texts_per_call=1,
-            # few calls, which must be right: the provider's own
-            reasoning_effort=None,
+            self._provider, self._transport, labels, sampling, instructions=instructions
         )
 
 

@@ -21,7 +21,7 @@ from testnuc.limits import Limits
 from testnuc.methods import Sampling
 from testnuc.protocols import Embedder, Method, Provider, WireProvider
 from testnuc.ray.limits import SharedLimits
-from testnuc.ray.shards import Shard, Shards
+from testnuc.ray.shards import Shard
 from testnuc.ray.stages import BuildIndex, Embed, Predict, Vote, columns_of, hash_texts
 from testnuc.ray.workers import Settings, Voting, stored_learned
 from testnuc.trust import Diagnosis, Learned
@@ -214,7 +214,7 @@ def classify_dataset(
     decision = None if diagnosis is None else diagnosis.decision
     labeled = dataset.map_batches(
         Vote,
-        fn_constructor_args=(job, pool, dim, decision, learned, column, prefix),
+        fn_constructor_args=(column, prefix, job, pool, dim, decision, learned),
         **stage("vote"),
     )
     summary = None if learned is None else str(Learned.from_bytes(learned))
@@ -296,7 +296,7 @@ def _read_learned(job: Settings) -> bytes | None:
 
 def _diagnosed(job: Settings, pool: Sequence[Any], dim: int) -> Diagnosis | None:
     async def decide() -> Diagnosis | None:
-        return await Voting(job, Shards(pool), dim).decide()
+        return await Voting(job, pool, dim).decide()
 
     return asyncio.run(decide())
 

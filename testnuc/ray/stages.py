@@ -24,7 +24,6 @@ from testnuc.protocols import Embedder, PoolText
 from testnuc.ray.limits import LimitsClient
 from testnuc.ray.shards import Outcome, Shards, Vectors
 from testnuc.ray.workers import Settings, Voting, without_votes
-from testnuc.trust import Decision
 from testnuc.types import Prediction, error_text, row
 
 if TYPE_CHECKING:
@@ -207,24 +206,15 @@ class BuildIndex:
 
 
 class Vote:
-    """Adds the columns of the vote to the rows of the dataset."""
+    """Adds the columns of the vote to the rows of the dataset; `voting` as for `Voting`."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        shards: Sequence[Any],
-        dim: int,
-        decision: Decision | None,
-        learned: bytes | None,
-        column: str,
-        prefix: str,
-    ) -> None:
+    def __init__(self, column: str, prefix: str, *voting: Any) -> None:
         self._loop = Background()
         self._column = column
         self._prefix = prefix
 
         async def client() -> Voting:
-            return Voting(settings, Shards(shards), dim, decision, learned)
+            return Voting(*voting)
 
         self._client = self._loop.run(client())
 

@@ -136,21 +136,24 @@ class Voting:
     def __init__(
         self,
         settings: Settings,
-        shards: Shards,
+        shards: Sequence[Any],
         dim: int,
         decision: Decision | None = None,
         learned: bytes | None = None,
     ) -> None:
+        self._shards = Shards(shards)
         given = {name: v for name, v in settings.client.items() if name in _OF_VOTES}
         self._parts = Components(
-            Internals(pool=shards), model=_NoModel(), embedder=_NoEmbedder(dim, shards), **given
+            Internals(pool=self._shards),
+            model=_NoModel(),
+            embedder=_NoEmbedder(dim, self._shards),
+            **given,
         )
         #: Those of the job.
         self.labels = self._parts.labels
         if learned is not None:
             known = Learned.from_bytes(learned)
             self._parts.pipeline.settings = self._parts.settings.with_learned(known)
-        self._shards = shards
         self._decision = decision
 
     async def vote(self, texts: Sequence[str]) -> Rows:

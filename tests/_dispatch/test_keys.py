@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from testnuc._dispatch.predictor import Predictor
 from testnuc.labels import LabelSet
+from testnuc.methods import Sampling
 from testnuc.prompts import Demonstration, text_json, user_prompt, user_prompt_start
 
 
@@ -20,16 +21,10 @@ class Rule:
         raise NotImplementedError
 
 
-def predictor(**more):
-    options = {
-        "instructions": "Be strict.",
-        "temperature": 0.7,
-        "top_p": 1.0,
-        "confidence": "verbalized",
-        "options": {"max_tokens": 50},
-        "texts_per_call": 1,
-    }
-    return Predictor(Rule(), None, LabelSet(["refund", "delivery"]), **{**options, **more})
+def predictor(instructions="Be strict.", **more):
+    sampling = Sampling(request_options={"max_tokens": 50}, **more)
+    labels = LabelSet(["refund", "delivery"])
+    return Predictor(Rule(), None, labels, sampling, instructions=instructions)
 
 
 @pytest.mark.parametrize(

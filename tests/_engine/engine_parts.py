@@ -12,7 +12,7 @@ from testnuc.embedders.cache import EmbeddingCache, embedder_name
 from testnuc.index.memory_pool import Pool
 from testnuc.labels import LabelSet
 from testnuc.limits import Meter
-from testnuc.methods import StandardPrompting
+from testnuc.methods import Sampling, StandardPrompting
 from testnuc.protocols import PoolText
 from testnuc.stores.memory import MemoryStore
 from testnuc.testing import HashEmbedder
@@ -51,12 +51,8 @@ class Parts:
             NoProvider(),
             None,
             self.labels,
+            Sampling(temperature=None, top_p=None),
             instructions=None,
-            temperature=None,
-            top_p=None,
-            confidence="verbalized",
-            options={},
-            texts_per_call=1,
         )
         self.scheduler = Scheduler(
             self.answer, self.store, self.predictor.scope, meter=Meter(), workers=4
