@@ -125,17 +125,17 @@ def test_a_label(unit):
 
 #: Replies of so many answers that reading them all takes seconds, in JSON that is whole.
 CROWDS = {
-    "labels": {"labels": [f"refund {i}" for i in range(250_000)]},
-    "labels and confidences": {"labels": {f"refund {i}": 0.5 for i in range(250_000)}},
-    "answers": {"answers": [{"id": i % 20 + 1, "label": "refund"} for i in range(200_000)]},
-    "a list": [{"label": "refund"}] * 250_000,
-    "fields": {**{f"field {i}": [] for i in range(250_000)}, "label": "refund"},
+    "labels": lambda: {"labels": [f"refund {i}" for i in range(250_000)]},
+    "labels and confidences": lambda: {"labels": {f"refund {i}": 0.5 for i in range(250_000)}},
+    "answers": lambda: {"answers": [{"id": i % 20 + 1, "label": "a"} for i in range(200_000)]},
+    "a list": lambda: [{"label": "refund"}] * 250_000,
+    "fields": lambda: {**{f"field {i}": [] for i in range(250_000)}, "label": "refund"},
 }
 
 
-@pytest.mark.parametrize("value", CROWDS.values(), ids=CROWDS)
-def test_a_reply_with_many_answers(value):
-    content = json.dumps(value)
+@pytest.mark.parametrize("crowd", CROWDS.values(), ids=CROWDS)
+def test_a_reply_with_many_answers(crowd):
+    content = json.dumps(crowd())
     for n, several in ((1, False), (1, True), (20, False), (20, True)):
         assert quick(parse_reply, content, n, multilabel=several)
         answers = parse_reply(content, n, multilabel=several)
@@ -152,27 +152,33 @@ def test_as_many_answers_as_are_asked_for():
 
 
 PIECE = b'data: {"choices":[{"index":0,"delta":{"content":"ab"}}]}\n\n'
-SURROGATES = b'data: {"id":"' + b"\\ud800" * 140_000 + b'"}\n'
 ANSWER = json.dumps({"label": "refund"})
-#: Bodies that take seconds to read as a whole, and what is said of them.
+
+
+def surrogates():
+    return b'data: {"id":"' + b"\\ud800" * 140_000 + b'"}\n'
+
+
+#: Bodies that take seconds to read as a whole, and what is said of them; made when they are used.
 BODIES = {
-    "fields": (completion(ANSWER, extra={f"f{i}": 1 for i in range(490_000)}), "no JSON"),
+    "fields": (lambda: completion(ANSWER, extra={f"f{i}": 1 for i in range(490_000)}), "no JSON"),
     "fields of an error": (
-        json.dumps({"error": {f"f{i}": 1 for i in range(490_000)}}).encode(),
+        lambda: json.dumps({"error": {f"f{i}": 1 for i in range(490_000)}}).encode(),
         "no JSON",
     ),
-    "a long error": (json.dumps({"error": {"message": "x" * 15_000_000}}).encode(), "500"),
-    "escapes": (b'{"id":"' + b"\\n" * 490_000 + b'\xff"}', "no JSON"),
-    "pieces": (PIECE * 45_000, "no JSON"),
-    "events that are no JSON": (b"data: x\n" * 90_000, "no JSON"),
-    "long events that are no JSON": (SURROGATES * 18, "no JSON"),
-    "lists in events": ((b'data: {"a":[' + b"[]," * 290_000 + b"1]}\n") * 18, "no JSON"),
-    "a long reply": (completion(ANSWER + " " * 5_000_000), "too long"),
+    "a long error": (lambda: json.dumps({"error": {"message": "x" * 15_000_000}}).encode(), "500"),
+    "escapes": (lambda: b'{"id":"' + b"\\n" * 490_000 + b'\xff"}', "no JSON"),
+    "pieces": (lambda: PIECE * 45_000, "no JSON"),
+    "events that are no JSON": (lambda: b"data: x\n" * 90_000, "no JSON"),
+    "long events that are no JSON": (lambda: surrogates() * 18, "no JSON"),
+    "lists in events": (lambda: (b'data: {"a":[' + b"[]," * 290_000 + b"1]}\n") * 18, "no JSON"),
+    "a long reply": (lambda: completion(ANSWER + " " * 5_000_000), "too long"),
 }
 
 
-@pytest.mark.parametrize(("body", "said"), BODIES.values(), ids=BODIES)
-def test_a_body_that_takes_long_is_not_read_as_a_whole(body, said):
+@pytest.mark.parametrize(("made", "said"), BODIES.values(), ids=BODIES)
+def test_a_body_that_takes_long_is_not_read_as_a_whole(made, said):
+    body = made()
     with pytest.raises(TestNUCError, match=said):
         PROVIDER.decode(Request(Task("s", LABELS), "u", ("t",)), body)
     assert quick(decoded, body, several=False)
