@@ -188,13 +188,15 @@ async def test_what_is_rejected_for_every_text_ends_a_run_after_a_few_requests(k
 @pytest.mark.parametrize("packed", [1, 10])
 @pytest.mark.parametrize("workers", [1, 16])
 async def test_a_key_that_expires_ends_the_run(kind, packed, workers):
+    # more than are sent before it is known
+    texts = texts_of(120 * packed)
     options = {"sampling": Sampling(texts_per_call=packed), "limits": Limits(concurrency=workers)}
 
-    def expired(texts, number):
+    def expired(_, number):
         return kind if number >= 20 else None
 
     async with serving(expired) as (url, provider), client(url, **options) as nuc:
-        results = await nuc.classify_many(texts_of(2_000))
+        results = await nuc.classify_many(texts)
         assert type(results.stopped) is type(results[-1].error)
         assert results.stopped.status_code == int(kind)
         assert sum(r.label == "refund" for r in results) == 20 * packed
@@ -202,7 +204,7 @@ async def test_a_key_that_expires_ends_the_run(kind, packed, workers):
         assert provider.requests <= 20 + 20 + 3 * workers
         # it does not begin again
         before = provider.requests
-        again = await nuc.classify_many(texts_of(2_000))
+        again = await nuc.classify_many(texts)
         assert again.stopped is not None
         assert provider.requests <= before + workers
 

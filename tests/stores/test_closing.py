@@ -39,7 +39,7 @@ async def test_closing_during_a_run_leaves_nothing_open(tmp_path, kind):
     before = {thread.name for thread in threading.enumerate()}
     errors = []
     async with LoopbackLLM(confident, latency=(0.0, 0.004)) as llm:
-        for number in range(30):
+        for number in range(16):
             nuc = testnuc.TestNUC(
                 LABELS,
                 "openai/test",
@@ -55,7 +55,7 @@ async def test_closing_during_a_run_leaves_nothing_open(tmp_path, kind):
                 asyncio.create_task(nuc.add(texts)),
                 asyncio.create_task(nuc.classify(texts[0])),
             ]
-            await asyncio.sleep(number * 0.004)
+            await asyncio.sleep(number * 0.008)
             await nuc.aclose()
             errors += await asyncio.gather(*runs, return_exceptions=True)
     errors = [error for error in errors if isinstance(error, BaseException)]

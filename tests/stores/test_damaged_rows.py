@@ -27,8 +27,8 @@ TEXTS = messages(60)
 NAN = b"\x00\x7e"
 #: What may stand in a column, of any type.
 VALUES = (
-    None, b"", b"\x00", b"\xff" * 7, NAN * 256, "", "x", "{}", "[", "null", "[1]", '{"dim": "x"}',
-    -1, 0, 1, 7, 2**40, 1.5, -0.5, 1e308, "1e999", "\ud7ff", "refund",
+    None, b"", b"\xff" * 7, NAN * 256, "", "x", "[", "null", "[1]", '{"dim": "x"}', -1, 0, 2**40,
+    -0.5, 1e308, "1e999",
 )  # fmt: skip
 COLUMNS = [
     ("predictions", "label"),

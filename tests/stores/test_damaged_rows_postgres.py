@@ -19,8 +19,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
 
 #: What may stand in a column, as SQL; the types of the columns refuse some.
 VALUES = (
-    "NULL", "''", "'x'", "'[1]'", "'null'", r"'\x00ff'::bytea", "-1", "0", "7", "2147483647",
-    "'NaN'::float8", "'infinity'::float8", "1099511627776", "'[1,2,3]'::halfvec",
+    "NULL", "''", "'[1]'", r"'\x00ff'::bytea", "-1", "2147483647", "'NaN'::float8",
+    "'[1,2,3]'::halfvec",
 )  # fmt: skip
 COLUMNS = [
     ("predictions", "label"),
