@@ -16,7 +16,7 @@ from testnuc._base.checks import checked_whole
 from testnuc.errors import InvalidInputError, RateLimitedError
 from testnuc.limits.concurrency import Concurrency
 from testnuc.limits.headers import spell
-from testnuc.limits.policies import LONGEST_WAIT, RateLimit, RetryPolicy, longest_pause
+from testnuc.limits.policies import LONGEST_WAIT, RateLimit, RetryPolicy
 from testnuc.limits.rates import Forecast, LogEntry, SlidingWindow
 from testnuc.limits.server_quota import ServerQuota
 
@@ -75,13 +75,8 @@ class Admission:
         self._requests = None if requests is None else SlidingWindow(requests)
         self._tokens = None if tokens is None else SlidingWindow(tokens)
         self._forecast = Forecast()
-        self._concurrency = Concurrency(
-            max_concurrency,
-            initial_wait=retry.initial_wait,
-            max_wait=min(retry.max_wait, retry.deadline),
-            longest=longest_pause(retry),
-            rng=rng or Random(),  # noqa: S311 - jitter, no secret
-        )
+        rng = rng or Random()  # noqa: S311 - jitter, no secret
+        self._concurrency = Concurrency(max_concurrency, retry, rng)
         self._deadline = retry.deadline
         self._quota = ServerQuota(max_concurrency, retry.max_wait)
         self._clock = clock

@@ -19,7 +19,7 @@ import logging
 from random import Random
 
 from testnuc.limits.headers import spell, usable_wait
-from testnuc.limits.policies import LONGEST_WAIT
+from testnuc.limits.policies import RetryPolicy, longest_pause
 
 _log = logging.getLogger("testnuc.limits")
 
@@ -54,25 +54,16 @@ _MOST_DOUBLINGS = 30
 
 
 class Concurrency:
-    """The adaptive limit of calls in flight, at most `most`.
+    """The adaptive limit of calls in flight, at most `most`; the waits of `retry` bound the pauses.
 
-    `initial_wait` and `max_wait`, the first and longest wait of a refused call in seconds, bound
-    the pauses; `longest` bounds those that the server asks for.
+    `rng` is for their jitter.
     """
 
-    def __init__(
-        self,
-        most: int,
-        *,
-        initial_wait: float,
-        max_wait: float,
-        rng: Random,
-        longest: float = LONGEST_WAIT,
-    ) -> None:
+    def __init__(self, most: int, retry: RetryPolicy, rng: Random) -> None:
         self._most = most
-        self._initial_wait = initial_wait
-        self._max_wait = max_wait
-        self._longest = longest
+        self._initial_wait = retry.initial_wait
+        self._max_wait = min(retry.max_wait, retry.deadline)
+        self._longest = longest_pause(retry)
         self._rng = rng
         self._limit = float(most)
         self._step = max(1.0, most * _STEP)

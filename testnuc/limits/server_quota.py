@@ -35,6 +35,9 @@ class Quota:
     limit: str
     remaining: str
     reset: str
+    #: The longest wait in seconds: the headers give the time until the limit is *full* again, for a
+    #: daily limit perhaps hours; one request is sent earlier as a probe.
+    longest: float
     #: Whether so little remains that every request must be counted.
     low: bool = False
     #: Remaining amount, and when the limit is reset by the clock; only while `low`.
@@ -56,20 +59,11 @@ class Quota:
     warned_wrong: bool = False
 
     def observe(
-        self,
-        headers: Mapping[str, str],
-        *,
-        flying: float,
-        plenty: float,
-        longest: float,
-        now: float,
-        wall: float,
+        self, headers: Mapping[str, str], *, flying: float, plenty: float, now: float, wall: float
     ) -> bool:
         """Read the headers of a response; return whether the quota is low now.
 
         `flying` is the amount in flight; with `plenty` remaining, requests need not be counted.
-        `longest` is the longest wait in seconds: the headers give the time until the limit is
-        *full* again, for a daily limit perhaps hours; one request is sent earlier as a probe.
         """
         remaining = count(headers.get(self.remaining))
         # a response to a limit of zero contradicts it: some gateways send zeros for "unknown"
@@ -83,7 +77,7 @@ class Quota:
         wait = reset_delay(headers.get(self.reset), server_time(headers, wall))
         if wait is None:
             wait = _UNKNOWN_RESET
-        is_empty = not remaining and wait > longest
+        is_empty = not remaining and wait > self.longest
         if is_empty and self.ignored:
             self.low = False
             return False
@@ -91,12 +85,12 @@ class Quota:
         self.low = True
         self.left = remaining - flying
         believed = self.tested or not is_empty
-        self.until = now + min(wait, longest if believed else _UNKNOWN_RESET)
+        self.until = now + min(wait, self.longest if believed else _UNKNOWN_RESET)
         self.wait = wait if believed and not remaining else 0.0
         # after a shortened wait one probe is sent, if nothing else is in flight
         # a limit of zero would admit nothing for ever, and this response contradicts it
         limit = count(headers.get(self.limit)) or None
-        self.probes = 1.0 if wait > longest else limit
+        self.probes = 1.0 if wait > self.longest else limit
         return True
 
     def reopen(self, flying: float, until: float) -> bool:
@@ -113,17 +107,15 @@ class Quota:
             self.until = until
         return self.low
 
-    def log_wait(self, longest: float) -> None:
+    def log_wait(self) -> None:
         """Say once that requests wait for long."""
         if self.wait > LONG and not self.warned_wait:
             self.warned_wait = True
+            probes = f"; one call is sent every {spell(self.longest)}"
             _log.warning(
-                "the provider allows no more %s for %s (%s: 0)%s",
-                self.kind,
-                spell(self.wait),
-                self.remaining,
-                f"; one call is sent every {spell(longest)}" if self.wait > longest else "",
-            )
+                "the provider allows no more %s for %s (%s: 0)%s", self.kind, spell(self.wait),
+                self.remaining, probes if self.wait > self.longest else "",
+            )  # fmt: skip
 
     def answered(self, sent_at: float) -> None:
         """Ignore the header if nothing remained when a request was sent that was answered."""
@@ -154,7 +146,7 @@ class ServerQuota:
     def __init__(self, max_concurrency: int, longest: float) -> None:
         self._max_concurrency = max_concurrency
         self._longest = longest
-        self._quotas = _quotas()
+        self._quotas = _quotas(longest)
         #: Number of quotas that are low.
         self.low = 0
         #: Requests in flight, and their tokens by the estimates.
@@ -186,14 +178,9 @@ class ServerQuota:
             if quota.remaining not in headers:
                 continue
             amount = _amount(quota.kind, (1, *size))
-            quota.observe(
-                headers,
-                flying=_amount(quota.kind, self._flying) - amount,
-                plenty=self._max_concurrency * amount,
-                longest=self._longest,
-                now=now,
-                wall=wall,
-            )
+            flying = _amount(quota.kind, self._flying) - amount
+            plenty = self._max_concurrency * amount
+            quota.observe(headers, flying=flying, plenty=plenty, now=now, wall=wall)
         self.low = sum(quota.low for quota in self._quotas)
 
     def answered(self, sent_at: float) -> None:
@@ -222,7 +209,7 @@ class ServerQuota:
             alone = self.requests == 0 and quota.left > 0
             if quota.left < _amount(quota.kind, (1, *size)) and not alone:
                 delay = max(delay, quota.until - now)
-                quota.log_wait(self._longest)
+                quota.log_wait()
         return delay
 
     @property
@@ -241,12 +228,12 @@ def _amount(kind: str, amounts: tuple[int, int, int]) -> int:
     return amounts[1] + amounts[2]
 
 
-def _quotas() -> tuple[Quota, ...]:
+def _quotas(longest: float) -> tuple[Quota, ...]:
     """Return a quota for every known header: OpenAI's and compatible servers', then Anthropic's."""
     names = [(kind, f"x-ratelimit-{{}}-{kind}") for kind in ("requests", "tokens")]
     kinds = ("requests", "tokens", "input-tokens", "output-tokens")
     names += [(kind, f"anthropic-ratelimit-{kind}-{{}}") for kind in kinds]
     return tuple(
-        Quota(kind, name.format("limit"), name.format("remaining"), name.format("reset"))
+        Quota(kind, name.format("limit"), name.format("remaining"), name.format("reset"), longest)
         for kind, name in names
     )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from random import Random
 
+from testnuc.limits import RetryPolicy
 from testnuc.limits.concurrency import Concurrency
 
 
 def busy(concurrency, latency, *, seconds, outcome, most=64):
     """Keep as many calls in flight as are allowed; return how many were answered."""
-    bound = Concurrency(most, initial_wait=0.5, max_wait=60, rng=Random(1))
+    bound = Concurrency(most, RetryPolicy(deadline=3_600), Random(1))
     if concurrency is not None:
         bound = concurrency
     now, flights, answered = 0.0, [], 0
@@ -74,7 +75,7 @@ def test_an_outage_is_probed_and_overcome():
 
 
 def longest_pause(*, load):
-    bound = Concurrency(64, initial_wait=0.5, max_wait=60, rng=Random(1))
+    bound = Concurrency(64, RetryPolicy(deadline=3_600), Random(1))
     now, longest = 1.0, 0.0
     for _ in range(12):
         for _ in range(40):
