@@ -40,12 +40,14 @@ async def describe(
 
     `brief`: what is known of the labels, for those who use them.
     """
-    sections = {
-        "How the labels were made": _overview(parts, results, learned),
+    made = {"How the labels were made": _overview(parts, results, learned)}
+    known = {
         "Accuracy": _accuracy(learned),
         "Labels": _by_label(parts, results, learned),
         "Judgments": _judgments(learned, joined),
     }
+    # what is asked first is first
+    sections = known | made if brief else made | known
     if not brief:
         sections |= {
             "Model": _model(parts, await parts.answered()),
@@ -152,9 +154,10 @@ def _judgments(learned: Learned | None, joined: JoinedReview | None) -> Iterator
         f"{len(judged):,} texts were drawn with known probabilities, {len(_at_random(learned)):,} "
         "of them at random from all.\n"
     )
-    by = Counter((one.day or "before dates were noted", one.source or "nobody") for one in judged)
-    for (day, source), n in sorted(by.items()):
-        yield f"- {day}: {n:,} judged by {source}"
+    by = Counter((one.day or "before dates were noted", one.source) for one in judged)
+    for (day, source), n in sorted(by.items(), key=str):
+        said = f"judged by {source}" if source else "skipped, or without agreement"
+        yield f"- {day}: {n:,} {said}"
     if joined is not None:
         yield f"\n{joined}"
 

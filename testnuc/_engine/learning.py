@@ -206,7 +206,18 @@ class Learning:
         if protect is None and isinstance(judged, Learned):
             kept = {*judged.protected}
             protect = [n for n in labels.names if kept & {*(was or {}).get(n, [n])}] or None
-        return await self._learn(judgments_of(judged, labels, was), self._protected(protect))
+        found, protected = judgments_of(judged, labels, was), self._protected(protect)
+        if added := {*labels.names} - {*judged.labels} - {*(was or {})}:
+            fit = await self._fitted()
+            own = {key: fit.run.answers.predictions[row] for key, row in fit.rows.items()}
+            found = [
+                # who judged it could not choose the label that the LLM gives it now
+                replace(one, label=None, source=None)
+                if (now := own.get(one.hash)) is not None and added & {*now.labels}
+                else one
+                for one in found
+            ]
+        return await self._learn(found, protected)
 
     def _protected(self, names: Iterable[str] | None) -> tuple[int, ...] | None:
         """Return the numbers of labels, or of those below a level of a tree."""

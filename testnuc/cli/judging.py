@@ -273,6 +273,15 @@ async def _carried(
             f", {lost:,} {'is' if lost == 1 else 'are'} not: of labels that are gone or split, or "
             "of none of the labels while some are new"
         )
+    named = {*former, *(name for names in former.values() for name in names)}
+    gone = ", ".join(
+        repr(name) for name in judged.labels if name not in {*named, *nuc.labels.names}
+    )
+    new = ", ".join(repr(name) for name in nuc.labels.names if name not in {*named, *judged.labels})
+    if new:
+        said += f"; texts that the LLM gives a new label ({new}) count as not judged"
+    if gone and new:
+        said += f". If one of {gone} was renamed or split, say so in --labels: `was`"
     to_stderr(said)
     return await nuc.learn(judged, was=former, **how)
 

@@ -301,6 +301,7 @@ def about_lessons(nuc: TestNUC, store: AnswerStore, options: Mapping[str, Any]) 
     return (
         f"note: {lesson.judgments:,} judgments of {lesson.source} are of a run with other "
         f"{', '.join(others)}, whose answers are to another question: texts are asked again "
-        "(--dry-run says what that costs); to carry the judgments over, then: "
+        "(--dry-run says what that costs); where a label was renamed or split, say so in --labels "
+        "(`was`); to carry the judgments over, then: "
         f"testnuc learn RESULTS {Path(path).with_suffix('.db')} -o better.csv"
     )

@@ -24,7 +24,7 @@ LEAST_JUDGED = 10
 #: How a text without any of the labels is shown.
 _NONE = "(none of these)"
 #: Labels that a plot shows, groups that it names, and those that a note names.
-_PLOTTED, _TICKS, _SHOWN = 6, 8, 6
+_PLOTTED, _TICKS, _SHOWN = 6, 12, 6
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -118,7 +118,7 @@ class Counts(Brief, Sequence[LabelCount]):
             if grouped:
                 cells.insert(0, "all" if item.group is None else item.group)
             if compared:
-                cells.append(_signed(item.difference))
+                cells.append("" if item.difference is None else item.difference.signed())
             rows.append(cells)
         kind = "all intervals together" if self.together else "each interval alone"
         return "\n".join([columns(rows), f"{self.confidence:.0%} intervals: {kind}", *self.notes])
@@ -140,20 +140,18 @@ class Counts(Brief, Sequence[LabelCount]):
         MissingDependencyError
             matplotlib is not installed (extra ``plots``).
         """
-        known = [(item, item.share) for item in self.items if item.share is not None]
         sizes = Counter[str]()
-        for item, share in known:
-            if item.label is not None:
-                sizes[item.label] = max(sizes[item.label], round(1e6 * share.value))
+        for item in self.items:
+            if item.label is not None and item.share is not None:
+                sizes[item.label] = max(sizes[item.label], round(1e6 * item.share.value))
         chosen = list(labels or [label for label, _ in sizes.most_common(_PLOTTED)])
-        # a group without an interval leaves a gap
         groups = list(dict.fromkeys(item.group for item in self.items if item.group is not None))
         with theme(dark=dark):
             if not groups:
                 figure = new_figure(6.4, 1.2 + 0.4 * len(chosen))
                 (axes,) = figure.subplots(1, 1, squeeze=False).flat
                 order = chosen[::-1]
-                _draw(axes, [(order.index(i.label), i, s) for i, s in known if i.label in order])
+                _draw(axes, [(order.index(i.label), i) for i in self.items if i.label in order])
                 axes.set_yticks(range(len(order)), order)
                 axes.set_xlabel("share of the texts, %")
                 axes.set_xlim(left=0)
@@ -170,8 +168,8 @@ class Counts(Brief, Sequence[LabelCount]):
                     axes.set_axis_off()
                     continue
                 of_label = [
-                    (groups.index(item.group), item, share)
-                    for item, share in known
+                    (groups.index(item.group), item)
+                    for item in self.items
                     if item.label == label and item.group is not None
                 ]
                 _draw(axes, of_label, by_group=True)
@@ -183,16 +181,15 @@ class Counts(Brief, Sequence[LabelCount]):
             return figure
 
 
-def _draw(
-    axes: Any, points: Sequence[tuple[int, LabelCount, Share]], *, by_group: bool = False
-) -> None:
+def _draw(axes: Any, points: Sequence[tuple[int, LabelCount]], *, by_group: bool = False) -> None:
     """Draw shares with intervals at places of an axis, upright by group, and the LLM's."""
-    places = [at for at, *_ in points]
+    places = [at for at, _ in points]
     value, low, high = (
-        100 * np.array([getattr(share, name) for *_, share in points])
+        # a group without an interval has the LLM's share alone
+        100 * np.array([getattr(item.share, name, np.nan) for _, item in points])
         for name in ("value", "low", "high")
     )
-    llm = [100 * item.llm for _, item, _ in points]
+    llm = [100 * item.llm for _, item in points]
     bars = {"yerr" if by_group else "xerr": [value - low, high - value]}
     pairs = [(places, llm), (places, value)] if by_group else [(llm, places), (value, places)]
     axes.plot(*pairs[0], "D", color="gray", markersize=8, fillstyle="none", label="LLM alone")
@@ -319,6 +316,11 @@ class _Counting:
         people = any(one.source == "person" for one in judged)
         judge = "person" if people else "referee"
         used = [one for one in judged if one.hash in places and one.source in {judge, None}]
+        self.notes = [f"right: by {'your judgments' if people else 'the referee, not by a person'}"]
+        if elsewhere := sum(one.hash not in places for one in judged):
+            self.notes.append(
+                f"{elsewhere:,} judged texts are not among these: of another file, or edited since"
+            )
         #: int64[m], bool[m, C]: where judged texts are, and their labels.
         self.rows = np.array([places[one.hash] for one in used], dtype=np.int64)
         self.drawn = np.array([bool(one.uniform) for one in used], dtype=np.bool_)
@@ -327,6 +329,8 @@ class _Counting:
         for at, one in enumerate(used):
             right = [number[cut(name)] for name in split_labels(one.label) if cut(name) in number]
             self.hits[at, right or [-1]] = True
+        #: Whether no text has several labels, so that the shares of all add up to 1.
+        self.exclusive = max(self.own.sum(1).max(), self.hits.sum(1).max(initial=0)) <= 1
         # of a text that was skipped and not drawn at random, nothing is known
         kept = self.drawn | ~self.missing
         self.rows, self.hits = self.rows[kept], self.hits[kept]
@@ -336,7 +340,6 @@ class _Counting:
                 'no judged text was drawn at random from all; draw some: `review(goal="count")`, '
                 "on the command line `testnuc review RESULTS --goal count`"
             )
-        self.notes = [f"right: by {'your judgments' if people else 'the referee, not by a person'}"]
         #: int64[n]: the texts that were there at the same draws; -1: the text came after the last.
         self.cohort = self._cohorts(
             [one.texts for one, keep in zip(used, kept, strict=True) if keep]
@@ -392,7 +395,7 @@ class _Counting:
             raise InvalidInputError(
                 f"none of the {len(judged):,} groups has {LEAST_JUDGED} texts that were drawn at "
                 f"random and judged, the most have {max(judged.values())}; group by fewer values "
-                '(dates by --period month), or judge more: `review(goal="count")`'
+                "(dates by a longer period), or judge more, with the goal count"
             )
         if few:
             more = max(
@@ -436,12 +439,14 @@ class _Counting:
         shares: list[Share | None] = [None] * len(self.labels)
         if judged >= min(LEAST_JUDGED, len(inside)) > 0:
             population = Population(own + 2 * self.cohort[inside, None], copies[inside])
-            bounds = sample.totals(
+            value, low, high = sample.totals(
                 population, self.hits[here], confidence=confidence, compared=compared
             )
+            if self.exclusive:
+                value = np.clip(value / value.sum(), low, high)
             shares = [
                 _corrected(Share(*map(float, one)), judge_error, len(self.labels))
-                for one in zip(*bounds, strict=True)
+                for one in zip(value, low, high, strict=True)
             ]
         # the width falls by the root of the number, and is zero once all are judged
         more = 3 * judged * (len(inside) - judged) / max(len(inside) + 3 * judged, 1)
@@ -474,9 +479,3 @@ def _corrected(share: Share, error: float, kinds: int) -> Share:
     return Share(
         true(share.value), min(share.low, true(share.low)), max(share.high, true(share.high))
     )
-
-
-def _signed(share: Share | None) -> str:
-    if share is None:
-        return ""
-    return f"{100 * share.value:+.1f} ({100 * share.low:+.1f} to {100 * share.high:+.1f})"

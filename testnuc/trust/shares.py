@@ -49,6 +49,10 @@ class Share:
     def __str__(self) -> str:
         return f"{100 * self.value:.1f} % ({100 * self.low:.1f} to {100 * self.high:.1f})"
 
+    def signed(self) -> str:
+        """Return a difference as text, in points."""
+        return f"{100 * self.value:+.1f} ({100 * self.low:+.1f} to {100 * self.high:+.1f})"
+
     def less(self, other: Share, texts: float, others: float, confidence: float = 0.95) -> Share:
         """Return the difference to the share of other texts.
 

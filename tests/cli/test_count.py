@@ -52,6 +52,7 @@ def test_labels_are_counted_by_month(tickets):
         assert by_label["refund"]["llm_share"] > 0.45
         assert "95% intervals: each interval alone" in out
         assert "by your judgments" in out
+        assert sum(row["share"] for row in by_label.values()) == pytest.approx(1)
 
         month = ["--by", "created", "--period", "month", "-o", "months.csv", "--plot", "months.svg"]
         code, out, err = run_here("count", "out.csv", *month)
@@ -60,6 +61,7 @@ def test_labels_are_counted_by_month(tickets):
             groups = {row["group"] for row in csv.DictReader(file)}
         assert groups == {"", "2026-01", "2026-02"}
         assert "less the others" in out
+        assert "2026-02 and later less before: no label's share differs for sure" in out
         assert Path("months.svg").read_bytes().startswith(b"<?xml")
         assert llm.calls == 240
 
