@@ -96,15 +96,13 @@ class ScheduledRun:
         self.changed.set()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class InFlightRequest:
     """A key that is queued or in flight, and the runs that wait for its outcome."""
 
-    __slots__ = ("ask", "sent", "waiters")
-
-    def __init__(self, ask: Ask, run: ScheduledRun) -> None:
-        self.ask = ask
-        self.waiters = [(run, ask)]
-        self.sent = False
+    ask: Ask
+    waiters: list[tuple[ScheduledRun, Ask]]
+    sent: bool = False
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -255,7 +255,7 @@ class Scheduler:
             run.open += 1
             request = self._request(ask.key)
             if request is None:
-                self._requests[ask.key] = request = InFlightRequest(ask, run)
+                self._requests[ask.key] = request = InFlightRequest(ask, [(run, ask)])
                 new.append(request)
             else:
                 self._meter.coalesced += 1
@@ -608,8 +608,7 @@ class Scheduler:
         if request is not None:
             request.waiters += waiters
             return
-        self._requests[ask.key] = request = InFlightRequest(ask, waiters[0][0])
-        request.waiters = list(waiters)
+        self._requests[ask.key] = request = InFlightRequest(ask, list(waiters))
         task = asyncio.create_task(self._admit([request]), name="testnuc-claim")
         self._claims.add(task)
         task.add_done_callback(self._claims.discard)

@@ -63,10 +63,8 @@ class BudgetAccount:
         """
         amounts = (pico_usd, tokens, calls)
         waiting = self._waiting_batches if batch else self._waiting
-        reservation = None
-        if not waiting and not (batch and self._waiting):
-            reservation = self._grant(amounts, batch=batch)
-        if reservation is not None:
+        first = not (waiting or (batch and self._waiting))
+        if first and (reservation := self._grant(amounts, batch=batch)) is not None:
             return reservation
         future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
         waiting.append((amounts, future))
