@@ -57,7 +57,7 @@ class _Set:
         result = self.vote("weighted", k, votes=True)
         assert result.votes is not None
         even = np.full(self.n_classes, 1 / self.n_classes)
-        return correct(result, result.votes, factors(result.votes.sum(axis=0), even, power))
+        return correct(result, factors(result.votes.sum(axis=0), even, power))
 
     def accuracy(self, labels: NDArray[np.int32]) -> float:
         return float((labels == self.gold).mean())

@@ -453,16 +453,7 @@ class Head:
         candidates: Sequence[_Candidate],
         error: Exception | None,
     ) -> Classification:
-        fields: dict[str, Any] = {
-            "index": index,
-            "text": text,
-            "share": 0.0,
-            "margin": 0.0,
-            "voters": 0,
-            "complete": True,
-            "prediction": None,
-            "error": error,
-        }
+        fields: dict[str, Any] = {"index": index, "text": text, "error": error}
         if error is not None:
             kind = Classification if self.sets is None else MultilabelClassification
             return kind(label=None, **fields)

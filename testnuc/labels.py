@@ -57,19 +57,6 @@ class LabelSet:
     (0, None, None)
     """
 
-    __slots__ = (
-        "_index",
-        "_loose",
-        "_matched",
-        "_strict",
-        "_too_long",
-        "_tree",
-        "descriptions",
-        "multilabel",
-        "names",
-        "none_label",
-    )
-
     def __init__(
         self,
         labels: Sequence[str] | Mapping[str, Any],

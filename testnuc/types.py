@@ -104,15 +104,15 @@ class Classification(Brief):
     #: The winner of the vote; None if there were no usable votes and no usable prediction.
     label: str | None
     #: The winner's part of the vote's weight, 0..1.
-    share: float
+    share: float = 0.0
     #: Winner minus runner-up, as parts of the vote's weight, 0..1.
-    margin: float
+    margin: float = 0.0
     #: Number of voters, the text itself included.
-    voters: int
+    voters: int = 0
     #: False if some neighbors were not asked because the winner was certain.
-    complete: bool
+    complete: bool = True
     #: The text's own prediction; None if its call failed.
-    prediction: Prediction | None
+    prediction: Prediction | None = None
     #: The neighbors, most similar first.
     neighbors: tuple[Neighbor, ...] = ()
     #: label -> weight of its votes, heaviest first.
@@ -508,4 +508,4 @@ def error_text(error: Exception | None) -> str | None:
 
 
 #: Fields of `row` that fit into a cell of a table.
-CELLS = tuple(row(Classification(0, "", None, 0.0, 0.0, 0, complete=True, prediction=None)))
+CELLS = tuple(row(Classification(0, "", None)))

@@ -80,9 +80,7 @@ class _Window:
         if problem is None and self.run is not None:
             return classification(self.run, self.places[position], index, text)
         error = stopped if problem is None else InvalidInputError(f"text {index} {problem}")
-        return Classification(
-            index, text, None, 0.0, 0.0, 0, complete=True, prediction=None, error=error
-        )
+        return Classification(index, text, None, error=error)
 
 
 @dataclass(eq=False)

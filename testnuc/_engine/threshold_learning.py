@@ -15,7 +15,7 @@ from testnuc._engine.applying import judged_of
 from testnuc._engine.argmax_learning import MOST_TEXTS, Offer
 from testnuc._engine.components import Components
 from testnuc._engine.run import Run
-from testnuc.trust.evidence import Gain, gain_of
+from testnuc.trust.evidence import gain_of
 from testnuc.trust.head import FOLDS, LinearHead, fit_folds, folds_of
 from testnuc.trust.judgment import Judged, Judgment
 from testnuc.trust.label_scores import (
@@ -28,6 +28,7 @@ from testnuc.trust.label_scores import (
 )
 from testnuc.trust.learned import Learned, fallen, of_judged
 from testnuc.trust.review_context import ReviewContext
+from testnuc.trust.shares import Share
 from testnuc.trust.thresholds import Decides, Thresholds
 from testnuc.types import SEPARATOR
 from testnuc.voting import places_of
@@ -213,7 +214,7 @@ def learn_thresholds(
         values = np.where(known, jaccard(*counts(some, truth, others)) - before, 0.0)
         changed = np.bincount(some.vote.rows, others != some.given, minlength=len(some)) > 0
         skipped, alpha = changed & ~known, _ALPHA * tried[kind] / sum(tried.values())
-        nothing = Gain(0.0, 0.0, 0.0)
+        nothing = Share(0.0, 0.0, 0.0)
         gains[kind] = gain_of(values[drawn], proving, alpha, skipped[drawn]) if alpha else nothing
     chosen = max(rules, key=lambda kind: gains[kind].low)
     rule = rules[chosen]

@@ -1,7 +1,7 @@
 """The vote on the own texts of a batch, and the settings that a run decides."""
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
 
 import numpy as np
 
@@ -171,13 +171,8 @@ class Votes:
             return self._vote(numbers, votes=votes)
         step = self.block
         parts = [numbers[i : i + step] for i in range(0, len(numbers), step)]
-        return _joined([self._corrected(part) for part in parts or [numbers]], votes=votes)
-
-    def _corrected(self, rows: Int64s) -> VoteResult:
-        assert self._scale is not None
-        result = self._vote(rows, votes=True)
-        assert result.votes is not None
-        return replace(correct(result, result.votes, self._scale), votes=result.votes * self._scale)
+        results = (self._vote(part, votes=True) for part in parts or [numbers])
+        return _joined([correct(result, self._scale) for result in results], votes=votes)
 
     def _vote(self, rows: Int64s, *, votes: bool = False) -> VoteResult:
         k, answers = self.settings.k, self._answers
@@ -261,14 +256,8 @@ def load_kernels(labels: LabelSet, settings: VoteSettings) -> None:
         votes.exit_early(rows, min(1, settings.k))
 
 
-def _joined(parts: Iterable[VoteResult], *, votes: bool) -> VoteResult:
-    parts = list(parts)
-    tables = [part.votes for part in parts if part.votes is not None]
+def _joined(parts: Sequence[VoteResult], *, votes: bool) -> VoteResult:
+    names = [field.name for field in fields(VoteResult) if votes or field.name != "votes"]
     return VoteResult(
-        label=np.concatenate([part.label for part in parts]),
-        share=np.concatenate([part.share for part in parts]),
-        margin=np.concatenate([part.margin for part in parts]),
-        weight=np.concatenate([part.weight for part in parts]),
-        voters=np.concatenate([part.voters for part in parts]),
-        votes=np.concatenate(tables) if votes else None,
+        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
     )

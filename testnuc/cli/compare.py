@@ -43,8 +43,10 @@ def _results(table: Table, column: str) -> list[Classification]:
     """Return the texts of a file with the labels in a column."""
     return [
         Classification(
-            at, str(text), (text_of(row.get(column)) or "").strip() or None, 0, 0, 0, complete=True,
-            prediction=None, source=row.get("nuc_source"),
+            at,
+            str(text),
+            (text_of(row.get(column)) or "").strip() or None,
+            source=row.get("nuc_source"),
         )
         for at, (text, row) in enumerate(zip(table.texts, table.rows, strict=True))
-    ]  # fmt: skip
+    ]

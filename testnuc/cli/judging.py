@@ -404,10 +404,7 @@ def _new_review(output: str | None) -> str:
 
 def _chosen_by_hand(texts: list[str], labels: list[Any], nuc: TestNUC) -> Review:
     """Return marks as a review whose texts were chosen: they correct, and prove nothing."""
-    items = [
-        ReviewItem(at, text, hash_text(text), None, (), None, (), "correct", None, None)
-        for at, text in enumerate(texts)
-    ]
+    items = [ReviewItem(at, text, hash_text(text)) for at, text in enumerate(texts)]
     made = Review(items, nuc.labels.names, len(nuc), nuc.model, multilabel=nuc.labels.multilabel)
     for at, label in enumerate(labels):
         made.answer(at, label)

@@ -36,10 +36,6 @@ def _results_of(review: Iterable[ReviewItem]) -> list[Classification]:
             index=item.index,
             text=item.text,
             label=item.label,
-            share=0.0,
-            margin=0.0,
-            voters=0,
-            complete=True,
             # a blind review does not say
             prediction=Prediction(item.own_label, None) if item.candidates else None,
             neighbors=item.neighbors,

@@ -161,20 +161,8 @@ def review_of(weeks: Sequence[AuditWeek]) -> Review:
         ):
             if label is not None:
                 by[label] = (*by.get(label, ()), name)
-        hash_, labels = hash_text(text.text), tuple(by.items())
-        item = ReviewItem(
-            len(items),
-            text.text,
-            hash_,
-            text.own_label,
-            labels,
-            text.trust,
-            (),
-            "audit",
-            None,
-            None,
-            label=text.label,
-        )
+        facts = len(items), text.text, hash_text(text.text), text.own_label
+        item = ReviewItem(*facts, tuple(by.items()), text.trust, goal="audit", label=text.label)
         items.setdefault(text.text, item)
     last, texts = weeks[-1], sum(week.texts for week in weeks)
     several = last.multilabel

@@ -14,9 +14,10 @@ import numpy as np
 from testnuc._base.arrays import Bools, Float32s, Int32s, Int64s
 from testnuc._base.display import Brief
 from testnuc.trust.calibration import drawing_weights
-from testnuc.trust.evidence import Draws, Gain, paired_gain
+from testnuc.trust.evidence import Draws, paired_gain
 from testnuc.trust.head import OWN_CARE, fit_folds
 from testnuc.trust.model import Ground, HeadModel, Texts, VoteModel, fit_model, one_hot, teach
+from testnuc.trust.shares import Share
 
 #: The error of each bound, and at most that of a proof.
 ALPHA = 0.1
@@ -58,7 +59,7 @@ class Verdict(Brief):
     #: are those of a model that does not know their judgments.
     chosen: LabelCandidate
     #: Over all texts.
-    gain: Gain
+    gain: Share
     #: Whether it may change texts on which no candidates differ.
     everywhere: bool = False
     #: float32[n, C], of a taught model that was chosen.
@@ -109,7 +110,7 @@ def choose(
     the LLM gives one of the labels `protected` keep it: what is proved is proved with them.
     """
     own, known, drawn = candidates[0], labels >= 0, draws.drawn
-    result = Verdict(own, Gain(0.0, 0.0, 0.0))
+    result = Verdict(own, Share(0.0, 0.0, 0.0))
     if not (known & drawn).any():
         return result
     weights = np.ones(len(texts), dtype=np.float32)

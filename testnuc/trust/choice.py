@@ -136,9 +136,7 @@ class Choice:
             numbers = np.unique(self._labels[:, at]).tolist()
             labels = tuple((self._names[of], (_ONE,)) for of in numbers if of >= 0)
             text, place = self._order[at], len(items)
-            items.append(
-                ReviewItem(place, text, hash_text(text), None, labels, None, (), _GOAL, None, None)
-            )
+            items.append(ReviewItem(place, text, hash_text(text), None, labels, goal=_GOAL))
         described, names = dict[str, str](), dict[str, None]()
         for run in self._runs.values():
             described |= getattr(run, "descriptions", None) or {}

@@ -3,7 +3,7 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from itertools import islice, zip_longest
 from typing import Any, overload
 
@@ -78,21 +78,18 @@ class Counts(Brief, Sequence[LabelCount]):
 
     def records(self) -> list[dict[str, Any]]:
         """Return plain values, a record for each group and label: for JSON, CSV and data frames."""
+        differences = ("difference", "difference_low", "difference_high")
         return [
             {
                 "group": item.group,
                 "label": item.label,
-                "share": None if item.share is None else item.share.value,
-                "low": None if item.share is None else item.share.low,
-                "high": None if item.share is None else item.share.high,
+                **_bounds(item.share, "share", "low", "high"),
                 "number": item.number,
                 "rows": item.rows,
                 "llm_share": item.llm,
                 "judged": item.judged,
                 "judgments_needed": item.judgments_needed,
-                "difference": None if item.difference is None else item.difference.value,
-                "difference_low": None if item.difference is None else item.difference.low,
-                "difference_high": None if item.difference is None else item.difference.high,
+                **_bounds(item.difference, *differences),
             }
             for item in self.items
         ]
@@ -479,3 +476,8 @@ def _corrected(share: Share, error: float, kinds: int) -> Share:
     return Share(
         true(share.value), min(share.low, true(share.low)), max(share.high, true(share.high))
     )
+
+
+def _bounds(share: Share | None, *names: str) -> dict[str, float | None]:
+    """Return value and bounds by these names."""
+    return dict.fromkeys(names) if share is None else dict(zip(names, astuple(share), strict=True))

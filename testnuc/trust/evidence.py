@@ -25,7 +25,7 @@ import numpy as np
 
 from testnuc._base.arrays import Array, Bools, Float64s, Int64s
 from testnuc._base.display import Brief
-from testnuc.trust.shares import quantiles
+from testnuc.trust.shares import Share, quantiles
 
 #: Parts of the capital that are bet; the capital is the mean over them.
 #: Bold ones prove a gain by few judgments.
@@ -91,17 +91,6 @@ def of_all(probability: Float64s, floor: Float64s, left: Int64s) -> Bools:
     return np.isclose(probability * left, 1) & np.isclose(floor * left, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Gain:
-    """The gain of a candidate over all texts, as a part of 1."""
-
-    #: The best guess.
-    value: float
-    #: Lower and upper bound.
-    low: float
-    high: float
-
-
 def capital(values: Float64s, draws: Draws, means: Float64s, bets: Float64s = BETS) -> Float64s:
     """Return the log of the most capital so far against "the mean over all texts is at most mu".
 
@@ -123,7 +112,7 @@ def capital(values: Float64s, draws: Draws, means: Float64s, bets: Float64s = BE
     return result
 
 
-def gain_of(values: Float64s, draws: Draws, alpha: float, unknown: Bools | None = None) -> Gain:
+def gain_of(values: Float64s, draws: Draws, alpha: float, unknown: Bools | None = None) -> Share:
     """Return the gain of a candidate, and bounds that hold with 1 - alpha each.
 
     `values` are 1 where the candidate is right and the LLM's own label is not, -1 the other way
@@ -134,7 +123,7 @@ def gain_of(values: Float64s, draws: Draws, alpha: float, unknown: Bools | None 
         worst = gain_of(np.where(unknown, -1.0, values), draws, alpha)
         best = gain_of(np.where(unknown, 1.0, values), draws, alpha)
         value = gain_of(values, draws, alpha).value
-        return Gain(float(np.clip(value, worst.low, best.high)), worst.low, best.high)
+        return Share(float(np.clip(value, worst.low, best.high)), worst.low, best.high)
     needed = np.log(1 / alpha)
     low, high = -1.0, 1.0
     above = capital(values, draws, _GRID) >= needed
@@ -145,14 +134,14 @@ def gain_of(values: Float64s, draws: Draws, alpha: float, unknown: Bools | None 
     high = _reach(values, draws, needed)
     m = len(values)
     if not m:
-        return Gain(0.0, -1.0, 1.0)
+        return Share(0.0, -1.0, 1.0)
     seen, _ = _seen(values, draws)
     mean, variance = float(seen.mean()), float(seen.var()) / m
     part = max(0.0, 1 - _SHRINK * variance / mean**2) if mean else 0.0
     # what was proved once may be contradicted by what was drawn since
     low = min(low, high, np.inf if mean * part > 0 else 0.0)
     value = float(np.clip(mean * part, max(low, -1.0), min(high, 1.0)))
-    return Gain(value, low, high)
+    return Share(value, low, high)
 
 
 def paired_gain(
@@ -162,7 +151,7 @@ def paired_gain(
     strata: Sequence[Bools],
     error: float,
     unknown: Bools | None = None,
-) -> Gain:
+) -> Share:
     """Return the gain of other labels over all texts, and bounds that are each wrong with `error`.
 
     `values`, float64[m], of the judged texts `rows`: 1 where the other label is right and the LLM's
@@ -177,7 +166,7 @@ def paired_gain(
     if unknown is not None and unknown.any():
         given = (np.where(unknown, one, values) for one in (-1.0, 1.0))
         worst, best = (paired_gain(v, rows, changed, strata, error) for v in given)
-        return Gain((worst.value + best.value) / 2, worst.low, best.high)
+        return Share((worst.value + best.value) / 2, worst.low, best.high)
     left, counts, known = changed.copy(), [], 0.0
     left[rows] = False
     for stratum in strata:
@@ -199,7 +188,7 @@ def paired_gain(
     n, rest = len(changed), sum(texts for *_, texts in counts)
     value = sum(2 * texts * (won + 0.5) / (won + lost + 1) for won, lost, texts in counts)
     found = (value, bound((_NEVER, 1.0), 0), bound((1.0, _NEVER), 1))
-    return Gain(*((known - rest + one) / n for one in found))
+    return Share(*((known - rest + one) / n for one in found))
 
 
 def _seen(values: Float64s, draws: Draws) -> tuple[Float64s, Float64s]:

@@ -35,9 +35,10 @@ from testnuc.trust.certificates import (
     key_of,
     wants_decisions,
 )
-from testnuc.trust.evidence import Draws, Gain
+from testnuc.trust.evidence import Draws
 from testnuc.trust.judgment import Judged, Judgment, pack, unpack
 from testnuc.trust.review import closest_label
+from testnuc.trust.shares import Share
 from testnuc.trust.thresholds import Thresholds
 
 #: The accuracy, and the confidence, of a certificate for which nothing else is asked.
@@ -64,7 +65,7 @@ class Learned(Brief):
     #: How scores become labels and trust: of the largest, or of all above their thresholds.
     rule: Argmax | Thresholds
     #: Over all texts: of the labels, or in the mean Jaccard index where a text has several.
-    gain: Gain
+    gain: Share
     #: All judged texts, in the order they were drawn; several labels are one string.
     judged: tuple[Judgment, ...]
     #: Number of texts whose trust is fixed: of the pool that it was learned on, and later ones of
@@ -491,7 +492,7 @@ class Learned(Brief):
             return cls(
                 labels=tuple(header["labels"]),
                 name=header["name"],
-                gain=Gain(*header["gain"]),
+                gain=Share(*header["gain"]),
                 texts=header["texts"],
                 judged=tuple(map(Judgment.of, header["judged"])),
                 draws=Draws.taken_from(arrays, header["population"]),

@@ -54,19 +54,19 @@ class ReviewItem(Brief):
     #: The key of the text: 16 bytes.
     hash: bytes
     #: The LLM's label; None: it matches no label.
-    own_label: str | None
+    own_label: str | None = None
     #: Each label that a candidate gives, with the names of these candidates.
-    candidates: tuple[tuple[str | None, tuple[str, ...]], ...]
+    candidates: tuple[tuple[str | None, tuple[str, ...]], ...] = ()
     #: The trust of `label`, as results have it; None: unknown.
-    trust: float | None
-    neighbors: tuple[Neighbor, ...]
+    trust: float | None = None
+    neighbors: tuple[Neighbor, ...] = ()
     #: What its draw was for: "decide", from the texts on which candidates differ; "certify", from
     #: all, or by trust where a review has a ranking; "correct".
-    goal: str
+    goal: str = "correct"
     #: With which it was drawn, given the earlier draws; None: not at random, or by trust.
-    probability: float | None
+    probability: float | None = None
     #: The probability, at this draw, of a text on which candidates differ.
-    floor: float | None
+    floor: float | None = None
     #: The right label; None: none of the labels is right, or not answered (`source` is None).
     #: Where a text can have several labels: all of them in one string, "" for none.
     answer: str | None = None

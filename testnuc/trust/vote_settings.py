@@ -198,13 +198,15 @@ def factors(mass: Float64s, target: Float64s, power: float) -> Float64s:
     return result
 
 
-def correct(result: VoteResult, weights: Float64s, scale: Float64s) -> VoteResult:
-    """Return the vote result after multiplying the weights, float64[B, C], by `scale`.
+def correct(result: VoteResult, scale: Float64s) -> VoteResult:
+    """Return the result after multiplying its votes for each label by `scale`, float64[C].
 
     The uncorrected result breaks ties, and applies to rows without votes.
     """
-    corrected = weights * scale
-    rows = np.arange(len(weights))
+    assert result.votes is not None
+    votes = result.votes * scale
+    corrected = votes.copy()
+    rows = np.arange(len(corrected))
     before = np.maximum(result.label, 0)
     best = corrected.argmax(axis=1)
     # a tie goes to the uncorrected winner
@@ -221,5 +223,5 @@ def correct(result: VoteResult, weights: Float64s, scale: Float64s) -> VoteResul
         margin=np.where(voted, (top - second) / whole, 0).astype(np.float32),
         weight=total.astype(np.float32),
         voters=result.voters,
-        votes=result.votes,
+        votes=votes,
     )

@@ -442,10 +442,10 @@ async def learned_from(path, review):
     """Learn from a review; returns what was learned, the labels after it, and each count right."""
     found = {}
 
-    def spying(texts, candidates, rows, labels, draws):
+    def spying(texts, candidates, rows, labels, draws, **options):
         for candidate in candidates:
             found[candidate.name] = int((candidate.labels[rows] == labels).sum())
-        return choose_candidate(texts, candidates, rows, labels, draws)
+        return choose_candidate(texts, candidates, rows, labels, draws, **options)
 
     async with client(Says(), policy="majority", k=0, store=path) as nuc:
         with pytest.MonkeyPatch.context() as patch:

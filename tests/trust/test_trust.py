@@ -193,7 +193,7 @@ def test_correction_without_effect_changes_nothing():
     ids, similarities, labels, _ = clustered(300, 0.6)
     labels[:30] = -1
     result = vote_pool(ids, similarities, labels, None, labels, None, n_classes=CLASSES, votes=True)
-    same = correct(result, result.votes, np.ones(CLASSES))
+    same = correct(result, np.ones(CLASSES))
     assert (same.label == result.label).all()
     assert same.share == pytest.approx(result.share, abs=1e-6)
     assert same.margin == pytest.approx(result.margin, abs=1e-6)
