@@ -85,25 +85,6 @@ async def test_an_observer_sees_texts_being_embedded(client_of):
     assert len(again.blocks) < len(counter.blocks)
 
 
-async def test_an_observer_that_raises_ends_its_own_run_alone(client_of):
-    texts, watcher = messages(60), Watcher()
-    async with LoopbackLLM(confident, latency=0.005) as llm:
-        async with TestNUC(**client_of(llm, limits=Limits(concurrency=4), k=3)) as nuc:
-            watched, other = await asyncio.gather(
-                nuc.classify_many(texts, progress=watcher),
-                nuc.classify_many(texts),
-                return_exceptions=True,
-            )
-            assert isinstance(watched, MistakeError)
-            assert watcher.closed
-            assert [r.prediction.label for r in other] == [gold(text) for text in texts]
-            # the workers go on
-            again = await nuc.classify_many([*texts, "refund please, at last"])
-            assert again[-1].prediction.label == "refund"
-        assert llm.texts == 61
-        assert set(llm.asked.values()) == {1}
-
-
 @pytest.mark.parametrize("way", ["classify_many", "stream", "classify", "predict_pool"])
 async def test_a_method_that_raises_ends_its_own_run_alone(client_of, way):
     texts = messages(30)

@@ -178,23 +178,6 @@ async def test_a_consumer_that_raises_leaves_its_unsent_asks_unasked():
     await scheduler.close()
 
 
-async def test_what_was_sent_is_stored_after_the_consumer_has_gone():
-    model = Model()
-    scheduler = scheduler_of(model, workers=4)
-    model.gate.clear()
-    run = asyncio.create_task(read(scheduler, asks(10)))
-    while len(model.asked) < 4:  # noqa: ASYNC110
-        await asyncio.sleep(0)
-    run.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await run
-    model.gate.set()
-    found = await read(scheduler, asks(10))
-    assert sorted(found) == list(range(10))
-    assert sorted(model.asked) == list(range(10))
-    await scheduler.close()
-
-
 async def test_asks_that_raise_end_the_run_with_their_error():
     scheduler = scheduler_of(Model(), workers=2)
 
@@ -427,19 +410,6 @@ async def test_stored_answers_prove_that_a_request_is_valid():
         store_is = await store.count(b"scope")
         assert store_is == 1
     assert isinstance(found[1], BadRequestError)
-
-
-async def test_what_is_rejected_for_all_ends_the_run_after_a_few():
-    model = rejecting(range(3_000))
-    scheduler = scheduler_of(model, workers=2)
-    async with asyncio.timeout(10):
-        with pytest.raises(BadRequestError):
-            await read(scheduler, asks(3_000))
-        assert len(model.asked) < 8
-        # a run of one text, too
-        with pytest.raises(BadRequestError):
-            await read(scheduler, asks(1))
-    await scheduler.close()
 
 
 async def test_a_run_that_is_cancelled_leaves_no_suspect_waiting():

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from testnuc import InvalidInputError, Referee, Results, Review, TestNUC
+from testnuc import InvalidInputError, Referee, Review, TestNUC
 from testnuc._base.checks import hash_text
 from testnuc.protocols import Answer, Reply
 from testnuc.trust import Learned, join_reviews
@@ -154,38 +154,6 @@ async def test_only_neighbors_that_vote_are_asked_about(k):
             await label(text if number == 0 else [text])
             assert len(model.asked) - calls <= 1 + k
             assert len(model.asked) - calls <= foreseen.calls
-
-
-@pytest.mark.slow
-async def test_a_judgment_wins_though_the_model_knows_better():
-    async with client(Says()) as nuc:
-        texts = texts_of(200)
-        await nuc.classify_many(texts)
-        await nuc.learn([texts[7], texts[8]], [LABELS[5], None])
-        results = await nuc.classify_many(texts)
-        assert (results[7].label, results[7].source) == (LABELS[5], "person")
-        assert (results[8].label, results[8].source) == (None, "person")
-        assert "none of the labels is right" in results[8].reason
-        row = await nuc.classify(texts[7])
-        assert (row.label, row.source) == (LABELS[5], "person")
-        async for row in nuc.stream(texts[:20]):
-            assert row.source == ("person" if row.index in {7, 8} else row.source)
-        assert results.labels[7] == LABELS[5]
-        assert results.labels[8] is None
-
-
-@pytest.mark.slow
-async def test_results_keep_the_source_in_files_and_frames(tmp_path):
-    async with client(Says()) as nuc:
-        texts = texts_of(200)
-        await nuc.classify_many(texts)
-        await nuc.learn(texts[:5], [gold(t) for t in texts[:5]])
-        results = await nuc.classify_many(texts)
-        results.to_jsonl(tmp_path / "r.jsonl")
-        again = Results.from_jsonl(tmp_path / "r.jsonl")
-        assert [r.source for r in again] == [r.source for r in results]
-        assert again.learned == results.learned
-        assert list(results.to_polars()["source"])[:5] == ["person"] * 5
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ import pytest
 from testnuc import InvalidInputError, Limits, UncertaintySampling
 from testnuc.errors import ServerError
 from testnuc.limits import Budget
-from testnuc.progress import Observer
 from testnuc.protocols import Answer, Reply
 from tests._engine.test_learning import LABELS, Says, client, gold, judge, noise, texts_of
 
@@ -115,26 +114,6 @@ async def test_judgments_that_prove_a_learned_model_better_stop_earlier():
         assert {row.source for row in results} == {"head"}
         assert np.mean([row.label == gold(row.text) for row in results]) > 0.9
         assert "judgments prove" in results.notes[0]
-
-
-@pytest.mark.slow
-async def test_progress_counts_every_text_once():
-    class Counts(Observer):
-        done = 0
-
-        def advance(self, texts=1):
-            self.done += texts
-
-        def stage(self, name):
-            pass
-
-        def close(self):
-            pass
-
-    seen = Counts()
-    async with client(Says(sure), labeler=UncertaintySampling()) as nuc:
-        await nuc.classify_many(texts_of(1_000), progress=seen)
-    assert seen.done == 1_000
 
 
 async def test_the_estimate_gives_a_range():

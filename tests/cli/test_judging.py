@@ -330,36 +330,6 @@ def test_results_without_their_store_need_options_and_embed(tickets, tmp_path):
 
 
 @pytest.mark.slow
-def test_results_in_full_and_answers_written_by_hand(tickets):
-    with LoopbackLLM(wrong_at_random) as llm:
-        given = [*options(llm), "--none-label", "other", "--instructions", "Be strict."]
-        command = ["classify", tickets, *given, "--full", "-o", "out.jsonl"]
-        run_here(*command)
-        assert run_here("review", "out.jsonl")[0] == 0
-        review = json.loads(Path("review.json").read_bytes())
-        for item in review["items"]:
-            item["answer"] = true_label(item["text"])
-        Path("review.json").write_text(json.dumps(review))
-        code, out, err = run_here("learn", "out.jsonl", "review.json")
-        assert code == 0, err
-        assert "50 of 240 texts are judged: 50 by a person" in out
-        code, _, err = run_here(*command)
-        assert code == 0, err
-        rows = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()][:-1]
-        said = {item["text"] for item in review["items"]}
-        for row in rows:
-            if row["text"] in said:
-                assert (row["nuc_label"], row["nuc_source"]) == (true_label(row["text"]), "person")
-        assert llm.calls == 240
-        review["items"][2]["answer"] = "refnd"
-        Path("review.json").write_text(json.dumps(review))
-        code, _, err = run_here("learn", "out.jsonl", "review.json")
-        assert code == 2
-        assert "review.json, item 3: the label 'refnd' is not" in err
-        assert "did you mean 'refund'" in err
-
-
-@pytest.mark.slow
 def test_options_that_are_given_win_over_those_of_the_store(tickets):
     with LoopbackLLM(wrong_at_random) as llm:
         given = [*options(llm), "--store", "labels.db"]

@@ -173,17 +173,6 @@ def test_where_the_folder_is_read_only_the_store_is_beside_the_output(monkeypatc
         assert (code, "is not used: its folder is read-only" in err) == (0, True), err
 
 
-def test_an_interrupted_run_on_other_texts_is_resumed():
-    first, second = texts("a.txt", 0), texts("b.txt", 30)
-    with LoopbackLLM(confident) as llm:
-        assert classify(llm, first)[0] == 0
-        code, _, err = classify(llm, second, "--overwrite", "--limit", "10", "-o", "other.csv")
-        assert (code, llm.calls) == (0, 40), err
-        assert classify(llm, first, "--overwrite")[0] == 0
-        code, _, err = classify(llm, second, "--overwrite")
-        assert (code, llm.calls) == (0, 60), err
-
-
 def test_a_note_names_no_store_elsewhere():
     texts("a.txt", 0)
     Path("out.csv.resume").mkdir()
