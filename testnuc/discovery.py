@@ -105,7 +105,7 @@ class Discovery(Brief):
     usage: Usage
 
     def __str__(self) -> str:
-        lines = [f"{len(self.labels):,} labels, {len(self.new):,} of them new"]
+        lines = [f"{len(self.labels):,} labels, {len(self.new):,} new, {len(self.dropped)} dropped"]
         for label, description in self.labels.items():
             said = f": {description}" if description else ""
             lines.append(f"  {label}{said} ({self.sizes.get(label, 0):,} texts)")

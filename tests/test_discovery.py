@@ -78,7 +78,7 @@ def test_topics_become_labels():
     assert all(topic_of(text) == label for label in LABELS for text in found.examples[label])
     assert (found.drawn, found.misfits) == (100, ())
     assert found.usage.calls == llm.calls
-    assert "4 labels, 4 of them new" in str(found)
+    assert "4 labels, 4 new, 0 dropped" in str(found)
     assert "0% of all texts fit none (0% to 4%)" in str(found)
     # a name is any string: no list of labels constrains it
     naming = [body for body in llm.bodies if "Name the topic" in str(body["messages"])]
@@ -123,6 +123,7 @@ def test_names_without_a_label_are_dropped_and_misfits_shown():
     namer.labels = ("refund", "delivery", "login")
     found, _ = found_by(namer, n=4)
     assert found.dropped == ("weather",)
+    assert "3 labels, 3 new, 1 dropped" in str(found)
     assert {topic_of(text) for text in found.misfits} == {"weather"}
     assert "fit none" in str(found)
 

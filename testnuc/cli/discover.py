@@ -34,13 +34,12 @@ async def run(given: SimpleNamespace) -> None:
     if given.dry_run:
         calls, tokens, usd = expected_cost(texts, model, given.n, tree=given.tree, **options)
         price = "price unknown" if usd is None else f"about {usd:.2f} USD"
-        print(
-            f"{model}: nothing was sent; at most {calls:,} calls, about {tokens:,} input tokens, "
-            f"{price}"
-        )
+        said = f"at most {calls:,} calls, about {tokens:,} input tokens, {price}"
+        print(f"{model}: nothing was sent; {said}")
         return
     store.create_folder()
     known = None if labels is None else read_labels(labels)
+    to_stderr(f"embedding and clustering {len(texts):,} texts; then {model} names the clusters")
     found = await discover(texts, model, labels=known, n=given.n, tree=given.tree, **options)
     write_labels(output, found.labels, found.examples)
     print(found)

@@ -29,7 +29,8 @@ def test_texts_become_a_label_file(tickets):
         assert llm.calls == 0
         code, out, err = run_here("discover", tickets, *options)
         assert code == 0, err
-        assert "4 labels, 4 of them new" in out
+        assert "4 labels, 4 new, 0 dropped" in out
+        assert "embedding and clustering 160 texts; then openai/gpt-4o-mini names" in err
         assert f"{llm.calls} calls, 4 labels, written to labels.yaml" in err
         assert "testnuc classify tickets.csv" in err
         labels = read_labels("labels.yaml")
@@ -53,7 +54,7 @@ def test_words_name_labels_without_a_key(tickets):
     labels = read_labels("found.json")
     assert list(labels)[:2] == ["refund", "other"]
     assert len(labels) > 2
-    assert "model" not in err
+    assert "--model" not in err
     code, out, err = run_here("discover", tickets, "-n", "16", "--tree", "--dry-run")
     assert code == 0, err
     # 48 clusters: their names, as many pairs, 196 texts on trial, topics of up to 48 labels
