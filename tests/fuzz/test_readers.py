@@ -12,7 +12,7 @@ from testnuc.errors import TestNUCError
 from tests.fuzz.readers import LONGEST, changed, readers, tried
 
 #: Examples for each reader; `python -m bench fuzz --seconds 600` tries many more.
-EXAMPLES, MORE = 40, 400
+EXAMPLES, MORE = 40, 200
 #: Readers that open a database or a workbook, which takes milliseconds.
 SLOW = {"stores", "workbooks", "reviews", "marks", "results", "heads"}
 
