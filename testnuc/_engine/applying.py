@@ -50,7 +50,7 @@ async def apply_learned(run: Run, embedding: EmbeddingCache) -> None:
     here = np.ones(run.batch.n_own, dtype=np.bool_)
     # without a vector, a model knows nothing
     here[[*run.batch.rejected]] = False
-    run.learned = Layer(labels, here)
+    run.layers["learned"] = Layer(labels, here)
 
 
 def judged_of(

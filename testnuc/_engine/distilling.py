@@ -113,8 +113,8 @@ def _one(run: Run, sample: _Sample) -> _Trained:
     labels, vectors, folds, judged, used = sample
     n_classes, label = len(run.batch.labels.names), labels.first()
     targets = one_hot(label, n_classes)
-    if run.votes.settings.head_decides and run.learned is not None:
-        shares = run.learned.labels.table(n_classes)
+    if run.votes.settings.head_decides and "learned" in run.layers:
+        shares = run.layers["learned"].labels.table(n_classes)
         targets = np.where((label >= 0)[:, None], shares, 0).astype(np.float32)
     out = predict_folds(fit_folds(vectors, targets, folds), vectors, folds)
     predicted = out.argmax(axis=1)

@@ -277,7 +277,7 @@ class Escalation:
 
     async def _escalate(self, run: Run) -> str:
         """Let the referee label the least trusted part of a run; returns what was done."""
-        parts, learned, layer = self._parts, self._learning.learned, run.learned
+        parts, learned, layer = self._parts, self._learning.learned, run.layers.get("learned")
         rule = None if learned is None else learned.rule
         assert self.referee is not None
         if not isinstance(rule, Argmax) or layer is None or layer.labels.trust is None:

@@ -18,6 +18,11 @@ from testnuc.trust.model import HeadModel
 from testnuc.types import Reason, error_text
 from testnuc.voting import Labels, VoteResult
 
+#: The labelers above the vote, the strongest last: a model of the run's answers, which labels texts
+#: that the LLM was not asked for; what was learned from judgments; a head from a file; judgments.
+_CHAIN = ("sampler", "learned", "head", "judged")
+#: Those whose texts need no call.
+_SKIPPING = ("sampler", "head")
 _KEPT = Reason(
     "llm_kept", "several labels stay as the LLM gives them until judgments choose another way"
 )
@@ -45,13 +50,8 @@ class Run:
         self.batch = batch
         self.answers = Answers(batch, before)
         self.votes = Votes(batch, self.answers, settings)
-        #: A model of this run's answers, which labels texts that the LLM was not asked for.
-        self.sampler: Layer | None = None
-        #: What was learned from judgments.
-        self.learned: Layer | None = None
-        #: A head from a file.
-        self.head: Layer | None = None
-        self._judged: Layer | None = None
+        #: The labelers of `_CHAIN` that this run has.
+        self.layers: dict[str, Layer] = {}
         #: Judged texts: place -> the classes, None = none of the labels, and "person" or "referee".
         self.judges: dict[int, tuple[tuple[int, ...] | None, str]] = {}
         #: The learned model, fitted again on this run.
@@ -79,7 +79,8 @@ class Run:
         rows, label = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
         ones = np.ones(len(rows), dtype=np.float32)
         labels = Labels.pairs(n, rows, label, ones, chance=trust[rows], trust=trust, known=known)
-        self._judged = Layer(labels, here) if self.judges else None
+        if self.judges:
+            self.layers["judged"] = Layer(labels, here)
 
     def _takes_protected(self, place: int, classes: tuple[int, ...] | None, source: str) -> bool:
         """Whether this judgment is a referee's, against a label that only a person takes away."""
@@ -91,25 +92,19 @@ class Run:
 
     def is_skipped(self, place: int) -> bool:
         """Whether a head or a sampler labels the own text at a place, so that no call is needed."""
-        return any(layer is not None and layer.here[place] for layer in (self.head, self.sampler))
+        return any(name in self.layers and self.layers[name].here[place] for name in _SKIPPING)
 
     @property
     def n_skipped(self) -> int:
         """Number of own texts that need no call."""
-        here = [layer.here for layer in (self.head, self.sampler) if layer is not None]
+        here = [self.layers[name].here for name in _SKIPPING if name in self.layers]
         return int(np.logical_or.reduce(here).sum()) if here else 0
 
     # -- the chain --
 
     def _layers(self) -> list[tuple[str, Layer]]:
         """Return the labelers above the vote, the strongest last."""
-        layers = [
-            ("sampler", self.sampler),
-            ("learned", self.learned),
-            ("head", self.head),
-            ("judged", self._judged),
-        ]
-        return [(name, layer) for name, layer in layers if layer is not None]
+        return [(name, self.layers[name]) for name in _CHAIN if name in self.layers]
 
     def labels(self, rows: slice | Int64s = slice(None)) -> Labels:
         """Return the labels of some own texts, by the strongest labeler of each."""
@@ -131,12 +126,12 @@ class Run:
         weights, voters = result.votes.copy(), result.voters.copy()
         share, margin = result.share.copy(), result.margin.copy()
         # whether a learned model gives one label to each text
-        by_model = self.votes.settings.head_decides and self.learned is not None
+        by_model = self.votes.settings.head_decides and "learned" in self.layers
         for name, layer in self._layers():
             here = layer.here[rows]
             if not here.any():
                 continue
-            if name in {"sampler", "head"}:
+            if name in _SKIPPING:
                 share[here] = margin[here] = 0
             elif name == "judged" or by_model:
                 # of a judged text, nothing speaks for another label

@@ -36,7 +36,7 @@ class HeadRule:
         trust = np.zeros(0) if labels.trust is None else labels.trust
         labels = replace(labels, label=self.order[labels.label])
         sure = trust >= self.least
-        run.head = _layer(run.batch.n_own, rows[sure], labels.at(np.flatnonzero(sure)))
+        run.layers["head"] = _layer(run.batch.n_own, rows[sure], labels.at(np.flatnonzero(sure)))
         if sure.any():
             run.notes.append(
                 f"the head labeled {int(sure.sum()):,} of {len(vectors):,} texts, those with a "
@@ -120,7 +120,7 @@ async def ask_unsure(
             run.answers.put(place, problem)
         return
     labels = Labels.single(sampler.labels[skipped], trust=sampler.trust[skipped].astype(np.float64))
-    run.sampler = _layer(run.batch.n_own, rows[skipped], labels)
+    run.layers["sampler"] = _layer(run.batch.n_own, rows[skipped], labels)
     if settings.learned is not None and settings.argmax is not None and proved:
         own = run.answers.label[rows]
         judged = taught_classes(run, rows.tolist(), settings.learned)
