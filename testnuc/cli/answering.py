@@ -1,7 +1,6 @@
 """Answer a review in the terminal, for those who judge without the page."""
 
 import re
-from collections.abc import Callable
 
 from testnuc.cli.reading import to_stderr
 from testnuc.errors import InvalidInputError
@@ -19,12 +18,8 @@ _LISTED = 8
 _NEIGHBORS = 3
 
 
-def answer(review: Review, path: str, *, read: Callable[[str], str] | None = None) -> None:
-    """Ask for the label of each open item, in order; saves to `path` after each answer.
-
-    `read` returns a line for a prompt, as `input` does, and raises `EOFError` at the end.
-    """
-    ask = input if read is None else read
+def answer(review: Review, path: str) -> None:
+    """Ask for the label of each open item, in order; saves to `path` after each answer."""
     # the numbers of candidates would be ambiguous among labels such as "1"
     numbered = not any(map(_NUMBER.fullmatch, review.labels))
     at = _next_open(review, 0)
@@ -34,7 +29,7 @@ def answer(review: Review, path: str, *, read: Callable[[str], str] | None = Non
         item = review[at]
         shown = _show(item, numbered=numbered, of=len(review))
         try:
-            said = ask("label> ").strip()
+            said = input("label> ").strip()
         except EOFError:
             break
         # a label may be called as a key is

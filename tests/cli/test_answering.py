@@ -32,7 +32,9 @@ def answered(review, path, lines, capsys):
         except StopIteration:
             raise EOFError from None
 
-    answer(review, str(path), read=read)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("builtins.input", read)
+        answer(review, str(path))
     return [(item.answer, item.source) for item in review], capsys.readouterr().err
 
 
@@ -71,7 +73,9 @@ def test_each_answer_is_saved_and_a_review_goes_on_where_it_ended(tmp_path, caps
             saved.append(len(Review.load(path).judged))
         return ["1", "2", "q"][len(saved)]
 
-    answer(review, str(path), read=read)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("builtins.input", read)
+        answer(review, str(path))
     assert saved == [1, 2]
     capsys.readouterr()
     found, told = answered(Review.load(path), path, ["login"], capsys)
