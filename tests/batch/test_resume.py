@@ -13,10 +13,7 @@ pytestmark = pytest.mark.slow
 TEXTS = 800
 
 
-@pytest.mark.parametrize(
-    ("provider", "kind"),
-    [("openai", "sqlite"), ("anthropic", "sqlite"), ("openai", "postgres")],
-)
+@pytest.mark.parametrize(("provider", "kind"), [("anthropic", "sqlite"), ("openai", "postgres")])
 async def test_every_fault_and_three_kills(provider, kind, tmp_path, request):
     store = str(tmp_path / "store.db")
     if kind == "postgres":

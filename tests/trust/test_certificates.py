@@ -18,6 +18,8 @@ from testnuc.trust.learned import Learned, _proved
 from tests import naive
 
 PARTS = len(certificates.PARTS)
+#: Of 60 runs: at an error of a tenth, more come by chance in 1 of 500; at 0.3, in 9 of 10.
+MOST = 13
 
 
 @settings(max_examples=100, deadline=None)
@@ -98,13 +100,12 @@ def worlds(n):
 @pytest.mark.parametrize("which", range(5))
 def test_certificates_are_wrong_in_at_most_a_tenth_with_a_look_after_every_judgment(n, which):
     _, right, known = [*worlds(n)][which]
-    random, runs, looks, seen = np.random.default_rng(2), 100, 120, {}
+    random, runs, looks, seen = np.random.default_rng(2), 60, 120, {}
     trust = np.linspace(1, 0.01, n)
     wrongly = sum(
         is_wrong(trust, right, known, looks, np.log(1 / 0.1), random, seen) for _ in range(runs)
     )
-    # 10 of 100 in the mean at most: this is exceeded by chance in one of a thousand
-    assert wrongly <= 20
+    assert wrongly <= MOST
 
 
 @pytest.mark.slow
@@ -113,7 +114,7 @@ def test_certificates_are_wrong_in_at_most_a_tenth_with_a_look_after_every_judgm
 )
 def test_extended_certificates_are_wrong_in_at_most_a_tenth(first, later):
     """The union of first and later texts is just not right enough; with a look at each 2nd draw."""
-    n, random, runs, seen = 600, np.random.default_rng(3), 100, {}
+    n, random, runs, seen = 600, np.random.default_rng(3), 60, {}
     trust = np.concatenate([np.linspace(1, 0.01, n), np.linspace(1, 0.01, later)])
     ends, wrongly = (n, n + later), 0
     lowest = edges(trust[:n])
@@ -129,7 +130,7 @@ def test_extended_certificates_are_wrong_in_at_most_a_tenth(first, later):
             here = np.flatnonzero((cells == 2 * part + 1) & right)
             right[random.permutation(here)[: max(lacks, 0)]] = False
         wrongly += extended_wrongly(trust, right, ends, (60, 60), random, seen)
-    assert wrongly <= 20
+    assert wrongly <= MOST
 
 
 def extended_wrongly(trust, right, ends, looks, random, seen):

@@ -10,7 +10,7 @@ from tests.weather.checks import violations
 from tests.weather.world import weather
 
 #: Seeds of a test, without the recorded exchanges.
-SEEDS, PART = 80, 10
+SEEDS, PART = 60, 10
 #: Seeds of `python -m bench weather`, with the recorded exchanges, that showed faults of their own
 #: kinds, since mended: labels from an extra response, also behind a large one; an endless wait for
 #: a quota of zero; paid answers thrown away at the deadline; a key in the traceback of another
