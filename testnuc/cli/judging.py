@@ -266,7 +266,7 @@ async def _carried(
         return await nuc.learn(judged, **how)
     found = judgments_of(judged, nuc.labels, former)
     kept = sum(judgment.source is not None for judgment in found)
-    lost = len(judged.judged) - kept
+    lost = sum(one.source is not None for one in judged.judged) - kept
     said = f"{kept:,} judgments of other labels are carried over"
     if lost:
         said += (

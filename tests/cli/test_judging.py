@@ -745,11 +745,15 @@ def test_judgments_carry_over_to_other_labels(tickets):
     with LoopbackLLM(wrong_at_random) as llm:
         run = ["classify", tickets, *old, "--base-url", llm.base_url, "-o", "old.csv"]
         assert run_here(*run)[0] == 0
-    assert run_here("review", "old.csv", "-n", "40", "-o", "old.json", "--no-open")[0] == 0
+    assert run_here("review", "old.csv", "-n", "41", "-o", "old.json", "--no-open")[0] == 0
     judged("old.json")
     answered = Review.load("old.json")
     answered.answer(0, None)
     answered.save("old.json")
+    # one is skipped, as in an editor
+    content = json.loads(Path("old.json").read_text())
+    content["items"][1] |= {"answer": None, "source": None}
+    Path("old.json").write_text(json.dumps(content))
     assert run_here("learn", "old.csv", "old.json")[0] == 0
     (store,) = Path(".testnuc").glob("*.db")
 
