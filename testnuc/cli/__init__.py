@@ -81,7 +81,8 @@ _PROTECT = typer.Option(
     help="Take this label from no text; can be repeated; '': none is protected.",
     show_default="as before",
 )
-_RUNS = argument("RESULTS..", "Files of results of the same texts.")
+_RUNS = argument("RESULTS..", "Files of results of the same texts; or texts, with --model.")
+_MODELS = once([], "--model", help="With a file of texts: a model; give two or more.")
 _OPEN = typer.Option(
     None, "--open/--no-open", help="Open the page in a browser.", show_default="if it can"
 )
@@ -336,9 +337,13 @@ def unlearn(source: str = _RESULTS_OR_STORE, text_column: str = _TEXT_COLUMN) ->
     """Undo `learn`: drop what was learned from judged texts."""
 
 
-@runs(app, "choose:run")
+@runs(app, "choose:run", "Vote", "Fewer calls", "model", "multilabel", labels="those of the files")
 def choose(
     files: list[str] = _RUNS,
+    models: list[str] = _MODELS,
+    sample: int = once(500, help="With --model: texts, at random, that each labels.", min=20),
+    cheapest: bool = once(False, "--cheapest", help="With --model: the cheapest that will do."),
+    dry_run: bool = _DRY_RUN,
     n: int = once(50, "-n", help="Number of texts to judge at a time.", min=1),
     margin: float = once(2.0, help="Points of accuracy that do not matter.", min=0, max=100),
     among: int | None = once(None, help="Texts of which these are a random sample.", min=1),

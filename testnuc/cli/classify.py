@@ -287,16 +287,17 @@ def _interrupted(nuc: TestNUC, progress: LineProgress, store: AnswerStore, lane:
     sys.exit(130)
 
 
+async def estimate_of(nuc: TestNUC, texts: list[str]) -> Estimate:
+    """Return the estimated usage; closes the client."""
+    async with nuc:
+        return await nuc.estimate(texts)
+
+
 def show_estimate(texts: list[str], client: Options, store: AnswerStore) -> None:
     """Print the estimated cost; sends nothing, and creates no store."""
     # nothing is sent, so no key is needed
     nuc = client_of(client, store=None if store.new else store.where, api_key="not-needed")
-
-    async def estimate() -> Estimate:
-        async with nuc:
-            return await nuc.estimate(texts)
-
-    found = run_to_end(estimate())
+    found = run_to_end(estimate_of(nuc, texts))
     distinct = len(set(texts))
     print(f"{nuc.model}: nothing was sent; {len(texts):,} texts, {distinct:,} distinct\n\n{found}")
     if (note := _about_model(nuc, texts)) is not None:

@@ -2,7 +2,11 @@
 
 import csv
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+
+from testnuc.testing import LoopbackLLM
 from testnuc.trust.review import Review
 from tests.cli.in_process import run_here
 
@@ -88,3 +92,70 @@ def test_runs_that_do_not_fit_are_refused():
     code, _, err = run_here("choose", "a.csv", "c.csv", "--no-open")
     assert code == 0, err
     assert "150 texts of a.csv are not in all files" in err
+
+
+@pytest.fixture
+def by_model(monkeypatch):
+    """Two models of one server: one is wrong on each third text, and its answers are stored."""
+    Path("texts.txt").write_text("\n".join(TEXTS))
+
+    def given(*more):
+        words = ["--labels", "money,delivery", "--no-open", "--base-url", llm.base_url, *more]
+        models = ["--model", "openai/gpt-4o", "--model", "openai/gpt-4o-mini"]
+        return run_here("choose", "texts.txt", *models, *words)
+
+    def answer(text):
+        model = llm.bodies[-1]["model"]
+        return (right if model == "gpt-4o" else wrong_at(3))(text), 0.9
+
+    with LoopbackLLM(answer, record=1_000) as llm:
+        given.llm = llm
+        yield given
+
+
+def test_models_label_a_sample_and_are_judged_where_they_differ(by_model):
+    code, out, err = by_model("--sample", "150", "--dry-run")
+    assert code == 0, err
+    assert out.count("nothing was sent; 150 texts") == 2
+    assert by_model.llm.calls == 0
+    code, out, err = by_model("--sample", "150", "-n", "30")
+    assert code == 0, err
+    assert by_model.llm.calls == 300
+    assert "30 texts to judge, written to choose.json" in err
+    judge()
+    code, out, err = by_model("--sample", "150", "-n", "30")
+    assert code == 0, err
+    assert by_model.llm.calls == 300, "answers are stored"
+    assert "choose openai/gpt-4o: the most accurate run, or within 2 points" in out
+    assert "on 200 texts, of which these 150 are a sample" in out
+
+
+def test_the_cheapest_model_that_will_do_is_chosen(by_model, monkeypatch):
+    async def priced(nuc, texts):
+        usd = {"openai/gpt-4o": 1.0, "openai/gpt-4o-mini": 0.1}[nuc.model]
+        return SimpleNamespace(usd=usd * len(texts) / 1_000)
+
+    monkeypatch.setattr("testnuc.cli.choose.estimate_of", priced)
+    code, out, err = by_model("--cheapest", "--margin", "50")
+    assert code == 0, err
+    judge()
+    code, out, err = by_model("--cheapest", "--margin", "50")
+    assert code == 0, err
+    assert "openai/gpt-4o-mini: chosen, worse, 0.1 USD for 1,000 texts" in out
+    assert "choose openai/gpt-4o-mini: the cheapest run within 50 points" in out
+
+
+def test_what_models_need_is_said():
+    Path("texts.txt").write_text("\n".join(TEXTS))
+    write("a.csv", right)
+    write("b.csv", right)
+    two = ["--model", "openai/a", "--model", "openai/b"]
+    for given, problem in [
+        (["texts.txt", "--model", "openai/a"], "two or more different --model"),
+        (["texts.txt", "a.csv", *two], "one file of texts"),
+        (["texts.txt", *two], "there are no labels; give --labels"),
+        (["a.csv", "b.csv", "--cheapest"], "--cheapest and --dry-run need --model"),
+    ]:
+        code, _, err = run_here("choose", *given)
+        assert code == 2, err
+        assert problem in err
