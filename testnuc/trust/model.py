@@ -48,6 +48,8 @@ _JUDGED_VOTE = np.float32(8)
 #: Standard deviations of what judgments add to log odds: of each weight, one of these, and of the
 #: bias.
 _SPREADS, _BIAS_SPREAD = (0, 1, 3, 10, 30), 2
+#: Parts of a fold: what is measured on judged texts is by fits that know all but one of them.
+_PARTS = 4
 #: The least probability whose log is taken.
 _TINY = np.float32(1e-6)
 #: Most labels that a model is fitted to, and cells (texts x labels) of a table in a fit.
@@ -299,16 +301,18 @@ def teach(
     the base, the embedding and the LLM's own label. Base and spread of the prior are those with the
     least log loss on folds that were left out: so judgments say how much of the base is kept.
 
-    The probabilities of a judged text are those of a fit without its fold, so that what is measured
-    on judged texts holds for the others. Its base and spread are those that are best on the other
-    folds, whose fits do know it: tests/trust/test_adoption.py counts what that does. `weights`,
-    float32[n], are those of judged texts.
+    The probabilities of a judged text are those of a fit without its part of its fold, which knows
+    nearly all judgments, so that what is measured on judged texts holds for the others. Its base
+    and spread are those that are best on the other folds, whose fits do know it:
+    tests/trust/test_adoption.py counts what that does. `weights`, float32[n], are those of judged
+    texts.
     """
     judged = texts.judged
     assert judged is not None
     given = [base.ground(texts) for base in bases] if grounds is None else grounds
     rows = np.flatnonzero(judged[: len(texts)] >= 0)
-    labels, own = judged[rows], one_hot(texts.own[rows], texts.n_classes)
+    labels, folds = judged[rows], texts.folds[rows]
+    own = one_hot(texts.own[rows], texts.n_classes)
     w = np.ones(len(rows), dtype=np.float32) if weights is None else weights[rows]
     # Centered: the bias stands for all that embeddings have in common.
     middle = texts.vectors.mean(axis=0, dtype=np.float32)
@@ -316,8 +320,8 @@ def teach(
     x = np.column_stack([embedded, one, own]).astype(np.float32)
     dim, m = len(middle), np.arange(len(rows))
 
-    def logs_of(base: int, known: Int32s) -> Float32s:
-        chances = _untaught(bases[base], replace(texts, judged=known), given[base], rows)
+    def logs_of(base: int, known: Texts) -> Float32s:
+        chances = _untaught(bases[base], known, given[base], rows)
         logs: Float32s = np.log(np.maximum(chances, _TINY))
         return logs
 
@@ -333,19 +337,19 @@ def teach(
         moves[dim + 1 :] += np.float32(care) * np.eye(texts.n_classes, dtype=np.float32)
         return temper, moves
 
+    def predicted(base: int, out: Bools, spreads: Sequence[int]) -> list[Float32s]:
+        """Return the probabilities of some judged texts, by a fit without them for each spread."""
+        # Neither the heads nor the votes behind these logs know the judgments.
+        logs = logs_of(base, texts.with_judged(rows[~out], labels[~out]))
+        fits = [fitted(logs, ~out, spread) for spread in spreads]
+        return [_softmax(np.float32(temper) * logs[out] + x[out] @ moves) for temper, moves in fits]
+
     def left_out(base: int, spreads: Sequence[int]) -> dict[tuple[int, int], Float32s]:
         """Return the probabilities of the judged texts, each by a fit without its fold."""
-        found = {(base, s): np.empty((len(rows), texts.n_classes), np.float32) for s in spreads}
-        for fold in np.unique(texts.folds[rows]):
-            others = texts.folds[rows] != fold
-            # Neither the heads nor the votes behind these logs know a judgment of this fold.
-            known = np.where(texts.folds == fold, -1, judged).astype(np.int32)
-            logs = logs_of(base, known)
-            for spread in spreads:
-                temper, moves = fitted(logs, others, spread)
-                odds = np.float32(temper) * logs[~others] + x[~others] @ moves
-                found[base, spread][~others] = _softmax(odds)
-        return found
+        found = np.empty((len(spreads), len(rows), texts.n_classes), np.float32)
+        for fold in np.unique(folds):
+            found[:, folds == fold] = predicted(base, folds == fold, spreads)
+        return {(base, spread): of for spread, of in zip(spreads, found, strict=True)}
 
     def losses(chances: Float32s) -> Float32s:
         result: Float32s = -w * np.log(np.maximum(chances[m, labels], _TINY))
@@ -362,13 +366,14 @@ def teach(
         return min(loss, key=lambda way: float(loss[way][some].sum()))
 
     base, spread = best(m >= 0)
-    temper, moves = fitted(logs_of(base, judged), m >= 0, spread)
+    temper, moves = fitted(logs_of(base, texts), m >= 0, spread)
     moves[dim] -= middle @ moves[:dim]
     model = replace(bases[base], care=0.0, temper=temper, moves=moves).rounded()
     probabilities = model.probabilities(texts, given[base])
-    for fold in np.unique(texts.folds[rows]):
-        others = texts.folds[rows] != fold
-        probabilities[rows[~others]] = by_way[best(others)][~others]
+    parts = folds * _PARTS + m % _PARTS
+    for part in np.unique(parts):
+        of, spread = best(folds != part // _PARTS)
+        (probabilities[rows[parts == part]],) = predicted(of, parts == part, [spread])
     return Taught(model, base, probabilities)
 
 

@@ -1,10 +1,15 @@
 """The statement of accuracy: its intervals hold, whatever was drawn besides."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from testnuc.trust.accuracy import accuracy_of
+from testnuc.trust.candidates import candidates_of, chosen_parts
+from testnuc.trust.model import teach
 from testnuc.trust.review import draw
+from tests.trust.arrays import clusters
 
 
 def world(random, n=400):
@@ -89,3 +94,20 @@ def test_the_intervals_of_a_label_miss_as_seldom_as_they_say():
     assert given[0] == draws
     assert given[2] < draws / 2
     assert (missed / given <= 0.08).all()
+
+
+@pytest.mark.slow
+def test_judged_texts_are_labeled_by_fits_as_good_as_that_of_the_others():
+    """Where each judgment teaches much, a fit without a fifth of them is clearly worse."""
+    texts, gold = clusters(400, 8, 24, wrong=0.1, spread=0.25)
+    # the LLM does not tell the labels of a pair apart
+    texts = replace(texts, own=np.where(texts.own >= 0, texts.own // 2 * 2, -1).astype(np.int32))
+    heads = chosen_parts(candidates_of(texts))[1]
+    grounds = [head.ground(texts) for head in heads]
+    better = []
+    for seed in range(40):
+        rows = np.random.default_rng(seed).permutation(400)[:30]
+        taught = teach(heads, texts.with_judged(rows, gold[rows]), None, grounds)
+        right = taught.probabilities.argmax(axis=1) == gold
+        better.append(np.delete(right, rows).mean() - right[rows].mean())
+    assert np.mean(better) < 0.01
