@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
-from testnuc.index import NearestVectors
+from testnuc.index.nearest import NearestVectors
 from testnuc.trust.head import folds_of
 from testnuc.trust.model import Texts
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from bench._recorded import read_recorded
 from testnuc._engine.threshold_learning import learn_thresholds
-from testnuc.index import NearestVectors
+from testnuc.index.nearest import NearestVectors
 from testnuc.trust.evidence import Draws
 from testnuc.trust.head import FOLDS, LinearHead, fit_folds
 from testnuc.trust.judgment import Judged

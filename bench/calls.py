@@ -15,9 +15,9 @@ import orjson
 
 from bench._recorded import read_recorded
 from bench._report import Report
-from testnuc.trust import UncertaintySampler, UncertaintySampling
 from testnuc.trust.head import fit_folds, predict_folds
 from testnuc.trust.model import SKIPPED_ROUNDS, fit_model, one_hot, vote_joined
+from testnuc.trust.uncertainty import UncertaintySampler, UncertaintySampling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

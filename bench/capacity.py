@@ -19,8 +19,9 @@ import orjson
 from bench._clusters import parts
 from bench._report import Report
 from testnuc._base.checks import hash_text
-from testnuc.limits import PICO, Admission, RateLimit
-from testnuc.limits.prices import Price
+from testnuc.limits.admission import Admission
+from testnuc.limits.policies import RateLimit
+from testnuc.limits.prices import PICO, Price
 from testnuc.protocols import PoolText, StoredPrediction, TokenUsage
 from testnuc.stores.postgres import PostgresStore
 from testnuc.types import Prediction

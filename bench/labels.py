@@ -27,7 +27,7 @@ from bench._report import Report
 from bench.evaluation.recording import KnownVectors
 from testnuc import Sampling, SmallPoolWarning, TestNUC, embedders
 from testnuc._engine.shortlist import described, nearest_labels, neighbors_labels
-from testnuc.index import NearestVectors
+from testnuc.index.nearest import NearestVectors
 from testnuc.labels import LabelSet
 from testnuc.testing import LoopbackLLM
 

@@ -47,7 +47,7 @@ class _Peer(Protocol):
 
 class _Testnuc:
     def __init__(self, dim: int) -> None:
-        from testnuc.index import NearestVectors
+        from testnuc.index.nearest import NearestVectors
 
         self.index = NearestVectors(dim)
 

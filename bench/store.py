@@ -172,7 +172,7 @@ async def _open(path: Path, n: int, dim: int) -> dict[str, Any]:
 
 def _warm() -> None:
     """Compile and import everything outside the store."""
-    from testnuc.index import NearestVectors
+    from testnuc.index.nearest import NearestVectors
 
     index = NearestVectors(8, exact_below=4)
     index.add(np.eye(8, dtype=np.float16), np.arange(8, dtype=np.uint64))

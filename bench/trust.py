@@ -14,15 +14,16 @@ import numpy as np
 import orjson
 
 from bench._report import Report
-from testnuc.index import NearestVectors
+from testnuc.index.nearest import NearestVectors
 from testnuc.metrics import calibration_error
-from testnuc.trust import MAX_NEIGHBORS, correct, diagnose, factors
+from testnuc.trust.auto_policy import MAX_NEIGHBORS, diagnose
+from testnuc.trust.vote_settings import correct, factors
 from testnuc.voting import VotePolicy, VoteResult, vote_pool
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from testnuc.trust import Diagnosis
+    from testnuc.trust.diagnosis import Diagnosis
 
 _K = 10
 _BINS = 15

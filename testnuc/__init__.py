@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from testnuc.head import Head as Head
     from testnuc.label_tree import LabelTree as LabelTree
     from testnuc.labels import LabelSet as LabelSet
-    from testnuc.limits import BatchPolicy as BatchPolicy
-    from testnuc.limits import Budget as Budget
-    from testnuc.limits import Limits as Limits
-    from testnuc.limits import RateLimit as RateLimit
-    from testnuc.limits import RetryPolicy as RetryPolicy
+    from testnuc.limits.policies import BatchPolicy as BatchPolicy
+    from testnuc.limits.policies import Budget as Budget
+    from testnuc.limits.policies import Limits as Limits
+    from testnuc.limits.policies import RateLimit as RateLimit
+    from testnuc.limits.policies import RetryPolicy as RetryPolicy
     from testnuc.methods import BestOfN as BestOfN
     from testnuc.methods import Sampling as Sampling
     from testnuc.methods import SelfConsistency as SelfConsistency
@@ -48,11 +48,11 @@ if TYPE_CHECKING:
     from testnuc.providers.openai import OpenAI as OpenAI
     from testnuc.results import Results as Results
     from testnuc.sync import SyncTestNUC as SyncTestNUC
-    from testnuc.trust import Certificate as Certificate
-    from testnuc.trust import Learned as Learned
-    from testnuc.trust import Referee as Referee
-    from testnuc.trust import Review as Review
-    from testnuc.trust import UncertaintySampling as UncertaintySampling
+    from testnuc.trust.certificates import Certificate as Certificate
+    from testnuc.trust.judgment import Referee as Referee
+    from testnuc.trust.learned import Learned as Learned
+    from testnuc.trust.review import Review as Review
+    from testnuc.trust.uncertainty import UncertaintySampling as UncertaintySampling
     from testnuc.types import Classification as Classification
     from testnuc.types import Estimate as Estimate
     from testnuc.types import MultilabelClassification as MultilabelClassification
@@ -75,14 +75,18 @@ _HOMES = {
     "head": "Head",
     "label_tree": "LabelTree",
     "labels": "LabelSet",
-    "limits": "BatchPolicy Budget Limits RateLimit RetryPolicy",
+    "limits.policies": "BatchPolicy Budget Limits RateLimit RetryPolicy",
     "methods": "BestOfN Sampling SelfConsistency StandardPrompting TopKICL TopKICLP "
     "WeightedBestOfN",
     "providers.anthropic": "Anthropic",
     "providers.openai": "OpenAI",
     "results": "Results",
     "sync": "SyncTestNUC",
-    "trust": "Certificate Learned Referee Review UncertaintySampling",
+    "trust.certificates": "Certificate",
+    "trust.judgment": "Referee",
+    "trust.learned": "Learned",
+    "trust.review": "Review",
+    "trust.uncertainty": "UncertaintySampling",
     "types": "Classification Estimate MultilabelClassification Neighbor Prediction "
     "TreeClassification Usage",
     "voting": "VotePolicy",
@@ -95,7 +99,6 @@ _MODULES = (
     "results",
     "review",
     "scoring",
-    "trust",
     "types",
     "voting",
 )

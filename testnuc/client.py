@@ -32,8 +32,10 @@ from testnuc.protocols import PoolText, Provider, WireProvider
 from testnuc.results import Results
 from testnuc.scoring import Evaluation, checked_gold, evaluated
 from testnuc.transport.telemetry import operation
-from testnuc.trust import Diagnosis, Learned, Review
+from testnuc.trust.diagnosis import Diagnosis
 from testnuc.trust.joining import join_reviews
+from testnuc.trust.learned import Learned
+from testnuc.trust.review import Review
 from testnuc.types import Classification, Estimate, PoolStats, Usage
 from testnuc.voting import VotePolicy
 

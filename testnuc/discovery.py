@@ -31,7 +31,7 @@ from testnuc.errors import (
 from testnuc.label_matching import fold_case, fold_punctuation
 from testnuc.label_tree import path_of
 from testnuc.labels import LabelSet
-from testnuc.limits import PICO
+from testnuc.limits.prices import PICO
 from testnuc.protocols import Answer, Request, StoredPrediction, Task, TokenUsage, WireProvider
 from testnuc.scoring import wilson
 from testnuc.types import LEVELS, Prediction

@@ -36,10 +36,12 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
-    from testnuc.trust import Certificate, Diagnosis, Review
+    from testnuc.trust.certificates import Certificate
     from testnuc.trust.counts import Counts
+    from testnuc.trust.diagnosis import Diagnosis
     from testnuc.trust.label_check import LabelCheck
     from testnuc.trust.learned import Learned
+    from testnuc.trust.review import Review
     from testnuc.types import Prediction
 
 __all__ = ["Results", "read_results", "run_record"]

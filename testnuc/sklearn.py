@@ -28,7 +28,7 @@ from testnuc.errors import InvalidInputError, MissingDependencyError, TestNUCErr
 from testnuc.head import Head
 from testnuc.index.memory_pool import Pool
 from testnuc.label_tree import flattened, is_nested
-from testnuc.limits import Limits
+from testnuc.limits.policies import Limits
 from testnuc.protocols import Embedder, Method, PoolText, Provider, StoredPrediction, WireProvider
 from testnuc.results import Results
 from testnuc.stores.memory import MemoryStore

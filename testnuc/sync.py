@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from testnuc._base.loop_thread import Background
 from testnuc.client import TestNUC
 from testnuc.labels import LabelSet
-from testnuc.trust import Learned
+from testnuc.trust.learned import Learned
 from testnuc.types import Classification, Usage
 from testnuc.voting import VotePolicy
 

@@ -11,7 +11,7 @@ import pytest
 import testnuc
 from testnuc.errors import InvalidInputError, MissingDependencyError, RateLimitedError
 from testnuc.results import Results
-from testnuc.trust import Candidate, Decision, Diagnosis, Interval
+from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis, Interval
 from testnuc.types import Classification, Neighbor, Prediction, Usage
 
 HOSTILE = '<script>alert(1)</script> & \u2028 \x85 "quoted" 🚀'

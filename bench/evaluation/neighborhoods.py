@@ -13,7 +13,8 @@ import numpy as np
 from bench.evaluation.plots import frame
 from testnuc._base.checks import checked_whole, hash_text
 from testnuc.errors import InvalidInputError
-from testnuc.index import NearestVectors, ranks_of
+from testnuc.index.matching import ranks_of
+from testnuc.index.nearest import NearestVectors
 from testnuc.voting.inputs import Ballots
 from testnuc.voting.prefixes import curves
 

@@ -11,12 +11,12 @@ from testnuc._engine.batch import FATAL_ERRORS
 from testnuc._engine.run import Layer, Run
 from testnuc.embedders.cache import EmbeddingCache
 from testnuc.labels import LabelSet
-from testnuc.trust import Learned
 from testnuc.trust.argmax import Argmax
 from testnuc.trust.head import folds_of
 from testnuc.trust.judgment import Judged, Judgment, draws_of
 from testnuc.trust.label_scores import scores_of
 from testnuc.trust.later_texts import about_later
+from testnuc.trust.learned import Learned
 from testnuc.trust.model import NEIGHBORS, Texts
 from testnuc.trust.thresholds import Thresholds
 from testnuc.voting import Labels

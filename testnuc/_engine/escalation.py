@@ -22,11 +22,12 @@ from testnuc._engine.learning import Learning
 from testnuc._engine.run import Run
 from testnuc.errors import InvalidInputError
 from testnuc.labels import LabelSet
-from testnuc.limits import Meter, Price, require_price
+from testnuc.limits.meter import Meter
+from testnuc.limits.prices import Price, require_price
 from testnuc.methods import Sampling
 from testnuc.protocols import PoolText, Provider, WireProvider
-from testnuc.trust import Review
 from testnuc.trust.argmax import Argmax
+from testnuc.trust.review import Review
 from testnuc.types import Prediction, Usage, error_text
 
 _log = logging.getLogger("testnuc.client")

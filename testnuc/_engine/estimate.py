@@ -14,11 +14,12 @@ from testnuc._engine.full_labels import compared_part
 from testnuc._engine.inputs import without_foreign_labels
 from testnuc._engine.uncertain import asked_first
 from testnuc.batch import has_batches
-from testnuc.index import scanned
-from testnuc.limits import PICO, Price, RateLimit
+from testnuc.index.matching import scanned
+from testnuc.limits.policies import RateLimit
+from testnuc.limits.prices import PICO, Price
 from testnuc.prompts import Demonstration
 from testnuc.protocols import PoolText, Request, Task, TokenUsage
-from testnuc.trust import VoteSettings
+from testnuc.trust.vote_settings import VoteSettings
 from testnuc.types import Estimate, LaneEstimate
 
 _Prompt: TypeAlias = tuple[str, tuple[Demonstration, ...]]

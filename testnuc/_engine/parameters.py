@@ -15,10 +15,11 @@ from testnuc._base.checks import checked_choice, checked_whole
 from testnuc.errors import InvalidInputError
 from testnuc.head import Head
 from testnuc.labels import LabelSet
-from testnuc.limits import Budget, Limits
+from testnuc.limits.policies import Budget, Limits
 from testnuc.methods import Sampling, StandardPrompting
 from testnuc.protocols import Method
-from testnuc.trust import Referee, UncertaintySampling
+from testnuc.trust.judgment import Referee
+from testnuc.trust.uncertainty import UncertaintySampling
 from testnuc.voting import VotePolicy
 
 P = ParamSpec("P")

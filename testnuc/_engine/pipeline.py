@@ -30,10 +30,13 @@ from testnuc._engine.shortlist import Shortlist
 from testnuc._engine.uncertain import HeadRule, ask_unsure, asked_first
 from testnuc.embedders.cache import EmbeddingCache
 from testnuc.errors import EmbeddingError, ProviderError, with_count
-from testnuc.index import empty_matches
+from testnuc.index.matching import empty_matches
 from testnuc.labels import LabelSet
 from testnuc.protocols import Index, Method, PoolText, Store
-from testnuc.trust import MIN_PREDICTIONS, Decision, UncertaintySampling, VoteSettings
+from testnuc.trust.auto_policy import MIN_PREDICTIONS
+from testnuc.trust.diagnosis import Decision
+from testnuc.trust.uncertainty import UncertaintySampling
+from testnuc.trust.vote_settings import VoteSettings
 from testnuc.types import Prediction
 
 #: From this many predictions on, the auto policy diagnoses the batch; below, the pool.

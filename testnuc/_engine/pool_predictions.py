@@ -10,9 +10,11 @@ from testnuc._engine.retrieval import SEARCH, Retriever
 from testnuc._engine.run import Run
 from testnuc.embedders.cache import EmbeddingCache
 from testnuc.errors import ProviderError
-from testnuc.index import scanned
+from testnuc.index.matching import scanned
 from testnuc.protocols import PoolText
-from testnuc.trust import MIN_PREDICTIONS, Diagnosis, VoteSettings
+from testnuc.trust.auto_policy import MIN_PREDICTIONS
+from testnuc.trust.diagnosis import Diagnosis
+from testnuc.trust.vote_settings import VoteSettings
 
 #: Parts of a large pool that are sampled for a diagnosis.
 _CHUNKS = 12

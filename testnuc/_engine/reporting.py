@@ -14,7 +14,7 @@ from testnuc._engine.votes import note_of_kept
 from testnuc.errors import EmbeddingError, SmallPoolWarning
 from testnuc.progress import Observer, start_progress
 from testnuc.results import Results
-from testnuc.trust import MIN_PREDICTIONS
+from testnuc.trust.auto_policy import MIN_PREDICTIONS
 from testnuc.types import error_text
 
 _log = logging.getLogger("testnuc.client")

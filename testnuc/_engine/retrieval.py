@@ -20,10 +20,10 @@ from testnuc._engine.batch import Snapshot, TextBatch
 from testnuc._engine.examples import ExampleFinder
 from testnuc._engine.inputs import without_foreign_labels
 from testnuc._engine.run import Run
-from testnuc.index import FilteredIndex, empty_matches, scanned
+from testnuc.index.matching import FilteredIndex, empty_matches, scanned
 from testnuc.labels import LabelSet
 from testnuc.protocols import Index, Matches, Method, PoolText, Store, implements
-from testnuc.trust import VoteSettings
+from testnuc.trust.vote_settings import VoteSettings
 from testnuc.types import Prediction
 
 #: Queries searched at a time, so that other searches wait milliseconds.

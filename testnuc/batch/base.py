@@ -13,7 +13,8 @@ import orjson
 from testnuc._base.display import shown
 from testnuc._base.foreign import read_json, write_json
 from testnuc.errors import ProviderError, RateLimitedError, ServerError, printable
-from testnuc.limits import LONGEST_WAIT, count
+from testnuc.limits.headers import count
+from testnuc.limits.policies import LONGEST_WAIT
 from testnuc.protocols import StoredBatch, WireProvider
 from testnuc.transport import AuxiliaryRequests
 from testnuc.transport.connections import HTTPAnswer

@@ -19,7 +19,7 @@ from testnuc.errors import (
     TruncatedReplyError,
     UnreadableReplyError,
 )
-from testnuc.limits import BatchPolicy
+from testnuc.limits.policies import BatchPolicy
 from testnuc.protocols import Task, WireProvider
 
 #: The asks of one request, about distinct texts.

@@ -15,7 +15,7 @@ from testnuc.cli.options_of_run import client_of, held_scopes, with_options_of_r
 from testnuc.cli.reading import Table, holds_rows, kind_of, read_table, to_stderr, usable
 from testnuc.client import TestNUC, parts_of
 from testnuc.errors import InvalidInputError, SmallPoolWarning
-from testnuc.index import scanned
+from testnuc.index.matching import scanned
 from testnuc.labels import as_stored
 from testnuc.protocols import StoredPrediction
 from testnuc.results import Results, read_results

@@ -18,7 +18,8 @@ from testnuc.cli.reading import STANDARD, holds_rows, read_input, to_stderr, usa
 from testnuc.client import TestNUC, parts_of
 from testnuc.embedders.openai import OpenAIEmbedder
 from testnuc.errors import InvalidInputError, SmallPoolWarning, StoreError
-from testnuc.limits import BatchPolicy, context_window
+from testnuc.limits.policies import BatchPolicy
+from testnuc.limits.prices import context_window
 from testnuc.progress import LineProgress, display_of
 from testnuc.results import Results, run_record
 from testnuc.trust.diagnosis import FIRST_REVIEW

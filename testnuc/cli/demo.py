@@ -19,7 +19,8 @@ from testnuc.client import TestNUC
 from testnuc.embedders.sentence_transformers import WHEEL_MODEL
 from testnuc.errors import SmallPoolWarning
 from testnuc.results import Results
-from testnuc.trust import Learned, Review
+from testnuc.trust.learned import Learned
+from testnuc.trust.review import Review
 from testnuc.types import Classification
 
 #: Messages that are shown, most and least trusted; those that a person judges; those that decide.

@@ -9,7 +9,7 @@ from testnuc.cli.files import require_kind, require_new
 from testnuc.cli.judging import what_next
 from testnuc.cli.reading import existing, to_stderr
 from testnuc.report.plain import page_of
-from testnuc.trust import Review
+from testnuc.trust.review import Review
 
 
 async def run(given: SimpleNamespace) -> None:

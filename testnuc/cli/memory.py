@@ -25,7 +25,7 @@ from testnuc._base.jsonl import write_whole
 from testnuc.cli.options import LATER, OF_ANSWERS, options_in
 from testnuc.client import TestNUC, parts_of
 from testnuc.errors import InvalidInputError
-from testnuc.trust import Learned
+from testnuc.trust.learned import Learned
 
 _NOTE = "output.json"
 #: Bytes of a note: somebody else may have put a device there, or a file without end.

@@ -21,7 +21,7 @@ from testnuc.errors import (
     UnknownModelError,
     UnreadableReplyError,
 )
-from testnuc.limits import RateLimit, RetryPolicy
+from testnuc.limits.policies import RateLimit, RetryPolicy
 from testnuc.protocols import Reply, Request, Task, TokenUsage
 from testnuc.transport import Transport
 from testnuc.transport.api_errors import as_error

@@ -9,15 +9,8 @@ import numpy as np
 
 from testnuc._base.arrays import Float16s, Int64s
 from testnuc.errors import StoreError
-from testnuc.index import (
-    EXACT_BELOW,
-    FilteredIndex,
-    NearestVectors,
-    Where,
-    check_dim,
-    empty_matches,
-    ranks_of,
-)
+from testnuc.index.matching import FilteredIndex, Where, check_dim, empty_matches, ranks_of
+from testnuc.index.nearest import EXACT_BELOW, NearestVectors
 from testnuc.protocols import Matches, PoolText
 
 _T = TypeVar("_T")

@@ -17,14 +17,15 @@ from testnuc._engine.reporting import few_neighbors, few_predictions
 from testnuc.client import TestNUC
 from testnuc.errors import ConfigurationError, InvalidInputError, MissingDependencyError
 from testnuc.labels import LabelSet
-from testnuc.limits import Limits
+from testnuc.limits.policies import Limits
 from testnuc.methods import Sampling
 from testnuc.protocols import Embedder, Method, Provider, WireProvider
 from testnuc.ray.limits import SharedLimits
 from testnuc.ray.shards import Shard
 from testnuc.ray.stages import BuildIndex, Embed, Predict, Vote, columns_of, hash_texts
 from testnuc.ray.workers import Settings, Voting, stored_learned
-from testnuc.trust import Diagnosis, Learned
+from testnuc.trust.diagnosis import Diagnosis
+from testnuc.trust.learned import Learned
 from testnuc.types import Usage
 from testnuc.voting import VotePolicy
 

@@ -20,16 +20,10 @@ from typing import Any
 from uuid import uuid4
 
 from testnuc.errors import TestNUCError
-from testnuc.limits import (
-    Admission,
-    Budget,
-    BudgetAccount,
-    Limits,
-    Mark,
-    Meter,
-    Permit,
-    Reservation,
-)
+from testnuc.limits.admission import Admission, Permit
+from testnuc.limits.budget import BudgetAccount, Reservation
+from testnuc.limits.meter import Mark, Meter
+from testnuc.limits.policies import Budget, Limits
 from testnuc.types import Usage
 
 #: Seconds after which a silent worker counts as dead.

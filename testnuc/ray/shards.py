@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testnuc._base.arrays import Float16s, Float32s, Int64s
-from testnuc.index import Where
+from testnuc.index.matching import Where
 from testnuc.index.memory_pool import Pool
 from testnuc.protocols import Matches, PoolText
 from testnuc.types import Prediction

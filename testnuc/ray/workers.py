@@ -16,7 +16,8 @@ from testnuc._engine.run import Run
 from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.protocols import PoolText, Reply, Request
 from testnuc.ray.shards import Shards, Vectors
-from testnuc.trust import Decision, Diagnosis, Learned
+from testnuc.trust.diagnosis import Decision, Diagnosis
+from testnuc.trust.learned import Learned
 
 #: Texts sampled for a decision of the auto policy.
 _SAMPLE = 10_000

@@ -7,9 +7,9 @@ from dataclasses import asdict, replace
 from itertools import chain, islice
 from typing import Any
 
-from testnuc.trust import review_queue
 from testnuc.trust.label_check import MOST_CHECKED, checked_labels
 from testnuc.trust.review import Review
+from testnuc.trust.review_queue import review_queue
 from testnuc.types import SEPARATOR, Classification, row, split_labels
 
 _BINS = 10

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from testnuc import errors
-from testnuc.limits import usable_wait
+from testnuc.limits.headers import usable_wait
 
 #: HTTP status and type, by the most specific class of an error. 4xx means that the caller can fix
 #: the request, so a wrong provider key of the service is not 4xx.

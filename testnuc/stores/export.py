@@ -22,7 +22,7 @@ import numpy as np
 from testnuc._base.arrays import Float16s
 from testnuc._base.checks import hash_text
 from testnuc.errors import EmbeddingError, InvalidInputError
-from testnuc.index import scanned
+from testnuc.index.matching import scanned
 from testnuc.protocols import Index, PoolText, StoredPrediction
 from testnuc.stores.sql_store import SqlStore, to_facts
 from testnuc.types import Prediction

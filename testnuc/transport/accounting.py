@@ -16,7 +16,11 @@ from testnuc.errors import (
     RateLimitedError,
     ReplyError,
 )
-from testnuc.limits import Admission, BudgetAccount, Meter, Permit, Price, retry_after
+from testnuc.limits.admission import Admission, Permit
+from testnuc.limits.budget import BudgetAccount
+from testnuc.limits.headers import retry_after
+from testnuc.limits.meter import Meter
+from testnuc.limits.prices import Price
 from testnuc.protocols import Reply, TokenUsage
 from testnuc.transport.api_errors import request_id
 from testnuc.transport.calls import Call

@@ -16,7 +16,9 @@ from typing import TypeVar
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
 
 from testnuc.errors import AuthenticationError, CallTimeoutError, ProviderError, ServerError
-from testnuc.limits import LONG, RetryPolicy, retry_after
+from testnuc.limits.concurrency import LONG
+from testnuc.limits.headers import retry_after
+from testnuc.limits.policies import RetryPolicy
 from testnuc.protocols import WireProvider
 from testnuc.transport.connections import MOST_BYTES, OK, Connections, HTTPAnswer, read_response
 from testnuc.transport.failures import host, is_retryable, safe_cause, translate

@@ -6,7 +6,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from testnuc.errors import ConfigurationError, ProviderError
-from testnuc.limits import Reservation
+from testnuc.limits.budget import Reservation
 from testnuc.protocols import Provider, Request, WireProvider
 
 #: Asked before each attempt of a call, after all waits; None: always. Set by the caller's task.

@@ -8,7 +8,8 @@ from random import Random
 from tenacity import RetryCallState
 
 from testnuc.errors import BadRequestError, ProviderError, ReplyError, UnknownModelError
-from testnuc.limits import RetryPolicy, longest_pause, usable_wait
+from testnuc.limits.headers import usable_wait
+from testnuc.limits.policies import RetryPolicy, longest_pause
 from testnuc.transport.calls import Call
 from testnuc.transport.failures import is_retryable
 

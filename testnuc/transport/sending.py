@@ -25,17 +25,11 @@ from testnuc.errors import (
     ProviderError,
     ReplyError,
 )
-from testnuc.limits import (
-    Admission,
-    Budget,
-    BudgetAccount,
-    Meter,
-    Permit,
-    Price,
-    RateLimit,
-    RetryPolicy,
-    require_price,
-)
+from testnuc.limits.admission import Admission, Permit
+from testnuc.limits.budget import BudgetAccount
+from testnuc.limits.meter import Meter
+from testnuc.limits.policies import Budget, RateLimit, RetryPolicy
+from testnuc.limits.prices import Price, require_price
 from testnuc.protocols import Provider, Reply, Request, WireProvider
 from testnuc.transport.accounting import CallAccounting
 from testnuc.transport.auxiliary import AuxiliaryRequests

@@ -11,12 +11,12 @@ from testnuc._engine.pipeline import Pipeline
 from testnuc.embedders.cache import EmbeddingCache, embedder_name
 from testnuc.index.memory_pool import Pool
 from testnuc.labels import LabelSet
-from testnuc.limits import Meter
+from testnuc.limits.meter import Meter
 from testnuc.methods import Sampling, StandardPrompting
 from testnuc.protocols import PoolText
 from testnuc.stores.memory import MemoryStore
 from testnuc.testing import HashEmbedder
-from testnuc.trust import VoteSettings
+from testnuc.trust.vote_settings import VoteSettings
 from testnuc.types import Prediction
 from testnuc.voting import VotePolicy
 from tests.conftest import LABELS, gold

@@ -15,7 +15,8 @@ from testnuc.errors import ServerError
 from testnuc.labels import LabelSet
 from testnuc.protocols import Matches, PoolText
 from testnuc.results import Results
-from testnuc.trust import Decision, VoteSettings
+from testnuc.trust.diagnosis import Decision
+from testnuc.trust.vote_settings import VoteSettings
 from testnuc.types import Prediction, Usage
 from testnuc.voting import VotePolicy
 

@@ -7,7 +7,7 @@ import pytest
 
 from testnuc import InvalidInputError, Limits, UncertaintySampling
 from testnuc.errors import ServerError
-from testnuc.limits import Budget
+from testnuc.limits.policies import Budget
 from testnuc.protocols import Answer, Reply
 from tests._engine.test_learning import LABELS, Says, client, gold, judge, noise, texts_of
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bench import _clusters, capacity, retrieval, scale
-from testnuc.limits import RateLimit
+from testnuc.limits.policies import RateLimit
 
 
 def rows(path):

@@ -10,9 +10,8 @@ import pytest
 
 from testnuc._base.checks import hash_text
 from testnuc.errors import EmbeddingError
-from testnuc.index import NearestVectors
 from testnuc.index.memory_pool import Pool
-from testnuc.index.nearest import FairLock
+from testnuc.index.nearest import FairLock, NearestVectors
 from testnuc.protocols import PoolText
 
 

@@ -8,12 +8,8 @@ from random import Random
 import pytest
 
 from testnuc.errors import InvalidInputError, RateLimitedError
-from testnuc.limits import (
-    Admission,
-    Budget,
-    RateLimit,
-    RetryPolicy,
-)
+from testnuc.limits.admission import Admission
+from testnuc.limits.policies import Budget, RateLimit, RetryPolicy
 from testnuc.limits.rates import Forecast
 from tests.virtual import run
 

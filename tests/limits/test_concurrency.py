@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from testnuc.limits import RetryPolicy
 from testnuc.limits.concurrency import Concurrency
+from testnuc.limits.policies import RetryPolicy
 
 
 def busy(concurrency, latency, *, seconds, outcome, most=64):

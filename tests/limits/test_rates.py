@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testnuc.limits import Admission, RateLimit
+from testnuc.limits.admission import Admission
+from testnuc.limits.policies import RateLimit
 from tests.virtual import run
 
 calls = st.tuples(

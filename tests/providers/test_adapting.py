@@ -8,7 +8,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from testnuc.limits import RetryPolicy
+from testnuc.limits.policies import RetryPolicy
 from testnuc.providers.openai import OpenAI
 from testnuc.transport import Transport
 from tests.providers.chat_bodies import LABELS, completion, request, task

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from testnuc.errors import BudgetExceededError, InvalidInputError, TestNUCError
-from testnuc.limits import Budget, Limits, RateLimit
 from testnuc.limits.meter import Meter
+from testnuc.limits.policies import Budget, Limits, RateLimit
 from testnuc.ray.limits import SILENCE, LimitsClient, SharedLimits
 from testnuc.testing.faults import RateLimitWindow
 from tests import virtual

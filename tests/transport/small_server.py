@@ -17,7 +17,7 @@ from testnuc.errors import (
     ServerError,
     UnreadableReplyError,
 )
-from testnuc.limits import RetryPolicy
+from testnuc.limits.policies import RetryPolicy
 from testnuc.protocols import Answer, Reply, Request, Task, TokenUsage
 from testnuc.transport import Transport
 from tests.accounts import reserved

@@ -21,7 +21,8 @@ from testnuc.errors import (
     RateLimitedError,
     ServerError,
 )
-from testnuc.limits import Budget, Price, RateLimit, RetryPolicy
+from testnuc.limits.policies import Budget, RateLimit, RetryPolicy
+from testnuc.limits.prices import Price
 from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.transport import Transport, pool
 from tests.accounts import reserved, spent

@@ -25,7 +25,7 @@ from testnuc.errors import (
     ServerError,
     UnreadableReplyError,
 )
-from testnuc.limits import Budget, RetryPolicy
+from testnuc.limits.policies import Budget, RetryPolicy
 from testnuc.protocols import Request
 from testnuc.testing import HashEmbedder
 from testnuc.transport import auxiliary

@@ -13,7 +13,8 @@ from aiohttp import web
 
 from testnuc import Limits, TestNUC
 from testnuc.errors import RateLimitedError, ServerError
-from testnuc.limits import RetryPolicy, concurrency
+from testnuc.limits import concurrency
+from testnuc.limits.policies import RetryPolicy
 from testnuc.protocols import Answer, Reply
 from testnuc.testing import Faults, LoopbackLLM
 from testnuc.transport import Transport

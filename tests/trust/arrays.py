@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from testnuc.index import NearestVectors
+from testnuc.index.nearest import NearestVectors
 from testnuc.trust.head import folds_of
 from testnuc.trust.model import Texts
 

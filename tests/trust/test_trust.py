@@ -9,13 +9,13 @@ from testnuc._engine.batch import TextBatch
 from testnuc._engine.rows import Rows
 from testnuc._engine.run import Run
 from testnuc.errors import InvalidInputError
-from testnuc.index import NearestVectors
+from testnuc.index.nearest import NearestVectors
 from testnuc.labels import LabelSet
 from testnuc.protocols import PoolText
 from testnuc.results import Results
-from testnuc.trust import correct, diagnose, factors, review_queue
-from testnuc.trust.auto_policy import at_similarity_one
-from testnuc.trust.vote_settings import VoteSettings, target_shares
+from testnuc.trust.auto_policy import at_similarity_one, diagnose
+from testnuc.trust.review_queue import review_queue
+from testnuc.trust.vote_settings import VoteSettings, correct, factors, target_shares
 from testnuc.types import Classification, Neighbor, Prediction, Usage
 from testnuc.voting import vote_pool
 from tests.trust.arrays import with_near_copies

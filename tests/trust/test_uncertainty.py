@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from testnuc import UncertaintySampling
-from testnuc.index import NearestVectors
-from testnuc.trust import UncertaintySampler
+from testnuc.index.nearest import NearestVectors
 from testnuc.trust.head import folds_of
 from testnuc.trust.model import Texts
-from testnuc.trust.uncertainty import _bound
+from testnuc.trust.uncertainty import UncertaintySampler, _bound
 from tests import naive
 
 CLASSES, DIM, N = 4, 12, 1_500

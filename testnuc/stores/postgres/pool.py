@@ -11,15 +11,15 @@ import numpy as np
 
 from testnuc._base.arrays import Float16s, Float32s, Int64s
 from testnuc.errors import StoreError
-from testnuc.index import (
+from testnuc.index.matching import (
     SCORE_SLACK,
     FilteredIndex,
-    NearestVectors,
     Where,
     check_dim,
     empty_matches,
     ranks_of,
 )
+from testnuc.index.nearest import NearestVectors
 from testnuc.protocols import Matches, PoolText
 from testnuc.stores.postgres.database import PostgresDatabase
 from testnuc.stores.postgres.schema import (

@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 
 from testnuc._base.arrays import Float16s
-from testnuc.index import DamagedIndexError, SavedGraph
+from testnuc.index.graph import DamagedIndexError, SavedGraph
 from testnuc.protocols import PoolText
 from testnuc.stores.sql_store import DamagedRowError, check_vectors
 from testnuc.stores.sqlite.schema import POOL_SHIFT
