@@ -98,7 +98,7 @@ class LineProgress:
 
     def start(self, texts: int) -> None:
         """Set the number of texts."""
-        self.texts = texts
+        self.texts, self.done, self._embedded = texts, 0, 0
         self._stored = self._usage().store_hits
         self._started = self._shown = self._clock()
         self._schedule()

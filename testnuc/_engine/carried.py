@@ -11,6 +11,9 @@ from testnuc.trust.review import Review
 from testnuc.trust.thresholds import Thresholds
 from testnuc.types import SEPARATOR
 
+#: Ends what the LLM said, if it was shown other labels than those of now.
+BEFORE = " (of the labels before)"
+
 
 def judgments_of(
     judged: Review | Learned, labels: LabelSet, was: Mapping[str, Sequence[str]] | None

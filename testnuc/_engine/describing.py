@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import orjson
 
+from testnuc._engine.carried import BEFORE
 from testnuc._engine.components import Components, today
 from testnuc._version import __version__
 from testnuc.errors import InvalidInputError
@@ -73,6 +74,9 @@ def _overview(parts: Components, results: Results, learned: Learned | None) -> I
         f"{len(parts.labels.names):,} labels; {results.labels.count(None):,} have none. "
         f"What gave the labels: {listed or 'nothing'}."
     )
+    owns = [row.prediction.said or "" for row in results if row.prediction is not None]
+    if kept := sum(said.endswith(BEFORE) for said in owns):
+        yield f"{kept:,} of the LLM's answers are to the labels before a change of the label set."
     if drawn := _at_random(learned):
         judges = "people" if any(one.source == "person" for one in drawn) else "another LLM"
         yield (

@@ -255,7 +255,7 @@ class Shortlist:
             await asyncio.to_thread(
                 with_head, first, learned.model, vectors, hashes, self.size, place
             )
-        return await self._nearest(vectors, first)
+        return await self.nearest(vectors, first)
 
     async def lists(self, run: Run, places: Sequence[int]) -> Int32s:
         """Return the labels to show for the texts at some places, in label order."""
@@ -273,7 +273,7 @@ class Shortlist:
             vectors = await self.embedding.vectors(
                 [e.text for e in entries], [e.hash for e in entries]
             )
-            found[rows] = await self._nearest(vectors)
+            found[rows] = await self.nearest(vectors)
         return found
 
     def _place(self, label: str | None) -> int:
@@ -283,9 +283,10 @@ class Shortlist:
         place = self.labels.index(label)
         return -1 if place is None else place
 
-    async def _nearest(
+    async def nearest(
         self, vectors: Float16s, first: Sequence[Sequence[int]] | None = None
     ) -> Int32s:
+        """Return the labels nearest to each text, as `nearest_labels`."""
         labels = await self._label_vectors()
         found = np.empty((len(vectors), self.size), dtype=np.int32)
         for start in range(0, len(vectors), _BLOCK):

@@ -164,6 +164,11 @@ def classify(
     full: bool = typer.Option(
         False, "--full", help="Write all columns; to .jsonl also neighbors, votes and usage."
     ),
+    reuse: bool | None = once(
+        None,
+        help="Where labels changed: ask only about texts that could have a new one.",
+        hidden=True,
+    ),
     dry_run: bool = _DRY_RUN,
     show_prompt: bool = _SHOW_PROMPT,
     limit: int | None = _LIMIT,

@@ -15,6 +15,7 @@ from testnuc.cli.memory import AnswerStore, RunNote, about_lessons
 from testnuc.cli.options import OF_ANSWERS, Options
 from testnuc.cli.options_of_run import client_of, command, completed
 from testnuc.cli.reading import STANDARD, holds_rows, read_input, to_stderr, usable
+from testnuc.cli.reusing import reuse_answers
 from testnuc.client import TestNUC, parts_of
 from testnuc.embedders.openai import OpenAIEmbedder
 from testnuc.errors import InvalidInputError, SmallPoolWarning, StoreError
@@ -65,13 +66,15 @@ def run(given: SimpleNamespace) -> None:
         print(prompt_of(parts_of(nuc), texts[0]))
         return
     own = client
-    if store.folder is not None and not store.new and "neighbors" not in client.named:
+    joins = given.reuse or (store.folder is not None and not store.new)
+    if joins and "neighbors" not in client.named:
         # texts of earlier runs vote as far as they are answered: this run costs its own alone
         own = client.but(neighbors="stored")
     if given.dry_run:
         show_estimate(texts, own, store)
         return
-    results, learned = label_all(texts, own, store, given.lane, BatchPolicy(rest=given.rest))
+    batches = BatchPolicy(rest=given.rest)
+    results, learned = label_all(texts, own, store, given.lane, batches, given.reuse)
     labeled = dict(zip(valid, results, strict=True))
     run = run_record(results) if given.full else None
     covered = None if learned is None else results.certified(learned.certify())
@@ -113,6 +116,7 @@ def label_all(
     store: AnswerStore,
     lane: Literal["live", "batch"] = "live",
     batches: BatchPolicy | None = None,
+    reuse: bool | None = None,
 ) -> tuple[Results, Learned | None]:
     """Label texts; print the warnings of the client and, after Ctrl-C, how to resume.
 
@@ -129,7 +133,10 @@ def label_all(
                     to_stderr(f"note: {note}")
             if (said := about_lessons(nuc, store, client)) is not None:
                 to_stderr(said)
-            return await nuc.classify_many(texts, progress=progress, lane=lane), nuc.learned
+            await reuse_answers(nuc, texts, client, store, progress, wanted=reuse)
+            results = await nuc.classify_many(texts, progress=progress, lane=lane)
+            results.usage = nuc.usage
+            return results, nuc.learned
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", SmallPoolWarning)
@@ -298,7 +305,12 @@ def show_estimate(texts: list[str], client: Options, store: AnswerStore) -> None
     """Print the estimated cost; sends nothing, and creates no store."""
     # nothing is sent, so no key is needed
     nuc = client_of(client, store=None if store.new else store.where, api_key="not-needed")
-    found = run_to_end(estimate_of(nuc, texts))
+
+    async def estimate() -> Estimate:
+        await reuse_answers(nuc, texts, client, store)
+        return await estimate_of(nuc, texts)
+
+    found = run_to_end(estimate())
     distinct = len(set(texts))
     print(f"{nuc.model}: nothing was sent; {len(texts):,} texts, {distinct:,} distinct\n\n{found}")
     if (note := _about_model(nuc, texts)) is not None:

@@ -139,7 +139,7 @@ class UncertaintySampler:
             if room <= 0 and len(rest):
                 # those that are left are the surest
                 inside = chance[audit] >= chance[open_].min()
-                changed = _bound(int((inside & ~agrees).sum()), int(inside.sum()), error)
+                changed = bound(int((inside & ~agrees).sum()), int(inside.sum()), error)
                 self.agreement = 1 - len(open_) / n * changed
             return open_[:0]
         hopeless = sure < _HOPELESS * n and self._round > 1 and self._most == n
@@ -165,14 +165,14 @@ class UncertaintySampler:
         for step in range(1, round(1 / _STEP) + 1):
             size = max(1, round(step * _STEP * len(order)))
             inside = chance[audit] >= chance[order[size - 1]]
-            changed = size / n * _bound(int((inside & ~agrees).sum()), int(inside.sum()), error)
+            changed = size / n * bound(int((inside & ~agrees).sum()), int(inside.sum()), error)
             if changed > 1 - self._rule.min_agreement:
                 break
             sure, proved = size, 1 - changed
         return sure, proved
 
 
-def _bound(wrong: int, tries: int, error: float) -> float:
+def bound(wrong: int, tries: int, error: float) -> float:
     """Return the upper bound of a rate (Clopper and Pearson)."""
     from scipy.stats import beta
 

@@ -1,0 +1,126 @@
+"""``classify --reuse``: answers to the labels before stand where no new label is likely.
+
+The LLM is asked about texts near to the name of a new label, the neighbors of those that have it,
+and a random part of the others, which shows how many are missed.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+
+import numpy as np
+
+from testnuc._base.checks import hash_text
+from testnuc._engine.carried import BEFORE, carried_over
+from testnuc._engine.shortlist import Shortlist
+from testnuc.cli.memory import AnswerStore
+from testnuc.cli.options import Options
+from testnuc.cli.options_of_run import client_of, opened_store, stored_runs
+from testnuc.cli.reading import to_stderr
+from testnuc.client import TestNUC, parts_of
+from testnuc.errors import InvalidInputError
+from testnuc.progress import Observer
+from testnuc.protocols import StoredPrediction
+from testnuc.trust.judgment import Judgment
+from testnuc.trust.uncertainty import bound
+from testnuc.types import Prediction
+
+#: A text is asked about if one of the labels nearest to it is new: of a tenth, of at most five.
+_PART, _NEAREST = 10, 5
+#: Neighbors of a text with a new label that are asked about; texts that are drawn at random.
+_NEIGHBORS, _RANDOM = 10, 60
+#: How many texts a run answered, its labels, and its answer to each.
+_Answered = tuple[int, Sequence[str], Sequence[Prediction | None]]
+
+
+async def reuse_answers(
+    nuc: TestNUC,
+    given: Sequence[str],
+    client: Options,
+    store: AnswerStore,
+    progress: Observer | bool = False,
+    *,
+    wanted: bool | None = None,
+) -> None:
+    """Store answers to the labels before as those of a client; `wanted` None: only offer that."""
+    if wanted and (client.several or client.get("referee")):
+        raise InvalidInputError("--reuse is not for --multilabel or --referee; leave one out")
+    parts, labels, texts = parts_of(nuc), nuc.labels, [*dict.fromkeys(given)]
+    # apart from the answers to the labels of now, so that they can be dropped
+    scope = blake2b(parts.predictor.scope, digest_size=16, key=b"reused").digest()
+    if wanted is False:
+        await parts.store.forget(scope=scope)
+    calls = 0 if wanted is False or labels.multilabel else (await nuc.estimate(texts)).calls
+    known, old, stored = await _before(nuc, texts, client, store) if calls else (0, (), ())
+    if not known:
+        return
+    was, hashes = client.get("former") or {}, [hash_text(text) for text in texts]
+    new = {*labels.names} - {*old} - {*was}
+    part = f"{_RANDOM} at random and those that could have {', '.join(map(repr, sorted(new)))}"
+    to_stderr(
+        f"note: {known:,} texts have answers to other labels; to ask about all takes {calls:,} "
+        f"calls; --reuse asks about {part if new else 'those whose label is split or gone'} alone"
+    )
+    if not wanted:
+        return
+    # as judgments, which outlive a change of labels in the same way
+    said = [(one.label, "referee") if one else (None, None) for one in stored]
+    judged = [Judgment("", b"", label, source, None, None, 0) for label, source in said]
+    by_now = carried_over(judged, old, labels, was)
+    vectors = (await parts.embedding.each(texts, hashes))[0]
+    size = min(_NEAREST, -(-len(labels.names) // _PART))
+    near = await Shortlist(labels, size, parts.embedding).nearest(vectors)
+    likely = np.isin(near, [labels.names.index(name) for name in new])
+    unit, asked = vectors.astype(np.float32), dict[int, str | None]()
+
+    async def ask(places: Iterable[int]) -> None:
+        """Ask about texts, and about the neighbors of those that have a new label."""
+        while rows := sorted({*places} - asked.keys()):
+            results = await nuc.classify_many([texts[at] for at in rows], progress=progress)
+            asked.update(zip(rows, (result.own_label for result in results), strict=True))
+            orders = (np.argsort(-(unit @ unit[at])) for at in rows if asked[at] in new)
+            places = {at for order in orders for at in order[: _NEIGHBORS + 1].tolist()}
+
+    lost = [at for at, one in enumerate(by_now) if one.source is None]
+    await ask([*np.unique(np.nonzero(likely)[0]).tolist(), *lost])
+    rest = sorted({*range(len(texts))} - asked.keys(), key=lambda at: hashes[at][::-1])
+    if sample := rest[: _RANDOM * bool(new)]:
+        await ask(sample)
+        missed = sum(asked[at] in new for at in sample)
+        to_stderr(
+            f"of {len(sample):,} texts drawn at random from the {len(rest):,} others, {missed:,} "
+            f"have a new label: at most {bound(missed, len(sample), 0.05):.1%} of these others are "
+            "missed (95 %); --no-reuse asks about all"
+        )
+    key, scope = parts.predictor.key, scope if asked else parts.predictor.scope
+    rows = [
+        StoredPrediction(
+            key(texts[at]),
+            scope,
+            hashes[at],
+            0,
+            replace(one, label=by_now[at].label, said=f"{one.label}{BEFORE}"),
+        )
+        for at, one in enumerate(stored)
+        if one is not None and at not in asked
+    ]
+    await parts.store.put_predictions(rows)
+    to_stderr(f"{len(rows):,} of {len(texts):,} texts keep their answer to the labels before")
+
+
+async def _before(
+    nuc: TestNUC, texts: Sequence[str], client: Options, store: AnswerStore
+) -> _Answered:
+    """Return what the run with other labels answered that answered most; then that most alike."""
+    found: list[_Answered] = [(0, (), ())]
+    beside = [] if store.folder is None else sorted(store.folder.glob("answers*.db"))
+    for place in dict.fromkeys([str(store.where), *map(str, beside)]):
+        for run in await stored_runs(place):
+            labels, none = run.facts["labels"], run.facts.get("none_label")
+            if {*labels} != {*nuc.labels.names}:
+                instead = {"labels": run.labels, "none_label": none, "store": None}
+                asked = parts_of(client_of(client, **instead, api_key="not-needed")).predictor
+                async with opened_store(place) as opened:
+                    stored = await opened.get_predictions([asked.key(text) for text in texts])
+                found.append((len(texts) - stored.count(None), labels, stored))
+    return max(found, key=lambda one: (one[0], len({*one[1]} & {*nuc.labels.names})))

@@ -1,0 +1,96 @@
+"""Answers to the labels before, where the label set changed."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from testnuc.testing import LoopbackLLM
+from tests.cli.in_process import run_here
+
+KINDS = [f"kind{i:02}" for i in range(30)]
+TEXTS = [f"{KINDS[i % 30]} {KINDS[i % 30]} number {i}" for i in range(600)]
+
+
+class Model:
+    """Answers the kind of a text if that is a label, else the first one."""
+
+    labels = KINDS[:29]
+
+    def __call__(self, text):
+        kind = text.split()[0]
+        return kind if kind in self.labels else self.labels[0]
+
+
+@pytest.fixture
+def llm():
+    """Return a server, and a function that labels with the given labels; the first 29 are done."""
+    Path("a.txt").write_text("\n".join(TEXTS))
+    model = Model()
+    with LoopbackLLM(model) as server:
+
+        def classify(labels, *more, output="new.csv"):
+            model.labels = [row["label"] for row in labels]
+            Path("l.json").write_text(json.dumps(labels))
+            given = ["--labels", "l.json", "--model", "openai/test", "--base-url", server.base_url]
+            before = server.calls
+            code, _, err = run_here("classify", "a.txt", *given, "-o", output, *more)
+            assert code == 0, err
+            return server.calls - before, err
+
+        assert classify(named(KINDS[:29]), output="out.csv")[0] == 600
+        yield classify
+
+
+def named(kinds):
+    return [{"label": kind} for kind in kinds]
+
+
+def own_labels(output):
+    with Path(output).open(newline="") as file:
+        return [(row["text"].split()[0], row) for row in csv.DictReader(file)]
+
+
+def test_one_label_more_costs_the_texts_that_could_have_it(llm):
+    _, err = llm(named(KINDS), "--dry-run")
+    assert "600 texts have answers to other labels; to ask about all takes 600 calls" in err
+    assert "--reuse asks about 60 at random and those that could have 'kind29' alone" in err
+    calls, err = llm(named(KINDS), "--reuse", "--full")
+    assert 80 <= calls < 250
+    assert "0 have a new label: at most 4.9% of these others are missed (95 %)" in err
+    rows = own_labels("new.csv")
+    assert all(row["nuc_own_label"] == kind for kind, row in rows)
+    kept = [row for _, row in rows if row["nuc_own_said"].endswith("(of the labels before)")]
+    assert len(kept) == 600 - calls
+    # later commands, and another run, take them as they are
+    assert run_here("review", "new.csv", "-n", "5", "--no-open", key=None)[0] == 0
+    assert (
+        f"{len(kept)} of the LLM's answers are to the labels before"
+        in run_here("describe", "new.csv")[1]
+    )
+    for more in ([], ["--reuse"]):
+        assert llm(named(KINDS), *more)[0] == 0
+    # until they are asked for
+    assert llm(named(KINDS), "--no-reuse")[0] == len(kept)
+
+
+def test_labels_that_are_renamed_merged_or_split(llm):
+    merged = [*named(KINDS[2:29]), {"label": "both", "was": KINDS[:2]}]
+    calls, err = llm(merged, "--reuse", output="merged.csv")
+    assert calls == 0, err
+    rows = own_labels("merged.csv")
+    assert {row["nuc_own_label"] for kind, row in rows if kind in KINDS[:2]} == {"both"}
+    assert run_here("review", "merged.csv", "-n", "5", "--no-open", key=None)[0] == 0
+    split = [*named(KINDS[2:29]), *({"label": name, "was": KINDS[:2]} for name in ("x", "y"))]
+    # the texts of the kind without a label had the first one
+    calls, err = llm(split, "--reuse", output="split.csv")
+    assert (calls, "those whose label is split or gone alone" in err) == (60, True), err
+
+
+@pytest.mark.parametrize("more", [["--multilabel"], ["--referee", "openai/better"]])
+def test_what_reuse_does_not_go_with(llm, more):
+    with pytest.raises(AssertionError, match="--reuse is not for"):
+        llm(named(KINDS), "--reuse", *more)
