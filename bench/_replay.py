@@ -12,7 +12,7 @@ from aiohttp import web
 from testnuc.errors import ProviderError
 from testnuc.labels import LabelSet
 from testnuc.limits.policies import RetryPolicy
-from testnuc.prompts import system_prompt, user_prompt
+from testnuc.prompts.writing import system_prompt, user_prompt
 from testnuc.protocols import Request, Task
 from testnuc.providers.anthropic import Anthropic
 from testnuc.providers.openai import OpenAI

@@ -41,10 +41,10 @@ async def _aiohttp(base_url: str, texts: list[str], concurrency: int) -> int:
     """Bare aiohttp and orjson: build, send and parse, the minimum of every client."""
     import aiohttp
 
-    from testnuc import prompts
     from testnuc.labels import LabelSet
+    from testnuc.prompts import writing
 
-    system = prompts.system_prompt(LabelSet(_LABELS))
+    system = writing.system_prompt(LabelSet(_LABELS))
     labeled = 0
     pending = iter(texts)
     connector = aiohttp.TCPConnector(limit=concurrency)
@@ -57,7 +57,7 @@ async def _aiohttp(base_url: str, texts: list[str], concurrency: int) -> int:
         async def work() -> None:
             nonlocal labeled
             for text in pending:
-                body = orjson.dumps(_body(system, prompts.user_prompt((text,))))
+                body = orjson.dumps(_body(system, writing.user_prompt((text,))))
                 async with session.post(f"{base_url}/chat/completions", data=body) as response:
                     answer = orjson.loads(await response.read())
                 content = orjson.loads(answer["choices"][0]["message"]["content"])
@@ -126,10 +126,10 @@ async def _testnuc(
 
 
 async def _sdk(base_url: str, texts: list[str], concurrency: int, kind: str) -> int:
-    from testnuc import prompts
     from testnuc.labels import LabelSet
+    from testnuc.prompts import writing
 
-    system = prompts.system_prompt(LabelSet(_LABELS))
+    system = writing.system_prompt(LabelSet(_LABELS))
     labeled = 0
     pending = iter(texts)
     if kind == "openai":
@@ -148,7 +148,7 @@ async def _sdk(base_url: str, texts: list[str], concurrency: int, kind: str) -> 
     async def work() -> None:
         nonlocal labeled
         for text in pending:
-            answer = await create(**{**_body(system, prompts.user_prompt((text,))), **extra})
+            answer = await create(**{**_body(system, writing.user_prompt((text,))), **extra})
             labeled += orjson.loads(answer.choices[0].message.content)["label"] in _LABELS
 
     await asyncio.gather(*(work() for _ in range(concurrency)))

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
-from testnuc import prompts
 from testnuc._base.checks import checked_whole, hash_text
 from testnuc._base.display import Brief
 from testnuc._engine.components import Components, Internals
@@ -32,6 +31,7 @@ from testnuc.label_matching import fold_case, fold_punctuation
 from testnuc.label_tree import path_of
 from testnuc.labels import LabelSet
 from testnuc.limits.prices import PICO
+from testnuc.prompts import writing
 from testnuc.protocols import Answer, Request, StoredPrediction, Task, TokenUsage, WireProvider
 from testnuc.scoring import wilson
 from testnuc.types import LEVELS, Prediction
@@ -373,7 +373,7 @@ class _Run:
         """Return what the LLM calls each cluster."""
         found, lines = self._found, [_NAMING]
         if self._given:
-            known = ", ".join(prompts.text_json(name).decode() for name in self._given)
+            known = ", ".join(writing.text_json(name).decode() for name in self._given)
             lines.append(f"If one of these labels fits, give it as the name: [{known}]")
         if self._instructions:
             lines.append(f"Guidelines:\n{self._instructions.strip()}")
@@ -436,7 +436,7 @@ class _Run:
         self, labels: LabelSet, texts: Sequence[str], packed: int = 1
     ) -> list[str | None]:
         """Return the LLM's label of each text; None: it is none of these labels."""
-        system = prompts.system_prompt(
+        system = writing.system_prompt(
             labels, instructions=self._instructions, texts_per_call=packed
         )
         answers = await self._asked(system, labels.names, texts, packed)
@@ -486,7 +486,7 @@ class _Run:
         """Ask about texts in one call; None: the answer is unreadable, or the text is rejected."""
         answers: Sequence[Answer | ProviderError]
         try:
-            request = Request(task, prompts.user_prompt(texts), texts)
+            request = Request(task, writing.user_prompt(texts), texts)
             answers = (await self._parts.predictor.call(request)).answers
         except (AuthenticationError, BadRequestError, ReplyError, UnknownModelError) as error:
             answers = [error] * len(texts)

@@ -13,7 +13,7 @@ import testnuc
 from testnuc import Limits, Sampling, TestNUC
 from testnuc.embedders.openai import OpenAIEmbedder
 from testnuc.errors import AuthenticationError
-from testnuc.prompts import samples_in
+from testnuc.prompts.writing import samples_in
 from testnuc.testing import HashEmbedder
 from tests.conftest import LABELS
 from tests.providers.chat_bodies import completion

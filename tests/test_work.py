@@ -10,7 +10,7 @@ import pytest
 
 from testnuc.errors import ReplyError, TestNUCError, UnreadableReplyError
 from testnuc.labels import LabelSet
-from testnuc.prompts import label_spans, parse_reply
+from testnuc.prompts.reading import label_spans, parse_reply
 from testnuc.protocols import Request, Task
 from testnuc.providers.openai import OpenAI
 from testnuc.transport.redaction import redacted

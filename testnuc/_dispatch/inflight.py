@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from testnuc.labels import as_stored
-from testnuc.prompts import Demonstration
+from testnuc.prompts.writing import Demonstration
 from testnuc.protocols import StoredPrediction
 from testnuc.transport import telemetry
 from testnuc.types import Prediction

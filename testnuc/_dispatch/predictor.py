@@ -12,7 +12,6 @@ from typing import Any, TypeAlias, cast
 
 import orjson
 
-from testnuc import prompts
 from testnuc._base.loop_thread import is_cancelled
 from testnuc._dispatch.inflight import LAST_STEP, Ask
 from testnuc._dispatch.partial_labels import level_sets, longest_part, part_of
@@ -30,7 +29,8 @@ from testnuc.errors import (
 from testnuc.label_tree import path_of
 from testnuc.labels import LabelSet
 from testnuc.methods import Sampling
-from testnuc.prompts import Demonstration
+from testnuc.prompts import writing
+from testnuc.prompts.writing import Demonstration
 from testnuc.protocols import (
     Answer,
     Provider,
@@ -93,7 +93,7 @@ class Predictor:
         self._wire = provider if implements(provider, WireProvider) else None
         self._other = None if self._wire is not None else cast("Provider", provider)
         self._system = partial(
-            prompts.system_prompt,
+            writing.system_prompt,
             instructions=instructions,
             confidence=confidence,
             texts_per_call=sampling.texts_per_call,
@@ -129,7 +129,7 @@ class Predictor:
         try:
             constant = orjson.dumps(
                 [
-                    prompts.PROMPT_VERSION,
+                    writing.PROMPT_VERSION,
                     provider.name,
                     provider.model,
                     provider.identity,
@@ -184,13 +184,13 @@ class Predictor:
     ) -> bytes:
         """Return the cache key of a text: a hash of `scope`, its prompt and the sample index."""
         hasher = self._hash_state(demonstrations) if demonstrations else self._plain.copy()
-        hasher.update(prompts.text_json(text))
+        hasher.update(writing.text_json(text))
         hasher.update(sample.to_bytes(4, "little"))
         return hasher.digest()
 
     def _hash_state(self, demonstrations: tuple[Demonstration, ...]) -> blake2b:
         hasher = self._hasher.copy()
-        hasher.update(prompts.user_prompt_start(demonstrations))
+        hasher.update(writing.user_prompt_start(demonstrations))
         return hasher
 
     def ask(
@@ -230,7 +230,7 @@ class Predictor:
         """
         texts = tuple(ask.text for ask in asks)
         task = self.task if part is None else self._part_task(part)
-        return Request(task, prompts.user_prompt(texts, asks[0].demonstrations), texts)
+        return Request(task, writing.user_prompt(texts, asks[0].demonstrations), texts)
 
     def forget(self) -> None:
         """Send refused and unreadable texts again."""

@@ -17,7 +17,7 @@ from testnuc._engine.carried import BEFORE
 from testnuc._engine.components import Components, today
 from testnuc._version import __version__
 from testnuc.errors import InvalidInputError
-from testnuc.prompts import user_prompt
+from testnuc.prompts.writing import user_prompt
 from testnuc.results import Results
 from testnuc.trust.joining import JoinedReview
 from testnuc.trust.judgment import Judgment

@@ -7,7 +7,6 @@ from typing import TypeAlias
 
 import orjson
 
-from testnuc import prompts
 from testnuc._dispatch.predictor import FULL_LABELS, Predictor
 from testnuc._engine.components import Components
 from testnuc._engine.full_labels import compared_part
@@ -17,7 +16,8 @@ from testnuc.batch import has_batches
 from testnuc.index.matching import scanned
 from testnuc.limits.policies import RateLimit
 from testnuc.limits.prices import PICO, Price
-from testnuc.prompts import Demonstration
+from testnuc.prompts import writing
+from testnuc.prompts.writing import Demonstration
 from testnuc.protocols import PoolText, Request, Task, TokenUsage
 from testnuc.trust.vote_settings import VoteSettings
 from testnuc.types import Estimate, LaneEstimate
@@ -231,7 +231,7 @@ async def costs_of(
     pico_usd = [0] * len(prices)
     for number, (part, shown, task) in enumerate(calls, 1):
         if reserve is not None:
-            user = prompts.user_prompt(part, shown)
+            user = writing.user_prompt(part, shown)
             tokens = TokenUsage(
                 reserve(Request(task, user, part))[0], _answer(predictor.provider, part, task)
             )

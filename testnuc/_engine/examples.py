@@ -14,7 +14,7 @@ from testnuc._engine.batch import Snapshot
 from testnuc._engine.inputs import without_foreign_labels
 from testnuc.embedders.cache import EmbeddingCache
 from testnuc.methods import TopKICL, TopKICLP
-from testnuc.prompts import Demonstration
+from testnuc.prompts.writing import Demonstration
 from testnuc.protocols import Index, Method, PoolText, Store, StoredPrediction
 from testnuc.types import Prediction
 

@@ -10,7 +10,7 @@ from testnuc._dispatch.scheduler import Scheduler
 from testnuc._engine.examples import ExampleFinder
 from testnuc._engine.run import Run
 from testnuc._engine.shortlist import Shortlist, similar_together
-from testnuc.prompts import Demonstration
+from testnuc.prompts.writing import Demonstration
 from testnuc.protocols import Method, PoolText
 from testnuc.types import Prediction
 

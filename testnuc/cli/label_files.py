@@ -13,7 +13,7 @@ from testnuc._base.jsonl import json_of, write_whole
 from testnuc.cli.reading import content_of, read_table, require_column, to_stderr
 from testnuc.errors import InvalidInputError, MissingDependencyError
 from testnuc.label_tree import flattened, is_nested
-from testnuc.prompts import text_json
+from testnuc.prompts.writing import text_json
 from testnuc.records import text_of
 from testnuc.types import split_labels
 

@@ -30,7 +30,7 @@ from testnuc.errors import (
     printable,
 )
 from testnuc.labels import LabelSet
-from testnuc.prompts import parse_reply, without_thinking
+from testnuc.prompts.reading import parse_reply, without_thinking
 from testnuc.protocols import Answer, Answers, Reply, Request, Task, TokenUsage
 from testnuc.providers._answers import Body, Message
 from testnuc.providers._dialect import (

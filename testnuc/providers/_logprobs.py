@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from testnuc.errors import ReplyError
-from testnuc.prompts import label_spans
+from testnuc.prompts.reading import label_spans
 from testnuc.protocols import Answer, Answers
 
 #: Alternatives of each token to ask for: OpenAI's and vLLM's limit.

@@ -16,7 +16,7 @@ from testnuc.errors import (
     UnknownModelError,
     UnreadableReplyError,
 )
-from testnuc.prompts import VERBALIZED
+from testnuc.prompts.writing import VERBALIZED
 from testnuc.protocols import APIKey, Reply, Request, Task, TokenUsage
 from testnuc.providers import _reasoning, _responses
 from testnuc.providers._answers import Body, Message, answer_schema, breaks_off, output_limit

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast, get_args
 
 import orjson
 
-from testnuc.prompts import samples_in
+from testnuc.prompts.writing import samples_in
 from testnuc.testing.answers import (
     AnswerOf,
     Content,

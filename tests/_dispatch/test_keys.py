@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from testnuc._dispatch.predictor import Predictor
 from testnuc.labels import LabelSet
 from testnuc.methods import Sampling
-from testnuc.prompts import Demonstration, text_json, user_prompt, user_prompt_start
+from testnuc.prompts.writing import Demonstration, text_json, user_prompt, user_prompt_start
 
 
 class Rule:

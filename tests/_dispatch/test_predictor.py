@@ -11,7 +11,7 @@ from aiohttp import web
 
 import testnuc
 from testnuc import LabelSet, Limits, TestNUC
-from testnuc.prompts import samples_in
+from testnuc.prompts.writing import samples_in
 from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.testing import HashEmbedder
 from tests._dispatch.test_keys import predictor

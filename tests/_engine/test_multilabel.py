@@ -18,7 +18,8 @@ from bench._batch_api import Batches, BatchLLM
 from testnuc import BatchPolicy, Limits, Results, Sampling, TestNUC, VotePolicy
 from testnuc.errors import InvalidInputError, StoreError, UnreadableReplyError
 from testnuc.labels import LabelSet, as_stored
-from testnuc.prompts import parse_reply, system_prompt
+from testnuc.prompts.reading import parse_reply
+from testnuc.prompts.writing import system_prompt
 from testnuc.protocols import Answer, Reply, Task
 from testnuc.providers._answers import answer_schema, output_limit
 from testnuc.providers._dialect import Structure

@@ -17,7 +17,7 @@ from testnuc._engine.parameters import client_arguments
 from testnuc._engine.shortlist import coverage_of, nearest_labels, similar_together, with_head
 from testnuc.cli.options import Options, client_options
 from testnuc.cli.options_of_run import with_options_of_run
-from testnuc.prompts import samples_in
+from testnuc.prompts.writing import samples_in
 from testnuc.protocols import PoolText
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from testnuc.trust.head import FOLDS, LinearHead

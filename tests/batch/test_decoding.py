@@ -20,7 +20,7 @@ from testnuc.batch.manifest import (
 from testnuc.batch.openai import OpenAIBatches
 from testnuc.errors import ContentRefusedError, NotAnsweredError, ServerError, StoreError
 from testnuc.labels import LabelSet
-from testnuc.prompts import system_prompt
+from testnuc.prompts.writing import system_prompt
 from testnuc.protocols import Task
 from testnuc.providers.openai import OpenAI
 from testnuc.types import Prediction

@@ -27,7 +27,7 @@ from testnuc.cli.label_files import read_labels
 from testnuc.cli.reading import read_table
 from testnuc.cli.settings import read_settings
 from testnuc.limits.headers import reset_delay, retry_after
-from testnuc.prompts import system_prompt, user_prompt
+from testnuc.prompts.writing import system_prompt, user_prompt
 from testnuc.protocols import Answer, Reply, Request, Task
 from testnuc.providers.anthropic import Anthropic
 from testnuc.providers.openai import OpenAI

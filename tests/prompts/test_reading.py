@@ -11,14 +11,8 @@ from hypothesis import strategies as st
 from testnuc._base.checks import valid_text
 from testnuc.errors import InvalidInputError, MismatchedReplyError, ReplyError
 from testnuc.labels import LabelSet
-from testnuc.prompts import (
-    Demonstration,
-    label_spans,
-    parse_reply,
-    samples_in,
-    system_prompt,
-    user_prompt,
-)
+from testnuc.prompts.reading import label_spans, parse_reply
+from testnuc.prompts.writing import Demonstration, samples_in, system_prompt, user_prompt
 from testnuc.protocols import Answer, Request, Task
 from testnuc.providers.anthropic import Anthropic
 from testnuc.providers.openai import OpenAI

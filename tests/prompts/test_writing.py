@@ -7,11 +7,10 @@ import pytest
 from testnuc._base.checks import valid_text
 from testnuc.errors import InvalidInputError, MismatchedReplyError, UnreadableReplyError
 from testnuc.labels import LabelSet
-from testnuc.prompts import (
+from testnuc.prompts.reading import label_spans, parse_reply
+from testnuc.prompts.writing import (
     PROMPT_VERSION,
     Demonstration,
-    label_spans,
-    parse_reply,
     samples_in,
     system_prompt,
     user_prompt,

@@ -6,7 +6,7 @@ from weakref import WeakKeyDictionary
 import orjson
 
 from testnuc.labels import LabelSet
-from testnuc.prompts import system_prompt, user_prompt
+from testnuc.prompts.writing import system_prompt, user_prompt
 from testnuc.protocols import Request, Task
 
 KEY = "sk-test-0123456789abcdef"

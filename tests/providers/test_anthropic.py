@@ -18,7 +18,7 @@ from testnuc.errors import (
     UnreadableReplyError,
 )
 from testnuc.labels import LabelSet
-from testnuc.prompts import system_prompt, user_prompt
+from testnuc.prompts.writing import system_prompt, user_prompt
 from testnuc.protocols import Answer, Request, Task, TokenUsage, WireProvider
 from testnuc.providers import resolve
 from testnuc.providers.anthropic import Anthropic

@@ -13,7 +13,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from bench._batch_api import Batches, BatchServer
-from testnuc.prompts import samples_in, user_prompt
+from testnuc.prompts.writing import samples_in, user_prompt
 from testnuc.testing.answers import Content, compose
 from testnuc.testing.formats import OPENAI, Tokens
 from testnuc.testing.server import HTTPRequest, Response

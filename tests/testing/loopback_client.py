@@ -4,7 +4,7 @@ import asyncio
 
 import orjson
 
-from testnuc.prompts import user_prompt
+from testnuc.prompts.writing import user_prompt
 
 GOLD = {"a": ("x", 0.5), "b": "y", "c": ["z", None], "line\nbreak": ("é", 1.0)}
 SCHEMA = {"type": "object", "properties": {"label": {}, "confidence": {}}}

@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from testnuc.errors import InvalidInputError
-from testnuc.prompts import label_spans, parse_reply
+from testnuc.prompts.reading import label_spans, parse_reply
 from testnuc.protocols import Answer
 from testnuc.testing import Faults, LoopbackLLM
 from tests.testing.loopback_client import (

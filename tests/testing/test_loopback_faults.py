@@ -8,7 +8,7 @@ import aiohttp
 import orjson
 import pytest
 
-from testnuc.prompts import parse_reply
+from testnuc.prompts.reading import parse_reply
 from testnuc.protocols import Answer
 from testnuc.testing import Faults, LoopbackLLM
 from testnuc.testing.answers import WRONG_LABEL

@@ -12,7 +12,7 @@ import pytest
 
 import testnuc.testing
 from testnuc.errors import InvalidInputError
-from testnuc.prompts import parse_reply
+from testnuc.prompts.reading import parse_reply
 from testnuc.protocols import Answer, Embedder
 from testnuc.testing import CURABLE_KINDS, FAULT_KINDS, Faults, HashEmbedder, by_hash
 from testnuc.testing.answers import answer_function, compose, latency_function

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from testnuc.prompts import samples_in
+from testnuc.prompts.writing import samples_in
 
 FORMATS = ("chat", "responses", "anthropic")
 #: Names of tokens in the formats, the first two for input and output.
