@@ -334,8 +334,9 @@ class _Counting:
         self.drawn, self.missing = self.drawn[kept], self.missing[kept]
         if not self.drawn.any():
             raise InvalidInputError(
-                'no judged text was drawn at random from all; draw some: `review(goal="count")`, '
-                "on the command line `testnuc review RESULTS --goal count`"
+                f"none of these texts was drawn at random and judged ({elsewhere:,} judged texts "
+                'are of another file, or edited since); draw some: `review(goal="count")`, on the '
+                "command line `testnuc review RESULTS --goal count`"
             )
         #: int64[n]: the texts that were there at the same draws; -1: the text came after the last.
         self.cohort = self._cohorts(

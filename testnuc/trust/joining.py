@@ -104,7 +104,8 @@ def _checked(reviews: Mapping[str, Review]) -> Review:
             raise InvalidInputError(f"{name} has another label set than the first review")
         if not chosen and _whole(review) != _whole(first):
             raise InvalidInputError(
-                f"{name} has other texts than the first review; learn from one after the other"
+                f"{name} has other texts than the first review; learn from one after the other: "
+                "judgments add up"
             )
     return first
 
