@@ -232,7 +232,7 @@ def test_no_judgment_keeps_the_own_labels():
 @pytest.mark.parametrize("seed", range(4))
 def test_a_fit_does_not_know_the_judgments_that_it_predicts(seed, monkeypatch):
     # which of several fits is used may depend on them
-    monkeypatch.setattr(model_module, "_SPREADS", (3,))
+    monkeypatch.setattr(model_module, "_SPREADS", (3, 3))
     texts, gold = clusters(300, 4, 8, wrong=0.4, spread=0.4, seed=seed)
     start = fit_folds(texts.vectors, one_hot(texts.own, 4), texts.folds)
     base = fit_model(texts, power=0.5, care=2.0, start=start, rounds=1)
