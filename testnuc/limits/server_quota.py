@@ -93,18 +93,19 @@ class Quota:
         self.probes = 1.0 if wait > self.longest else limit
         return True
 
-    def reopen(self, flying: float, until: float) -> bool:
+    def reopen(self, flying: float, now: float) -> bool:
         """Start again after the reset; return whether the quota is still low.
 
         If so, requests in flight and all that follow count, so that the waiters do not exceed the
-        limit all at once; it starts again at `until` if there is no response until then.
+        limit all at once. Without a response it starts again after the longest wait; soon if those
+        in flight leave room for none, as what ends may say nothing of the quota.
         """
         if self.probes is None:
             self.low = False
         else:
             self.tested = self.tested or self.empty_since < _NEVER
             self.left = self.probes - flying
-            self.until = until
+            self.until = now + (self.longest if self.left > 0 else _UNKNOWN_RESET)
         return self.low
 
     def log_wait(self) -> None:
@@ -145,7 +146,6 @@ class ServerQuota:
 
     def __init__(self, max_concurrency: int, longest: float) -> None:
         self._max_concurrency = max_concurrency
-        self._longest = longest
         self._quotas = _quotas(longest)
         #: Number of quotas that are low.
         self.low = 0
@@ -203,7 +203,7 @@ class ServerQuota:
                 continue
             if now >= quota.until:
                 flying = _amount(quota.kind, self._flying)
-                if not quota.reopen(flying, now + self._longest):
+                if not quota.reopen(flying, now):
                     self.low -= 1
                     continue
             alone = self.requests == 0 and quota.left > 0

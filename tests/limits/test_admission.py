@@ -495,7 +495,8 @@ def test_lost_answers_do_not_block_for_ever():
         for permit in permits[1:]:
             admission.failed(permit)  # and no response has the headers
         await waiter
-        assert loop.time() < 1090
+        # soon after they ended, and not a longest wait later
+        assert loop.time() < 1015
 
     run(main)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from testnuc._base.checks import hash_text
 from testnuc.errors import (
     BudgetExceededError,
+    CallTimeoutError,
     ProviderError,
     QuotaExceededError,
     RateLimitedError,
@@ -84,6 +85,8 @@ def labels(world: Weather) -> Iterator[str]:
         if i == 0:
             errors = [run.stopped, *(result.error for result in run.results.values())]
             over |= any(map(_meets_all, errors))
+            # headers that lie hold a second attempt up for longer than a call may take
+            lied = any("quota headers" in sent.names for sent in world.sent)
         over |= i == 0 and world.budget is not None
         for text in world.texts:
             result = run.results.get(text)
@@ -92,7 +95,8 @@ def labels(world: Weather) -> Iterator[str]:
                 continue
             if not answered:
                 error = None if result is None else result.error
-                if not over and (i or text in world.healthy):
+                held_up = not i and lied and isinstance(error, CallTimeoutError)
+                if not over and not held_up and (i or text in world.healthy):
                     yield f"run {i}: no label for {text!r}: {error!r:.300}"
                 continue
             given = _label(result.prediction, several=world.several)
