@@ -2,6 +2,7 @@
 
 import csv
 import io
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
@@ -68,9 +69,8 @@ async def run(given: SimpleNamespace) -> None:
 def _change(count: Callable[[Sequence[str | None]], Counts], periods: Sequence[str | None]) -> str:
     """Return how the shares of the later half of the rows differ from those of the earlier half."""
     dated = sorted(period for period in periods if period is not None)
-    later = dated[len(dated) // 2]
-    # where one period has most rows, it may be the first
-    start = later if later > dated[0] else next((one for one in dated if one > later), later)
+    halves = [(abs(2 * bisect_left(dated, one) - len(dated)), one) for one in {*dated}]
+    _, start = min(halves)
     counts = count([None if one is None else str(one >= start) for one in periods])
     moved = [
         f"{item.label} {d.signed()}"
