@@ -256,7 +256,9 @@ def _neighbors(
             place = places.setdefault(near.text, len(labels))
             if place == len(labels):
                 labels.append(number.get(near.label or "", -1))
-            ids[at, rank], similarities[at, rank] = place, near.similarity
+            ids[at, rank] = place
+            # a file can say anything
+            similarities[at, rank] = max(-1.0, min(1.0, near.similarity))
     return list(places), np.array(labels, dtype=np.int32), ids, similarities
 
 
