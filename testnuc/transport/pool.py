@@ -39,8 +39,8 @@ _SEVERAL = -1
 _ID = re.compile(rb'"id"\s*:\s*("[^"]+"|\d+)')
 #: One that says little: Ollama draws a number below 999, other servers count, or take the time.
 _FEW_DIGITS = re.compile(rb"(\D*[^0-9A-Za-z])?\d{0,13}")
-#: Most bytes that are written, and read, at once.
-_MOST_AT_ONCE, _MOST_READ = 2**16, 2**14
+#: Most bytes that are written at once.
+_MOST_AT_ONCE = 2**16
 #: Responses that are remembered, to recognize one that is repeated.
 _MOST_REMEMBERED = 1024
 
@@ -55,13 +55,6 @@ class _Connection(ResponseHandler):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.number = next(_NUMBERS)
-
-    def connection_made(self, transport: Any) -> None:
-        """Let asyncio read less at a time: in chunks of a byte, 256 kB take 50 ms to be parsed."""
-        super().connection_made(transport)
-        if hasattr(transport, "max_size"):
-            # not so under TLS, nor with uvloop
-            transport.max_size = _MOST_READ
 
     def set_response_params(self, **parameters: Any) -> None:
         """Expect a response."""

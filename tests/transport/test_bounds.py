@@ -24,7 +24,7 @@ from testnuc.errors import (
 from testnuc.limits.policies import Budget, RateLimit, RetryPolicy
 from testnuc.limits.prices import Price
 from testnuc.protocols import Answer, Reply, TokenUsage
-from testnuc.transport import Transport, pool
+from testnuc.transport import Transport
 from tests.accounts import reserved, spent
 from tests.transport.small_server import (
     ONE,
@@ -352,37 +352,3 @@ async def test_other_providers_meet_the_timeout():
     async with sending(retry=policy) as transport:
         with pytest.raises(CallTimeoutError, match="rule"):
             await transport.answer(Slow(), ONE)
-
-
-async def test_a_response_in_chunks_of_a_byte_is_read_in_small_parts(monkeypatch):
-    """Twenty of them, parsed 256 kB at a time, held the loop for 0.3 s."""
-    parts, loop = [], asyncio.get_running_loop()
-    receive = pool._Connection.data_received
-
-    def received(connection, data):
-        parts.append(len(data))
-        receive(connection, data)
-
-    monkeypatch.setattr(pool._Connection, "data_received", received)
-    size, closed = 100_000, asyncio.Event()
-    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-
-    async def handle(_, writer):
-        writer.write(head + b"1\r\nx\r\n" * size + b"0\r\n\r\n")
-        writer.close()
-        await writer.wait_closed()
-        closed.set()
-
-    server = await asyncio.start_server(handle, "localhost", 0)
-    port = server.sockets[0].getsockname()[1]
-    transport, protocol = await loop.create_connection(
-        lambda: pool._Connection(loop=loop), "localhost", port
-    )
-    protocol.set_response_params(read_until_eof=True)
-    _, content = await protocol.read()
-    assert len(await content.read()) == size
-    assert max(parts) <= 2**14
-    transport.close()
-    await closed.wait()
-    server.close()
-    await server.wait_closed()
