@@ -130,6 +130,12 @@ class Leases:
             task.cancel()
         await asyncio.gather(*tasks, *self._releases, return_exceptions=True)
 
+    def cancel(self) -> None:
+        """Stop at once; leases that are not released expire."""
+        for task in (self._renewal, self._poller, *self._releases):
+            if task is not None:
+                task.cancel()
+
     async def _lease(self, keys: Sequence[bytes]) -> set[bytes]:
         """Lease keys, and hold those that were granted."""
         # before the call: the store's clock starts no earlier

@@ -643,8 +643,12 @@ class Scheduler:
             for run in self._runs:
                 run.fail(ProviderError(_CLOSED))
             if self._leases is not None:
-                await asyncio.gather(*self._claims, return_exceptions=True)
-                await self._leases.close()
+                try:
+                    await asyncio.gather(*self._claims, return_exceptions=True)
+                    await self._leases.close()
+                except asyncio.CancelledError:
+                    self._leases.cancel()
+                    raise
 
 
 def _is_fatal(outcome: Outcome) -> bool:

@@ -119,6 +119,8 @@ def errors(world: World) -> Iterator[str]:
 def _key(operation: Operation, error: ConfigurationError) -> Iterator[str]:
     """No key: its function has failed, and the last one has expired."""
     keys = operation.process.keys
+    if any(end - 30.0 >= operation.started for _, end in operation.process.sleeps):
+        return  # the function had its 30 s while the computer slept
     # a key is not used in its last seconds
     valid = any(a <= operation.started and b > operation.ended + 6.0 for a, b in keys.tokens)
     if keys.failed_at is None or valid:
