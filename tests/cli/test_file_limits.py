@@ -214,7 +214,8 @@ def test_labels_in_yaml_that_bite_are_refused(folder, content, says):
         ('{"refund": "money", "other": "x", "refund": "late"}', "'refund' twice in one place"),
         ('{"card": {"lost": ["a"], "lost": ["b"]}}', "'lost' twice in one place"),
         ('[{"label": "refund", "label": "card"}]', "'label' twice in one place"),
-        ('{"a": ' * 1_010 + '"x"' + "}" * 1_010, "is nested too deep"),
+        # too deep for json, or for labels: that depends on Python
+        ('{"a": ' * 1_010 + '"x"' + "}" * 1_010, "nested"),
     ],
 )
 def test_labels_in_json_that_bite_are_refused(folder, content, says):
