@@ -93,15 +93,7 @@ _HOMES = {
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 #: Where the other public names are.
-_MODULES = (
-    "errors",
-    "metrics",
-    "results",
-    "review",
-    "scoring",
-    "types",
-    "voting",
-)
+_MODULES = ("errors", "metrics", "results", "review", "scoring", "types", "voting")
 
 __all__ = sorted(_HOME)  # noqa: PLE0605 - type checkers see the imports above
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from math import isqrt
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import orjson
 
+from testnuc._base.arrays import Float32s
 from testnuc._base.checks import checked_whole, hash_text
 from testnuc._base.display import Brief
 from testnuc._engine.components import Components, Internals
@@ -32,16 +33,17 @@ from testnuc.label_tree import path_of
 from testnuc.labels import LabelSet
 from testnuc.limits.prices import PICO
 from testnuc.prompts import writing
-from testnuc.protocols import Answer, Request, StoredPrediction, Task, TokenUsage, WireProvider
+from testnuc.protocols import (
+    Answer,
+    Provider,
+    Request,
+    StoredPrediction,
+    Task,
+    TokenUsage,
+    WireProvider,
+)
 from testnuc.scoring import wilson
-from testnuc.types import LEVELS, Prediction
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from testnuc._base.arrays import Float32s
-    from testnuc.protocols import Provider
-    from testnuc.types import Usage
+from testnuc.types import LEVELS, Prediction, Usage
 
 #: The model that names clusters by their words, without an LLM.
 KEYWORDS = "local/keywords"

@@ -1,17 +1,13 @@
 """Checks of arguments, and the hash that identifies a text."""
 
-from __future__ import annotations
-
 import math
+from collections.abc import Sequence
 from hashlib import blake2b
 from ipaddress import ip_address
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from testnuc.errors import InvalidInputError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def is_loopback(host: str) -> bool:

@@ -1,20 +1,16 @@
 """Files whose errors name them: JSON, JSON Lines, CSV with long fields, and atomic writes."""
 
-from __future__ import annotations
-
 import csv
+import os
 import secrets
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
 from testnuc.errors import InvalidInputError
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterable, Iterator
 
 #: Characters of a name that the temporary one repeats: a file system allows 255 bytes.
 _KEPT = 40

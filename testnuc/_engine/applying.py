@@ -8,7 +8,7 @@ import numpy as np
 
 from testnuc._base.arrays import Float16s, Int32s, Int64s
 from testnuc._engine.batch import FATAL_ERRORS
-from testnuc._engine.run import Layer, Run
+from testnuc._engine.run import Layer, Run, Said
 from testnuc.embedders.cache import EmbeddingCache
 from testnuc.labels import LabelSet
 from testnuc.trust.argmax import Argmax
@@ -73,13 +73,8 @@ def judged_of(
     )
 
 
-def judged_classes(
-    run: Run, places: Iterable[int], learned: Learned
-) -> dict[int, tuple[tuple[int, ...] | None, str]]:
-    """Return the classes of each judged text among some places, and who judged it.
-
-    None: none of the labels is right; where a text can have several, it may have no label.
-    """
+def judged_classes(run: Run, places: Iterable[int], learned: Learned) -> Said:
+    """Return the judgments of texts at some places; of several labels, a text may have none."""
     answers, labels = learned.answers, run.batch.labels
     said = {place: answers.get(run.batch.entries[place].hash) for place in places}
     return {
@@ -89,10 +84,9 @@ def judged_classes(
     }
 
 
-def taught_classes(run: Run, places: Sequence[int], learned: Learned) -> Int32s:
-    """Return the class of each text whose judgment was learned from, int32[n]; else -1."""
-    proving, judged = learned.proving, judged_classes(run, places, learned)
-    taught = np.full(len(places), -1, dtype=np.int32)
+def taught_classes(run: Run, judged: Said, places: Sequence[int], learned: Learned) -> Int32s:
+    """Return the class of each text of which a judgment was learned from, or -1; int32[n]."""
+    taught, proving = np.full(len(places), -1, dtype=np.int32), learned.proving
     for at, place in enumerate(places if judged else ()):
         classes, _ = judged.get(place, (None, ""))
         if classes and run.batch.entries[place].hash not in proving:
@@ -103,10 +97,12 @@ def taught_classes(run: Run, places: Sequence[int], learned: Learned) -> Int32s:
 def _single(run: Run, learned: Learned, vectors: Float16s | None) -> Labels:
     batch, n_own = run.batch, run.batch.n_own
     kept = run.labels().first()
-    run.judge(judged_classes(run, range(n_own), learned))
+    places = range(n_own if vectors is None else len(vectors))
+    judged = judged_classes(run, places, learned)
+    run.judge({place: of for place, of in judged.items() if place < n_own})
     if vectors is None:
         return Labels.single(kept, trust=np.full(n_own, np.nan))
-    known = taught_classes(run, range(len(vectors)), learned)
+    known = taught_classes(run, judged, places, learned)
     texts = Texts(
         vectors,
         run.answers.label,

@@ -1,6 +1,6 @@
 """Judgments as those of a client's label set, also where they were made with other labels."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from testnuc.errors import InvalidInputError
@@ -58,6 +58,12 @@ def _judgments_in(review: Review) -> list[Judgment]:
     ]
 
 
+def added_labels(labels: LabelSet, old: Iterable[str], was: Iterable[str]) -> list[str]:
+    """Return the labels that are new: neither old ones, nor such as say what they were."""
+    before = {*old, *was}
+    return [name for name in labels.names if name not in before]
+
+
 def carried_over(
     judgments: Sequence[Judgment],
     old: Sequence[str],
@@ -74,7 +80,7 @@ def carried_over(
     for name, before in was.items():
         for one in before:
             new_names.setdefault(one, set()).add(name)
-    added = {*labels.names} - {*old} - {*was}
+    added = added_labels(labels, old, was)
 
     def now(label: str | None) -> str | None:
         """Return the label that a judgment gives by now; raises KeyError if it gives none."""

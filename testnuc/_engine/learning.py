@@ -16,7 +16,7 @@ import numpy as np
 
 from testnuc._base.checks import checked_whole, hash_text
 from testnuc._engine.argmax_learning import ArgmaxFit
-from testnuc._engine.carried import judgments_of
+from testnuc._engine.carried import added_labels, judgments_of
 from testnuc._engine.components import Components, today
 from testnuc._engine.inputs import checked_texts, distinct, labels_by_place
 from testnuc._engine.rows import nearest
@@ -207,16 +207,14 @@ class Learning:
             kept = {*judged.protected}
             protect = [n for n in labels.names if kept & {*(was or {}).get(n, [n])}] or None
         found, protected = judgments_of(judged, labels, was), self._protected(protect)
-        if added := {*labels.names} - {*judged.labels} - {*(was or {})}:
+        if added := {*added_labels(labels, judged.labels, was or ())}:
             fit = await self._fitted()
-            own = {key: fit.run.answers.predictions[row] for key, row in fit.rows.items()}
-            found = [
-                # who judged it could not choose the label that the LLM gives it now
-                replace(one, label=None, source=None)
-                if (now := own.get(one.hash)) is not None and added & {*now.labels}
-                else one
-                for one in found
-            ]
+            for at, one in enumerate(found):
+                row = fit.rows.get(one.hash)
+                now = None if row is None else fit.run.answers.predictions[row]
+                if now is not None and added & {*now.labels}:
+                    # who judged it could not choose the label that the LLM gives it now
+                    found[at] = replace(one, label=None, source=None)
         return await self._learn(found, protected)
 
     def _protected(self, names: Iterable[str] | None) -> tuple[int, ...] | None:

@@ -4,8 +4,10 @@ Judged > head > learned > sampler > vote: each labeler labels some texts and lea
 next one. The vote labels all; a text without voters keeps the LLM's own answer.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
@@ -19,6 +21,8 @@ from testnuc.trust.vote_settings import VoteSettings
 from testnuc.types import Reason, error_text
 from testnuc.voting import Labels, VoteResult
 
+#: Judgments: place -> the classes, None = none of the labels, and "person" or "referee".
+Said: TypeAlias = Mapping[int, tuple[tuple[int, ...] | None, str]]
 #: The labelers above the vote, the strongest last: a model of the run's answers, which labels texts
 #: that the LLM was not asked for; what was learned from judgments; a head from a file; judgments.
 _CHAIN = ("sampler", "learned", "head", "judged")
@@ -53,7 +57,7 @@ class Run:
         self.votes = Votes(batch, self.answers, settings)
         #: The labelers of `_CHAIN` that this run has.
         self.layers: dict[str, Layer] = {}
-        #: Judged texts: place -> the classes, None = none of the labels, and "person" or "referee".
+        #: The judged texts.
         self.judges: dict[int, tuple[tuple[int, ...] | None, str]] = {}
         #: The learned model, fitted again on this run.
         self.refitted: HeadModel | None = None
@@ -62,9 +66,9 @@ class Run:
         #: The error that ended the run: what was answered before is handed over.
         self.failure: Exception | None = None
 
-    def judge(self, said: Mapping[int, tuple[tuple[int, ...] | None, str]]) -> None:
-        """Let judgments, as in `judges`, win; no referee takes a protected label away."""
-        self.judges |= {at: of for at, of in said.items() if not self._takes_protected(at, *of)}
+    def judge(self, said: Said) -> None:
+        """Let judgments win; no referee takes a protected label away."""
+        self.judges |= self._allowed(said)
         n = self.batch.n_own
         here = np.zeros(n, dtype=np.bool_)
         here[list(self.judges)] = True
@@ -83,13 +87,21 @@ class Run:
         if self.judges:
             self.layers["judged"] = Layer(labels, here)
 
-    def _takes_protected(self, place: int, classes: tuple[int, ...] | None, source: str) -> bool:
-        """Whether this judgment is a referee's, against a label that only a person takes away."""
+    def _allowed(self, said: Said) -> Said:
+        """Return judgments without those of a referee against a label that only a person takes."""
         learned = self.votes.settings.learned
-        if source == "person" or learned is None or not learned.rule.protected:
-            return False
-        own = self.answers.labels().at(np.array([place])).label.tolist()
-        return not {*own} & {*learned.rule.protected} <= {*(classes or ())}
+        if learned is None or not learned.rule.protected:
+            return said
+        places, kept = [*said], defaultdict[int, set[int]](set)
+        own = self.answers.labels().at(np.array(places, dtype=np.int64))
+        for at, label in zip(own.rows.tolist(), own.label.tolist(), strict=True):
+            if label in learned.rule.protected:
+                kept[places[at]].add(label)
+        return {
+            place: (classes, source)
+            for place, (classes, source) in said.items()
+            if source == "person" or kept[place] <= {*(classes or ())}
+        }
 
     def is_skipped(self, place: int) -> bool:
         """Whether a head or a sampler labels the own text at a place, so that no call is needed."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from testnuc._base.arrays import Float16s, Int32s, Int64s
-from testnuc._engine.applying import taught_classes, texts_among
+from testnuc._engine.applying import judged_classes, taught_classes, texts_among
 from testnuc._engine.run import Layer, Run
 from testnuc.errors import NotAnsweredError
 from testnuc.head import Head
@@ -124,7 +124,8 @@ async def ask_unsure(
     run.layers["sampler"] = _layer(run.batch.n_own, rows[skipped], labels)
     if settings.learned is not None and settings.argmax is not None and proved:
         own = run.answers.label[rows]
-        judged = taught_classes(run, rows.tolist(), settings.learned)
+        said = judged_classes(run, rows.tolist(), settings.learned)
+        judged = taught_classes(run, said, rows.tolist(), settings.learned)
         texts = replace(texts, own=np.where(sampler.asked, own, -1).astype(np.int32), judged=judged)
         run.refitted = await asyncio.to_thread(
             _fitted_again, settings.argmax.model, texts, sampler.heads

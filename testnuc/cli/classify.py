@@ -3,9 +3,10 @@
 import asyncio
 import sys
 import warnings
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from types import SimpleNamespace
-from typing import Literal, NoReturn, TypeVar
+from typing import Literal, NoReturn, TypeAlias, TypeVar
 
 from testnuc._engine.describing import prompt_of
 from testnuc._engine.learning import LEAST_TEXTS
@@ -29,6 +30,8 @@ from testnuc.trust.learned import Learned
 from testnuc.types import Estimate, Usage, error_text
 
 T = TypeVar("T")
+#: Called with a client before it labels texts; it may ask about some of them.
+Prepare: TypeAlias = Callable[..., Awaitable[None]]
 
 #: As in the providers: low, so that estimates are rather too high.
 _BYTES_PER_TOKEN = 3.2
@@ -70,11 +73,12 @@ def run(given: SimpleNamespace) -> None:
     if joins and "neighbors" not in client.named:
         # texts of earlier runs vote as far as they are answered: this run costs its own alone
         own = client.but(neighbors="stored")
+    offer = partial(reuse_answers, given=texts, client=own, store=store)
     if given.dry_run:
-        show_estimate(texts, own, store)
+        show_estimate(texts, own, store, offer)
         return
-    batches = BatchPolicy(rest=given.rest)
-    results, learned = label_all(texts, own, store, given.lane, batches, given.reuse)
+    batches, reuse = BatchPolicy(rest=given.rest), partial(offer, wanted=given.reuse)
+    results, learned = label_all(texts, own, store, given.lane, batches, reuse)
     labeled = dict(zip(valid, results, strict=True))
     run = run_record(results) if given.full else None
     covered = None if learned is None else results.certified(learned.certify())
@@ -116,7 +120,7 @@ def label_all(
     store: AnswerStore,
     lane: Literal["live", "batch"] = "live",
     batches: BatchPolicy | None = None,
-    reuse: bool | None = None,
+    prepare: Prepare | None = None,
 ) -> tuple[Results, Learned | None]:
     """Label texts; print the warnings of the client and, after Ctrl-C, how to resume.
 
@@ -133,7 +137,8 @@ def label_all(
                     to_stderr(f"note: {note}")
             if (said := about_lessons(nuc, store, client)) is not None:
                 to_stderr(said)
-            await reuse_answers(nuc, texts, client, store, progress, wanted=reuse)
+            if prepare is not None:
+                await prepare(nuc, progress=progress)
             results = await nuc.classify_many(texts, progress=progress, lane=lane)
             results.usage = nuc.usage
             return results, nuc.learned
@@ -295,22 +300,21 @@ def _interrupted(nuc: TestNUC, progress: LineProgress, store: AnswerStore, lane:
     sys.exit(130)
 
 
-async def estimate_of(nuc: TestNUC, texts: list[str]) -> Estimate:
+async def estimate_of(nuc: TestNUC, texts: list[str], prepare: Prepare | None = None) -> Estimate:
     """Return the estimated usage; closes the client."""
     async with nuc:
+        if prepare is not None:
+            await prepare(nuc)
         return await nuc.estimate(texts)
 
 
-def show_estimate(texts: list[str], client: Options, store: AnswerStore) -> None:
+def show_estimate(
+    texts: list[str], client: Options, store: AnswerStore, prepare: Prepare | None = None
+) -> None:
     """Print the estimated cost; sends nothing, and creates no store."""
     # nothing is sent, so no key is needed
     nuc = client_of(client, store=None if store.new else store.where, api_key="not-needed")
-
-    async def estimate() -> Estimate:
-        await reuse_answers(nuc, texts, client, store)
-        return await estimate_of(nuc, texts)
-
-    found = run_to_end(estimate())
+    found = run_to_end(estimate_of(nuc, texts, prepare))
     distinct = len(set(texts))
     print(f"{nuc.model}: nothing was sent; {len(texts):,} texts, {distinct:,} distinct\n\n{found}")
     if (note := _about_model(nuc, texts)) is not None:

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from testnuc._base.checks import hash_text
-from testnuc._engine.carried import judgments_of
+from testnuc._engine.carried import added_labels, judgments_of
 from testnuc._engine.learning import key_of
 from testnuc.cli.answered_texts import labeled, newest, opened, texts_for
 from testnuc.cli.event_loop import run_to_end
@@ -273,11 +273,9 @@ async def _carried(
             f", {lost:,} {'is' if lost == 1 else 'are'} not: of labels that are gone or split, or "
             "of none of the labels while some are new"
         )
-    named = {*former, *(name for names in former.values() for name in names)}
-    gone = ", ".join(
-        repr(name) for name in judged.labels if name not in {*named, *nuc.labels.names}
-    )
-    new = ", ".join(repr(name) for name in nuc.labels.names if name not in {*named, *judged.labels})
+    stay = {*nuc.labels.names, *(name for names in former.values() for name in names)}
+    gone = ", ".join(repr(name) for name in judged.labels if name not in stay)
+    new = ", ".join(map(repr, added_labels(nuc.labels, judged.labels, former)))
     if new:
         said += f"; texts that the LLM gives a new label ({new}) count as not judged"
     if gone and new:

@@ -11,7 +11,7 @@ from hashlib import blake2b
 import numpy as np
 
 from testnuc._base.checks import hash_text
-from testnuc._engine.carried import BEFORE, carried_over
+from testnuc._engine.carried import BEFORE, added_labels, carried_over
 from testnuc._engine.shortlist import Shortlist
 from testnuc.cli.memory import AnswerStore
 from testnuc.cli.options import Options
@@ -22,7 +22,7 @@ from testnuc.errors import InvalidInputError
 from testnuc.progress import Observer
 from testnuc.protocols import StoredPrediction
 from testnuc.trust.judgment import Judgment
-from testnuc.trust.uncertainty import bound
+from testnuc.trust.shares import upper_bound
 from testnuc.types import Prediction
 
 #: A text is asked about if one of the labels nearest to it is new: of a tenth, of at most five.
@@ -50,12 +50,14 @@ async def reuse_answers(
     scope = blake2b(parts.predictor.scope, digest_size=16, key=b"reused").digest()
     if wanted is False:
         await parts.store.forget(scope=scope)
-    calls = 0 if wanted is False or labels.multilabel else (await nuc.estimate(texts)).calls
-    known, old, stored = await _before(nuc, texts, client, store) if calls else (0, (), ())
-    if not known:
+    if wanted is False or labels.multilabel:
+        return
+    known, old, stored = await _before(nuc, texts, client, store)
+    calls = (await nuc.estimate(texts)).calls if known else 0
+    if not calls:
         return
     was, hashes = client.get("former") or {}, [hash_text(text) for text in texts]
-    new = {*labels.names} - {*old} - {*was}
+    new = {*added_labels(labels, old, was)}
     part = f"{_RANDOM} at random and those that could have {', '.join(map(repr, sorted(new)))}"
     to_stderr(
         f"note: {known:,} texts have answers to other labels; to ask about all takes {calls:,} "
@@ -87,10 +89,11 @@ async def reuse_answers(
     if sample := rest[: _RANDOM * bool(new)]:
         await ask(sample)
         missed = sum(asked[at] in new for at in sample)
+        most = upper_bound(missed, len(sample), 0.05)
         to_stderr(
             f"of {len(sample):,} texts drawn at random from the {len(rest):,} others, {missed:,} "
-            f"have a new label: at most {bound(missed, len(sample), 0.05):.1%} of these others are "
-            "missed (95 %); --no-reuse asks about all"
+            f"have a new label: at most {most:.1%} of these others are missed (95 %); --no-reuse "
+            "asks about all"
         )
     key, scope = parts.predictor.key, scope if asked else parts.predictor.scope
     rows = [

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 
 from testnuc._base.display import Brief
-from testnuc.trust.shares import Z_95
+from testnuc.trust.shares import Z_95, upper_bound
 
 #: What each person said of a text: labels, None = none of the labels. Skipped texts are missing.
 _Texts: TypeAlias = "Counter[tuple[str | None, ...]]"
@@ -68,12 +68,9 @@ def judge_error(agreed: Sequence[bool], confidence: float) -> float | None:
     `agreed`: whether those of a text are equal. As if one of two who differ is right, and both who
     agree are: an interval of a binomial proportion (Clopper and Pearson 1934), halved.
     """
-    from scipy.special import betaincinv
-
-    differ = agreed.count(False)
-    if differ == len(agreed):
-        return 0.5 if agreed else None
-    return float(betaincinv(differ + 1, len(agreed) - differ, confidence)) / 2
+    if not agreed:
+        return None
+    return upper_bound(agreed.count(False), len(agreed), 1 - confidence) / 2
 
 
 def _equal(texts: _Texts) -> float:

@@ -231,6 +231,13 @@ def _ratio(part: Float64s, whole: Float64s) -> Float64s:
     return quotients
 
 
+def upper_bound(wrong: int, tries: int, error: float) -> float:
+    """Return the upper bound of a rate (Clopper and Pearson 1934)."""
+    from scipy.special import betaincinv
+
+    return 1.0 if wrong >= tries else float(betaincinv(wrong + 1, tries - wrong, 1 - error))
+
+
 def stratified(texts: Int64s, judged: Int64s, hits: Int64s, *, confidence: float = 0.95) -> Share:
     """Return the share of the texts that are a hit, of a random sample in each stratum; int64[S].
 

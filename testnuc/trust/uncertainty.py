@@ -24,6 +24,7 @@ from testnuc.errors import InvalidInputError
 from testnuc.trust.calibration import chance_of, fit_line, log_odds
 from testnuc.trust.head import LinearHead, fit_folds, predict_folds
 from testnuc.trust.model import Texts, one_hot, vote_joined
+from testnuc.trust.shares import upper_bound
 
 #: Of all texts: the random part, and one round.
 _FIRST, _ROUND = 0.1, 0.1
@@ -139,7 +140,7 @@ class UncertaintySampler:
             if room <= 0 and len(rest):
                 # those that are left are the surest
                 inside = chance[audit] >= chance[open_].min()
-                changed = bound(int((inside & ~agrees).sum()), int(inside.sum()), error)
+                changed = upper_bound(int((inside & ~agrees).sum()), int(inside.sum()), error)
                 self.agreement = 1 - len(open_) / n * changed
             return open_[:0]
         hopeless = sure < _HOPELESS * n and self._round > 1 and self._most == n
@@ -165,15 +166,9 @@ class UncertaintySampler:
         for step in range(1, round(1 / _STEP) + 1):
             size = max(1, round(step * _STEP * len(order)))
             inside = chance[audit] >= chance[order[size - 1]]
-            changed = size / n * bound(int((inside & ~agrees).sum()), int(inside.sum()), error)
+            wrong = int((inside & ~agrees).sum())
+            changed = size / n * upper_bound(wrong, int(inside.sum()), error)
             if changed > 1 - self._rule.min_agreement:
                 break
             sure, proved = size, 1 - changed
         return sure, proved
-
-
-def bound(wrong: int, tries: int, error: float) -> float:
-    """Return the upper bound of a rate (Clopper and Pearson)."""
-    from scipy.stats import beta
-
-    return 1.0 if wrong >= tries else float(beta.ppf(1 - error, wrong + 1, tries - wrong))

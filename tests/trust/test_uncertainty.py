@@ -9,7 +9,8 @@ from testnuc import UncertaintySampling
 from testnuc.index.nearest import NearestVectors
 from testnuc.trust.head import folds_of
 from testnuc.trust.model import Texts
-from testnuc.trust.uncertainty import UncertaintySampler, bound
+from testnuc.trust.shares import upper_bound
+from testnuc.trust.uncertainty import UncertaintySampler
 from tests import naive
 
 CLASSES, DIM, N = 4, 12, 1_500
@@ -82,9 +83,9 @@ def test_where_nothing_can_be_learned_all_are_asked_early():
 
 def test_the_bound_is_exact():
     for wrong, tries in ((0, 1), (0, 50), (3, 40), (10, 11)):
-        rate = bound(wrong, tries, 0.05)
+        rate = upper_bound(wrong, tries, 0.05)
         assert naive.binomial_tail(wrong, tries, rate) == pytest.approx(0.05, abs=1e-6)
-    assert bound(0, 0, 0.05) == bound(7, 7, 0.05) == 1.0
+    assert upper_bound(0, 0, 0.05) == upper_bound(7, 7, 0.05) == 1.0
 
 
 @pytest.mark.parametrize(
