@@ -480,6 +480,7 @@ class TestNUC:
             seconds,
             model=self.model,
             choices=self.labels.names,
+            none_label=self.labels.none_label,
             descriptions=self.labels.descriptions,
             instructions=parts.instructions,
             stopped=stopped,

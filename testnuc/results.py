@@ -58,6 +58,7 @@ def run_record(results: Results) -> dict[str, Any]:
         _RUN: {
             "model": results.model,
             "labels": list(results.choices),
+            "none_label": results.none_label,
             "descriptions": dict(results.descriptions),
             "instructions": results.instructions,
             "seconds": rounded(results.seconds),
@@ -119,6 +120,7 @@ def read_results(
         seconds,
         model=run.get("model"),
         choices=labels,
+        none_label=text_of(run.get("none_label")),
         descriptions=descriptions,
         instructions=text_of(run.get("instructions")),
         stopped=None if stopped is None else TestNUCError(stopped),
@@ -230,6 +232,7 @@ class Results(Sequence[Classification]):
         *,
         model: str | None = None,
         choices: Sequence[str] = (),
+        none_label: str | None = None,
         descriptions: Mapping[str, str] | None = None,
         instructions: str | None = None,
         stopped: Exception | None = None,
@@ -249,6 +252,8 @@ class Results(Sequence[Classification]):
         self.model = model
         #: The label set; empty if unknown.
         self.choices = tuple(choices)
+        #: The label that means "none of these".
+        self.none_label = none_label
         #: Descriptions of labels, as far as they are known.
         self.descriptions = dict(descriptions or {})
         #: The user's own instructions for the LLM.
@@ -399,7 +404,7 @@ class Results(Sequence[Classification]):
         InvalidInputError
             A text can have several labels.
         """
-        return checked_labels(self, self.choices, learned, self.diagnosis)
+        return checked_labels(self, self.choices, learned, self.diagnosis, self.none_label)
 
     def summary(self) -> str:
         """Return the outcome of the run in a few sentences: labels, failures, calls and cost."""

@@ -47,7 +47,8 @@ def some_results():
         ),
         Classification(2, "plain", "a", 1.0, 1.0, 1, complete=True, prediction=Prediction("a")),
     ]
-    return Results(rows, Usage(3, None, 0, 7, None, 1), 1.5, model="openai/m", choices=["a", "b"])
+    usage, labels = Usage(3, None, 0, 7, None, 1), {"choices": ["a", "b"], "none_label": "b"}
+    return Results(rows, usage, 1.5, model="openai/m", **labels)
 
 
 def test_jsonl_there_and_back(tmp_path):
@@ -61,6 +62,7 @@ def test_jsonl_there_and_back(tmp_path):
     assert read[1].prediction is None
     assert (read.usage, read.seconds) == (results.usage, results.seconds)
     assert (read.model, read.choices) == (results.model, results.choices)
+    assert read.none_label == results.none_label == "b"
     read.to_jsonl(again)
     assert again.read_bytes() == written.read_bytes()
     assert len(written.read_bytes().splitlines()) == 4

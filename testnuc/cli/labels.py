@@ -56,7 +56,7 @@ async def check(given: SimpleNamespace) -> None:
     # the next commands vote with the merged labels
     former: dict[str, list[str]] = {}
     for old, new in merged.items():
-        former.setdefault(new, [new] if new in names else []).append(old)
+        former.setdefault(new, [new]).append(old)
     options = RunNote.of(source).options | given.client.given()
     options |= {"labels": labels, "former": former}
     RunNote.write(output, AnswerStore.of_results(None, output), table.text_column, options)
@@ -97,9 +97,7 @@ def _renamed(row: Classification, merged: Mapping[str, str]) -> Classification:
     own, label = row.prediction, merged.get(row.label or "", row.label)
     if own is not None and own.label is not None and own.label in merged:
         own = replace(own, label=merged[own.label], said=own.said or own.label)
-    other = merged.get(row.alternative or "", row.alternative)
+    other, trust = merged.get(row.alternative or "", row.alternative), row.trust_of_alternative
     if other == label:
-        return replace(
-            row, label=label, prediction=own, alternative=None, trust_of_alternative=None
-        )
-    return replace(row, label=label, prediction=own, alternative=other)
+        other = trust = None
+    return replace(row, label=label, prediction=own, alternative=other, trust_of_alternative=trust)

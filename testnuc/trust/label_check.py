@@ -31,7 +31,7 @@ _LISTED, _SHOWN = 20, 3
 #: A pair is listed if so many neighbors have it, so many times as many as by chance, and so many
 #: standard errors more.
 _FEWEST, _LIFT, _ERRORS = 5, 2.0, 4.0
-#: Parts of the mean number of texts of a label below which it hardly occurs, and from which it may
+#: Parts of the mean number of texts of a label up to which it hardly occurs, and from which it may
 #: swallow others, if it is confused with so many.
 _RARE, _OFTEN, _MANY = 0.1, 2.0, 3
 #: Agreement of near copies that is as good as 1.
@@ -75,7 +75,8 @@ class LabelCheck(Brief):
     proved: bool
     #: The share of neighbors that as many pairs have which are drawn at random.
     by_chance: float
-    #: Labels that were never given, and label -> texts of those that hardly were.
+    #: Labels that were never given, and label -> texts of those that hardly were; that no text is
+    #: "none of these" is no fault.
     never: tuple[str, ...]
     rare: Mapping[str, int]
     #: Label that is given often -> labels that it may swallow.
@@ -172,6 +173,7 @@ def checked_labels(
     names: Sequence[str],
     learned: Learned | None = None,
     diagnosis: Diagnosis | None = None,
+    none_label: str | None = None,
 ) -> LabelCheck:
     """Check a label set by the LLM's own answers, one label for each text.
 
@@ -193,6 +195,7 @@ def checked_labels(
         partners[pair.second].append(pair.first)
     mean = given.total() / max(len(names), 1)
     enough = len(rows) >= _TEXTS_PER_LABEL * len(names)
+    seldom = [n for n in names if enough and n != none_label and given[n] <= _RARE * mean]
     listed = pairs[:_LISTED]
     return LabelCheck(
         texts=len(rows),
@@ -200,8 +203,8 @@ def checked_labels(
         pairs=tuple(listed if learned is None else _confirmed(listed, once, learned)),
         proved=proved,
         by_chance=by_chance * len(listed),
-        never=tuple(name for name in names if not given[name]) if enough else (),
-        rare={n: given[n] for n in names if enough and 0 < given[n] < _RARE * mean},
+        never=tuple(name for name in seldom if not given[name]),
+        rare={name: given[name] for name in seldom if given[name]},
         swallowing={
             name: tuple(partners[name])
             for name in names
@@ -272,16 +275,14 @@ def _confused(
     if n < 3 or len(rows) < MIN_PREDICTIONS or not ids.shape[1]:
         return [], 0.0, False
     row, rank = np.nonzero(ids[:, :_NEIGHBORS] >= 0)
-    known = (labels[row] >= 0) & (labels[ids[row, rank]] >= 0)
-    row, rank = row[known], rank[known]
-    # mutual neighbors count once
-    key = np.sort(np.stack([row, ids[row, rank]], axis=1), axis=1)
-    once = np.unique(key, axis=0, return_index=True)[1]
-    row, rank = row[once], rank[once]
-    near, similarity = ids[row, rank], similarities[row, rank]
-    total = len(row)
-    differ = labels[row] != labels[near]
-    low, high = np.sort(np.stack([labels[row], labels[near]]).astype(np.int64), axis=0)
+    sides = np.stack([row, ids[row, rank]], axis=1)
+    # that with the first label first; mutual neighbors count once
+    order = np.lexsort((sides, labels[sides]), axis=1)
+    sides, once = np.unique(np.take_along_axis(sides, order, axis=1), axis=0, return_index=True)
+    known = (labels[sides] >= 0).all(axis=1)
+    sides, similarity = sides[known], similarities[row, rank][once][known]
+    low, high = labels[sides].T.astype(np.int64)
+    total, differ = len(sides), low != high
     codes = np.where(differ, low * n + high, -1)
     places, counts = np.unique(codes[differ], return_counts=True)
     shares = np.bincount(labels[labels >= 0], minlength=n) / max((labels >= 0).sum(), 1)
@@ -294,18 +295,10 @@ def _confused(
         first, second = divmod(int(places[at]), n)
         of_pair = np.flatnonzero(codes == places[at])
         of_pair = of_pair[np.argsort(-similarity[of_pair], kind="stable")]
-        sides = np.stack([row[of_pair], near[of_pair]], axis=1)
-        swapped = labels[sides[:, 0]] == second
-        sides[swapped] = sides[swapped][:, ::-1]
-        pairs.append(
-            ConfusedPair(
-                names[first],
-                names[second],
-                share=float(counts[at] / total),
-                lift=float(counts[at] / chance[at]),
-                examples=tuple((texts[one], texts[other]) for one, other in _apart(sides.tolist())),
-            )
-        )
+        chosen = _apart(sides[of_pair].tolist())
+        examples = tuple((texts[one], texts[other]) for one, other in chosen)
+        share, lift = float(counts[at] / total), float(counts[at] / chance[at])
+        pairs.append(ConfusedPair(names[first], names[second], share, lift, examples))
     if diagnosis is None:
         diagnosis = diagnose(ids, similarities, labels, n_classes=n)
     # there are candidates if near copies disagree, but for rounding, and agree beyond chance

@@ -149,6 +149,17 @@ def test_rare_labels_are_named():
     assert "labels that hardly occur: unused (1)" in str(found)
 
 
+def test_that_no_text_is_none_of_these_is_no_fault():
+    """A label that is there for texts that fit no other was said to be never given."""
+    for label_of in (confused, lambda at: "unused" if at == 7 else confused(at)):
+        results = Results(rows(label_of), UNKNOWN, 0.0, choices=NAMES, none_label="unused")
+        found = results.check_labels()
+        assert (found.never, found.rare) == ((), {})
+        assert "never given" not in str(found)
+        assert "hardly occur" not in str(found)
+        assert "never given" not in found.notice
+
+
 def test_judged_texts_confirm():
     made = rows(confused)
     judged = [
