@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import testnuc
-from testnuc import Limits, Sampling, SmallPoolWarning, TestNUC
+from testnuc import Limits, SmallPoolWarning, TestNUC
 from testnuc._engine.parameters import client_arguments
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, confident, gold, messages
@@ -104,26 +104,6 @@ async def test_classify_asks_in_waves_and_stops_when_the_winner_is_certain(clien
             assert (full.label, full.voters, full.complete) == ("refund", 41, True)
 
 
-async def test_stored_neighbors_vote_without_a_call(client_of):
-    texts = messages(50)
-    async with (
-        LoopbackLLM(confident) as llm,
-        TestNUC(**client_of(llm, neighbors="stored", k=5)) as nuc,
-    ):
-        await nuc.add(texts)
-        without_neighbors = await nuc.classify("courier lost it again")
-        assert llm.calls == 1
-        assert without_neighbors.voters == 1
-        await nuc.predict_pool()
-        # the classified text has joined the pool with the prediction that it has
-        assert llm.calls == 51
-        result = await nuc.classify("courier lost it twice")
-        assert llm.calls == 52
-        assert result.voters == 6
-        assert result.complete
-        assert len(nuc) == 52
-
-
 async def test_texts_with_known_labels_are_never_asked_about(client_of):
     texts = messages(30)
     async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm)) as nuc:
@@ -136,17 +116,6 @@ async def test_texts_with_known_labels_are_never_asked_about(client_of):
         known = await nuc.classify(texts[0])
         assert llm.calls == 1
         assert known.prediction.confidence == 1.0
-
-
-async def test_a_test_set_kept_out_of_the_pool(client_of):
-    pool, test = messages(60)[:50], messages(60)[50:]
-    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm, join_pool=False)) as nuc:
-        await nuc.add(pool)
-        results = await nuc.classify_many(test)
-        assert len(nuc) == 50
-        assert all({n.text for n in r.neighbors} <= set(pool) for r in results)
-        # asked in waves: no neighbor without need
-        assert llm.calls <= 60
 
 
 @pytest.mark.parametrize("policy", ["auto", "majority"])
@@ -191,40 +160,6 @@ async def test_concurrent_runs_share_their_calls(client_of):
         assert llm.calls == 40
         assert first.labels == second.labels
         assert nuc.usage.coalesced + nuc.usage.store_hits == 40
-
-
-@pytest.mark.slow
-async def test_many_concurrent_classify_calls_share_embedding_batches(client_of):
-    class CountingEmbedder(HashEmbedder):
-        batches = 0
-
-        async def embed(self, texts):
-            CountingEmbedder.batches += 1
-            await asyncio.sleep(0.001)
-            return await super().embed(texts)
-
-    async with (
-        LoopbackLLM(confident) as llm,
-        TestNUC(**client_of(llm, embedder=CountingEmbedder(), neighbors="stored")) as nuc,
-    ):
-        results = await asyncio.gather(*(nuc.classify(t) for t in messages(300)))
-        assert [r.prediction.label for r in results] == [gold(t) for t in messages(300)]
-        assert CountingEmbedder.batches < 30
-        assert llm.calls == 300
-
-
-async def test_stream_gives_the_results_of_classify_many(client_of):
-    texts = [*messages(80), messages(80)[7]]
-    async with LoopbackLLM(confident) as llm:
-        async with TestNUC(**client_of(llm)) as nuc:
-            whole = await nuc.classify_many(texts)
-        async with TestNUC(**client_of(llm)) as nuc:
-            streamed = [r async for r in nuc.stream(iter(texts), window=len(texts))]
-    streamed.sort(key=lambda r: r.index)
-    assert len(streamed) == len(texts)
-    for one, other in zip(streamed, whole, strict=True):
-        assert (one.label, one.share, one.margin) == (other.label, other.share, other.margin)
-        assert one.neighbors == other.neighbors
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
@@ -289,18 +224,6 @@ async def test_same_answer_at_any_concurrency(client_of):
             results = await nuc.classify_many(texts)
         seen.append([(r.label, r.share, r.margin) for r in results])
     assert seen[0] == seen[1] == seen[2]
-
-
-async def test_packed_texts_get_their_own_answers(client_of):
-    texts = messages(95)
-    async with (
-        LoopbackLLM(confident) as llm,
-        TestNUC(**client_of(llm, sampling=Sampling(texts_per_call=10))) as nuc,
-    ):
-        results = await nuc.classify_many(texts)
-        assert llm.texts == 95
-        assert llm.calls == 10
-        assert [r.prediction.label for r in results] == [gold(t) for t in texts]
 
 
 async def test_a_thousand_labels_and_a_very_long_text(client_of):
@@ -550,23 +473,6 @@ async def test_a_closed_client_says_so(client_of):
         await nuc.aclose()
         with pytest.raises(testnuc.TestNUCError, match="closed"):
             await nuc.classify("refund please")
-
-
-async def test_a_provider_of_ones_own():
-    class Rule:
-        name = "rule"
-        model = "length"
-        identity = "1"
-
-        async def answer(self, request):
-            from testnuc.protocols import Answer, Reply
-
-            return Reply(tuple(Answer(gold(t), None) for t in request.texts))
-
-    async with TestNUC(LABELS, model=Rule(), embedder=HashEmbedder()) as nuc:
-        results = await nuc.classify_many(messages(20))
-        assert [r.prediction.label for r in results] == [gold(t) for t in messages(20)]
-        assert nuc.usage.calls == 20
 
 
 async def test_a_client_that_is_warm_has_loaded_its_embedder_without_a_call(client_of):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import orjson
 import pytest
 
-import testnuc
 from testnuc import (
     BestOfN,
     Limits,
@@ -154,26 +153,6 @@ async def test_topk_iclp_shows_them_with_their_own_predictions(client_of, k):
             ]
 
 
-@pytest.mark.parametrize("method", [TopKICL(2), TopKICLP(2)])
-async def test_few_shot_prompts_have_the_layout_of_the_paper(client_of, method):
-    """Demonstrations, most similar first, then the sample; a label only where it is predicted."""
-    texts = messages(12)
-    async with LoopbackLLM(confident) as plain:
-        near = await nearest(client_of, plain, texts, 2)
-    async with LoopbackLLM(confident, record=30) as llm:
-        async with TestNUC(**client_of(llm, method=method, k=0)) as nuc:
-            await nuc.classify_many(texts)
-        sent = {prompt(body) for body in llm.bodies}
-    for text in texts:
-        lines = ["== Demonstrations =="]
-        for number, shown in enumerate(near[text], 1):
-            lines.append(f'Text {number}: "{shown}"')
-            if method.labeled:
-                lines.append(f'Label: "{gold(shown)}"')
-        lines += ["", "== Testing Samples ==", f'Text 1: "{text}"']
-        assert "\n".join(lines) in sent
-
-
 async def test_known_labels_are_shown_and_never_asked_for(client_of):
     texts = messages(20)
     async with LoopbackLLM(confident, record=50) as llm:
@@ -206,6 +185,7 @@ async def test_waves_stop_when_the_winner_is_certain(client_of, method):
 @pytest.mark.parametrize(
     ("method", "each", "seen"),
     [
+        (StandardPrompting(), 1, 1),
         (SelfConsistency(3), 3, 3),
         (BestOfN(3), 3, 3),
         (WeightedBestOfN(3), 3, 3),
@@ -292,43 +272,3 @@ async def test_a_failed_sample_leaves_the_others(client_of):
     ):
         results = await nuc.classify_many(texts)
     assert all(r.prediction is not None and r.error is None for r in results)
-
-
-async def test_a_wrong_key_stops_every_method_at_once(client_of):
-    for method in (SelfConsistency(3), TopKICL(3), TopKICLP(3)):
-        async with LoopbackLLM(confident, api_key="right") as llm:
-            async with TestNUC(
-                **client_of(llm, method=method, limits=Limits(concurrency=4))
-            ) as nuc:
-                with pytest.raises(testnuc.errors.AuthenticationError):
-                    await nuc.classify_many(messages(200))
-            assert llm.requests <= 8
-
-
-@pytest.mark.parametrize("method", [SelfConsistency(3), TopKICL(3), TopKICLP(3)])
-async def test_stored_predictions_outlive_the_client(client_of, method, tmp_path):
-    options = {"method": method, "k": 3, "store": tmp_path / "labels.db"}
-    texts = messages(40)
-    async with LoopbackLLM(confident) as llm:
-        async with TestNUC(**client_of(llm, **options)) as nuc:
-            first = await nuc.classify_many(texts)
-        calls = llm.calls
-        async with TestNUC(**client_of(llm, **options)) as nuc:
-            again = await nuc.classify_many(texts)
-            assert again.labels == first.labels
-        assert llm.calls == calls
-        async with TestNUC(**client_of(llm, **options, neighbors="stored")) as nuc:
-            result = await nuc.classify("courier lost it twice")
-            assert result.voters == 4
-        assert llm.calls == calls + method.samples
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", [SelfConsistency(2), TopKICL(3), TopKICLP(3)])
-async def test_the_auto_policy_judges_by_predictions_of_the_method(client_of, method):
-    texts = messages(300)
-    async with LoopbackLLM(confident) as llm:
-        async with TestNUC(**client_of(llm, method=method, policy="auto")) as nuc:
-            results = await nuc.classify_many(texts)
-        assert llm.calls <= 600
-    assert results.labels == [gold(text) for text in texts]

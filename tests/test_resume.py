@@ -143,16 +143,3 @@ async def test_resumes_after_being_killed_at_random_moments(tmp_path):
             assert nuc.usage.store_hits == len(set(TEXTS))
         assert (llm.requests, embedder.embedded) == (requests, 0)
         assert [r.label for r in again] == [r.label for r in undisturbed]
-
-
-async def test_processes_that_label_the_same_texts_at_once_agree(tmp_path):
-    path = tmp_path / "store.db"
-    # a model that says something else each time it is asked: what is stored first has to stand
-    async with LoopbackLLM(lambda text, time: (LABELS[(len(text) + time) % 3], 0.6)) as llm:
-        processes = [await start(llm.base_url, path, 1_000) for _ in range(2)]
-        outputs = [await process.communicate() for process in processes]
-        assert [process.returncode for process in processes] == [0, 0]
-        labels = [orjson.loads(output.splitlines()[-1]) for output, _ in outputs]
-        assert labels[0] == labels[1]
-        assert check(path) == 1_000
-        assert 1_000 <= llm.calls <= 2_000

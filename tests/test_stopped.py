@@ -152,16 +152,6 @@ async def test_a_pool_says_what_ended_it_and_how_much_is_stored():
         assert await store.count(nuc._parts.predictor.scope) == 25
 
 
-async def test_stored_answers_are_handed_over_though_no_call_succeeds():
-    texts, store = messages(60), MemoryStore()
-    async with client(Provider(10_000, None), store) as nuc:
-        await nuc.classify_many(texts[30:])
-    async with client(Provider(0, AuthenticationError("revoked")), store) as nuc:
-        results = await nuc.classify_many(texts)
-    assert isinstance(results.stopped, AuthenticationError)
-    assert [r.error is None for r in results] == [False] * 30 + [True] * 30
-
-
 async def test_samples_that_were_answered_count():
     provider, store = ended_by("quota", 31)
     async with client(provider, store, method=SelfConsistency(n=4)) as nuc:

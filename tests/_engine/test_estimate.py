@@ -96,13 +96,6 @@ async def test_tokens_of_a_provider_without_estimates_are_unknown():
     assert [lane.lane for lane in estimated.lanes] == ["live"]
 
 
-@pytest.mark.slow
-async def test_bad_texts_are_refused(client_of):
-    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm)) as nuc:
-        with pytest.raises(testnuc.InvalidInputError, match="text 1"):
-            await nuc.estimate(["fine", ""])
-
-
 async def test_lanes_are_compared():
     limit = testnuc.Limits(requests_per_minute=100, tokens_per_minute=10_000)
     kinds = {

@@ -7,7 +7,6 @@ import json
 import pickle
 import sqlite3
 from contextlib import closing
-from uuid import uuid4
 
 import numpy as np
 import orjson
@@ -26,7 +25,7 @@ from testnuc.providers._dialect import Structure
 from testnuc.records import result_of
 from testnuc.stores.memory import MemoryStore
 from testnuc.testing import HashEmbedder, LoopbackLLM
-from testnuc.types import MultilabelClassification, MultilabelPrediction, Prediction
+from testnuc.types import Prediction
 from tests import naive
 from tests.conftest import LABELS, confident, gold, messages
 
@@ -242,17 +241,6 @@ async def test_by_default_labels_stay_as_the_llm_gives_them(nuc_of):
             assert dict(result.trusts) == {label: result.shares[label] for label in result.labels}
 
 
-async def test_one_text_and_a_stream_get_what_a_batch_gets(nuc_of):
-    texts = messages(30)
-    async with LoopbackLLM(labels_of) as llm, nuc_of(llm, k=6) as nuc:
-        results = await nuc.classify_many(texts)
-        alone = await nuc.classify(texts[4])
-        streamed = {r.index: r async for r in nuc.stream(texts)}
-    assert isinstance(alone, MultilabelClassification)
-    assert (alone.labels, alone.shares) == (results[4].labels, results[4].shares)
-    assert [streamed[i].labels for i in range(30)] == [r.labels for r in results]
-
-
 async def test_labels_outside_the_set_are_counted_and_only_they_abstain(nuc_of):
     texts = messages(12)
     answers = {t: dict(labels_of(t)) for t in texts}
@@ -291,28 +279,6 @@ async def test_known_labels_vote_without_a_call(nuc_of):
         assert llm.calls == 10
     assert [r.prediction.labels for r in results[:2]] == [("refund", "login"), ()]
     assert results[0].prediction.confidences == (1.0, 1.0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["memory", "sqlite", "postgres"])
-async def test_a_store_returns_what_was_said(nuc_of, kind, tmp_path, request):
-    stores = {"memory": MemoryStore(), "sqlite": tmp_path / "answers.db"}
-    store = stores.get(kind) or request.getfixturevalue("database").url(f"t{uuid4().hex}")
-    texts = messages(20)
-    async with LoopbackLLM(labels_of) as llm:
-        async with nuc_of(llm, store=store, k=3) as nuc:
-            await nuc.add([texts[0]], [["refund", "login"]])
-            first = await nuc.classify_many(texts)
-        async with nuc_of(llm, store=store, k=3) as nuc:
-            if kind == "memory":
-                # it has answers, and no pool
-                await nuc.add([texts[0]], [["refund", "login"]])
-            again = await nuc.classify_many(texts)
-            assert again.usage.calls == 0
-            assert (await nuc.stats()).foreign_labels == 0
-        assert llm.calls == 19
-    assert [r.prediction for r in again] == [r.prediction for r in first]
-    assert again.label_lists == first.label_lists
 
 
 async def test_the_batch_lane_reads_lists(nuc_of):
@@ -496,12 +462,6 @@ def test_the_classifier_of_scikit_learn_takes_and_gives_indicator_matrices():
     assert ((shares > 0.5) <= (predicted == 1)).all()
     assert ((shares >= 0.5) >= (predicted == 1)).all()
     assert 0 < metrics.f1_score(gold, predicted, average="micro") < 1
-
-
-def test_old_predictions_stay_plain():
-    assert type(LabelSet(LABELS).predicted(Answer("refund", 0.5))) is Prediction
-    assert isinstance(SEVERAL.restored(Prediction("refund; login", 1.0)), MultilabelPrediction)
-    assert np.isnan(testnuc.voting.Labels.of([[(0, None)]]).share).all()
 
 
 @pytest.mark.parametrize(

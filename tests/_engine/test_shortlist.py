@@ -82,22 +82,25 @@ async def test_a_prompt_shows_the_nearest_labels_and_none_of_these() -> None:
         assert str(body["response_format"]).count("about_") == 3
 
 
-async def test_where_none_is_chosen_the_whole_list_is_asked_once() -> None:
-    async with LoopbackLLM(rejecting, record=100) as llm, client(llm, join_pool=False) as nuc:
-        result = await nuc.classify(TEXTS[4])
-        assert result.own_label == LABELS[4]
+@pytest.mark.parametrize(
+    ("said", "more"),
+    [
+        ("none of these", {"join_pool": False}),
+        ("something else", {}),
+        ("other", {"none_label": "other"}),
+    ],
+)
+async def test_where_none_is_chosen_the_whole_list_is_asked_once(said: str, more: Any) -> None:
+    def unsure(text: str, index: int) -> str:
+        return right(text)[0] if index else said
+
+    async with LoopbackLLM(unsure, record=10) as llm, client(llm, **more) as nuc:
+        assert (await nuc.classify(TEXTS[4])).own_label == LABELS[4]
         assert [len(shown(body)) for body in llm.bodies] == [3, 12]
         assert "none of these" not in llm.bodies[1]["messages"][0]["content"]
+        systems = [body["messages"][0]["content"] for body in llm.bodies]
+        assert all("other" in system for system in systems) or "none_label" not in more
         assert nuc.usage.calls == 2
-
-
-async def test_an_answer_outside_the_list_counts_as_none_of_it() -> None:
-    def unsure(text: str, index: int) -> str:
-        return right(text)[0] if index else "something else"
-
-    async with LoopbackLLM(unsure, record=10) as llm, client(llm) as nuc:
-        assert (await nuc.classify(TEXTS[0])).own_label == LABELS[0]
-        assert [len(shown(body)) for body in llm.bodies] == [3, 12]
 
 
 async def test_a_label_that_was_not_shown_is_not_taken_for_one_that_was() -> None:
@@ -159,33 +162,6 @@ def test_texts_that_share_labels_follow_each_other() -> None:
     assert sorted(map(tuple, ordered)) == sorted(map(tuple, lists))
 
 
-async def test_the_users_none_label_is_in_every_list_and_asked_again() -> None:
-    def other(_: str) -> str:
-        return "other"
-
-    async with (
-        LoopbackLLM(other, record=10) as llm,
-        client(llm, none_label="other") as nuc,
-    ):
-        assert (await nuc.classify(TEXTS[0])).own_label == "other"
-        assert [len(shown(body)) for body in llm.bodies] == [3, 12]
-        assert all("other" in body["messages"][0]["content"] for body in llm.bodies)
-
-
-async def test_a_second_run_makes_no_call(tmp_path: Path) -> None:
-    store = tmp_path / "answers.db"
-    async with LoopbackLLM(rejecting) as llm:
-        async with client(llm, store=store) as nuc:
-            first = await nuc.classify_many(TEXTS)
-        assert llm.calls == 2 * len(TEXTS)
-        async with client(llm, store=store) as nuc:
-            # as the pool is fuller, lists may differ; keys do not
-            again = await nuc.classify_many(TEXTS)
-            assert nuc.usage.calls == 0
-        assert own(again) == own(first) == LABELS
-        assert llm.calls == 2 * len(TEXTS)
-
-
 async def test_keys_differ_by_length_and_embedder_and_without_a_list_are_as_ever() -> None:
     def scope(llm: LoopbackLLM, **more: Any) -> bytes:
         return client(llm, **more)._parts.predictor.scope
@@ -210,15 +186,6 @@ async def test_labels_of_neighbors_are_in_the_list() -> None:
         await nuc.add(near, labels=["about_lynx", "about_lynx"])
         await nuc.classify(text)
         assert "about_lynx" in shown(llm.bodies[0])
-
-
-async def test_texts_outside_the_pool_get_lists_and_the_pool_too() -> None:
-    async with LoopbackLLM(right, record=100) as llm, client(llm, join_pool=False) as nuc:
-        await nuc.add(TEXTS[:6])
-        await nuc.predict_pool()
-        await nuc.classify_many(TEXTS[6:])
-        assert llm.calls == len(TEXTS)
-        assert {len(shown(body)) for body in llm.bodies} == {3}
 
 
 async def test_an_estimate_foresees_fewer_tokens() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from pathlib import Path
 
 import pytest
 
@@ -48,19 +49,13 @@ def judge(path, right, items=None):
     review.save(path)
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def test_weeks_that_are_over_are_judged_and_shown(here):
-    store = fill(here / "labels.db", 4)
+def test_weeks_that_are_over_are_judged_and_shown():
+    store = fill("labels.db", 4)
     code, out, err = run_here("audit", store, "--no-open")
     assert (code, "nothing is judged yet" in out) == (0, True)
     assert "60 texts to judge, written to audit.json" in err
     assert f"{week_of(time.time())}: 20 of 30 texts are set aside so far" in err
-    assert f"testnuc audit {store}" in (here / "audit.html").read_text()
+    assert f"testnuc audit {store}" in Path("audit.html").read_text()
     judge("audit.json", lambda _: LABELS[0], 30)
     code, out, err = run_here("audit", store, "--no-open", "-o", "shares.json")
     assert code == 0
@@ -69,16 +64,16 @@ def test_weeks_that_are_over_are_judged_and_shown(here):
     assert "20 of 20" in first
     assert "100.0 %" in first
     assert "10 of 20" in out
-    records = json.loads((here / "shares.json").read_text())
+    records = json.loads(Path("shares.json").read_text())
     assert {record["label"] for record in records} == {*LABELS, None}
     # answers are in the store: without the file all is the same
-    (here / "audit.json").unlink()
+    Path("audit.json").unlink()
     again = run_here("audit", store, "--no-open")
     assert again[:2] == (0, out)
 
 
-def test_a_fall_of_the_accuracy_is_an_alarm_until_it_is_known(here):
-    store = fill(here / "labels.db", 13)
+def test_a_fall_of_the_accuracy_is_an_alarm_until_it_is_known():
+    store = fill("labels.db", 13)
     run_here("audit", store, "--no-open")
     bad = tuple(f"of {back} weeks ago" for back in range(1, 7))
     judge("audit.json", lambda text: LABELS[text.endswith(bad) and "1" in text])
@@ -92,8 +87,8 @@ def test_a_fall_of_the_accuracy_is_an_alarm_until_it_is_known(here):
     assert run_here("audit", store, "--no-open")[0] == 0
 
 
-def test_a_corrected_answer_and_a_known_text_are_taken(here):
-    store = fill(here / "labels.db", 2, texts=5)
+def test_a_corrected_answer_and_a_known_text_are_taken():
+    store = fill("labels.db", 2, texts=5)
     run_here("audit", store, "--no-open")
     judge("audit.json", lambda _: LABELS[1])
     assert " 0.0 %" in run_here("audit", store, "--no-open")[1]
@@ -110,27 +105,27 @@ def test_a_corrected_answer_and_a_known_text_are_taken(here):
         (["-o", "shares.txt"], "name a .csv or .json file"),
     ],
 )
-def test_mistakes_are_named(here, arguments, says):
-    store = fill(here / "labels.db", 2)
+def test_mistakes_are_named(arguments, says):
+    store = fill("labels.db", 2)
     run_here("audit", store, "--no-open", "--review", "other.json")
-    review = json.loads((here / "other.json").read_text())
+    review = json.loads(Path("other.json").read_text())
     review["items"][0]["goal"] = "count"
-    (here / "other.json").write_text(json.dumps(review))
+    Path("other.json").write_text(json.dumps(review))
     code, _, err = run_here("audit", store, "--no-open", *arguments)
     assert code == 2
     assert says in err
 
 
-def test_a_store_without_texts_says_how_to_get_them(here):
-    store = here / "labels.db"
+def test_a_store_without_texts_says_how_to_get_them():
+    store = Path("labels.db")
     fill(store, 0)
     code, _, err = run_here("audit", store)
     assert code == 2
     assert "--audit 20/week" in err
 
 
-def test_the_latest_label_set_is_shown(here):
-    store = fill(here / "labels.db", 3, labels=("a", "b"))
+def test_the_latest_label_set_is_shown():
+    store = fill("labels.db", 3, labels=("a", "b"))
     fill(store, 2)
     _, out, err = run_here("audit", store, "--no-open")
     assert f"texts of several label sets; the latest is {', '.join(LABELS)}" in err

@@ -95,7 +95,7 @@ def test_runs_that_do_not_fit_are_refused():
 
 
 @pytest.fixture
-def by_model(monkeypatch):
+def by_model():
     """Two models of one server: one is wrong on each third text, and its answers are stored."""
     Path("texts.txt").write_text("\n".join(TEXTS))
 

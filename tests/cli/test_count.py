@@ -12,8 +12,7 @@ from tests.cli.test_judging import LABELS, TEXTS, judged, options, true_label
 
 
 @pytest.fixture
-def tickets(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def tickets():
     with Path("tickets.csv").open("w", newline="") as file:
         rows = [[text, f"2026-0{1 + at // 120}-15"] for at, text in enumerate(TEXTS)]
         csv.writer(file).writerows([["text", "created"], *rows])

@@ -18,11 +18,9 @@ from tests.cli.test_judging import TEXTS, judged, options, wrong_at_random
 
 
 @pytest.fixture
-def labeled(tmp_path, monkeypatch):
+def labeled():
     """Labeled texts of a folder, of which 90 are judged."""
-    monkeypatch.chdir(tmp_path)
-    with Path("tickets.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["text"], *([text] for text in TEXTS)])
+    Path("tickets.csv").write_text("text\n" + "\n".join(TEXTS))
     with LoopbackLLM(wrong_at_random) as llm:
         assert run_here("classify", "tickets.csv", *options(llm), "-o", "out.csv")[0] == 0
         assert run_here("review", "out.csv", "-n", "90", "--goal", "count")[0] == 0

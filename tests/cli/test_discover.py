@@ -1,6 +1,5 @@
 """``testnuc discover``: from texts to a label file."""
 
-import csv
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,8 @@ from tests.test_discovery import LABELS, Namer, texts_of
 
 
 @pytest.fixture
-def tickets(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with Path("tickets.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["text"], *[[text] for text in texts_of()]])
+def tickets():
+    Path("tickets.csv").write_text("text\n" + "\n".join(texts_of()))
     return "tickets.csv"
 
 

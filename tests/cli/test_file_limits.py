@@ -30,8 +30,7 @@ SPACE = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def folder(tmp_path):
     return tmp_path
 
 

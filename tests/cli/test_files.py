@@ -377,10 +377,7 @@ def test_a_stdout_of_another_encoding(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["classify", "report"])
-def test_an_output_that_is_no_file_is_refused_before_anything_is_read(
-    tmp_path, monkeypatch, command
-):
-    monkeypatch.chdir(tmp_path)
+def test_an_output_that_is_no_file_is_refused_before_anything_is_read(tmp_path, command):
     suffix = ".csv" if command == "classify" else ".html"
     (tmp_path / "in.csv").write_text("text,nuc_label\na,refund\nb,login\n")
     os.mkfifo(f"pipe{suffix}")

@@ -20,9 +20,8 @@ ELSEWHERE = "https://models.example/v1"
 
 
 @pytest.fixture
-def results(tmp_path, monkeypatch):
+def results(tmp_path):
     """Return the file of a run with its options, as somebody may send it."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "in.txt").write_text("\n".join(messages(120)))
     with LoopbackLLM(confident) as llm:
         code, _, err = run_here(
@@ -83,8 +82,7 @@ SETTINGS = 'model = "openai/test"\nlabels = ["refund", "delivery", "login"]\nk =
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def folder(tmp_path):
     (tmp_path / "in.txt").write_text("\n".join(messages(12)))
     return tmp_path
 

@@ -46,11 +46,9 @@ def wrong_at_random(text):
 
 
 @pytest.fixture
-def tickets(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def tickets(tmp_path):
     path = tmp_path / "tickets.csv"
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows([["text"], *[[text] for text in TEXTS]])
+    path.write_text("text\n" + "\n".join(TEXTS))
     return path
 
 

@@ -3,7 +3,6 @@
 import csv
 import http.client
 import json
-import random
 import subprocess
 import sys
 from contextlib import closing
@@ -17,24 +16,8 @@ from testnuc.testing import LoopbackLLM
 from testnuc.trust.review import Review
 from tests.cli.in_process import run_here
 from tests.cli.test_answering import review_of
+from tests.cli.test_judging import TEXTS, options, true_label, wrong_at_random
 from tests.report.test_report import data_of
-
-WORDS = {"refund": "money back charged", "delivery": "parcel courier late", "login": "password key"}
-LABELS = tuple(WORDS)
-
-
-def true_label(text):
-    return LABELS[int(text.split("#")[1]) % 3]
-
-
-def text_of(i):
-    return " ".join([*random.Random(i).choices(WORDS[LABELS[i % 3]].split(), k=4), f"#{i}"])
-
-
-def often_wrong(text):
-    label = true_label(text)
-    wrong = int(text.split("#")[1]) % 10 < 3
-    return (LABELS[(LABELS.index(label) + 1) % 3] if wrong else label), 0.9
 
 
 class Person:
@@ -197,10 +180,8 @@ def test_ctrl_c_in_the_terminal_ends_the_page(tmp_path):
 
 
 @pytest.mark.slow
-def test_one_command_from_labels_to_corrected_ones(person, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    texts = [text_of(i) for i in range(240)]
-    Path("tickets.csv").write_text("text\n" + "\n".join(texts))
+def test_one_command_from_labels_to_corrected_ones(person, monkeypatch):
+    Path("tickets.csv").write_text("text\n" + "\n".join(TEXTS))
 
     def judge(self):
         items = data_of(self.request("GET", self.place.path)[1])["review"]["items"]
@@ -212,9 +193,8 @@ def test_one_command_from_labels_to_corrected_ones(person, tmp_path, monkeypatch
         with Path(path).open(newline="") as file:
             return {row["text"]: row["nuc_label"] for row in csv.DictReader(file)}
 
-    with LoopbackLLM(often_wrong) as llm:
-        given = ["--labels", ",".join(LABELS), "--model", "openai/test", "--base-url", llm.base_url]
-        assert run_here("classify", "tickets.csv", *given, "-o", "out.csv")[0] == 0
+    with LoopbackLLM(wrong_at_random) as llm:
+        assert run_here("classify", "tickets.csv", *options(llm), "-o", "out.csv")[0] == 0
         person(judge)
         code, out, err = run_here("review", "out.csv", "--open")
         assert code == 0, err

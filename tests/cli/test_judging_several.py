@@ -1,6 +1,5 @@
 """Reviews, learning, certificates and the page where a text has several labels."""
 
-import csv
 import json
 import shutil
 from pathlib import Path
@@ -28,10 +27,8 @@ def says(text):
 
 
 @pytest.fixture
-def tickets(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with Path("tickets.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["text"], *[[text] for text in TEXTS[:80]]])
+def tickets():
+    Path("tickets.csv").write_text("text\n" + "\n".join(TEXTS[:80]))
     return "tickets.csv"
 
 

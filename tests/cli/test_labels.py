@@ -20,10 +20,8 @@ def wavers(text):
 
 
 @pytest.fixture
-def labeled(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with Path("tickets.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["text"], *[[text] for text in TEXTS]])
+def labeled():
+    Path("tickets.csv").write_text("text\n" + "\n".join(TEXTS))
     with LoopbackLLM(wavers) as llm:
         options = ["--labels", ",".join(LABELS), "--base-url", llm.base_url]
         code, _, err = run_here("classify", "tickets.csv", *options, "-o", "out.csv")

@@ -98,7 +98,7 @@ def test_the_next_file_has_what_was_learned_and_costs_its_new_texts(tmp_path, mo
         assert not Path(".testnuc").exists()
 
 
-def test_a_named_store_wins(tmp_path):
+def test_a_named_store_wins():
     first = texts("a.txt", 0)
     with LoopbackLLM(confident) as llm:
         assert classify(llm, first)[0] == 0

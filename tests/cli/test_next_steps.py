@@ -11,8 +11,7 @@ from tests.cli.in_process import run_here
 from tests.conftest import LABELS, confident, messages
 
 
-def test_the_command_that_a_run_ends_with_works_as_it_stands(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_command_that_a_run_ends_with_works_as_it_stands(tmp_path):
     (tmp_path / "my texts.txt").write_text("\n".join(messages(60)))
     (tmp_path / "labels.txt").write_text("\n".join(LABELS))
     with LoopbackLLM(confident) as llm:

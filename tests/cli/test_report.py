@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 
 import pytest
@@ -108,8 +107,7 @@ def test_lines_within_a_text_are_no_lines_of_the_file(tmp_path):
         ("results.csv", [], "has no field 'nuc_label'"),
     ],
 )
-def test_mistakes_are_one_line_and_exit_code_2(tmp_path, monkeypatch, file, options, says):
-    monkeypatch.chdir(tmp_path)
+def test_mistakes_are_one_line_and_exit_code_2(tmp_path, file, options, says):
     content = "text,x\na,1\n" if file == "results.csv" else '{"text": "a", "nuc_label": "b"}\n'
     if file is not None:
         (tmp_path / file).write_text(content)
@@ -118,30 +116,3 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path, monkeypatch, file, opti
     assert says in err
     assert len(err.strip().splitlines()) == 1
     assert not (tmp_path / "report.html").exists()
-
-
-def answer(text):
-    number = int(text.rsplit(maxsplit=1)[1])
-    return LABELS[(LABELS.index(gold(text)) + (number % 5 == 0)) % 3], 0.9
-
-
-@pytest.mark.slow
-async def test_marks_are_learned_from(tmp_path, client_of):
-    texts = messages(240)
-    path = tmp_path / "marks.csv"
-    with path.open("w", newline="", encoding="utf-8") as file:
-        marks = csv.writer(file)
-        marks.writerow(["text", "label", "right", "right_label"])
-        # a person agrees with half of what the LLM says otherwise
-        right = [answer(text)[0] if i % 10 == 0 else gold(text) for i, text in enumerate(texts)]
-        marks.writerows([text, "login", "?", right[i]] for i, text in enumerate(texts[:60]))
-        marks.writerow([texts[60], "login", "false", ""])
-
-    with LoopbackLLM(answer) as llm:
-        async with testnuc.TestNUC(**client_of(llm)) as nuc:
-            await nuc.classify_many(texts)
-            learned = await nuc.learn(*testnuc.review.read_marks(path))
-            assert len(learned.judged) == 60
-            results = await nuc.classify_many(texts)
-            assert results.labels[:60] == right[:60]
-        assert llm.calls == 240

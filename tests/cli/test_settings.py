@@ -19,8 +19,7 @@ from tests.conftest import LABELS, confident, messages
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def folder(tmp_path):
     (tmp_path / "in.csv").write_text("message\n" + "\n".join(messages(12)) + "\n")
     return tmp_path
 

@@ -92,19 +92,6 @@ def test_diagnose_and_report_read_a_store(source, tmp_path):
     assert all(row["k"] for row in data["rows"])
 
 
-def test_a_report_of_a_store_says_which_options_are_missing(source, tmp_path):
-    store = tmp_path / "answers.db"
-    with LoopbackLLM(confident) as llm:
-        classified(llm, source, store)
-    code, _, err = run_here("report", store, "--model", "openai/other")
-    assert code == 2
-    assert "24 answers, openai/test at " in err
-    assert "give the options of the run that is meant, or --run N" in err
-    code, _, err = run_here("report", tmp_path / "none.db")
-    assert code == 2
-    assert "there is no file" in err
-
-
 @pytest.mark.parametrize(
     ("held", "given", "taken"),
     [

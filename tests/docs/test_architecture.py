@@ -42,12 +42,6 @@ def test_what_is_named_exists(named):
         body = dict(defined(body))[part]
 
 
-def test_the_map_names_every_folder_of_the_package():
-    package = Path(testnuc.__file__).parent
-    folders = {f"testnuc/{p.parent.name}/" for p in package.glob("*/__init__.py")}
-    assert folders <= set(re.findall(PATH, MAP))
-
-
 def test_the_guide_names_make_targets():
     targets = set(re.findall(r"(?m)^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8")))
     named = set(re.findall(r"make ([a-z]+)`", GUIDE))

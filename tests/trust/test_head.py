@@ -186,23 +186,6 @@ def test_a_vote_without_neighbors_keeps_the_own_labels():
     assert np.array_equal(VoteModel(10, 2.0).label(texts), texts.own)
 
 
-@pytest.mark.slow
-def test_equal_inputs_give_equal_bits():
-    texts, gold = clusters(200, 3, 8)
-    found = []
-    for _ in range(2):
-        candidates = candidates_of(texts)
-        rows = np.flatnonzero(differing(candidates))[:30]
-        draws = Draws.at_random(200, len(rows), int(differing(candidates).sum()))
-        verdict = choose(texts, candidates, rows, gold[rows], draws)
-        found.append((candidates, verdict))
-    for a, b in zip(*(candidates for candidates, _ in found), strict=True):
-        assert np.array_equal(a.labels, b.labels)
-    (_, one), (_, other) = found
-    assert one.gain == other.gain
-    assert np.array_equal(one.chosen.labels, other.chosen.labels)
-
-
 def test_models_mend_wrong_labels():
     texts, gold = clusters(500, 5, 16)
     candidates = candidates_of(texts)

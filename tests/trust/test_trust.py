@@ -13,9 +13,9 @@ from testnuc.index.nearest import NearestVectors
 from testnuc.labels import LabelSet
 from testnuc.protocols import PoolText
 from testnuc.results import Results
-from testnuc.trust.auto_policy import at_similarity_one, diagnose
+from testnuc.trust.auto_policy import diagnose
 from testnuc.trust.review_queue import review_queue
-from testnuc.trust.vote_settings import VoteSettings, correct, factors, target_shares
+from testnuc.trust.vote_settings import VoteSettings, correct, target_shares
 from testnuc.types import Classification, Neighbor, Prediction, Usage
 from testnuc.voting import vote_pool
 from tests.trust.arrays import with_near_copies
@@ -159,28 +159,11 @@ def test_a_given_k_is_kept():
     assert {c.k for c in found.candidates} == {12}
 
 
-def test_the_line_ends_at_one():
-    x = np.linspace(0.5, 0.9, 50)
-    estimate = at_similarity_one(x, 2 * x - 1, np.arange(50))
-    assert estimate.value == pytest.approx(1.0, abs=1e-6)
-    assert estimate.error == pytest.approx(0.0, abs=1e-6)
-
-
 @pytest.mark.slow
 def test_plot():
     pytest.importorskip("matplotlib")
     ids, similarities, labels, _ = clustered(600, 0.7)
     assert len(diagnose(ids, similarities, labels, n_classes=CLASSES).plot().axes) == 2
-
-
-def test_prior_moves_mass_and_leaves_empty_labels():
-    mass = np.array([3.0, 1.0, 0.0])
-    target = target_shares("balanced", ["a", "b", "c"])
-    scale = factors(mass, target, 1.0)
-    assert scale[2] == 1.0
-    assert mass[0] * scale[0] == pytest.approx(mass[1] * scale[1])
-    assert factors(mass, target, 0.0) == pytest.approx([1, 1, 1])
-    assert target_shares({"b": 1, "a": 3}, ["a", "b"]) == pytest.approx([0.75, 0.25])
 
 
 @pytest.mark.parametrize("prior", ["even", {"a": 1}, {"a": 1, "b": 0}, {"a": 1, "b": float("nan")}])

@@ -71,23 +71,6 @@ async def test_a_failed_learn_changes_nothing():
     assert (len(result.neighbors), result.voters) == (3, 4)
 
 
-@pytest.mark.slow
-async def test_what_was_learned_is_used_by_all_that_reads_the_settings():
-    labeler, _, nuc = client(join_pool=True)
-    async with nuc:
-        await nuc.classify_many(TEXTS)
-        learned = await nuc.learn(TEXTS, GOLD)
-        assert nuc.learned is learned
-        assert learned.decides == "head"
-        # one new text: the model labels its neighbors
-        await nuc.add([f"b1 other {i}" for i in range(200)])
-        asked = labeler.asked
-        assert (await nuc.estimate(["b1 other 1000"])).calls == 1
-        result = await nuc.classify("b1 other 1000")
-        assert (result.label, result.source) == ("b", "head")
-        assert labeler.asked == asked + 1
-
-
 async def test_classification_while_it_learns_uses_the_former_settings():
     labeler, _, nuc = client()
     async with nuc:

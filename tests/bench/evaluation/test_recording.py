@@ -56,15 +56,6 @@ async def test_a_recording_asks_once_a_text_and_resumes_from_its_store(dataset, 
     assert whole.vectors.astype(np.float32) == pytest.approx(expected, abs=1e-3)
 
 
-async def test_methods_are_recorded_too(dataset):
-    async with LoopbackLLM(confident) as llm:
-        for method, calls in ((SelfConsistency(3), 120), (TopKICL(4), 40), (TopKICLP(4), 80)):
-            llm.reset()
-            recording = await record(dataset, **arguments(llm), method=method)
-            assert recording.accuracy == 1
-            assert 0.9 * calls <= llm.calls <= calls
-
-
 async def test_runs_are_the_samples_of_self_consistency(dataset, tmp_path):
     store = tmp_path / "answers.db"
 
