@@ -245,7 +245,8 @@ class BatchLifecycle:
     async def _results(self, batch: StoredBatch, joined: BatchOutcomes) -> tuple[RemoteBatch, int]:
         """Read the results of a batch; return its final state, and how many answers lack.
 
-        Results that the provider should have are asked for again, for as long as the policy says.
+        Until results, counts or an error of the whole batch say what became of all requests, they
+        are asked for again, for as long as the policy says.
         """
         waited, pause, refusals, told = 0.0, self.policy.first_poll, 0, False
         while True:
@@ -261,11 +262,13 @@ class BatchLifecycle:
                 unread = error
             waited += clock() - began
             refusals = refusals + 1 if unread is not None and _is_refusal(unread) else 0
-            lost = joined.missing(remote.answered)
+            lost = absent = joined.missing(remote.answered)
             if unread is None:
-                lost = min(lost, remote.most_answers(batch.requests) - len(joined.usages))
-            if lost <= 0 or remote.status == _IS_GONE:
-                return remote, max(0, lost)
+                billed = remote.most_answers(batch.requests) - len(joined.usages)
+                lost = max(0, min(absent, billed))
+            explained = remote.error is not None or remote.done >= batch.requests
+            if (lost if explained else absent) <= 0 or remote.status == _IS_GONE:
+                return remote, lost
             if refusals >= _REFUSALS or waited >= self.policy.patience:
                 if unread is None or unread.status_code in _GONE:
                     return remote, lost
@@ -274,7 +277,7 @@ class BatchLifecycle:
                 told = True
                 _log.warning(
                     "batch %s: %s, and %d results are not there%s; asking again for up to %.0f s",
-                    remote.id, remote.status, lost, f" ({unread})" if unread else "",
+                    remote.id, remote.status, absent, f" ({unread})" if unread else "",
                     self.policy.patience - waited,
                 )  # fmt: skip
             if len(joined.usages) > before:
@@ -295,7 +298,7 @@ class BatchLifecycle:
     async def _ended(self, batch: StoredBatch) -> RemoteBatch:
         assert batch.remote_id is not None
         pause, polled, failing, refusals = self.policy.first_poll, 0.0, 0.0, 0
-        logged, doubted = ("", 0, False), False
+        logged = ("", 0, False)
         clock = asyncio.get_running_loop().time
         while True:
             wait, began = pause, clock()
@@ -319,11 +322,8 @@ class BatchLifecycle:
                 # without a wait there would be no pause at all
                 wait = remote.poll_after or pause
                 logged = _log_state(logged, remote, batch.requests, wait)
-                unexplained = remote.error is None and not remote.most_answers(batch.requests)
-                if remote.ended and (doubted or not unexplained):
+                if remote.ended:
                     return remote
-                # without an answer or a reason: another copy of the state may know more
-                doubted = remote.ended
                 failing, refusals = 0.0, 0
             if polled > _LONGEST:
                 raise _unending(batch)

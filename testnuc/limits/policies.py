@@ -137,9 +137,9 @@ class BatchPolicy(Brief):
         dead, and the batch is searched for at the provider. A batch whose creation failed without a
         refusal is searched for as long.
     patience : float
-        How long a provider is asked again for results that it should have: the batch is completed
-        and they lack, their file cannot be read, or the batch is unknown (404) or cannot be polled.
-        Only then are their requests sent again, and the first ones count as billed.
+        How long a provider is asked again for results that it should have: the batch has ended and
+        nothing says what became of some requests, their file cannot be read, or the batch is
+        unknown (404) or cannot be polled. Only then are they sent again, and count as billed.
         The list of batches is searched for as long.
     """
 

@@ -186,13 +186,31 @@ async def test_a_batch_that_failed_has_answers(lane, outcome, counts, first):
 
 
 @pytest.mark.parametrize("outcome", ["failed", "expired", "cancelled"])
-async def test_an_end_without_results_or_a_reason_is_looked_at_again(lane, outcome):
-    """A server with several copies of its state said so once, and all was sent three times."""
+@pytest.mark.parametrize("times", [1, 5])
+async def test_an_end_without_results_or_a_reason_is_looked_at_again(lane, outcome, times):
+    """A server with several copies of its state said so, and all was sent three times."""
     nothing = {"status": outcome, "errors": None, "output_file_id": None, "error_file_id": None}
-    state = for_the_first(1, lambda batch: batch | nothing)
-    async with BatchLLM(confident, batches=Batches(polls=4)) as llm:
+    state = for_the_first(times, lambda batch: batch | nothing)
+    async with BatchLLM(confident, batches=Batches(polls=8)) as llm:
         Unreliable(llm, state=lambda b: state(b) if b.get("status") == "in_progress" else b)
         await billed_once(llm, lane, "openai/test")
+
+
+async def test_an_end_that_is_never_explained_is_believed_after_a_while(lane):
+    nothing = {"status": "expired", "output_file_id": None, "error_file_id": None}
+    counts = {"request_counts": {"total": 40, "completed": 0, "failed": 0}}
+    first = []
+
+    def state(batch):
+        first.append(batch["id"])
+        return batch | nothing | counts if batch["id"] == first[0] else batch
+
+    async with BatchLLM(confident) as llm:
+        Unreliable(llm, state=state)
+        async with lane(llm, model="openai/test", policy={"patience": 0.05}) as nuc:
+            results = await nuc.classify_many(TEXTS, lane="batch")
+            assert not results.errors
+            assert (llm.batches, nuc.usage.calls) == (2, 40)
 
 
 async def test_results_say_of_answered_requests_that_they_expired(model, lane):

@@ -64,7 +64,7 @@ class BatchFaults:
         response.body = json.dumps(batch).encode()
 
     def _end(self, batch: dict) -> None:
-        answered = batch["status"] == "completed"
+        answered = batch["status"] in {"completed", "expired"}
         if answered and self._now("late"):
             batch["output_file_id"] = batch["error_file_id"] = None
         if answered and self._now("no-counts"):
