@@ -167,11 +167,13 @@ def test_vote_pool_equals_naive(case, policy, threads, packed):
         assert b"".join(alone) == getattr(result, field).tobytes()
 
 
-@given(pools(max_rows=40, max_k=9), POLICIES)
+# 16 rows are counted at once, whether so many are left or not; the sums of rows that have more
+# neighbors than there are labels are read label by label
+@pytest.mark.parametrize(("most_rows", "most_k"), [(40, 9), (3, 350)])
+@given(data=st.data(), policy=POLICIES)
 @SETTINGS
-def test_many_rows_equal_naive(case, policy):
-    # 16 rows are counted at once, whether so many are left or not
-    arrays, n_classes = case
+def test_many_and_long_rows_equal_naive(most_rows, most_k, data, policy):
+    arrays, n_classes = data.draw(pools(most_rows, most_k))
     voters = voters_in_pool(*arrays)
     with mock.patch.object(fast, "pays", return_value=True):
         result = vote_pool(*arrays, n_classes=n_classes, policy=VotePolicy(*policy))
@@ -197,17 +199,6 @@ def test_blocks_of_rows_equal_single_rows(n_rows, k, n_classes, own_confidences)
             for field in ("label", "share", "margin", "weight", "voters")
         ]
     assert found[True] == found[False]
-
-
-@given(pools(max_rows=3, max_k=350), POLICIES)
-@SETTINGS
-def test_long_rows_equal_naive(case, policy):
-    # where neighbors outnumber labels, the sums are read label by label
-    arrays, n_classes = case
-    voters = voters_in_pool(*arrays)
-    with mock.patch.object(fast, "pays", return_value=True):
-        result = vote_pool(*arrays, n_classes=n_classes, policy=VotePolicy(*policy))
-    assert_equals_naive(result, voters, policy)
 
 
 @given(
@@ -285,49 +276,3 @@ def test_decided_exactly_when_no_completion_changes_the_winner(case, policy):
             policy=VotePolicy(*policy),
         )
         assert got.tolist() == [naive.decided(row, known, few, policy) for row in voters]
-
-
-@given(rows(max_rows=4, max_k=12), POLICIES, st.integers(0, 2**32 - 1))
-@SETTINGS
-def test_random_completions_never_change_a_decided_winner(case, policy, seed):
-    labels, similarities, confidences, n_classes = case
-    rng = np.random.default_rng(seed)
-    n_rows, width = labels.shape
-    known = rng.integers(1, width + 1, n_rows)
-    kind = VotePolicy(*policy)
-    settled = decided(labels, similarities, confidences, known, n_classes=n_classes, policy=kind)
-    winners = vote(labels, similarities, confidences, n_classes=n_classes, policy=kind).label
-    unknown = np.arange(width) >= known[:, None]
-    for _ in range(5):
-        others = np.where(
-            unknown, rng.integers(-1, min(n_classes, 6), labels.shape), labels
-        ).astype(np.int32)
-        sure = np.where(unknown, rng.choice(CONFIDENCES, labels.shape), confidences)
-        changed = vote(others, similarities, sure, n_classes=n_classes, policy=kind).label
-        np.testing.assert_array_equal(changed[settled], winners[settled])
-
-
-@pytest.mark.parametrize("policy", list(naive.PRESETS))
-def test_long_rows(policy):
-    rng = np.random.default_rng(5)
-    n_rows, k, n_classes = (8, 1000, 10_000) if JIT else (1, 1000, 10_000)
-    labels = (rng.zipf(1.3, (n_rows, 1 + k)) % n_classes).astype(np.int32)
-    similarities = np.sort(rng.uniform(-0.1, 1, (n_rows, 1 + k)).astype(np.float32))[:, ::-1]
-    similarities[:, 0] = 1
-    confidences = rng.choice(CONFIDENCES, labels.shape)
-    result = vote(labels, similarities, confidences, n_classes=n_classes, policy=policy)
-    voters = voters_of(labels, similarities, confidences)
-    assert_equals_naive(result, voters, naive.PRESETS[policy])
-    ids = np.arange(n_rows * k).reshape(n_rows, k)
-    with mock.patch.object(fast, "pays", return_value=True):
-        pooled = vote_pool(
-            ids,
-            similarities[:, 1:],
-            labels[:, 1:].ravel(),
-            confidences[:, 1:].ravel(),
-            labels[:, 0],
-            confidences[:, 0],
-            n_classes=n_classes,
-            policy=policy,
-        )
-    assert_equals_naive(pooled, voters, naive.PRESETS[policy])

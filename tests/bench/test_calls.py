@@ -45,11 +45,6 @@ def test_the_tables_and_the_picture(folder, capsys):  # noqa: F811
     assert plot.read_text().count("tickets") == picture.count("tickets")
 
 
-def test_a_folder_without_answers_is_named(tmp_path):
-    with pytest.raises(SystemExit, match="no such"):
-        calls.main(["--data", str(tmp_path)])
-
-
 def test_a_head_labels_many_texts(tmp_path, capsys):
     out = tmp_path / "out.json"
     distill.main(["--quick", "--repeats", "1", "--labels", "20", "--json", str(out)])

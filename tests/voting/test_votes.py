@@ -46,46 +46,6 @@ def test_a_vote_in_full():
     np.testing.assert_allclose(result.votes, [[1, 1.1, 0]], atol=1e-7)
 
 
-def test_a_vote_in_a_pool():
-    result = vote_pool(**pool_arguments(), n_classes=3, policy="confidence_weighted")
-    assert result.label.tolist() == [1, -1]
-    assert result.voters.tolist() == [3, 0]
-
-
-def test_without_voters_the_own_prediction_is_kept():
-    confidences = np.full(LABELS.shape, 0.2, np.float32)
-    result = vote(LABELS, SIMILARITIES, confidences, n_classes=3, policy="filtered")
-    assert result.label.tolist() == [0, 2, -1, 0]
-    assert not result.share.any()
-    assert not result.margin.any()
-    assert not result.weight.any()
-    assert not result.voters.any()
-
-
-def test_a_confidence_at_the_threshold_counts():
-    confidences = np.full(LABELS.shape, 0.7, np.float32)
-    result = vote(LABELS, SIMILARITIES, confidences, n_classes=3, policy="filtered")
-    assert result.voters.tolist() == [3, 1, 0, 3]
-
-
-def test_ties_go_to_the_most_similar_supporter():
-    labels = [[-1, 2, 1, 1, 2], [-1, 1, 2, 2, 1], [0, 2, 2, 1, 0]]
-    result = vote(labels, np.ones((3, 5)), n_classes=3, policy="majority")
-    assert result.label.tolist() == [2, 1, 0]
-
-
-def test_the_order_of_the_sum_changes_no_bit():
-    rng = np.random.default_rng(3)
-    labels = rng.integers(0, 4, (1, 301)).astype(np.int32)
-    similarities = (10.0 ** rng.uniform(-9, 0, labels.shape)).astype(np.float32)
-    expected = vote(labels, similarities, n_classes=4)
-    for _ in range(5):
-        order = rng.permutation(301)
-        result = vote(labels[:, order], similarities[:, order], n_classes=4)
-        assert result.share.tobytes() == expected.share.tobytes()
-        assert result.margin.tobytes() == expected.margin.tobytes()
-
-
 def test_policies():
     assert VotePolicy.of("confidence-weighted") == VotePolicy.confidence_weighted()
     assert VotePolicy.of(VotePolicy.majority()) == VotePolicy("uniform")
@@ -260,12 +220,6 @@ def test_shapes_types_and_numbers_that_do_not_fit():
         decided(LABELS, SIMILARITIES, None, [1, 1, 5, 1], n_classes=3)
 
 
-def test_decided():
-    labels, similarities = [[0, 1, 0, 1, 1]], [[1.0, 0.9, 0.8, 0.4, 0.3]]
-    got = [decided(labels, similarities, None, n, n_classes=3).item() for n in range(6)]
-    assert got == [False, False, False, True, True, True]
-
-
 @pytest.mark.slow
 def test_a_forked_child_votes_with_threads_of_its_own():
     if not hasattr(os, "fork"):
@@ -313,11 +267,6 @@ def test_a_cache_that_becomes_unwritable_is_no_error(monkeypatch, tmp_path):
 
 def _double(x):
     return 2 * x
-
-
-def test_importing_testnuc_imports_no_compiler():
-    script = "import sys, testnuc, testnuc.voting; sys.exit('numba' in sys.modules)"
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
 
 
 @pytest.mark.skipif(not JIT, reason="nothing is compiled")
