@@ -162,6 +162,7 @@ async def test_objects_that_delegate_by_getattr_are_accepted(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
+@pytest.mark.slow
 async def test_a_neighbor_without_a_readable_reply_is_not_paid_for_again():
     """Windows of a stream share neighbors: three billed replies to a text are the most."""
     texts = texts_of(12)

@@ -93,6 +93,7 @@ def test_hostile_inputs_take_linear_time(one):
                     assert seconds(run, given) < ENOUGH, (one.pattern, start, unit, length)
 
 
+@pytest.mark.slow
 def test_the_inputs_show_what_is_slow():
     for pattern in (r"\s+$", r"```[\w-]*\s*\n?(.*?)```"):
         one = Expression("", pattern, re.DOTALL, searched=True)

@@ -135,6 +135,7 @@ async def proved(nuc):
     return (await nuc.learn(review)).certify()
 
 
+@pytest.mark.slow
 async def test_under_other_vote_settings_judgments_win_and_nothing_else_is_proved(
     client_of, tmp_path
 ):

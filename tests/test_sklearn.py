@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import os
 import pickle
 import subprocess
@@ -23,7 +21,6 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import testnuc
 from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.sklearn import TestNUCClassifier
-from testnuc.stores.memory import MemoryStore
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, confident, gold, messages
 
@@ -263,29 +260,6 @@ def test_threads_end_with_the_classifier(llm):
     del fitted
     thread.join(10)
     assert not thread.is_alive()
-
-
-class Locked(MemoryStore):
-    """A store whose end needs a lock."""
-
-    lock = threading.Lock()
-    closed = threading.Event()
-
-    async def close(self):
-        await asyncio.to_thread(self.lock.acquire)
-        await super().close()
-        self.closed.set()
-
-
-def test_the_collector_of_garbage_does_not_wait(llm):
-    # it runs in any thread between any two steps: here in one that holds what the end needs
-    store = Locked()
-    fitted = classifier(llm, store=store).fit(TEXTS[:30])
-    with store.lock:
-        del fitted
-        gc.collect()
-        assert not store.closed.is_set()
-    assert store.closed.wait(10)
 
 
 SCRIPT = """

@@ -27,14 +27,6 @@ async def returned(value):
     return value
 
 
-def test_results_and_errors_come_back(background):
-    assert background.run(returned(7)) == 7
-    for error in (ValueError("no"), TimeoutError("its own"), StopAsyncIteration()):
-        with pytest.raises(type(error)) as caught:
-            background.run(returned(error))
-        assert caught.value is error
-
-
 def test_what_the_caller_has_set_holds_in_the_background(background):
     variable = contextvars.ContextVar("variable", default="default")
     variable.set("mine")
@@ -45,12 +37,8 @@ def test_what_the_caller_has_set_holds_in_the_background(background):
     assert background.run(seen()) == "mine"
 
 
-async def test_a_loop_that_runs_is_none_of_its_business(background):
-    assert background.run(returned("here")) == "here"
-    assert await returned("there") == "there"
-
-
-def test_close_cancels_what_others_wait_for():
+def test_close_cancels_what_others_wait_for(monkeypatch):
+    monkeypatch.setattr("testnuc._base.loop_thread._PATIENCE", 0.1)
     background, begun, ended = Background(), threading.Event(), []
 
     async def endless():
@@ -70,14 +58,6 @@ def test_close_cancels_what_others_wait_for():
     background.close()
     with pytest.raises(TestNUCError, match="closed"):
         background.run(returned(1))
-
-
-def test_its_own_thread_cannot_wait_for_itself(background):
-    async def within():
-        return background.run(returned(1))
-
-    with pytest.raises(TestNUCError, match="its own background thread"):
-        background.run(within())
 
 
 def ends(background):

@@ -506,6 +506,7 @@ async def test_progress_that_cannot_be_shown_ends_no_run(monkeypatch, client_of,
 
 @pytest.mark.skipif(sys.platform == "win32", reason="platform: descriptors of POSIX")
 @pytest.mark.parametrize("closed", ["2>&-", ">&- 2>&- <&-"])
+@pytest.mark.slow
 def test_closed_standard_files_end_no_command(tmp_path, closed):
     source, out = tmp_path / "in.txt", tmp_path / "out.csv"
     source.write_text("\n".join(messages(20)))

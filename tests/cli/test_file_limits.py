@@ -195,6 +195,7 @@ def laughs(levels=9):
         ("{a: " * 60 + "b" + "}" * 60, "deeper than 32 levels"),
     ],
 )
+@pytest.mark.slow
 def test_labels_in_yaml_that_bite_are_refused(folder, content, says):
     pytest.importorskip("yaml")
     (folder / "labels.yaml").write_text(content)
@@ -258,6 +259,7 @@ def parquet_of(folder, **columns):
     return "a.parquet"
 
 
+@pytest.mark.slow
 def test_an_export_that_bites_is_not_imported(folder):
     rows = 1000
     same = {"kind": "text", "embedder": "e", "text": "x" * 200_000, "label": "a", "vector": "AAAA"}

@@ -65,6 +65,7 @@ def answers(path):
     return [(item.answer, item.source) for item in Review.load(path)]
 
 
+@pytest.mark.slow
 def test_each_judgment_is_saved_at_once_and_taken_back(person, tmp_path):
     path = tmp_path / "review.json"
     review = review_of(4)

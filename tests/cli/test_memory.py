@@ -250,6 +250,7 @@ def test_options_that_came_later_leave_earlier_runs_as_they_were():
         assert (code, llm.calls) == (0, 60), err
 
 
+@pytest.mark.slow
 def test_runs_at_once_disturb_each_other_in_nothing():
     """Several processes, some with a wrong key, on the same and on other texts."""
     root = str(Path(__file__).parents[2])

@@ -54,6 +54,7 @@ def own_labels(output):
         return [(row["text"].split()[0], row) for row in csv.DictReader(file)]
 
 
+@pytest.mark.slow
 def test_one_label_more_costs_the_texts_that_could_have_it(llm):
     _, err = llm(named(KINDS), "--dry-run")
     assert "600 texts have answers to other labels; to ask about all takes 600 calls" in err
@@ -77,6 +78,7 @@ def test_one_label_more_costs_the_texts_that_could_have_it(llm):
     assert llm(named(KINDS), "--no-reuse")[0] == len(kept)
 
 
+@pytest.mark.slow
 def test_labels_that_are_renamed_merged_or_split(llm):
     merged = [*named(KINDS[2:29]), {"label": "both", "was": KINDS[:2]}]
     calls, err = llm(merged, "--reuse", output="merged.csv")

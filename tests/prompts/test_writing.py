@@ -4,12 +4,10 @@ import json
 
 import pytest
 
-from testnuc._base.checks import valid_text
 from testnuc.errors import InvalidInputError, MismatchedReplyError, UnreadableReplyError
 from testnuc.labels import LabelSet
 from testnuc.prompts.reading import label_spans, parse_reply
 from testnuc.prompts.writing import (
-    PROMPT_VERSION,
     Demonstration,
     samples_in,
     system_prompt,
@@ -18,10 +16,6 @@ from testnuc.prompts.writing import (
 from testnuc.protocols import Answer
 
 LABELS = LabelSet(["refund", 'say "no"', "\u00fcber"])
-
-
-def test_version_is_stated():
-    assert isinstance(PROMPT_VERSION, int)
 
 
 def test_system_prompt_holds_all_that_is_the_same():
@@ -93,24 +87,6 @@ def test_scripts_stay_readable():
 def test_lone_surrogates_are_refused():
     with pytest.raises(InvalidInputError, match="surrogate"):
         user_prompt(["\ud83d"])
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("hello", None),
-        ("\u65e5", None),
-        ("", "empty"),
-        (" \n\t\u3000", "empty"),
-        (None, "not a string but NoneType"),
-        (5.0, "not a string but float"),
-        (b"x", "not a string but bytes"),
-        ("half \ud83d", "surrogate"),
-    ],
-)
-def test_valid_text(text, says):
-    problem = valid_text(text)
-    assert (problem is None) if says is None else (says in problem)
 
 
 ONE = '{"label": "refund", "confidence": 0.9}'
@@ -337,11 +313,6 @@ def test_a_label_is_located_in_the_object_that_has_its_id(content, labels):
     if len(labels) == 1:
         # not that of an alternative
         assert spans[0][0] <= content.rindex('"label": "a"') + 10
-
-
-def test_an_alternative_is_not_the_answer():
-    content = '{"label": "a", "alternatives": [{"label": "a"}]}'
-    assert label_spans(content, ["a"])[0][0] == content.index('"a"') + 1
 
 
 @pytest.mark.parametrize("name", ["alternatives", "rejected", "Considered labels", "draft"])

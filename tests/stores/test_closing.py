@@ -35,6 +35,7 @@ def open_files(folder):
 # a text that is labeled before the pool has any
 @pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
 @pytest.mark.parametrize("kind", ["sqlite", "memory"])
+@pytest.mark.slow
 async def test_closing_during_a_run_leaves_nothing_open(tmp_path, kind):
     before = {thread.name for thread in threading.enumerate()}
     errors = []

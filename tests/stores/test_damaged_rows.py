@@ -139,6 +139,7 @@ async def test_a_whole_store_is_used_without_an_error(llm, whole, tmp_path):
 
 
 @pytest.mark.parametrize(("table", "column"), COLUMNS)
+@pytest.mark.slow
 async def test_rows_with_values_of_any_type(llm, whole, tmp_path, table, column):
     for number, value in enumerate(VALUES):
         path = shutil.copy(whole, tmp_path / f"{number}.db")

@@ -32,6 +32,7 @@ def judged(random, trust, m, ranked):
 
 
 @pytest.mark.parametrize(("m", "ranked"), [(60, 0), (60, 60), (250, 0)])
+@pytest.mark.slow
 def test_the_interval_misses_the_accuracy_as_seldom_as_it_says(m, ranked):
     missed, draws = np.zeros(2), 1_000
     for seed in range(draws):

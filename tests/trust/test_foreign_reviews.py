@@ -43,6 +43,7 @@ def changed(record, path, value):
     return made
 
 
+@pytest.mark.slow
 def test_any_value_of_a_review_is_refused_or_works(tmp_path):
     file = tmp_path / "review.json"
     review_of(3).save(file)
@@ -76,6 +77,7 @@ def test_any_mark_is_refused_or_works(tmp_path, value):
             read_marks(file)
 
 
+@pytest.mark.slow
 def test_what_was_learned_is_not_unpacked_without_end():
     bomb = zlib.compress(bytes(200_000_000), 9)
     assert len(bomb) < 300_000

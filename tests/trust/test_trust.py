@@ -93,6 +93,7 @@ def test_near_copies_that_are_unlike_the_others_do_no_harm(n_classes, purity, sp
     assert gain(found, *arrays, kept=found.decision.kept, n_classes=n_classes) > -0.01
 
 
+@pytest.mark.slow
 def test_only_texts_are_voted_on_that_evidence_reaches():
     ids, similarities, labels, gold = clustered(1_000, 0.7)
     far = 2_500
