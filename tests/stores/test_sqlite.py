@@ -288,6 +288,22 @@ async def test_many_make_the_file_at_once(tmp_path):
     await asyncio.gather(*(s.close() for s in stores))
 
 
+def test_a_second_store_on_a_file_leaves_the_locks_of_the_first(tmp_path):
+    """A process loses its locks on a file whenever it closes that file, by whatever descriptor."""
+    path = tmp_path / "store.db"
+    first, second = SqliteStore(path), SqliteStore(path)
+    with asyncio.Runner() as runner:
+        runner.run(first.put_predictions([stored(1)]))
+        runner.run(second.open())
+    # another process that finds no lock takes itself for the last, and deletes the log
+    use = f"import sqlite3; c = sqlite3.connect({str(path)!r}); c.execute('PRAGMA user_version')"
+    code = f"{use}.fetchone(); c.execute('SELECT * FROM predictions').fetchall(); c.close()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert path.with_name("store.db-wal").exists()
+    asyncio.run(first.close())
+    asyncio.run(second.close())
+
+
 async def test_an_empty_file_becomes_a_store(tmp_path):
     path = tmp_path / "made-by-mktemp"
     path.touch()

@@ -248,32 +248,32 @@ def _identity(path: str) -> tuple[int, int] | None:
 def _store_error(error: sqlite3.Error, path: str) -> StoreError:
     """Translate an error of SQLite."""
     code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
+    if code in {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}:
+        return read_only(path)
     if code in {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}:
         # a full disk is an I/O error, too, where a file beside the store cannot grow
         why = "the disk is full" if code == sqlite3.SQLITE_FULL else "perhaps the disk is full"
-        return StoreError(
-            f"the store {path} cannot grow: {why} ({error}); data stored before is intact. Free "
-            "disk space and run again"
+        said = (
+            f"cannot grow: {why} ({error}); data stored before is intact. Free disk space and run "
+            "again"
         )
-    if code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
-        return StoreError(
-            f"the store {path} is corrupt ({error}); restore a backup, or delete it and start with "
-            "an empty store"
+    elif code == sqlite3.SQLITE_NOTADB:
+        said = (
+            "is not an SQLite file and was not changed; use another path for the store, or restore "
+            "a backup if it is a store that is corrupt"
         )
-    if code in {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}:
-        return read_only(path)
-    if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
-        return StoreError(
-            f"the store {path} is locked by another process ({error}); stop that process, or run "
-            "again later"
-        )
-    if code == sqlite3.SQLITE_CANTOPEN:
-        return StoreError(
-            f"the store {path} cannot be opened ({error}); check the permissions of its folder"
-        )
-    # it had all tables when it was opened
-    why = "was deleted or replaced while it was open" if "no such table" in str(error) else "failed"
-    return StoreError(f"the store {path} {why}: {type(error).__name__}: {error}")
+    elif code == sqlite3.SQLITE_CORRUPT:
+        said = f"is corrupt ({error}); restore a backup, or delete it and start with an empty store"
+    elif code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
+        said = f"is locked by another process ({error}); stop that process, or run again later"
+    elif code == sqlite3.SQLITE_CANTOPEN:
+        said = f"cannot be opened ({error}); check the permissions of its folder"
+    else:
+        # it had all tables when it was opened
+        gone = "no such table" in str(error)
+        said = "was deleted or replaced while it was open" if gone else "failed"
+        said += f": {type(error).__name__}: {error}"
+    return StoreError(f"the store {path} {said}")
 
 
 def _end(threads: ThreadPoolExecutor, connections: dict[int, Connection]) -> None:
