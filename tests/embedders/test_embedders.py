@@ -10,6 +10,7 @@ import math
 import re
 import sys
 import threading
+from contextlib import asynccontextmanager
 from itertools import chain
 from types import SimpleNamespace
 
@@ -28,6 +29,7 @@ from testnuc.stores.memory import MemoryStore
 from testnuc.stores.sqlite.store import SqliteStore
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, confident, gold, messages
+from tests.stores.contents import is_open
 
 #: What the second response says instead, once.
 ONCE = {
@@ -95,13 +97,22 @@ class Server:
     async def __aexit__(self, *_):
         await self.runner.cleanup()
 
+    @classmethod
+    @asynccontextmanager
+    async def embedding(cls, *behavior, **options):
+        """Yield a server and an embedder that asks it."""
+        async with cls(*behavior) as server:
+            given = {"base_url": server.base_url, "api_key": "sk-secret123", **options}
+            embedder = OpenAIEmbedder("small", **given)
+            yield server, embedder
+            await embedder.close()
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("behavior", ["", "lists", "busy", "busy, status 200", "short once", *ONCE])
 async def test_vectors_come_in_the_order_of_the_texts(behavior):
     texts = [f"text {i}" for i in range(600)]
-    async with Server(behavior) as server:
-        embedder = OpenAIEmbedder("small", base_url=server.base_url, api_key="sk-secret123")
+    async with Server.embedding(behavior) as (server, embedder):
         vectors = await embedder.embed(texts)
         assert embedder.dim == 32
         assert (vectors == await HashEmbedder(32).embed(texts)).all()
@@ -112,7 +123,6 @@ async def test_vectors_come_in_the_order_of_the_texts(behavior):
         assert embedder.usage.input_tokens == (None if unknown else 600 + 256 * again)
         assert server.bodies[-1][1]["Authorization"] == "Bearer sk-secret123"
         assert "secret" not in repr(embedder)
-        await embedder.close()
 
 
 @pytest.mark.parametrize(
@@ -120,24 +130,20 @@ async def test_vectors_come_in_the_order_of_the_texts(behavior):
     [("key", testnuc.errors.AuthenticationError), ("short", testnuc.errors.UnreadableReplyError)],
 )
 async def test_failures_are_named(behavior, error):
-    async with Server(behavior) as server:
-        embedder = OpenAIEmbedder("small", base_url=server.base_url, api_key="sk-secret123")
+    async with Server.embedding(behavior) as (server, embedder):
         with pytest.raises(error) as caught:
             await embedder.embed(["one", "two"])
         assert "secret123" not in str(caught.value)
         assert len(server.bodies) <= 3
-        await embedder.close()
 
 
-async def test_it_serves_a_client(monkeypatch):
-    async with Server() as server, LoopbackLLM(confident) as llm:
-        embedder = OpenAIEmbedder("small", base_url=server.base_url)
+async def test_it_serves_a_client():
+    async with Server.embedding() as (_, embedder), LoopbackLLM(confident) as llm:
         async with TestNUC(
             LABELS, model="openai/test", base_url=llm.base_url, embedder=embedder, policy="weighted"
         ) as nuc:
             results = await nuc.classify_many(messages(30))
         assert [r.prediction.label for r in results] == [gold(t) for t in messages(30)]
-        await embedder.close()
 
 
 def test_names_are_resolved(monkeypatch):
@@ -403,89 +409,83 @@ class Strict(Server):
 
 async def test_requests_hold_a_bounded_number_of_tokens():
     texts = [f"{i} " + "x" * 20_000 for i in range(130)]
-    async with Strict() as server:
-        embedder = OpenAIEmbedder("small", base_url=server.base_url, api_key="sk-secret123")
+    async with Strict.embedding() as (server, embedder):
         vectors = await embedder.embed(texts)
         assert (vectors == await HashEmbedder(32).embed(texts)).all()
         assert sum(map(len, server.calls)) == 130  # none was rejected
         assert len(server.calls) == 3
-        await embedder.close()
 
 
 @pytest.mark.parametrize("bad", ["long " * 20_000, "poison"])
 async def test_a_text_that_the_server_rejects_fails_alone(bad):
     good = [f"text {i}" for i in range(60)]
-    async with Strict() as server:
-        embedder = OpenAIEmbedder("small", base_url=server.base_url, api_key="sk-secret123")
+    async with Strict.embedding() as (_, embedder):
         found = await embedder.embed_each([*good[:30], bad, *good[30:]])
         assert isinstance(found[30], testnuc.errors.BadRequestError)
         del found[30]
         assert (np.stack(found) == await HashEmbedder(32).embed(good)).all()
         with pytest.raises(testnuc.errors.BadRequestError):
             await embedder.embed([*good, bad])
-        await embedder.close()
 
 
-@pytest.mark.parametrize("behavior", ["null", "NaN"])
-async def test_a_text_that_the_server_has_no_vector_for_fails_alone(behavior):
-    async with Server(behavior) as server:
-        embedder = OpenAIEmbedder("small", base_url=server.base_url, api_key="sk-secret123")
-        cache = EmbeddingCache(embedder, MemoryStore(), Pool())
+class Zeros(HashEmbedder):
+    async def embed(self, texts):
+        return np.stack([np.zeros(32) if t == "poison" else np.ones(32) for t in texts])
+
+
+@pytest.mark.parametrize(
+    ("behavior", "error"),
+    [("null", "TestNUCError"), ("NaN", "TestNUCError"), ("zeros", "EmbeddingError")],
+)
+async def test_a_text_without_a_vector_that_has_a_direction_fails_alone(behavior, error):
+    async with Server.embedding(behavior) as (_, embedder):
+        given = Zeros(32) if behavior == "zeros" else embedder
+        cache = EmbeddingCache(given, MemoryStore(), Pool())
         found = await asyncio.gather(
             *(cache.embed([text]) for text in ("one", "poison", "two")), return_exceptions=True
         )
-        assert isinstance(found[1], testnuc.errors.TestNUCError)
+        assert isinstance(found[1], getattr(testnuc.errors, error))
         assert found[0].shape == found[2].shape == (1, 32)
         await cache.close()
-        await embedder.close()
 
 
 async def test_a_text_that_is_too_long_is_cut_if_asked():
     texts = ["short", "long " * 20_000, "\u65e5" * 20_000]
-    async with Strict() as server:
-        url = server.base_url
-        embedder = OpenAIEmbedder("small", base_url=url, api_key="sk-1", truncate=True)
+    async with Strict.embedding(truncate=True) as (server, embedder):
         vectors = await embedder.embed(texts)
         assert vectors.shape == (3, 32)
         cut = [server.calls[-1][0], server.calls[2][0]]
         assert texts[2].startswith(cut[0])
         assert len(cut[0].encode()) / 4 <= 8_192 < len(cut[0].encode()) / 4 / 0.75
-        await embedder.close()
 
 
 async def test_a_request_that_is_always_rejected_is_not_split_to_the_last_text():
-    async with Strict() as server:
-        embedder = OpenAIEmbedder("small", base_url=server.base_url, api_key="sk-1")
+    async with Strict.embedding() as (server, embedder):
         with pytest.raises(testnuc.errors.BadRequestError, match="invalid"):
             await embedder.embed([f"poison {i}" for i in range(256)])
         assert len(server.calls) < 20
-        await embedder.close()
 
 
 async def test_the_error_of_a_text_reaches_only_its_own_callers(tmp_path):
     good = [f"text {i}" for i in range(52)]
-    async with Strict() as server:
-        embedder = OpenAIEmbedder("s", base_url=server.base_url, api_key="sk-1", dimensions=32)
-        store = SqliteStore(tmp_path / "s.db")
-        await store.open()
-        try:
-            cache = EmbeddingCache(embedder, store, Pool())
-            found = await asyncio.gather(
-                *(cache.embed([text]) for text in good[:26]),
-                cache.embed(["poison", "kept"]),
-                *(cache.embed([text]) for text in good[26:]),
-                return_exceptions=True,
-            )
-            assert isinstance(found.pop(26), testnuc.errors.BadRequestError)
-            assert np.concatenate(found).shape == (52, 32)
-            # the other text of that caller is stored, because it was billed
-            kept = await store.get_vectors(cache.name, [hash_text("kept"), hash_text("poison")])
-            assert kept[0] is not None
-            assert kept[1] is None
-            await cache.close()
-        finally:
-            await store.close()
-        await embedder.close()
+    async with (
+        Strict.embedding(dimensions=32) as (_, embedder),
+        is_open(SqliteStore(tmp_path / "s.db")) as store,
+    ):
+        cache = EmbeddingCache(embedder, store, Pool())
+        found = await asyncio.gather(
+            *(cache.embed([text]) for text in good[:26]),
+            cache.embed(["poison", "kept"]),
+            *(cache.embed([text]) for text in good[26:]),
+            return_exceptions=True,
+        )
+        assert isinstance(found.pop(26), testnuc.errors.BadRequestError)
+        assert np.concatenate(found).shape == (52, 32)
+        # the other text of that caller is stored, because it was billed
+        kept = await store.get_vectors(cache.name, [hash_text("kept"), hash_text("poison")])
+        assert kept[0] is not None
+        assert kept[1] is None
+        await cache.close()
 
 
 class Once(HashEmbedder):
@@ -500,9 +500,7 @@ class Once(HashEmbedder):
 async def test_the_vectors_before_a_failure_are_stored(tmp_path):
     texts = [f"text {i} {'x' * (i % 7)}" for i in range(600)]
     hashes = [hash_text(text) for text in texts]
-    store = SqliteStore(tmp_path / "s.db")
-    await store.open()
-    try:
+    async with is_open(SqliteStore(tmp_path / "s.db")) as store:
         cache = EmbeddingCache(Once(32), store, Pool())
         with pytest.raises(testnuc.errors.EmbeddingError, match="gone"):
             await cache.embed(texts)
@@ -511,8 +509,6 @@ async def test_the_vectors_before_a_failure_are_stored(tmp_path):
         right = (await HashEmbedder(32).embed(texts)).astype(np.float16)
         assert all((a == b).all() for a, b in zip(kept, right, strict=True) if a is not None)
         await cache.close()
-    finally:
-        await store.close()
 
 
 class Shrinking(HashEmbedder):
@@ -534,11 +530,6 @@ async def test_vectors_of_another_length_are_an_error(client_of):
         results = await nuc.classify_many(messages(600))
         assert isinstance(results.errors[0].error, testnuc.errors.EmbeddingError)
         assert any(result.label for result in results)
-
-
-class Zeros(HashEmbedder):
-    async def embed(self, texts):
-        return np.stack([np.zeros(32) if t == "zero" else np.ones(32) for t in texts])
 
 
 async def test_a_caller_that_comes_while_the_cache_closes_gets_an_error():
@@ -567,16 +558,6 @@ async def test_a_caller_that_comes_while_the_cache_closes_gets_an_error():
     await asyncio.sleep(0.01)
     gc.collect()
     assert unhandled == []
-
-
-async def test_a_vector_without_a_direction_fails_alone():
-    cache = EmbeddingCache(Zeros(32), MemoryStore(), Pool())
-    found = await asyncio.gather(
-        cache.embed(["one"]), cache.embed(["zero"]), cache.embed(["two"]), return_exceptions=True
-    )
-    assert isinstance(found[1], testnuc.errors.EmbeddingError)
-    assert found[0].shape == found[2].shape == (1, 32)
-    await cache.close()
 
 
 @pytest.mark.torch
