@@ -388,20 +388,19 @@ class _Run:
 
     def named(self, answers: Iterable[str | None]) -> list[str | None]:
         """Return the name of each cluster; spellings of one name are one."""
-        known_as, names = {_form(name): name for name in self._given}, list[str | None]()
+        known_as: dict[str, str | None] = {"": None, _form(_NONE): None}
+        known_as |= {_form(name): name for name in self._given}
+        names = []
         for answer in answers:
             whole = printable(answer or "")
             name, _, description = whole.partition(": ")
             # a label with this sign is in a tree
             name = name.replace(">", "-").strip(" :\"'")[:_LONGEST].strip()
-            if _form(whole) in known_as:
-                name = known_as[_form(whole)]
-            elif _form(name) in {"", _form(_NONE)}:
-                names.append(None)
-                continue
-            name = known_as.setdefault(_form(name), name)
-            self._described.setdefault(name, description)
-            names.append(name)
+            form = _form(whole) if _form(whole) in known_as else _form(name)
+            known = known_as.setdefault(form, name)
+            names.append(known)
+            if known is not None:
+                self._described.setdefault(known, description)
         return names
 
     async def _merged(self, names: Sequence[str | None]) -> list[str | None]:

@@ -4,12 +4,13 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from testnuc._base.jsonl import json_of, write_whole
+from testnuc._base.jsonl import write_whole
 from testnuc.cli.reading import content_of, read_table, require_column, to_stderr
 from testnuc.errors import InvalidInputError, MissingDependencyError
 from testnuc.label_tree import flattened, is_nested
@@ -35,7 +36,7 @@ def read_labels(given: str | list[str] | dict[str, str]) -> list[str] | dict[str
         return given
     if given.lstrip()[:1] in {"[", "{"}:
         # from a settings file or the environment
-        return _labels(_json(given, "labels"), "labels")
+        return _labels(_parsed(given, "labels", ".json"), "labels")
     kind = Path(given).suffix.lower()
     # not Path.is_file, which raises for a list that is longer than a file name can be
     if kind not in _TABLES | _LISTS and not os.path.isfile(given):  # noqa: PTH113
@@ -55,7 +56,7 @@ def read_labels(given: str | list[str] | dict[str, str]) -> list[str] | dict[str
         return made
     content = content_of(given)[0]
     if kind in {".json", *_YAML}:
-        return _labels((_yaml if kind in _YAML else _json)(content, given), given)
+        return _labels(_parsed(content, given, kind), given)
     return [label for line in content.splitlines() if (label := line.strip())]
 
 
@@ -68,8 +69,7 @@ def read_former(given: Any) -> dict[str, list[str]]:
     if kind in _TABLES:
         rows = read_table(given, _NAME, option=None, quiet=True).rows
     elif kind in _LISTS - {".txt"}:
-        content = content_of(given)[0]
-        rows = (_yaml if kind in _YAML else _json)(content, given)
+        rows = _parsed(content_of(given)[0], given, kind)
     former: dict[str, list[str]] = {}
     for row in rows if isinstance(rows, list) else ():
         was = row.get(_WAS) if isinstance(row, dict) else None
@@ -127,11 +127,16 @@ def _once(pairs: list[tuple[str, Any]], name: str) -> dict[str, Any]:
     return made
 
 
-def _json(content: str, name: str) -> Any:
-    # says what is wrong with the syntax
-    json_of(content, name)
+def _parsed(content: str, name: str, kind: str) -> Any:
+    """Return what a JSON or YAML file holds."""
     try:
-        return json.loads(content, object_pairs_hook=lambda pairs: _once(pairs, name))
+        if kind in _YAML:
+            return _yaml(content, name)
+        once = partial(_once, name=name)
+        # numbers are strings, as in YAML
+        return json.loads(content, object_pairs_hook=once, parse_int=str, parse_float=str)
+    except json.JSONDecodeError as exc:
+        raise InvalidInputError(f"{name} is not JSON: {exc}") from exc
     except RecursionError as exc:
         raise InvalidInputError(f"{name} is nested too deep; give fewer levels") from exc
 
@@ -176,7 +181,5 @@ def _yaml(content: str, name: str) -> Any:
 
     try:
         return yaml.load(content, Loader=Loader)  # noqa: S506 - creates no objects
-    except RecursionError as exc:
-        raise InvalidInputError(f"{name} is nested too deep; give fewer levels") from exc
     except yaml.YAMLError as exc:
         raise InvalidInputError(f"{name} is not YAML: {exc}") from exc

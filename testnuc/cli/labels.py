@@ -85,8 +85,7 @@ def _merges(given: Sequence[str], names: Sequence[str]) -> dict[str, str]:
         other = merged.get(other, other)
         if label == other or label in merged:
             raise InvalidInputError(f"--merge {merge!r}: {label!r} is merged already")
-        merged = {one: other if to == label else to for one, to in merged.items()}
-        merged[label] = other
+        merged = {one: other if to == label else to for one, to in merged.items()} | {label: other}
     if len(names) - len(merged) < 2:
         raise InvalidInputError("--merge leaves one label; leave two at least")
     return merged

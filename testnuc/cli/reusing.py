@@ -4,6 +4,7 @@ The LLM is asked about texts near to the name of a new label, the neighbors of t
 and a random part of the others, which shows how many are missed.
 """
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
@@ -19,6 +20,7 @@ from testnuc.cli.options_of_run import client_of, opened_store, stored_runs
 from testnuc.cli.reading import to_stderr
 from testnuc.client import TestNUC, parts_of
 from testnuc.errors import InvalidInputError
+from testnuc.index.nearest import NearestVectors
 from testnuc.progress import Observer
 from testnuc.protocols import StoredPrediction
 from testnuc.trust.judgment import Judgment
@@ -27,8 +29,8 @@ from testnuc.types import Prediction
 
 #: A text is asked about if one of the labels nearest to it is new: of a tenth, of at most five.
 _PART, _NEAREST = 10, 5
-#: Neighbors of a text with a new label that are asked about; texts that are drawn at random.
-_NEIGHBORS, _RANDOM = 10, 60
+#: Texts near one with a new label that are asked about, itself one; texts drawn at random.
+_NEIGHBORS, _RANDOM = 11, 60
 #: How many texts a run answered, its labels, and its answer to each.
 _Answered = tuple[int, Sequence[str], Sequence[Prediction | None]]
 
@@ -71,17 +73,21 @@ async def reuse_answers(
     by_now = carried_over(judged, old, labels, was)
     vectors = (await parts.embedding.each(texts, hashes))[0]
     size = min(_NEAREST, -(-len(labels.names) // _PART))
-    near = await Shortlist(labels, size, parts.embedding).nearest(vectors)
-    likely = np.isin(near, [labels.names.index(name) for name in new])
-    unit, asked = vectors.astype(np.float32), dict[int, str | None]()
+    first = await Shortlist(labels, size, parts.embedding).nearest(vectors)
+    likely = np.isin(first, [labels.names.index(name) for name in new])
+    every, asked = np.arange(len(texts)), dict[int, str | None]()
+    # exact: a graph of all texts would take longer than the few searches
+    index = NearestVectors(vectors.shape[1], exact_below=2 * len(texts) + 2)
+    await asyncio.to_thread(index.add, vectors, every.astype(np.uint64))
 
     async def ask(places: Iterable[int]) -> None:
         """Ask about texts, and about the neighbors of those that have a new label."""
         while rows := sorted({*places} - asked.keys()):
             results = await nuc.classify_many([texts[at] for at in rows], progress=progress)
             asked.update(zip(rows, (result.own_label for result in results), strict=True))
-            orders = (np.argsort(-(unit @ unit[at])) for at in rows if asked[at] in new)
-            places = {at for order in orders for at in order[: _NEIGHBORS + 1].tolist()}
+            found, k = vectors[[at for at in rows if asked[at] in new]], min(_NEIGHBORS, len(texts))
+            near, _ = await asyncio.to_thread(index.search, found, k, among=every)
+            places = near.ravel().tolist()
 
     lost = [at for at, one in enumerate(by_now) if one.source is None]
     await ask([*np.unique(np.nonzero(likely)[0]).tolist(), *lost])
@@ -95,18 +101,13 @@ async def reuse_answers(
             f"have a new label: at most {most:.1%} of these others are missed (95 %); --no-reuse "
             "asks about all"
         )
-    key, scope = parts.predictor.key, scope if asked else parts.predictor.scope
-    rows = [
-        StoredPrediction(
-            key(texts[at]),
-            scope,
-            hashes[at],
-            0,
-            replace(one, label=by_now[at].label, said=f"{one.label}{BEFORE}"),
-        )
+    kept = {
+        at: replace(one, label=by_now[at].label, said=f"{one.label}{BEFORE}")
         for at, one in enumerate(stored)
         if one is not None and at not in asked
-    ]
+    }
+    key, scope = parts.predictor.key, scope if asked else parts.predictor.scope
+    rows = [StoredPrediction(key(texts[at]), scope, hashes[at], 0, one) for at, one in kept.items()]
     await parts.store.put_predictions(rows)
     to_stderr(f"{len(rows):,} of {len(texts):,} texts keep their answer to the labels before")
 

@@ -214,6 +214,10 @@ def test_labels_in_yaml_that_bite_are_refused(folder, content, says):
         ('{"refund": "money", "other": "x", "refund": "late"}', "'refund' twice in one place"),
         ('{"card": {"lost": ["a"], "lost": ["b"]}}', "'lost' twice in one place"),
         ('[{"label": "refund", "label": "card"}]', "'label' twice in one place"),
+        (
+            '{"refund": "money", "other" "x"}',
+            "is not JSON: Expecting ':' delimiter: line 1 column 29",
+        ),
         # too deep for json, or for labels: that depends on Python
         ('{"a": ' * 1_010 + '"x"' + "}" * 1_010, "nested"),
     ],
@@ -223,6 +227,13 @@ def test_labels_in_json_that_bite_are_refused(folder, content, says):
     for given in ("labels.json", content):
         with pytest.raises(InvalidInputError, match=re.escape(says)):
             read_labels(given)
+
+
+def test_numbers_in_json_are_labels_as_in_yaml_and_tables(folder):
+    """They were refused, and a number of thousands of digits ended in a traceback."""
+    long = "1" * 5_000
+    (folder / "labels.json").write_text(f"[1, 2.50, {long}]")
+    assert read_labels("labels.json") == ["1", "2.50", long]
 
 
 def test_anchors_alone_and_deep_labels_in_json(folder):

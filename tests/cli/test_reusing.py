@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import threading
 from pathlib import Path
 
 import pytest
 
+from testnuc.index.nearest import NearestVectors
 from testnuc.testing import LoopbackLLM
 from tests.cli.in_process import run_here
 
@@ -76,6 +78,23 @@ def test_one_label_more_costs_the_texts_that_could_have_it(llm):
         assert llm(named(KINDS), *more)[0] == 0
     # until they are asked for
     assert llm(named(KINDS), "--no-reuse")[0] == len(kept)
+
+
+def test_neighbors_of_all_texts_with_a_new_label_are_found_at_once(llm, monkeypatch):
+    """For each of them all texts were sorted, in the event loop."""
+    searches, search = [], NearestVectors.search
+
+    def counted(self, queries, *args, **where):
+        if "limit" not in where:
+            searches.append((len(queries), threading.current_thread() is threading.main_thread()))
+        return search(self, queries, *args, **where)
+
+    monkeypatch.setattr(NearestVectors, "search", counted)
+    llm(named(KINDS), "--reuse")
+    # the twenty texts with the new label; then no other
+    assert max(searches)[0] >= 15
+    assert len(searches) <= 3
+    assert not any(in_loop for _, in_loop in searches)
 
 
 @pytest.mark.slow
