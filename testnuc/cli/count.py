@@ -2,10 +2,7 @@
 
 import csv
 import io
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,20 +38,17 @@ async def run(given: SimpleNamespace) -> None:
                 + f"; what is judged already: testnuc learn {source} REVIEW.json -o better.csv"
             )
     rows = sorted(found.merged().items())
-    count = partial(
-        counted,
+    counts = counted(
         [result for _, result in rows],
         nuc.learned,
+        None if groups is None else [groups[at] for at, _ in rows],
         confidence=given.confidence,
         together=given.together,
         level=given.level,
         judge_error=given.judge_error,
+        periods=given.period is not None,
     )
-    of_rows = None if groups is None else [groups[at] for at, _ in rows]
-    counts = count(of_rows)
     print(counts)
-    if given.period is not None and of_rows is not None:
-        print(_change(count, of_rows))
     if output is not None:
         write_counts(counts, output)
     if plot is not None:
@@ -64,21 +58,6 @@ async def run(given: SimpleNamespace) -> None:
     if least < LEAST_JUDGED or given.output is given.plot is None:
         more = next_command("review", given, "-n", "100", "--goal", "count")
         to_stderr(f"more judgments, drawn at random, narrow the intervals: {more}")
-
-
-def _change(count: Callable[[Sequence[str | None]], Counts], periods: Sequence[str | None]) -> str:
-    """Return how the shares of the later half of the rows differ from those of the earlier half."""
-    dated = sorted(period for period in periods if period is not None)
-    halves = [(abs(2 * bisect_left(dated, one) - len(dated)), one) for one in {*dated}]
-    _, start = min(halves)
-    counts = count([None if one is None else str(one >= start) for one in periods])
-    moved = [
-        f"{item.label} {d.signed()}"
-        for item in counts
-        if item.group == "True" and (d := item.difference) is not None and not d.low <= 0 <= d.high
-    ]
-    found = ", ".join(moved) or "no label's share differs for sure"
-    return f"{start} and later less before: {found}"
 
 
 def _groups(table: Table, column: str, period: str | None) -> list[str | None]:

@@ -247,6 +247,7 @@ def count_labels(
     together: bool = False,
     level: int | None = None,
     judge_error: float = 0.0,
+    periods: bool = False,
 ) -> Counts:
     """Count labels in rows of texts.
 
@@ -255,8 +256,9 @@ def count_labels(
     none of the former, it raises an `InvalidInputError`.
 
     `texts` are those of each row, and may occur in several; `own` are the LLM's own labels of each
-    row; `labels` is the label set. A row whose group is None is in no group. The other arguments
-    are those of `Results.count_labels`.
+    row; `labels` is the label set. A row whose group is None is in no group. If groups are
+    `periods`, the later half of the rows is also compared with the earlier half. The other
+    arguments are those of `Results.count_labels`.
     """
     checked_number("confidence", confidence, 0.5, 0.9999)
     checked_number("judge_error", judge_error, 0, 0.4)
@@ -266,20 +268,37 @@ def count_labels(
     kinds = len(counting.labels) * len(selected)
     each = 1 - (1 - confidence) / kinds if together else confidence
     items = {name: counting.of(name, rows, each, judge_error) for name, rows in selected.items()}
+
+    def less(some: Sequence[str], others: Sequence[str]) -> list[Share | None]:
+        """Return for each label its share in some groups less that in others."""
+        rows = [[row for name in of for row in selected[name]] for of in (some, others)]
+        shares = (counting.of(None, of, each, judge_error, compared=True) for of in rows)
+        sizes = [counting.independent(of) for of in rows]
+        return [
+            a.share.less(b.share, *sizes, each) if a.share and b.share else None
+            for a, b in zip(*shares, strict=True)
+        ]
+
     for name in names if len(names) > 1 else ():
         if all(one.share is None for one in items[name]):
             # too few judged: there is nothing to compare
             continue
-        rest = [row for other in names if other != name for row in selected[other]]
-        one, other = (
-            [item.share for item in counting.of(None, some, each, judge_error, compared=True)]
-            for some in (selected[name], rest)
-        )
-        sizes = counting.independent(selected[name]), counting.independent(rest)
+        differences = less([name], [other for other in names if other != name])
         items[name] = [
-            replace(item, difference=a.less(b, *sizes, each)) if a and b else item
-            for item, a, b in zip(items[name], one, other, strict=True)
+            replace(item, difference=difference)
+            for item, difference in zip(items[name], differences, strict=True)
         ]
+    if periods and len(names) > 1:
+        until = np.cumsum([len(selected[name]) for name in names])
+        # where the halves are most alike in size
+        at = 1 + int(np.abs(2 * until[:-1] - until[-1]).argmin())
+        moved = [
+            f"{item.label} {difference.signed()}"
+            for item, difference in zip(items[None], less(names[at:], names[:at]), strict=True)
+            if difference is not None and not difference.low <= 0 <= difference.high
+        ]
+        found = ", ".join(moved) or "no label's share differs for sure"
+        counting.notes.append(f"{names[at]} and later less before: {found}")
     every = [item for some in items.values() for item in some]
     return Counts(every, confidence, together, counting.notes)
 

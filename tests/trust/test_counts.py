@@ -8,6 +8,7 @@ import pytest
 
 from testnuc._base.checks import hash_text
 from testnuc.errors import InvalidInputError
+from testnuc.trust import counts as counts_module
 from testnuc.trust.counts import count_labels, debiased
 from testnuc.trust.judgment import Judgment
 from testnuc.types import Classification, Prediction
@@ -71,6 +72,26 @@ def test_groups_are_counted_apart_and_compared():
     some = [None if at < 100 else group for at, group in enumerate(groups)]
     counts = count_labels(texts, said, judged_at_random(texts, right, 300), LABELS, some)
     assert any("100 rows are in no group" in note for note in counts.notes)
+
+
+def test_periods_are_compared_in_halves_by_what_is_prepared_once(monkeypatch):
+    texts, right, said = world(600)
+    judged = judged_at_random(texts, right, 300)
+    months = [f"2026-0{1 + at // 200}" for at in range(600)]
+    counts = count_labels(texts, said, judged, LABELS, months, periods=True)
+    assert counts.notes[-1].startswith("2026-02 and later less before: no label's share differs")
+    assert str(counts).endswith(counts.notes[-1])
+    hashed = []
+    monkeypatch.setattr(counts_module, "hash_text", lambda t: hashed.append(t) or hash_text(t))
+    rising = sorted(range(600), key=lambda at: right[at] == "refund")
+    texts, right, said = ([of[at] for at in rising] for of in (texts, right, said))
+    counts = count_labels(texts, said, judged, LABELS, months, periods=True)
+    assert "less before: refund +" in counts.notes[-1]
+    assert len(hashed) == 600
+    for groups, periods in ((months, False), (["2026"] * 600, True)):
+        assert "later" not in str(
+            count_labels(texts, said, judged, LABELS, groups, periods=periods)
+        )
 
 
 def test_a_group_of_few_judged_texts_has_no_share_but_a_number():
