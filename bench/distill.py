@@ -142,7 +142,7 @@ def _serve(path: Path, dim: int, n_classes: int, pipe: Connection) -> None:
         embedder = Synthetic(dim, n_classes)
         head = {"labels": list(Head.load(path).labels), "head": str(path)}
         nuc = client_of({**head, "embedder": embedder})
-        service = Service(nuc, ServerSettings(port=0), page=page_of(nuc))
+        service = Service(nuc, ServerSettings(port=0), page=page_of)
         urls: list[str] = []
 
         async def prepare() -> None:

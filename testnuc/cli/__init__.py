@@ -381,6 +381,9 @@ def serve(
     ),
     pool: str | None = reads(None, help="A file of unlabeled texts: the pool of neighbors."),
     text_column: str = _TEXT_COLUMN,
+    sets: str | None = once(
+        None, help="A .toml file of several label sets, each a table: its --labels, --store, .."
+    ),
     cors_origin: str | None = typer.Option(
         None, help="Origins whose pages may send requests, separated by commas; *: all."
     ),

@@ -303,6 +303,7 @@ def runs(
                 values = {name: given.pop(name) for name in shared}
                 named = frozenset(n for n in values if source_of(context, n) == "COMMANDLINE")
                 given["client"] = Options(values, named)
+            given["context"] = context
             module, _, function = place.partition(":")
             try:
                 command = getattr(import_module(f"testnuc.cli.{module}"), function)

@@ -5,11 +5,14 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+
+import typer
 
 from testnuc._base.checks import valid_text
 from testnuc.cli.event_loop import run_to_end
@@ -17,64 +20,119 @@ from testnuc.cli.memory import about_lessons
 from testnuc.cli.options import Options
 from testnuc.cli.options_of_run import client_of, completed
 from testnuc.cli.reading import read_table, to_stderr
+from testnuc.cli.settings import read_sets
 from testnuc.client import TestNUC, parts_of
 from testnuc.errors import ConfigurationError, InvalidInputError
 from testnuc.server import JsonLines, ServerSettings, Service, page_of, serve
-from testnuc.types import Classification
 
 _log = logging.getLogger("testnuc.server")
 
 
 def run(given: SimpleNamespace) -> None:
     """Serve until SIGTERM or Ctrl-C; exit code 1 if requests were cut off."""
-    origins = tuple(one for part in (given.cors_origin or "").split(",") if (one := part.strip()))
+    origins = tuple(filter(None, map(str.strip, (given.cors_origin or "").split(","))))
     options = vars(given)
     options["audit"] = _per_week(given.audit)
     own = {f.name: options[f.name] for f in fields(ServerSettings) if f.name in options}
     limits = ServerSettings(token=_token(given.token_file), cors_origins=origins, **own)
     _start_log(given.log_format)
-    texts = [] if given.pool is None else _texts(given.pool, given.text_column)
 
-    nuc, tell_lessons = _client(given.client)
-
-    def page(rows: Sequence[Classification]) -> Awaitable[str]:
-        return page_of(service.nuc)(rows)
-
-    service = Service(nuc, limits, page=page)
+    made = _made(given)
+    service = Service(_clients(made), limits, page=page_of)
 
     def tell(url: str) -> None:
         to_stderr(f"testnuc: serving on {url}; open it in a browser, or see {url}/docs")
 
     async def prepare() -> None:
-        await nuc.warm_up()
-        if texts:
-            await nuc.add(texts)
-            _log.info("pool of %d texts", len(nuc))
+        await _each(made, _LabelSet.fill)
 
     async def reload() -> None:
-        before = service.nuc
-        if not parts_of(before).store.durable:
+        if not all(parts_of(nuc).store.durable for nuc in service.clients):
             raise ConfigurationError("without --store all answers would be lost")
+        before = service.clients
         # files are read, and models loaded, beside the requests
-        fresh, _ = await asyncio.to_thread(_client, given.client)
-        await fresh.__aenter__()
+        fresh = await asyncio.to_thread(_made, given)
         try:
-            await fresh.warm_up()
-            await service.use(fresh)
+            await _each(fresh, _LabelSet.open)
+            await _each(fresh, _LabelSet.fill)
+            await service.use(_clients(fresh))
         finally:
-            # not the one that is used
-            await (before if service.nuc is fresh else fresh).aclose()
+            await _close({*before, *(one.nuc for one in fresh.values())} - {*service.clients})
 
     async def run_service() -> bool:
-        await nuc.__aenter__()
         try:
-            tell_lessons()
+            await _each(made, _LabelSet.open)
             return await serve(service, prepare=prepare, listening=tell, reload=reload)
         finally:
-            await service.nuc.aclose()
+            await _close(service.clients)
 
     if not run_to_end(run_service()):
         sys.exit(1)
+
+
+class _LabelSet:
+    """A client as its options say, with the store of earlier runs, and the texts of its pool."""
+
+    def __init__(self, given: Options, pool: str | None, text_column: str) -> None:
+        self._texts = [] if pool is None else _texts(pool, text_column)
+        self._options, self.store = completed(given, None)
+        if self.store.folder is not None:
+            _log.info("answers are stored in %s, as those of earlier runs", self.store.where)
+        self.nuc = client_of(self._options, store=self.store.where)
+
+    async def open(self) -> None:
+        """Open the client; log what it has learned."""
+        await self.nuc.__aenter__()
+        if (said := about_lessons(self.nuc, self.store, self._options)) is not None:
+            _log.info("%s", said)
+
+    async def fill(self) -> None:
+        """Load the model of texts, and fill the pool."""
+        await self.nuc.warm_up()
+        if self._texts:
+            await self.nuc.add(self._texts)
+            _log.info("pool of %d texts", len(self.nuc))
+
+
+def _made(given: SimpleNamespace) -> dict[str, _LabelSet]:
+    """Return the label sets by name; "": the only one, of the command line."""
+    own: dict[str, Any] = {"pool": given.pool, "text_column": given.text_column}
+    if given.sets is None:
+        return {"": _LabelSet(given.client, **own)}
+    typed = {known.name: known for known in given.context.command.params}
+    made: dict[str, _LabelSet] = {}
+    for name, table in read_sets(Path(given.sets), {*given.client, *own} - {"run"}).items():
+        try:
+            values = {n: typed[n].process_value(given.context, v) for n, v in table.items()}
+            rest = {option: values.pop(option, usual) for option, usual in own.items()}
+            one = _LabelSet(given.client.but(**values), **rest)
+        except typer.BadParameter as exc:
+            raise ConfigurationError(f"{given.sets}: {name}: {exc.format_message()}") from exc
+        except (InvalidInputError, ConfigurationError) as exc:
+            raise ConfigurationError(f"{given.sets}: {name}: {exc}") from exc
+        for other, known in made.items():
+            if one.store.where is not None and one.store.where == known.store.where:
+                raise ConfigurationError(
+                    f"{given.sets}: {other} and {name} have one store, {one.store.where}, and so "
+                    "one pool; give each a store of its own"
+                )
+        made[name] = one
+    return made
+
+
+async def _each(made: Mapping[str, _LabelSet], do: Callable[[_LabelSet], Awaitable[None]]) -> None:
+    for one in made.values():
+        await do(one)
+
+
+async def _close(clients: Iterable[TestNUC]) -> None:
+    for nuc in clients:
+        await nuc.aclose()
+
+
+def _clients(made: Mapping[str, _LabelSet]) -> TestNUC | dict[str, TestNUC]:
+    clients = {name: one.nuc for name, one in made.items()}
+    return clients.get("", clients)
 
 
 def _start_log(kind: str) -> None:
@@ -90,20 +148,6 @@ def _per_week(audit: str | None) -> int | None:
     if audit is not None and found is None:
         raise InvalidInputError(f"--audit is {audit!r}; give texts a week, such as 20/week")
     return None if found is None else int(found[1])
-
-
-def _client(given: Options) -> tuple[TestNUC, Callable[[], None]]:
-    """Return a client with the store of earlier runs, and what logs its lessons once it is open."""
-    options, store = completed(given, None)
-    if store.folder is not None:
-        _log.info("answers are stored in %s, as those of earlier runs", store.where)
-    nuc = client_of(options, store=store.where)
-
-    def tell_lessons() -> None:
-        if (said := about_lessons(nuc, store, options)) is not None:
-            _log.info("%s", said)
-
-    return nuc, tell_lessons
 
 
 def _token(file: str | None) -> str | Callable[[], str] | None:

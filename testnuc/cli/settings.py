@@ -48,6 +48,22 @@ _SERVERS = ("host", "hostaddr", "service", "servicefile")
 
 def read_settings(path: Path, options: Mapping[str, Collection[str]]) -> dict[str, dict[str, Any]]:
     """Return command -> option -> value of a settings file; a command checks its own values."""
+    return _by_command(path, _tables(path), options)
+
+
+def read_sets(path: Path, options: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Return label set -> option -> value of a file with a table for each."""
+    tables = _tables(path)
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise ConfigurationError(
+                f"{path}: {name} is not a label set; begin each with a line [NAME], and name what "
+                "all have in common on the command line"
+            )
+    return {n: _values(path, f"{n}.", table, options, options) for n, table in tables.items()}
+
+
+def _tables(path: Path) -> dict[str, Any]:
     try:
         with path.open(encoding="utf-8-sig") as file:
             content = file.read(_LONGEST + 1)
@@ -60,7 +76,7 @@ def read_settings(path: Path, options: Mapping[str, Collection[str]]) -> dict[st
             raise ConfigurationError(
                 f"{path} has a line with more than {_MOST_DOTS:,} dots; break it"
             )
-        return _by_command(path, tomllib.loads(content), options)
+        return tomllib.loads(content)
     except FileNotFoundError as exc:
         raise ConfigurationError(f"settings file {path} does not exist; check --config") from exc
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as exc:

@@ -29,7 +29,7 @@ _LOGGED = ("request_id", "remote", "method", "route", "status", "ms")
 _PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 #: For load balancers, client generators and pages; these responses contain no texts.
 _OPEN = frozenset({"/", "/docs", "/healthz", "/readyz", "/openapi.json"})
-#: The page that a browser opens with a password.
+#: The page that a browser opens with a password, or the start of those of label sets.
 _PAGE = "/results"
 _KEY = web.RequestKey("id", str)
 #: The name of the token that a caller sent.
@@ -133,7 +133,7 @@ def require_caller(request: web.Request, route: str, settings: ServerSettings) -
         return
     given = request.headers.get("Authorization", "")
     scheme, _, value = given.partition(" ")
-    page = route == _PAGE
+    page = route.startswith(_PAGE)
     if page and scheme.lower() == "basic":
         # a browser prompts for it: any name, the token as password
         scheme, value = "bearer", ""

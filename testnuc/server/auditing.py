@@ -4,14 +4,13 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from operator import methodcaller
 from typing import Any
 
 import orjson
-from aiohttp import web
 
 from testnuc.client import TestNUC, parts_of
 from testnuc.errors import ConfigurationError, StoreError
@@ -40,6 +39,7 @@ class TrafficSample:
         #: What is not in the store yet, by week and labels.
         self._waiting: dict[tuple[str, Sequence[str]], AuditWeek] = {}
         self._wake, self._closing = asyncio.Event(), False
+        self._writing: asyncio.Task[None] | None = None
         #: What the last `testnuc audit` said.
         self.summary: dict[str, Any] = {}
         self.follow(nuc)
@@ -76,13 +76,17 @@ class TrafficSample:
             week.keep([AuditedText(result.text, now, order, *labels, result.trust)])
             self._wake.set()
 
-    async def running(self, _: web.Application) -> AsyncIterator[None]:
-        """Write to the store while an application runs, and at its end."""
-        task = asyncio.create_task(self._write(), name="testnuc-audit")
-        yield
+    def start(self) -> None:
+        """Write to the store from now on."""
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write(), name="testnuc-audit")
+
+    async def stop(self) -> None:
+        """Write for the last time."""
         self._closing = True
         self._wake.set()
-        await task
+        if self._writing is not None:
+            await self._writing
 
     async def _write(self) -> None:
         last = False

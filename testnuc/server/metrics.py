@@ -1,20 +1,32 @@
 """Prometheus metrics of a service; needs prometheus-client."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from testnuc.errors import MissingDependencyError
-from testnuc.types import Usage
 
 #: Upper bounds in seconds, from a stored prediction to a call that is retried.
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
-class Metrics:
-    """The metrics of one service, in their own registry."""
+class Value(NamedTuple):
+    """What is read whenever metrics are; None: unknown, and left out."""
 
-    def __init__(self, usage: Callable[[], Usage]) -> None:
+    name: str
+    meaning: str
+    value: float | None
+    labels: dict[str, str]
+    counted: bool = False
+
+
+class Metrics:
+    """The metrics of one service, in their own registry.
+
+    `places`: the labels by which those of several label sets differ.
+    """
+
+    def __init__(self, values: Callable[[], Iterable[Value]], places: Iterable[str]) -> None:
         try:
             import prometheus_client
         except ImportError as exc:
@@ -40,21 +52,15 @@ class Metrics:
         self.texts = counter(
             "testnuc_texts",
             "Texts by outcome: labeled, unlabeled (no vote), or failed (error and no label).",
-            ["outcome"],
+            [*places, "outcome"],
         )
-        self.labels = counter("testnuc_labels", "Labels by what gave them.", ["source"])
+        self.labels = counter("testnuc_labels", "Labels by what gave them.", [*places, "source"])
         self.failures = counter(
             "testnuc_failed_texts",
             "Texts whose own call failed, by type of error; others may label them all the same.",
-            ["type"],
+            [*places, "type"],
         )
-        self._registry.register(_UsageCollector(usage))
-
-    def gauges(self, **values: tuple[str, Callable[[], float]]) -> None:
-        """Add gauges: name -> what it is, and the function that returns its value."""
-        for name, (description, value) in values.items():
-            gauge = self._library.Gauge(f"testnuc_{name}", description, registry=self._registry)
-            gauge.set_function(value)
+        self._registry.register(_Collector(values))
 
     def request(self, route: str, status: int, seconds: float) -> None:
         """Count a request."""
@@ -67,32 +73,21 @@ class Metrics:
         return page
 
 
-class _UsageCollector:
-    """Exports the counters that the client keeps."""
+class _Collector:
+    """Exports what the service and its clients know."""
 
-    def __init__(self, usage: Callable[[], Usage]) -> None:
-        self._usage = usage
+    def __init__(self, values: Callable[[], Iterable[Value]]) -> None:
+        self._values = values
 
     def collect(self) -> Iterator[Any]:
-        """Yield the metric families; unknown values are left out."""
-        from prometheus_client.core import CounterMetricFamily
+        """Yield the metric families."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        usage = self._usage()
-        for name, description, value in (
-            ("testnuc_llm_calls", "Calls answered by the provider.", usage.calls),
-            ("testnuc_retries", "Retries after a failed call.", usage.retries),
-            ("testnuc_store_hits", "Predictions read from the store.", usage.store_hits),
-            (
-                "testnuc_coalesced",
-                "Predictions shared with another request in flight.",
-                usage.coalesced,
-            ),
-            ("testnuc_cost_usd", "Cost in US dollars, by list price.", usage.usd),
-        ):
+        families: dict[str, Any] = {}
+        for name, meaning, value, labels, counted in self._values():
             if value is not None:
-                yield CounterMetricFamily(name, description, value=value)
-        if usage.input_tokens is not None and usage.output_tokens is not None:
-            tokens = CounterMetricFamily("testnuc_llm_tokens", "Tokens.", labels=["direction"])
-            tokens.add_metric(["input"], usage.input_tokens)
-            tokens.add_metric(["output"], usage.output_tokens)
-            yield tokens
+                if name not in families:
+                    kind = CounterMetricFamily if counted else GaugeMetricFamily
+                    families[name] = kind(f"testnuc_{name}", meaning, labels=list(labels))
+                families[name].add_metric(list(labels.values()), value)
+        yield from families.values()

@@ -15,28 +15,12 @@ from testnuc.server.settings import ServerSettings
 from testnuc.types import Classification, Reason, row
 
 _FIELDS = ("text", "texts", "id", "ids", "stream", "explain")
-#: Fields of each result that are answered as they are -> kind and meaning in the OpenAPI document.
-PLAIN = {
-    "trust": ("share?", "Estimated chance that the label is right; null: unknown."),
-    "share": ("share", "Winner's part of the vote's weight."),
-    "margin": ("share", "Winner minus runner-up, as share."),
-    "voters": ("count",),
-    "complete": ("boolean", "False if the vote was decided before all neighbors were asked."),
-    "source": ("string?", "What gave the label: llm, vote, head, referee or person."),
-}
+#: Fields of each result that are answered as they are.
+_PLAIN = ("trust", "share", "margin", "voters", "complete", "source")
 #: The same of texts with several labels, of labels in a tree, and of a request with `explain`.
-SEVERAL = {
-    "labels": ("[Label]", "The labels, largest share first."),
-    "shares": ("{share}",),
-    "trusts": ("{share?}",),
-}
-TREE = {
-    "path": ("[string]", "The names on the way to the label, from the top level on."),
-    "path_shares": ("[share]",),
-    "path_trusts": ("[share?]",),
-}
-EXPLAINED = {"votes": ("{number}",), "neighbors": ("[Neighbor]",)}
-_IN_SOME = tuple(SEVERAL | TREE | EXPLAINED)
+SEVERAL = ("labels", "shares", "trusts")
+TREE = ("path", "path_shares", "path_trusts")
+_IN_SOME = (*SEVERAL, *TREE, "votes", "neighbors")
 #: Said once, in ``/v1/info``; the reason of a batch would be a paragraph in each result.
 _BRIEF = {"llm_kept": "the LLM's own label is kept; `decision` of /v1/info says why"}
 _LONGEST_ID = 200
@@ -120,7 +104,7 @@ def _record(result: Classification, asked: ClassifyRequest, place: int) -> dict[
     fields = row(result, full=asked.explain)
     own = result.prediction
     made = asked.echo(place) | {"label": result.label}
-    made |= {name: fields[name] for name in PLAIN}
+    made |= {name: fields[name] for name in _PLAIN}
     made["own"] = made["reason"] = None
     if own is not None:
         made["own"] = {"label": own.label, "confidence": own.confidence, "said": own.said}

@@ -6,13 +6,12 @@ import asyncio
 import inspect
 import logging
 import math
+import re
 import time
 from base64 import b64encode
-from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from datetime import UTC, datetime
 from hashlib import sha256
 from importlib.resources import files
 from typing import Any, Literal, TypeAlias
@@ -22,8 +21,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from testnuc._version import __version__
-from testnuc.client import TestNUC, parts_of
-from testnuc.errors import TestNUCError
+from testnuc.client import TestNUC
+from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.report import render
 from testnuc.results import Results
 from testnuc.server.access import (
@@ -34,22 +33,24 @@ from testnuc.server.access import (
     request_id,
     require_caller,
 )
-from testnuc.server.auditing import TrafficSample
-from testnuc.server.errors import RequestError, error_fields, request_error
-from testnuc.server.metrics import Metrics
+from testnuc.server.errors import RequestError, request_error
+from testnuc.server.metrics import Metrics, Value
 from testnuc.server.openapi import document
 from testnuc.server.queue import Bodies, Queue
 from testnuc.server.schemas import ClassifyRequest, read, record
+from testnuc.server.served import ServedSet
 from testnuc.server.settings import ServerSettings
-from testnuc.types import Classification, Reason
+from testnuc.types import Classification
 
-#: Renders the HTML at ``/results`` from the latest results.
-Page: TypeAlias = "Callable[[Sequence[Classification]], str | Awaitable[str]]"
+#: Renders the HTML at ``/results`` from a client and its latest results.
+Page: TypeAlias = "Callable[[TestNUC, Sequence[Classification]], str | Awaitable[str]]"
 
 _log = logging.getLogger("testnuc.server")
 
-#: Results kept for the page.
-_RECENT = 1_000
+Status: TypeAlias = Literal["starting", "ready", "paused", "draining"]
+
+#: Names of label sets, which are parts of a path.
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NDJSON = "application/x-ndjson"
 
 
@@ -75,124 +76,136 @@ def _page_headers(own: str | None = None) -> dict[str, str]:
 
 
 class Service:
-    """Classifies texts over HTTP with one client, which the caller opens and closes.
+    """Classifies texts over HTTP with clients, which the caller opens and closes.
 
-    All requests share it: they are embedded together, and share in-flight calls. `page` renders the
-    HTML at ``/results`` from the latest results, newest last; without it they are not shown. `app`
-    serves all routes, for your own runner. Set `state` ("starting", "ready", "draining") to "ready"
-    when the client can be used; `status` may also be "paused".
+    All requests share a client: they are embedded together, and share in-flight calls. Clients by
+    name are several label sets, each at ``/v1/NAME/classify``. `page` renders the HTML at
+    ``/results`` from a client and its latest results, newest last; without it they are not shown.
+    `app` serves all routes, for your own runner. Set `state` ("starting", "ready", "draining") to
+    "ready" when the clients can be used; `status` may also be "paused".
     """
 
     def __init__(
-        self, nuc: TestNUC, settings: ServerSettings | None = None, *, page: Page | None = None
+        self,
+        nuc: TestNUC | Mapping[str, TestNUC],
+        settings: ServerSettings | None = None,
+        *,
+        page: Page | None = None,
     ) -> None:
-        self.nuc = nuc
         self.settings = settings or ServerSettings()
         self.state: Literal["starting", "ready", "draining"] = "starting"
         #: Whether requests are rejected because the service is shutting down.
         self.closing = False
         self.queue = Queue(self.settings.max_pending)
-        self.recent: deque[Classification] = deque(maxlen=_RECENT)
         #: Bodies of requests that have not arrived in full.
         self.bodies = Bodies(self.settings.max_body, self.settings.body_timeout)
         #: Last use of a connection, by its protocol; None while in use.
         self.used: dict[asyncio.BaseProtocol, float | None] = {}
         self._in_flight: set[asyncio.Task[Any]] = set()
-        self._metrics = Metrics(lambda: self.nuc.usage)
-        self._metrics.gauges(
-            pending_texts=("Texts being labeled or waiting.", lambda: self.queue.pending),
-            pending_texts_limit=("Limit of pending texts.", lambda: self.queue.limit),
-            pool_texts=("Texts in the pool.", lambda: len(self.nuc)),
-            ready=(
-                "1 while requests are accepted and can be answered.",
-                lambda: self.status == "ready",
-            ),
-        )
-        self._page = page
-        #: Responses that only depend on the labels, by path: JSON and pages.
-        self._facts = self._of_labels()
-        self._since, self._before = time.time(), dict[str, Any]()
+        self._several = isinstance(nuc, Mapping)
+        self._metrics = Metrics(self._values, ["set"] if self._several else [])
+        self._page, self._rendering = page, asyncio.Lock()
+        #: Label sets by name; "": the only one, which has none.
+        self.sets: dict[str, ServedSet] = {}
+        self.sets = self._served(nuc)
         folder = files("testnuc.server")
         self._static_pages = {
             path: (folder / name).read_text(encoding="utf-8")
             for path, name in (("/", "try.html"), ("/docs", "docs.html"))
         }
-        #: Why the LLM's own labels were kept when they were last.
-        self._decision: str | None = None
         self.app = web.Application(middlewares=[self._guard])
-        #: Texts that are set aside; None: none are.
-        self.audit = self._start_audit()
+        self.app.on_cleanup.append(self._close)
         self.app.on_response_prepare.append(self._add_headers)
+        place = "/{set}" if self._several else ""
         self.app.add_routes(
             [
                 *(web.get(path, self._static) for path in self._static_pages),
                 *(web.get(path, self._fact) for path in self._facts),
-                web.get("/results", self._results_page),
-                web.post("/v1/classify", self._classify),
-                web.get("/v1/info", self._info),
+                web.get(f"/results{place}", self._results_page),
+                web.post(f"/v1{place}/classify", self._classify),
+                web.get(f"/v1{place}/labels", self._labels),
+                web.get(f"/v1{place}/info", self._info),
+                web.get("/v1/sets", self._infos),
                 web.get("/readyz", self._readyz),
                 web.get("/metrics", self._metrics_page),
             ]
         )
 
-    async def use(self, nuc: TestNUC) -> None:
-        """Label by another client, which is open, and wait until none uses the one before."""
-        self._before, self._since = self._active(), time.time()
-        self.nuc, self._decision = nuc, None
-        self._facts = self._of_labels()
-        if self.audit is not None:
-            self.audit.follow(nuc)
+    @property
+    def clients(self) -> list[TestNUC]:
+        """The clients that label."""
+        return [served.nuc for served in self.sets.values()]
+
+    async def use(self, nuc: TestNUC | Mapping[str, TestNUC]) -> None:
+        """Label by other clients, which are open, and wait until none uses those before.
+
+        Label sets that are not named any more are not served any more.
+        """
+        before, self.sets = self.sets, self._served(nuc)
         requests = self._in_flight - {asyncio.current_task()}
         if requests:
             await asyncio.wait(requests)
+        for name in before.keys() - self.sets.keys():
+            await before[name].close()
 
-    def _of_labels(self) -> dict[str, dict[str, Any]]:
-        labels = self.nuc.labels
-        described = labels.descriptions
-        return {
+    def _served(self, given: TestNUC | Mapping[str, TestNUC]) -> dict[str, ServedSet]:
+        """Return label sets with these clients; sets that were served go on with theirs."""
+        clients = given if isinstance(given, Mapping) else {"": given}
+        wrong = [name for name in clients if self._several and not _NAME.fullmatch(name)]
+        if wrong or not clients or isinstance(given, Mapping) != self._several:
+            raise InvalidInputError(
+                f"label sets are named {wrong or list(clients)}; name each with letters, digits, - "
+                "and _, and do not mix a client without a name with others"
+            )
+        served = {
+            name: self.sets.get(name)
+            or ServedSet(nuc, self.settings, self._metrics, {"set": name} if name else {})
+            for name, nuc in clients.items()
+        }
+        for name, nuc in clients.items():
+            if served[name].nuc is not nuc:
+                served[name].use(nuc)
+        labels = {name: nuc.labels for name, nuc in clients.items()}
+        self._facts = {
             "/openapi.json": document(labels, self.settings),
-            "/v1/labels": {
-                "labels": [{"label": n, "description": described.get(n)} for n in labels.names]
-            },
             "/healthz": {"status": "alive"},
         }
+        return served
 
-    def _active(self) -> dict[str, Any]:
-        learned = self.nuc.learned
-        since = datetime.fromtimestamp(self._since, UTC)
-        return {
-            "model": self.nuc.model,
-            "labels": len(self.nuc.labels.names),
-            "judged": 0 if learned is None else len(learned.judged),
-            "since": since.isoformat(timespec="seconds"),
-        }
-
-    def _start_audit(self) -> TrafficSample | None:
-        if self.settings.audit is None:
-            return None
-        audit = TrafficSample(self.nuc, self.settings.audit)
-        self.app.cleanup_ctx.append(audit.running)
-        self._metrics.gauges(
-            audit_texts=("Texts set aside in this week.", lambda: len(audit.latest.sample)),
-            audit_judged=("Judged texts.", lambda: audit.summary.get("judged", 0)),
-            audit_accuracy=(
-                "Accuracy of all judged texts.",
-                lambda: audit.summary.get("accuracy", math.nan),
-            ),
-            audit_alarms=("Proved changes.", lambda: audit.summary.get("alarms", 0)),
-        )
-        return audit
+    async def _close(self, _: web.Application) -> None:
+        for served in self.sets.values():
+            await served.close()
 
     @property
-    def status(self) -> Literal["starting", "ready", "paused", "draining"]:
-        """The state, and whether the provider asked for a pause of more than a minute."""
-        paused = self.state == "ready" and parts_of(self.nuc).transport.admission.pause
+    def status(self) -> Status:
+        """The state, and whether all providers asked for a pause of more than a minute."""
+        return self._status(*self.sets.values())
+
+    def _status(self, *sets: ServedSet) -> Status:
+        paused = self.state == "ready" and all(served.paused for served in sets)
         return "paused" if paused else self.state
+
+    def _values(self) -> Iterator[Value]:
+        """Yield what metrics say."""
+        ready, queue = float(self.status == "ready"), self.queue
+        yield Value("pending_texts", "Texts being labeled or waiting.", queue.pending, {})
+        yield Value("pending_texts_limit", "Limit of pending texts.", queue.limit, {})
+        yield Value("ready", "1 while requests are accepted and can be answered.", ready, {})
+        for served in list(self.sets.values()):
+            yield from served.values()
 
     # -- routes ------------------------------------------------------------------------------------
 
+    def _set_of(self, request: web.Request) -> ServedSet:
+        name = request.match_info.get("set", "")
+        if name not in self.sets:
+            hint = f"the label sets are {', '.join(self.sets)}"
+            raise RequestError(404, "no_such_set", f"there is no {name[:64]!r}; {hint}")
+        return self.sets[name]
+
     async def _classify(self, request: web.Request) -> web.StreamResponse:
         self._refuse_if_closing()
+        served = self._set_of(request)
         if self.state == "starting":
             message = "the service is starting; retry in 1 s"
             raise RequestError(503, "starting", message, retry_after=1)
@@ -207,14 +220,13 @@ class Service:
             return web.Response(body=b"".join(map(_line, failed)), content_type=_NDJSON)
         with self.queue.admit(len(asked.texts)) as leave:
             if _wants_lines(request, asked):
-                return await self._stream(request, asked, leave)
+                return await self._stream(request, served, asked, leave)
             try:
                 async with asyncio.timeout(self.settings.request_timeout):
-                    return await self._whole(asked)
+                    return await self._whole(served, asked)
             except (TimeoutError, TestNUCError) as exc:
                 refused = self._late() if isinstance(exc, TimeoutError) else request_error(exc)
-                self._metrics.texts.labels("failed").inc(len(asked.texts))
-                self._metrics.failures.labels(refused.kind).inc(len(asked.texts))
+                served.count_failed(refused.kind, len(asked.texts))
                 if isinstance(exc, TimeoutError):
                     raise refused from exc
                 raise
@@ -224,14 +236,14 @@ class Service:
             message = "the service is shutting down; retry in 5 s"
             raise RequestError(503, "closing", message, retry_after=5, close=True)
 
-    async def _whole(self, asked: ClassifyRequest) -> web.Response:
+    async def _whole(self, served: ServedSet, asked: ClassifyRequest) -> web.Response:
         if not asked.many:
-            result = await self.nuc.classify(asked.texts[0])
-            self._note(result)
+            result = await served.nuc.classify(asked.texts[0])
+            served.note(result)
             return _json(record(result, asked))
         results = asked.failed()
-        for result in await self.nuc.classify_many(asked.texts):
-            self._note(result)
+        for result in await served.nuc.classify_many(asked.texts):
+            served.note(result)
             results.append(record(result, asked))
             if len(results) % 64 == 0:
                 # a record takes a fraction of a millisecond: yield to other requests
@@ -240,7 +252,11 @@ class Service:
         return _json({"results": results})
 
     async def _stream(
-        self, request: web.Request, asked: ClassifyRequest, leave: Callable[[], None]
+        self,
+        request: web.Request,
+        served: ServedSet,
+        asked: ClassifyRequest,
+        leave: Callable[[], None],
     ) -> web.StreamResponse:
         """Send each result as a line, as soon as it is ready.
 
@@ -248,7 +264,7 @@ class Service:
         later failure is sent as the last line.
         """
         response: web.StreamResponse | None = None
-        lines = self._lines(asked, leave)
+        lines = self._lines(served, asked, leave)
         async with aclosing(lines):
             async for line in lines:
                 if response is None:
@@ -260,15 +276,15 @@ class Service:
         return response
 
     async def _lines(
-        self, asked: ClassifyRequest, leave: Callable[[], None]
+        self, served: ServedSet, asked: ClassifyRequest, leave: Callable[[], None]
     ) -> AsyncGenerator[bytes, None]:
         first, left = True, len(asked.texts)
         # a fatal error of one text may be that of all, which is sent once, as HTTP status
         held = [_line(failed) for failed in asked.failed()]
         try:
-            async with aclosing(self._results(asked)) as results:
+            async with aclosing(self._results(served.nuc, asked.texts)) as results:
                 async for result in results:
-                    self._note(result)
+                    served.note(result)
                     leave()
                     left -= 1
                     held.append(_line(record(result, asked)))
@@ -282,17 +298,18 @@ class Service:
                 yield line
         except Exception as exc:
             refused = exc if isinstance(exc, RequestError) else request_error(exc)
-            self._metrics.texts.labels("failed").inc(left)
-            self._metrics.failures.labels(refused.kind).inc(left)
+            served.count_failed(refused.kind, left)
             if first:
                 raise
             # the headers are sent already
             _log.warning("a stream failed", exc_info=exc)
             yield _line(refused.body())
 
-    async def _results(self, asked: ClassifyRequest) -> AsyncGenerator[Classification, None]:
+    async def _results(
+        self, nuc: TestNUC, texts: list[str]
+    ) -> AsyncGenerator[Classification, None]:
         """Yield results; each may take as long as a request."""
-        async with aclosing(self.nuc.stream(asked.texts, window=len(asked.texts))) as results:
+        async with aclosing(nuc.stream(texts, window=len(texts))) as results:
             while True:
                 try:
                     async with asyncio.timeout(self.settings.request_timeout):
@@ -320,24 +337,27 @@ class Service:
     async def _fact(self, request: web.Request) -> web.Response:
         return _json(self._facts[request.path])
 
-    async def _info(self, _: web.Request) -> web.Response:
-        return _json(
-            {
-                "version": __version__,
-                "status": self.status,
-                **self._active(),
-                "before": self._before or None,
-                "pool": len(self.nuc),
-                "decision": self._decision,
-                "limits": self.settings.limits(),
-            }
-        )
+    async def _labels(self, request: web.Request) -> web.Response:
+        return _json(self._set_of(request).described)
 
-    async def _results_page(self, _: web.Request) -> web.Response:
+    async def _info(self, request: web.Request) -> web.Response:
+        return _json(self._info_of(self._set_of(request)))
+
+    async def _infos(self, _: web.Request) -> web.Response:
+        return _json({"sets": {name: self._info_of(one) for name, one in self.sets.items()}})
+
+    def _info_of(self, served: ServedSet) -> dict[str, Any]:
+        own = {"version": __version__, "status": self._status(served)}
+        return own | served.info() | {"limits": self.settings.limits()}
+
+    async def _results_page(self, request: web.Request) -> web.Response:
         if self._page is None:
             raise RequestError(404, "no_such_route", "this service shows no results")
-        page = self._page(list(self.recent))
-        html = await page if inspect.isawaitable(page) else page
+        served = self._set_of(request)
+        # rendering takes a fraction of a second: one page at a time
+        async with self._rendering:
+            page = self._page(served.nuc, list(served.recent))
+            html = await page if inspect.isawaitable(page) else page
         # its own policy, in its head, allows its scripts alone
         return web.Response(text=html, content_type="text/html", headers=_page_headers())
 
@@ -372,6 +392,8 @@ class Service:
         started = time.perf_counter()
         resource = request.match_info.route.resource
         route = "other" if resource is None else resource.canonical
+        if (name := request.match_info.get("set")) in self.sets:
+            route = route.replace("{set}", str(name))
         self.used[request.protocol] = None
         task = asyncio.current_task()
         assert task is not None
@@ -427,21 +449,6 @@ class Service:
         )
         return RequestError(504, "timeout", message, retry_after=5)
 
-    def _note(self, result: Classification) -> None:
-        unlabeled = "unlabeled" if result.error is None else "failed"
-        self._metrics.texts.labels(unlabeled if result.label is None else "labeled").inc()
-        if result.label is not None:
-            self._metrics.labels.labels(result.source or "unknown").inc()
-        if result.error is not None:
-            kind = error_fields(result.error)["type"]
-            self._metrics.failures.labels(kind).inc()
-            _log.warning("a text failed: %s, %s", kind, result.error)
-        self.recent.append(result)
-        if self.audit is not None:
-            self.audit.note(result)
-        if isinstance(result.reason, Reason) and result.reason.code == "llm_kept":
-            self._decision = str(result.reason)
-
 
 def _wants_lines(request: web.Request, asked: ClassifyRequest) -> bool:
     return asked.many and (asked.stream or _NDJSON in request.headers.get("Accept", ""))
@@ -462,10 +469,10 @@ def _line(value: dict[str, Any]) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE)
 
 
-def page_of(nuc: TestNUC) -> Callable[[Sequence[Classification]], Awaitable[str]]:
-    """Return the page function of a `Service`: the latest results, and the client's usage."""
+async def page_of(nuc: TestNUC, rows: Sequence[Classification]) -> str:
+    """Return the page of a `Service`: the latest results, and the client's usage."""
 
-    def made(rows: Sequence[Classification]) -> str:
+    def made() -> str:
         labels = nuc.labels
         results = Results(
             # the indices of each request start at 0
@@ -479,11 +486,5 @@ def page_of(nuc: TestNUC) -> Callable[[Sequence[Classification]], Awaitable[str]
         title = f"testnuc: the latest {len(rows):,} texts" if rows else "testnuc: no text yet"
         return render(results, title=title, several=labels.multilabel)
 
-    one = asyncio.Lock()
-
-    async def page(results: Sequence[Classification]) -> str:
-        # rendering takes a fraction of a second: one page at a time, off the event loop
-        async with one:
-            return await asyncio.to_thread(made, results)
-
-    return page
+    # off the event loop
+    return await asyncio.to_thread(made)

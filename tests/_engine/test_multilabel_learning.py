@@ -314,7 +314,7 @@ async def test_judged_sets_are_served():
     texts = texts_of(24)
     async with LoopbackLLM(says) as llm:
         nuc = client(llm, k=3, policy=VotePolicy(threshold=0.4))
-        async with served(nuc, page=page_of(nuc)) as (_, session):
+        async with served(nuc, page=page_of) as (_, session):
             await nuc.classify_many(texts)
             await nuc.learn([texts[0], texts[5]], [["login"], ["refund", "fees"]])
             body = {"texts": [texts[0], texts[5]]}

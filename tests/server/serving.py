@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import aiohttp
 
@@ -48,12 +48,14 @@ def client(model, **more):
 
 @asynccontextmanager
 async def served(nuc, page=None, prepare=None, reload=None, **settings):
-    """Serve a client; yields the service and a session whose paths are relative to it."""
+    """Serve a client, or several by name; yields the service and a session of it."""
     service = Service(nuc, ServerSettings(**{"port": 0, **settings}), page=page)
     url = asyncio.get_running_loop().create_future()
     running = serve(service, prepare=prepare, listening=url.set_result, reload=reload)
     task = asyncio.create_task(running)
-    async with nuc:
+    async with AsyncExitStack() as opened:
+        for one in nuc.values() if isinstance(nuc, dict) else [nuc]:
+            await opened.enter_async_context(one)
         try:
             await asyncio.wait([url, task], return_when=asyncio.FIRST_COMPLETED)
             if task.done():

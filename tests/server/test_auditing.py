@@ -143,7 +143,7 @@ async def test_metrics_say_what_is_set_aside_and_what_the_last_audit_found(tmp_p
         assert "testnuc_audit_texts 0.0" in page
         assert "testnuc_audit_accuracy NaN" in page
         summary = {"judged": 40, "accuracy": 0.9, "alarms": 1}
-        audit = service.audit
+        audit = service.sets[""].audit
         await set_summary(audit._store, audit.latest, summary)
         await post(session, {"texts": messages(8)})
         await until(lambda: len(audit.latest.sample) == 5 and audit.summary)

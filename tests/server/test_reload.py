@@ -41,7 +41,7 @@ async def test_requests_in_progress_end_with_the_client_that_they_began_with(tmp
             waiting = asyncio.create_task(post(session, {"text": "refund please"}))
             await old.asked_for(1)
             os.kill(os.getpid(), signal.SIGHUP)
-            await until(lambda: service.nuc is fresh)
+            await until(lambda: service.clients == [fresh])
             assert (await post(session, {"text": "where is my parcel"}))[0] == 200
             # the first one still waits, and so does who closes the old client
             assert (len(old.asked), len(new.asked), taken.is_set()) == (1, 1, False)
@@ -65,12 +65,12 @@ async def test_a_reload_that_fails_changes_nothing(caplog):
         raise OSError("labels.json is gone")
 
     async with served(client(held), reload=reload) as (service, session):
-        before = service.nuc
+        before = service.clients
         os.kill(os.getpid(), signal.SIGHUP)
         async with asyncio.timeout(60):
             await tried.wait()
         await until(lambda: "labels.json is gone" in caplog.text)
-        assert service.nuc is before
+        assert service.clients == before
         assert (await post(session, {"texts": messages(3)}))[0] == 200
         assert (await info(session))["before"] is None
 

@@ -154,7 +154,7 @@ async def test_the_token():
     held = Held()
     held.gate.set()
     page = "<!doctype html><title>labels</title>"
-    async with served(client(held), token=TOKEN, page=lambda _: page) as (_, session):
+    async with served(client(held), token=TOKEN, page=lambda *_: page) as (_, session):
         for header, says in (
             (None, "is missing"), ("Bearer wrong", "wrong token"),
             (f"Basic {TOKEN}", "wrong token"), ("Bearer \udcff", "wrong token"),
@@ -331,7 +331,7 @@ async def test_a_fault_of_ours_is_logged_and_not_shown(caplog):
         assert status >= 500
         assert "passwd" not in str(answer) or answer["error"]["type"] != "unexpected"
 
-    def page(_):
+    def page(*_):
         raise RuntimeError("the secret path /etc/passwd")
 
     async with served(client(Held()), page=page) as (_, session):
@@ -344,7 +344,7 @@ async def test_a_fault_of_ours_is_logged_and_not_shown(caplog):
 async def test_metrics_and_the_page(client_of):
     seen = []
 
-    async def page(results):
+    async def page(_, results):
         seen.extend(results)
         return "<!doctype html><p>here"
 
@@ -397,14 +397,14 @@ async def test_the_openapi_document_is_valid_and_true(client_of):
         answers = [await post(session, body, **key) for body in bodies]
         looked = {
             name: json.loads((await get(session, f"/v1/{name.lower()}", **key))[1])
-            for name in ("Labels", "Info")
+            for name in ("Labels", "Info", "Sets")
         }
         states = [json.loads((await get(session, p))[1]) for p in ("/healthz", "/readyz")]
     validator.validate(document)
     assert set(document["paths"]) == service.routes() - {
         "/", "/docs", "/results", "/openapi.json",
     }  # fmt: skip
-    assert document["components"]["schemas"]["Result"]["properties"]["label"]["enum"] == [
+    assert document["components"]["schemas"]["LabelOrNull"]["enum"] == [
         *LABELS, None,
     ]  # fmt: skip
 
