@@ -115,6 +115,8 @@ class ProviderError(TestNUCError):
     fatal: bool = False
     #: Whether the request was executed, so that it is billed.
     answered: bool = False
+    #: Unreadable replies to the call and those before it, for the same texts.
+    unreadable: int = 1
 
     def __init__(
         self,
@@ -210,8 +212,6 @@ class ReplyError(ProviderError):
 
     retryable = True
     answered = True
-    #: Unreadable replies to the call and those before it, for the same texts.
-    unreadable: int = 1
 
     def __init__(
         self, message: str, *, content: str | None = None, usage: Any = None, **facts: Any

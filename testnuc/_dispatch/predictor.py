@@ -339,15 +339,15 @@ class Predictor:
             answers = (await self.call(request)).answers
             self._rejected = set()
             step += 1  # for those whose answer is missing
-        except ReplyError as exc:
-            self._rejected = set()
-            answers = [exc] * len(asks)
-            step = max(step + 1, exc.unreadable)
         except ProviderError as exc:
-            self._judge(exc, asks)
-            refused = isinstance(exc, BadRequestError)
-            if len(asks) == 1 or exc.retryable or (exc.fatal and not refused):
-                raise
+            step = max(step + 1, exc.unreadable) if exc.answered else step
+            if isinstance(exc, ReplyError):
+                self._rejected = set()
+            else:
+                self._judge(exc, asks)
+                refused = isinstance(exc, BadRequestError)
+                if len(asks) == 1 or exc.retryable or (exc.fatal and not refused):
+                    raise
             # one refused text (too long, filtered) must not fail the texts packed with it
             answers = [exc] * len(asks)
         outcomes = [

@@ -121,8 +121,8 @@ def may_help(call: Call, error: BaseException) -> bool:
 
 def was_last(call: Call) -> bool:
     """Count a reply that is billed and unusable; return whether the call fails with it."""
-    call.unreadable += 1
-    return call.unreadable >= _MOST_UNREADABLE
+    call.unreadable += 1  # of several texts, each is asked about alone at last
+    return call.unreadable >= _MOST_UNREADABLE - (len(call.request.texts) > 1)
 
 
 def wait(call: Call, state: RetryCallState, policy: RetryPolicy, rng: Random) -> float:

@@ -262,7 +262,7 @@ class Transport:
             self._accounting.release(call)  # reserved for the former encoding
             return True
         error.attempts = call.sends
-        if isinstance(error, ReplyError):
+        if error.answered:
             error.unreadable = call.unreadable
         call.error = error
         return may_help(call, error)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections import Counter
 from contextlib import asynccontextmanager
 
@@ -275,3 +277,36 @@ def test_zero_is_one_key():
     assert made[0].key("a") == made[1].key("a")
     # the keys of 0.1.0 for 0.0 and 1.0
     assert made[0].scope.hex() == "745847fb8d5c26e4cc4c09646009a1b7"
+
+
+@pytest.mark.parametrize("packed", [1, 2, 4])
+@pytest.mark.parametrize(
+    "response",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}",
+        b'HTTP/1.1 200 OK\r\nContent-Length: 42\r\n\r\n{"choices":[{"message":{"content":"I "}}]}',
+    ],
+)
+async def test_no_text_is_in_more_than_three_requests_whose_responses_are_broken(packed, response):
+    """Nine for each text that shared its calls with others were paid for."""
+    asked = Counter()
+
+    async def answer(reader, writer):
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                size = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+                body = orjson.loads(await reader.readexactly(size))
+                asked.update(samples_in(body["messages"][-1]["content"]))
+                writer.write(response)
+                await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        sampling = testnuc.Sampling(texts_per_call=packed)
+        async with client(url, sampling=sampling) as nuc:
+            results = await nuc.classify_many(texts_of(12))
+            assert len(results.errors) == 12
+        assert max(asked.values()) == 3
