@@ -49,8 +49,8 @@ from testnuc.types import LEVELS, Prediction, Usage
 KEYWORDS = "local/keywords"
 #: The command line draws so many texts of more.
 MOST_TEXTS = 20_000
-#: Fewest texts, and texts for each cluster if the number of labels is not given.
-_FEWEST, _PER_CLUSTER, _MOST_CLUSTERS = 20, 20, 250
+#: Fewest texts; texts for each cluster, as many as name it, if the number of labels is not given.
+_FEWEST, _PER_CLUSTER, _MOST_CLUSTERS = 20, 15, 300
 #: Texts times clusters up to which first centers are chosen by distance.
 _BY_DISTANCE = 1_000_000
 #: Clusters for each label.
