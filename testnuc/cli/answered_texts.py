@@ -182,8 +182,9 @@ def with_empty_set(result: Classification) -> Classification:
     """
     own = result.prediction
     if own is not None and not isinstance(own, MultilabelPrediction):
-        outside = split_labels(own.said)
-        own = MultilabelPrediction(own.label, own.confidence, own.said, unmatched=tuple(outside))
+        labels, outside = tuple(split_labels(own.label)), tuple(split_labels(own.said))
+        sure = (None,) * len(labels)
+        own = MultilabelPrediction(own.label, own.confidence, own.said, labels, sure, outside)
         result = replace(result, prediction=own)
     known = isinstance(result, MultilabelClassification) or result.source is None
     if known or result.error is not None:

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from testnuc.cli.answered_texts import with_empty_set
+from testnuc.labels import LabelSet, as_stored
 from testnuc.testing import LoopbackLLM
 from testnuc.trust.review import Review
+from testnuc.types import Classification, Prediction
 from tests.cli.in_process import run_here
 from tests.cli.test_judging import LABELS, TEXTS, true_label
 from tests.report.test_report import data_of
@@ -120,3 +123,12 @@ def test_answers_outside_the_labels_do_not_damage_another_store(tickets, output)
         code, _, err = run_here("classify", tickets, "-o", "again.csv", *elsewhere)
         assert code == 0, err
         assert llm.requests == sent
+
+
+def test_the_labels_of_the_llm_are_read_from_a_file_without_a_column_for_them():
+    """A short CSV file has them in one string."""
+    said = Prediction("refund; login", 0.9, "banana")
+    found = with_empty_set(Classification(0, "a text", "refund", prediction=said, source="llm"))
+    assert found.own_labels == ("refund", "login")
+    stored = LabelSet(LABELS, multilabel=True).restored(as_stored(found.prediction))
+    assert (stored.labels, stored.unmatched) == (("refund", "login"), ("banana",))
