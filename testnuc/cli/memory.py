@@ -84,7 +84,12 @@ class RunNote:
         """Return the note beside an output; what is malformed is left out."""
         kinds = {"store": str, "text_column": str, "written": str, "options": dict}
         places = (_folder_of(output) / _NOTE, _copy_of(output))
-        return cls(**next(filter(None, (_facts(place, **kinds) for place in places)), {}))
+        noted = next(filter(None, (_facts(place, **kinds) for place in places)), None)
+        if noted is None and (written := _digest(output)) is not None:
+            # a copy under another name
+            others = (_facts(place, **kinds) for place in PROJECT.glob("output-*.json"))
+            noted = next((facts for facts in others if facts.get("written") == written), None)
+        return cls(**noted or {})
 
     def place(self, output: str) -> Path | None:
         """Return the store that the note names, if it is there; it can name none elsewhere."""

@@ -173,6 +173,15 @@ def test_where_the_folder_is_read_only_the_store_is_beside_the_output(monkeypatc
         assert (code, "is not used: its folder is read-only" in err) == (0, True), err
 
 
+def test_a_copy_of_results_under_another_name_is_known():
+    with LoopbackLLM(confident) as llm:
+        assert classify(llm, texts("a.txt", 0))[0] == 0
+    shutil.copy("out.csv", "final.csv")
+    code, _, err = run_here("review", "final.csv", "-n", "5", "--no-open", key=None)
+    assert code == 0, err
+    judge("final.csv")
+
+
 def test_a_note_names_no_store_elsewhere():
     texts("a.txt", 0)
     Path("out.csv.resume").mkdir()

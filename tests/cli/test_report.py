@@ -51,6 +51,8 @@ def test_a_full_file_has_all_there_is_to_see(tmp_path):
 
 def test_the_likely_column_of_another_file_is_taken_and_noted(tmp_path):
     results = classified(tmp_path, "out.csv").rename(tmp_path / "moved.csv")
+    # as it is, it would be known by its content
+    results.write_text(results.read_text(encoding="utf-8") + "\n", encoding="utf-8")
     err = reported(results, "-o", tmp_path / "report.html")
     assert f"note: the texts of {results} are read from the column 'message'" in err
 
