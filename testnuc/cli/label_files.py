@@ -110,12 +110,18 @@ def _labels(value: Any, source: str) -> list[str] | dict[str, str]:
             raise InvalidInputError(f"{source} mixes objects and {record!r:.60}; give either")
         remedy = f"name the columns {_NAME} and {_DESCRIPTION}"
         require_column(source, list(map(str, record)), _NAME, remedy)
-        label = str(record[_NAME]).strip()
-        description = str(record.get(_DESCRIPTION) or "").strip()
+        label, description = (_text(record.get(key, ""), source) for key in (_NAME, _DESCRIPTION))
         if found.get(label) and description and found[label] != description:
             raise InvalidInputError(f"{source} has two descriptions of {label!r}; leave one out")
         found[label] = description or found.get(label, "")
     return found if any(found.values()) else list(found)
+
+
+def _text(value: Any, source: str) -> str:
+    """Return a cell as text; raises InvalidInputError for what is none."""
+    if isinstance(value, bool | list | dict):
+        raise InvalidInputError(f"{source} holds {value!r:.60}; labels and descriptions are text")
+    return (text_of(value) or "").strip()
 
 
 def _once(pairs: list[tuple[str, Any]], name: str) -> dict[str, Any]:

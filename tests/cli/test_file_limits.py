@@ -214,6 +214,8 @@ def test_labels_in_yaml_that_bite_are_refused(folder, content, says):
         ('{"refund": "money", "other": "x", "refund": "late"}', "'refund' twice in one place"),
         ('{"card": {"lost": ["a"], "lost": ["b"]}}', "'lost' twice in one place"),
         ('[{"label": "refund", "label": "card"}]', "'label' twice in one place"),
+        ('[{"label": true}, {"label": "card"}]', "True; labels and descriptions are text"),
+        ('[{"label": "a", "description": ["b"]}]', "['b']; labels and descriptions are text"),
         (
             '{"refund": "money", "other" "x"}',
             "is not JSON: Expecting ':' delimiter: line 1 column 29",
