@@ -486,8 +486,9 @@ def _item(index: int, given: dict[str, Any]) -> ReviewItem:
         trust=_chance(given["trust"]),
         neighbors=tuple(_neighbor(*near) for near in given["neighbors"]),
         goal=str(given["goal"]),
-        probability=_number(given["probability"]),
-        floor=_number(given["floor"]),
+        # nothing that was drawn had no chance
+        probability=_chance(given["probability"]) or None,
+        floor=_chance(given["floor"]),
         answer=_one_string(given["answer"]),
         # who writes an answer into the file need not say that a person gave it
         source=_one_string(given["source"]) or (None if given["answer"] is None else "person"),
@@ -504,14 +505,10 @@ def _neighbor(text: Any, similarity: Any, label: Any, confidence: Any) -> Neighb
 
 
 def _chance(value: Any) -> float | None:
-    number = _number(value)
+    number = None if value is None else float(value)
     if number is not None and not 0 <= number <= 1.000001:  # a sum of shares, rounded
         raise ValueError(f"a chance is {number}")
     return number
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
 
 
 def _one_string(said: str | Sequence[str] | None) -> str | None:

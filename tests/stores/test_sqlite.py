@@ -139,7 +139,7 @@ async def test_a_full_disk_costs_what_does_not_fit_and_nothing_else(tmp_path):
             f"PRAGMA max_page_count = {c.execute('PRAGMA page_count').fetchone()[0] + 2}"
         ).fetchone()
     )
-    with pytest.raises(StoreError, match=r"disk is full .*stored before is intact"):
+    with pytest.raises(StoreError, match=r"disk is full .*nothing stored is lost"):
         await store.put_predictions([stored(i) for i in range(100, 5_000)])
     # what fits is stored beside what does not
     big = store.put_predictions([stored(i) for i in range(5_000, 9_000)])

@@ -254,14 +254,10 @@ def _store_error(error: sqlite3.Error, path: str) -> StoreError:
         # a full disk is an I/O error, too, where a file beside the store cannot grow
         why = "the disk is full" if code == sqlite3.SQLITE_FULL else "perhaps the disk is full"
         said = (
-            f"cannot grow: {why} ({error}); data stored before is intact. Free disk space and run "
-            "again"
+            f"cannot grow: {why} ({error}); free disk space and run again: nothing stored is lost"
         )
     elif code == sqlite3.SQLITE_NOTADB:
-        said = (
-            "is not an SQLite file and was not changed; use another path for the store, or restore "
-            "a backup if it is a store that is corrupt"
-        )
+        said = "is not an SQLite file and was not changed; use another, or restore a corrupt store"
     elif code == sqlite3.SQLITE_CORRUPT:
         said = f"is corrupt ({error}); restore a backup, or delete it and start with an empty store"
     elif code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
