@@ -165,6 +165,13 @@ def _denied(world: World, operation: Operation) -> Iterator[str]:
         # examples in its prompts
         return
     texts = set(operation.texts)
+    # the whole job was refused, while calls were answered
+    live = {
+        text
+        for other in world.operations
+        if operation.lane == "batch" and (other.process, other.lane) == (process, "live")
+        for text in other.texts
+    }
     paid = {
         p.text
         for p in world.payments
@@ -172,7 +179,7 @@ def _denied(world: World, operation: Operation) -> Iterator[str]:
         and p.usable
         and p.delivered
         and p.own
-        and p.text in texts
+        and p.text in texts - live
         and operation.started <= p.at < operation.ended
     }
     stored = {row.text_hash for row in world.rows.rows() if row.scope == process.scope}
