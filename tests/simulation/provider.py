@@ -58,8 +58,8 @@ class Server:
         self.outage: tuple[float, float] | None = None
         self.structured = random.random() < 0.9
         self.answered = 0
-        #: Requests for structured output that this server answered with a 500, which arrived: a
-        #: client that disconnects before has learned nothing.
+        #: Calls for structured output that this server answered with a 500, which arrived: a client
+        #: that disconnects before has learned nothing. A batch job is sent as a whole.
         self.unstructured = 0
         self.jobs = BatchServer(
             Batches(
@@ -241,7 +241,6 @@ class Server:
         prompt = wire.prompt(json.loads(call.body))
         texts = samples_in(prompt.user)
         status, data = self._status(prompt, texts)
-        self.unstructured += data == NO_STRUCTURE
         if status == 200:
             self._pay(None, prompt, texts, usable=True, delivered=True, lane="batch")
             if not {self.world.nature.get(text) for text in texts} & {"unreadable", "refusal"}:
