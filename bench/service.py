@@ -50,8 +50,8 @@ def _requests(host: str, kind: str, distinct: int) -> Iterator[bytes]:
 # -- the servers, one per process ------------------------------------------------------------------
 
 
-def _serve(llm: str, policy: str, max_pending: int) -> None:
-    """Run the service as `testnuc serve` does, with an embedder that costs next to nothing."""
+def _serve(llm: str, policy: str, max_pending: int, embedder: str | None) -> None:
+    """Run the service as `testnuc serve` does; without an embedder, words are hashed."""
     from testnuc import SmallPoolWarning, TestNUC
     from testnuc.cli.event_loop import run_to_end
     from testnuc.server import ServerSettings, Service, serve
@@ -60,13 +60,14 @@ def _serve(llm: str, policy: str, max_pending: int) -> None:
 
     async def main() -> None:
         nuc = TestNUC(
-            _LABELS, "openai/test", base_url=llm, api_key="key", embedder=HashEmbedder(),
-            policy=policy,
+            _LABELS, "openai/test", base_url=llm, api_key="key", policy=policy,
+            embedder=embedder or HashEmbedder(),
         )  # fmt: skip
         settings = ServerSettings(
             port=0, max_pending=max_pending, max_texts=min(1_000, max_pending)
         )
         async with nuc:
+            await nuc.warm_up()
             service = Service(nuc, settings)
             _count_work(service.app)
             await serve(service, listening=_print_url)
@@ -261,14 +262,17 @@ def _all(arguments: argparse.Namespace) -> Report:
     report = Report(
         "service",
         f"{arguments.connections} connections in a closed loop, one text per request, policy "
-        f"{arguments.policy!r}; LoopbackLLM (latency 0), service and load in separate processes",
+        f"{arguments.policy!r}, embedder {arguments.embedder or 'hashed words'}; LoopbackLLM "
+        "(latency 0), service and load in separate processes",
     )
     n, c = arguments.requests, arguments.connections
+    service = ["--child", "service", "--policy", arguments.policy]
+    service += ["--embedder", arguments.embedder] if arguments.embedder else []
     with _running("--child", "floor") as url:
         report.row(what="bare aiohttp.web", **_measure(url, "floor", n, min(n, 20_000), c))
     with (
         serve_in_process(_LABELS) as llm,
-        _running("--child", "service", "--llm", llm.base_url, "--policy", arguments.policy) as url,
+        _running(*service, "--llm", llm.base_url) as url,
     ):
         new = min(n, 10_000)
         report.row(what="new texts", **_measure(url, "new", new, new, c))
@@ -282,10 +286,8 @@ def _all(arguments: argparse.Namespace) -> Report:
             sys.exit(f"bench service: {asked} calls for {distinct} distinct texts")
     with (
         serve_in_process(_LABELS) as llm,
-        _running(
-            "--child", "service", "--llm", llm.base_url, "--max-pending", str(c // 4)
-        ) as url,
-    ):  # fmt: skip
+        _running(*service, "--llm", llm.base_url, "--max-pending", str(c // 4)) as url,
+    ):
         report.row(what=f"limited to {c // 4} pending", **_measure(url, "more", n, new, c))
     report.note("errors: lost connections, and responses other than 200 and 429")
     report.note("p50, p99: of responses with status 200; CPU: of the server process")
@@ -323,13 +325,14 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--connections", type=int, default=256)
     parser.add_argument("--policy", default="weighted")
+    parser.add_argument("--embedder", help="a name, as for TestNUC; default: hashed words")
     parser.add_argument("--json", help="write the result to this file")
     parser.add_argument("--child", choices=("service", "floor"), help=argparse.SUPPRESS)
     parser.add_argument("--llm", help=argparse.SUPPRESS)
     parser.add_argument("--max-pending", type=int, default=4_096, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.child == "service":
-        _serve(arguments.llm, arguments.policy, arguments.max_pending)
+        _serve(arguments.llm, arguments.policy, arguments.max_pending, arguments.embedder)
         return
     if arguments.child == "floor":
         _floor()
