@@ -253,7 +253,9 @@ def test_results_without_a_store_keep_what_was_learned_beside_them(tickets):
 def test_results_without_their_store_need_options_and_embed(tickets, tmp_path):
     with LoopbackLLM(wrong_at_random) as llm:
         run_here("classify", tickets, *options(llm), "-o", "out.csv")
-        Path("out.csv").rename("moved.csv")
+        # as it is, it would be known by its content
+        Path("moved.csv").write_text(Path("out.csv").read_text() + "\n")
+        Path("out.csv").unlink()
         code, _, err = run_here("review", "moved.csv")
         assert (code, "--labels" in err) == (2, True)
         assert not (tmp_path / "moved.csv.resume").exists()

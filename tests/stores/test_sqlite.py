@@ -120,6 +120,13 @@ async def test_a_damaged_head(filled, start):
     assert content(filled) == before
 
 
+async def test_a_file_that_another_process_is_writing_does_not_seem_corrupt(filled):
+    """Its first page may say that there are more pages than there are yet."""
+    filled.write_bytes(filled.read_bytes()[:4096])
+    schema.check_file(str(filled))
+    assert "is corrupt" in await refusal(filled)
+
+
 async def test_a_damaged_page_is_found_where_it_is_read(filled):
     raw = bytearray(filled.read_bytes())
     raw[8 * 4096 :] = os.urandom(len(raw) - 8 * 4096)

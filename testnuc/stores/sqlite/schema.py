@@ -89,6 +89,8 @@ def _application(file: Path) -> int:
     those of other connections (https://sqlite.org/howtocorrupt.html, 2.2).
     """
     with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
+        # else a file that another process is writing, read without a lock, may seem corrupt
+        connection.execute("PRAGMA writable_schema = ON")
         return int(connection.execute("PRAGMA application_id").fetchone()[0])
 
 
