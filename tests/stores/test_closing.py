@@ -37,7 +37,8 @@ def open_files(folder):
 @pytest.mark.parametrize("kind", ["sqlite", "memory"])
 @pytest.mark.slow
 async def test_closing_during_a_run_leaves_nothing_open(tmp_path, kind):
-    before = {thread.name for thread in threading.enumerate()}
+    # other tests may have left threads, which end when they are collected
+    before = set(threading.enumerate())
     errors = []
     async with LoopbackLLM(confident, latency=(0.0, 0.004)) as llm:
         for number in range(16):
@@ -61,11 +62,11 @@ async def test_closing_during_a_run_leaves_nothing_open(tmp_path, kind):
             errors += await asyncio.gather(*runs, return_exceptions=True)
     errors = [error for error in errors if isinstance(error, BaseException)]
     assert {type(error) for error in errors if not isinstance(error, TestNUCError)} == set()
-    for thread in threading.enumerate():
+    for thread in set(threading.enumerate()) - before:
         if thread.name.startswith("testnuc"):
             # a pool's threads end a moment after they are told to
             thread.join(20)
-    left = {thread.name for thread in threading.enumerate()} - before
-    assert not [name for name in left if name.startswith("testnuc")]
+    left = set(threading.enumerate()) - before
+    assert not [thread for thread in left if thread.name.startswith("testnuc")]
     assert open_files(tmp_path) == []
     assert not list(tmp_path.glob("*-wal"))
