@@ -75,12 +75,11 @@ class ServedSet:
     def note(self, result: Classification) -> None:
         """Count a result, and keep it for the page."""
         place, metrics = self._place, self._metrics
+        unlabeled = "unlabeled" if result.error is None else "failed"
+        outcome = unlabeled if result.label is None else "labeled"
+        metrics.texts.labels(**place, outcome=outcome).inc()
         if result.label is not None:
-            metrics.texts.labels(**place, outcome="labeled").inc()
             metrics.labels.labels(**place, source=result.source or "unknown").inc()
-        else:
-            outcome = "unlabeled" if result.error is None else "failed"
-            metrics.texts.labels(**place, outcome=outcome).inc()
         if result.error is not None:
             kind = error_fields(result.error)["type"]
             metrics.failures.labels(**place, type=kind).inc()
