@@ -104,9 +104,10 @@ class RunNote:
         cls, output: str, store: AnswerStore, text_column: str, options: Mapping[str, Any]
     ) -> None:
         """Write the note of an output that was just written; without one, options are repeated."""
-        # a store elsewhere leaves what was noted
-        name = cls.of(output).store
-        if store.folder is not None:
+        if store.folder is None:
+            # a store elsewhere leaves what was noted
+            name = cls.of(output).store
+        else:
             name = Path(str(store.where)).name
             if store.folder.name not in {PROJECT.name, _folder_of(output).name}:
                 name = f"{store.folder.name}/{name}"
