@@ -274,19 +274,26 @@ async def test_the_first_call_is_one_of_those_needed(client_of, per_call, sample
         assert again.usage.calls == 0
 
 
-@pytest.mark.slow
-async def test_a_slow_first_call_does_not_hold_up_embedding(client_of, monkeypatch):
+async def test_a_slow_first_call_does_not_hold_up_embedding(monkeypatch):
     monkeypatch.setattr("testnuc._engine.pipeline._PATIENCE", 0.05)
-    embedder = Counting()
-    first = [2.0] * 4
-    async with LoopbackLLM(confident, latency=lambda random: first.pop() if first else 0) as llm:
-        async with TestNUC(**client_of(llm, embedder=embedder)) as nuc:
-            run = asyncio.create_task(nuc.classify_many(messages(20)))
-            while embedder.texts < 20:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
-            assert not llm.calls
-            assert (await run).errors == []
-        assert llm.calls == 20
+    embedded = asyncio.Event()
+
+    class Telling(Counting):
+        async def embed(self, texts):
+            vectors = await super().embed(texts)
+            if self.texts >= 20:
+                embedded.set()
+            return vectors
+
+    class Waiting(Provider):
+        async def answer(self, request):
+            await embedded.wait()
+            return await super().answer(request)
+
+    provider = Waiting(10_000, None)
+    async with client(provider, embedder=Telling()) as nuc, asyncio.timeout(60):
+        assert (await nuc.classify_many(messages(20))).errors == []
+    assert len(provider.answered) == 20
 
 
 @pytest.mark.slow
