@@ -274,7 +274,7 @@ async def test_the_first_call_is_one_of_those_needed(client_of, per_call, sample
         assert again.usage.calls == 0
 
 
-async def test_a_slow_first_call_does_not_hold_up_embedding(monkeypatch):
+async def test_a_slow_first_call_does_not_hold_up_embedding(client_of, monkeypatch):
     monkeypatch.setattr("testnuc._engine.pipeline._PATIENCE", 0.05)
     embedded = asyncio.Event()
 
@@ -285,15 +285,15 @@ async def test_a_slow_first_call_does_not_hold_up_embedding(monkeypatch):
                 embedded.set()
             return vectors
 
-    class Waiting(Provider):
-        async def answer(self, request):
+    class Waiting(LoopbackLLM):
+        async def _deliver(self, *response):
             await embedded.wait()
-            return await super().answer(request)
+            return await super()._deliver(*response)
 
-    provider = Waiting(10_000, None)
-    async with client(provider, embedder=Telling()) as nuc, asyncio.timeout(60):
-        assert (await nuc.classify_many(messages(20))).errors == []
-    assert len(provider.answered) == 20
+    async with Waiting(confident) as llm, asyncio.timeout(60):
+        async with TestNUC(**client_of(llm, embedder=Telling())) as nuc:
+            assert (await nuc.classify_many(messages(20))).errors == []
+        assert llm.calls == 20
 
 
 @pytest.mark.slow
