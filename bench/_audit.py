@@ -8,7 +8,7 @@ import numpy as np
 
 from bench._recorded import distinct_rows, labeled
 from bench._report import Report
-from testnuc.trust.moves import found_moves
+from testnuc.trust.audit import found_moves
 
 if TYPE_CHECKING:
     from collections.abc import Callable

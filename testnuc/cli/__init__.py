@@ -288,7 +288,7 @@ def count(
     """Count labels: shares with intervals, corrected by the judged texts; makes no call."""
 
 
-@runs(app, "describe:run", *EVIDENCE_OPTIONS, labels=_OF_RUN)
+@runs(app, "report:describe", *EVIDENCE_OPTIONS, labels=_OF_RUN)
 def describe(
     source: str = _RESULTS_OR_STORE,
     reviews: list[str] | None = _REVIEWS,
@@ -299,7 +299,7 @@ def describe(
     """Say how labels were made, for a methods section: model, prompt, judgments; makes no call."""
 
 
-@runs(app, "discover:run", *DISCOVERY, labels="none is kept")
+@runs(app, "labels:discover_labels", *DISCOVERY, labels="none is kept")
 def discover(
     file: str = argument("FILE", "Texts, as for classify."),
     text_column: str = _TEXT_COLUMN,
@@ -360,7 +360,7 @@ def choose(
     """Choose the best of several models or prompts, by judgments where they differ."""
 
 
-@runs(app, "compare:run")
+@runs(app, "evaluate:compare_files")
 def compare(
     first: str = argument("A", "A file of results."),
     second: str = argument("B", "Another one."),
@@ -459,7 +459,7 @@ def runs_(place: str = _STORE) -> None:
     """List the runs in a store, the newest last: date, answers, model, labels; and its texts."""
 
 
-@runs(batch, "batch:list_")
+@runs(batch, "store:list_")
 def list_(
     store: str = _STORE,
     ended: bool = typer.Option(False, "--all", help="Include batches that have ended."),
@@ -468,14 +468,14 @@ def list_(
     """List the open batches, with their status at the provider."""
 
 
-@runs(batch, "batch:resume")
+@runs(batch, "store:resume")
 def resume(
     store: str = _STORE, ids: list[str] | None = _IDS, base_url: str | None = _ADDRESS
 ) -> None:
     """Wait for open batches (all, or those named), and store their answers."""
 
 
-@runs(batch, "batch:cancel")
+@runs(batch, "store:cancel")
 def cancel(
     store: str = _STORE,
     ids: list[str] | None = _IDS,

@@ -1,8 +1,8 @@
-"""``testnuc evaluate``: accuracy with and without the vote, on a labeled file."""
+"""``testnuc evaluate``: accuracy with and without the vote; ``testnuc compare``."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,11 +16,12 @@ from testnuc.cli.label_files import read_labels
 from testnuc.cli.memory import AnswerStore
 from testnuc.cli.options import Options
 from testnuc.cli.options_of_run import completed, stored_runs
-from testnuc.cli.reading import read_input, require_labels, to_stderr, usable
+from testnuc.cli.reading import Table, read_input, read_table, require_labels, to_stderr, usable
 from testnuc.errors import InvalidInputError
 from testnuc.metrics import MultilabelScores, Scores, score, score_multilabel
 from testnuc.records import text_of
 from testnuc.results import Results, read_results
+from testnuc.scoring import compare
 from testnuc.types import SEPARATOR, Classification, split_labels
 
 #: Most rows of the table.
@@ -180,3 +181,45 @@ def _figure(value: Any) -> str:
     if value is None:
         return "unknown"
     return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
+
+
+def compare_files(given: SimpleNamespace) -> None:
+    """Print how many labels differ, by pair of labels, and the accuracy if the truth is known."""
+    files, column = (given.first, given.second), given.label_column
+    tables = [read_table(file, given.text_column) for file in files]
+    for file, table in zip(files, tables, strict=True):
+        require_labels(file, table.columns, column)
+    first, second = (_labels_in(table, column) for table in tables)
+    found = compare(first, second)
+    if found.only_first or found.only_second:
+        to_stderr(
+            f"note: {found.only_first:,} texts are only in {files[0]}, {found.only_second:,} only "
+            f"in {files[1]}"
+        )
+    if given.gold is not None:
+        where = next((at for at, table in enumerate(tables) if given.gold in table.columns), None)
+        if where is None:
+            raise InvalidInputError(
+                f"neither {files[0]} nor {files[1]} has a column {given.gold!r}; name the column "
+                "of correct labels with --gold"
+            )
+        gold = {row.text: row.label for row in _labels_in(tables[where], given.gold) if row.label}
+        known = [row for row in first if row.text in gold]
+        if not known:
+            raise InvalidInputError(f"{files[where]} has no label in column {given.gold!r}")
+        scored = compare(known, second, [gold[row.text] for row in known])
+        found = replace(found, accuracies=scored.accuracies, gain=scored.gain, judged=scored.judged)
+    print(found.describe(given.examples))
+
+
+def _labels_in(table: Table, column: str) -> list[Classification]:
+    """Return the texts of a file with the labels in a column."""
+    return [
+        Classification(
+            at,
+            str(text),
+            (text_of(row.get(column)) or "").strip() or None,
+            source=row.get("nuc_source"),
+        )
+        for at, (text, row) in enumerate(zip(table.texts, table.rows, strict=True))
+    ]

@@ -1,24 +1,30 @@
-"""``testnuc labels check``."""
+"""``testnuc discover`` and ``testnuc labels check``."""
 
+import random
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+from testnuc._engine.parameters import client_arguments
 from testnuc.cli.answered_texts import labeled, opened, texts_for
-from testnuc.cli.files import require_new, write_results
-from testnuc.cli.label_files import write_labels
+from testnuc.cli.classify import cost
+from testnuc.cli.files import require_kind, require_new, write_results
+from testnuc.cli.label_files import read_labels, write_labels
 from testnuc.cli.memory import AnswerStore, RunNote
-from testnuc.cli.options_of_run import command, next_command
-from testnuc.cli.reading import to_stderr
+from testnuc.cli.options_of_run import command, next_command, with_embedder
+from testnuc.cli.reading import read_input, to_stderr, usable
 from testnuc.client import parts_of
+from testnuc.discovery import KEYWORDS, MOST_TEXTS, discover, expected_cost
 from testnuc.embedders.openai import OpenAIEmbedder
 from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.types import Classification
 
 #: Different answers outside the labels, at most, that are grouped by meaning.
 _MOST_GROUPED = 1_000
+#: Options that the next command repeats.
+_REPEATED = ("model", "base_url", "embedder", "instructions")
 
 
 async def check(given: SimpleNamespace) -> None:
@@ -100,3 +106,37 @@ def _renamed(row: Classification, merged: Mapping[str, str]) -> Classification:
     if other == label:
         other = trust = None
     return replace(row, label=label, prediction=own, alternative=other, trust_of_alternative=trust)
+
+
+async def discover_labels(given: SimpleNamespace) -> None:
+    """Find labels for the texts of a file, and write a label file."""
+    output, client = given.output, given.client
+    require_kind(output, ".yaml", ".yml", ".json")
+    require_new(output, overwrite=given.overwrite or given.dry_run)
+    table = read_input(given, guess=False)
+    _, valid = usable(table, given.file)
+    texts = list(dict.fromkeys(str(table.texts[at]) for at in valid))
+    if len(texts) > MOST_TEXTS:
+        to_stderr(f"labels are found in {MOST_TEXTS:,} texts of {len(texts):,}, drawn at random")
+        texts = random.Random(0).sample(texts, MOST_TEXTS)  # noqa: S311 - the same in every run
+    store = AnswerStore.of_results(client["store"], output)
+    client = await with_embedder(client, store.where)
+    options = client_arguments(client.but(store=None if given.dry_run else store.where))
+    labels, model = options.pop("labels"), options.pop("model")
+    if given.dry_run:
+        calls, tokens, usd = expected_cost(texts, model, given.n, tree=given.tree, **options)
+        price = "price unknown" if usd is None else f"about {usd:.2f} USD"
+        said = f"at most {calls:,} calls, about {tokens:,} input tokens, {price}"
+        print(f"{model}: nothing was sent; {said}")
+        return
+    store.create_folder()
+    known = None if labels is None else read_labels(labels)
+    to_stderr(f"embedding and clustering {len(texts):,} texts; then {model} names the clusters")
+    found = await discover(texts, model, labels=known, n=given.n, tree=given.tree, **options)
+    write_labels(output, found.labels, found.examples)
+    print(found)
+    parts = (f"{len(found.labels):,} labels, written to {output}", cost(found.usage))
+    to_stderr(", ".join(filter(None, (f"{found.usage.calls:,} calls", *parts))))
+    asked = client.given(_REPEATED[2:] if model == KEYWORDS else _REPEATED)
+    asked |= {"labels": output, "none_label": "none of these"}
+    to_stderr(f"next, label the texts: {command('classify', given.file, asked, '-o', 'out.csv')}")

@@ -1,7 +1,9 @@
 """Request and response bodies of ``POST /v1/classify``."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from importlib.resources import files
 from itertools import repeat
 from typing import Any
 
@@ -9,7 +11,9 @@ import orjson
 
 from testnuc._base.checks import valid_text
 from testnuc._base.foreign import count_values
+from testnuc._version import __version__
 from testnuc.errors import InvalidInputError
+from testnuc.labels import LabelSet
 from testnuc.server.errors import RequestError, error_fields
 from testnuc.server.settings import ServerSettings
 from testnuc.types import Classification, Reason, row
@@ -195,3 +199,46 @@ def _invalid(message: str) -> RequestError:
 def _kind(value: object) -> str:
     names = {dict: "an object", list: "a list", str: "a string", bool: "true or false"}
     return "null" if value is None else names.get(type(value), "a number")
+
+
+def openapi(sets: Mapping[str, LabelSet], settings: ServerSettings) -> dict[str, Any]:
+    """Return the OpenAPI document of a service with these label sets, by name, and these limits.
+
+    Each set has paths and schemas of its own; "" is the name of the only one.
+    """
+    text = (files("testnuc.server") / "openapi.json").read_text(encoding="utf-8")
+    paths: dict[str, Any] = {}
+    schemas: dict[str, Any] = {}
+    made: dict[str, Any] = {}
+    for name, labels in sets.items():
+        place, suffix = (f"/{name}", f"_{name}") if name else ("", "")
+        made = orjson.loads(text.replace("{place}", place).replace("{set}", suffix))
+        _fill(made["components"]["schemas"], labels, suffix)
+        paths |= made["paths"]
+        schemas |= made["components"]["schemas"]
+    made["info"]["version"], made["paths"] = __version__, paths
+    made["components"]["schemas"] = schemas
+    schemas["OneText"]["properties"]["text"]["maxLength"] = settings.max_text_chars
+    schemas["ManyTexts"]["properties"]["texts"]["maxItems"] = settings.max_texts
+    if settings.token is None:
+        for operations in paths.values():
+            for operation in operations.values():
+                operation.pop("security", None)
+    return made
+
+
+def _fill(schemas: dict[str, Any], labels: LabelSet, suffix: str) -> None:
+    """Name the labels in schemas, and leave out fields that results with them do not have."""
+    schemas[f"Label{suffix}"]["enum"] = list(labels.names)
+    schemas[f"LabelOrNull{suffix}"]["enum"] = [*labels.names, None]
+    without = TREE if labels.tree is None or labels.multilabel else ()
+    if labels.multilabel:
+        joined = {"type": ["string", "null"], "description": "All labels, joined by '; '."}
+        schemas[f"LabelOrNull{suffix}"] = joined
+    else:
+        without = (*without, *SEVERAL)
+        own = schemas[f"Own{suffix}"]
+        own["required"].remove("labels")
+        del own["properties"]["labels"]
+    for name in without:
+        del schemas[f"Result{suffix}"]["properties"][name]

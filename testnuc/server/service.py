@@ -35,9 +35,8 @@ from testnuc.server.access import (
 )
 from testnuc.server.errors import RequestError, request_error
 from testnuc.server.metrics import Metrics, Value
-from testnuc.server.openapi import document
 from testnuc.server.queue import Bodies, Queue
-from testnuc.server.schemas import ClassifyRequest, read, record
+from testnuc.server.schemas import ClassifyRequest, openapi, read, record
 from testnuc.server.served import ServedSet
 from testnuc.server.settings import ServerSettings
 from testnuc.types import Classification
@@ -167,7 +166,7 @@ class Service:
                 served[name].use(nuc)
         labels = {name: nuc.labels for name, nuc in clients.items()}
         self._facts = {
-            "/openapi.json": document(labels, self.settings),
+            "/openapi.json": openapi(labels, self.settings),
             "/healthz": {"status": "alive"},
         }
         return served

@@ -6,8 +6,17 @@ import numpy as np
 import pytest
 
 from testnuc.errors import StoreError
-from testnuc.trust.audit import AuditedText, AuditWeek, audited, is_audit, review_of, week_of
-from testnuc.trust.moves import ERROR, found_moves, log_evidence
+from testnuc.trust.audit import (
+    ERROR,
+    AuditedText,
+    AuditWeek,
+    audited,
+    found_moves,
+    is_audit,
+    log_evidence,
+    review_of,
+    week_of,
+)
 from testnuc.trust.review_context import ReviewContext
 from testnuc.trust.shares import stratified
 

@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 
 from testnuc._base.arrays import Float16s
 from testnuc.errors import EmbeddingError, StoreError, TestNUCError
-from testnuc.stores.postgres.address import Address
-from testnuc.stores.postgres.errors import driver, is_transient, store_error
+from testnuc.stores.postgres.driver import Address, driver, is_transient, store_error
 from testnuc.stores.postgres.schema import (
     MAX_DIM,
     EmbedderRow,

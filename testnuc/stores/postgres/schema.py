@@ -17,8 +17,7 @@ import numpy as np
 
 from testnuc._base.arrays import Float16s
 from testnuc.errors import StoreError
-from testnuc.stores.postgres.address import Address
-from testnuc.stores.postgres.errors import driver
+from testnuc.stores.postgres.driver import Address, driver
 from testnuc.stores.sql_store import DamagedRowError, migrations
 
 #: Key of the advisory lock for schema changes: "tNUC".

@@ -12,8 +12,8 @@ from testnuc._base.arrays import Float16s
 from testnuc._base.checks import checked_whole
 from testnuc.errors import InvalidInputError, StoreError
 from testnuc.protocols import StoredPrediction
-from testnuc.stores.postgres.address import Address
 from testnuc.stores.postgres.database import PostgresDatabase
+from testnuc.stores.postgres.driver import Address
 from testnuc.stores.postgres.pool import PostgresPool, insert_vectors
 from testnuc.stores.sql_store import LONGEST_LEASE, SqlStore, rows_of, to_prediction
 from testnuc.types import Prediction
