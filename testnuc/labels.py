@@ -15,7 +15,7 @@ from testnuc.errors import InvalidInputError, StoreError
 from testnuc.label_matching import fold_case, fold_punctuation, typo_of
 from testnuc.label_tree import LabelTree, flattened, is_nested
 from testnuc.protocols import Answer
-from testnuc.types import SEPARATOR, MultilabelPrediction, Prediction, split_labels
+from testnuc.types import SEPARATOR, Prediction, split_labels
 
 __all__ = ["LabelSet", "as_stored"]
 
@@ -249,14 +249,14 @@ class LabelSet:
         prediction : Prediction
             Without `said`, its `label` is a known label: labels in one string.
         """
-        if not self.multilabel or isinstance(prediction, MultilabelPrediction):
+        if not self.multilabel or prediction.stated is not None:
             return prediction
         if prediction.said is not None:
             return self._several(_pairs_of(prediction.said))
         names = split_labels(prediction.label)
         return self._several([(name, prediction.confidence) for name in names])
 
-    def _several(self, pairs: Sequence[tuple[str, float | None]]) -> MultilabelPrediction:
+    def _several(self, pairs: Sequence[tuple[str, float | None]]) -> Prediction:
         """Return the prediction of an answer: labels with their confidences.
 
         Labels outside the set are dropped, and of duplicates the largest confidence counts. An
@@ -272,15 +272,15 @@ class LabelSet:
                 both = (confidence_of.get(place), confidence)
                 confidence_of[place] = max((one for one in both if one is not None), default=None)
         labels = tuple(self.names[place] for place in confidence_of)
-        confidences = tuple(confidence_of.values())
-        stated = [sure for sure in confidences if sure is not None]
-        return MultilabelPrediction(
+        sure = [one for one in confidence_of.values() if one is not None]
+        return Prediction(
             label=SEPARATOR.join(labels) if labels or not outside else None,
-            confidence=min(stated) if stated and len(stated) == len(labels) else None,
+            confidence=min(sure) if sure and len(sure) == len(labels) else None,
             said=SEPARATOR.join(outside) or None,
-            labels=labels,
-            confidences=confidences,
-            unmatched=tuple(outside),
+            stated=(
+                *zip(labels, confidence_of.values(), strict=True),
+                *((name, None) for name in outside),
+            ),
         )
 
     def __len__(self) -> int:
@@ -303,11 +303,10 @@ def as_stored(prediction: Prediction) -> Prediction:
 
     Several labels are one string, and JSON with the confidence of each: so did version 0.1.0.
     """
-    if not isinstance(prediction, MultilabelPrediction):
+    if prediction.stated is None:
         return prediction
-    pairs = [*zip(prediction.labels, prediction.confidences, strict=True)]
-    pairs += [(name, None) for name in prediction.unmatched]
-    return Prediction(prediction.label, prediction.confidence, orjson.dumps(pairs).decode())
+    said = orjson.dumps(prediction.stated).decode()
+    return Prediction(prediction.label, prediction.confidence, said)
 
 
 def _pairs_of(said: str) -> list[tuple[str, float | None]]:

@@ -13,7 +13,6 @@ from testnuc.types import (
     SEPARATOR,
     Classification,
     MultilabelClassification,
-    MultilabelPrediction,
     Neighbor,
     Prediction,
     TreeClassification,
@@ -147,15 +146,11 @@ def _several(
             outside = [name for name, _ in orjson.loads(said) if name not in labels]
         if not sure:  # a short file has none
             sure = (None,) * len(labels)
-        if len(labels) != len(sure):
-            raise ValueError("nuc_own_labels and nuc_own_confidences have different lengths")
-        fields["prediction"] = MultilabelPrediction(
+        fields["prediction"] = Prediction(
             _text(record.get("nuc_own_label")),
             confidence,
             SEPARATOR.join(outside) or None,
-            labels,
-            sure,
-            tuple(outside),
+            (*zip(labels, sure, strict=True), *((name, None) for name in outside)),
         )
     return MultilabelClassification, fields
 

@@ -40,7 +40,11 @@ class Reason(str):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Prediction(Brief):
-    """The LLM's answer for one text."""
+    """The LLM's answer for one text.
+
+    Of several labels, `label` is all in one string, joined by ``"; "``: empty if the text has none.
+    `confidence` is that of the least sure one, and `said` what is no label.
+    """
 
     #: The label that the answer matches; None: it matches no label and abstains.
     label: str | None
@@ -48,38 +52,28 @@ class Prediction(Brief):
     confidence: float | None = None
     #: The answer verbatim, if it differs from `label`.
     said: str | None = None
+    #: All that the answer names, each with the LLM's own confidence in it; None: one label.
+    stated: tuple[tuple[str, float | None], ...] | None = None
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels that the answer gives."""
-        return (self.label,) if self.label else ()
+        """The labels that the answer gives, in its order."""
+        return labels_in(self.label, several=self.stated is not None)
 
     @property
     def confidences(self) -> tuple[float | None, ...]:
         """The LLM's own confidence in each of them."""
-        return (self.confidence,) if self.label else ()
+        if self.stated is None:
+            return (self.confidence,) if self.label else ()
+        return tuple(map(dict(self.stated).get, self.labels))
 
     @property
     def unmatched(self) -> tuple[str, ...]:
-        """What the answer holds that is no label of the set."""
-        return (self.said or "",) if self.label is None else ()
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class MultilabelPrediction(Prediction):
-    """The LLM's answer for one text that can have several labels.
-
-    `label` is all labels in one string, joined by ``"; "``: empty if the text has none; None if the
-    answer matches no label and abstains. `confidence` is that of the least sure label, and `said`
-    `unmatched` in one string.
-    """
-
-    #: The labels, in the order of the answer.
-    labels: tuple[str, ...] = ()
-    #: The LLM's own confidence in each of them, 0..1; None if it gave none.
-    confidences: tuple[float | None, ...] = ()
-    #: What the answer holds besides: labels that are not in the set, which do not count.
-    unmatched: tuple[str, ...] = ()
+        """What the answer holds that is no label of the set, which does not count."""
+        if self.stated is None:
+            return (self.said or "",) if self.label is None else ()
+        labels = self.labels
+        return tuple(name for name, _ in self.stated if name not in labels)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -264,7 +258,7 @@ class MultilabelClassification(Classification):
         given = _listed(self.labels) if self.label is not None else "unknown"
         lines = [f"{self.text[:100]!r} has the labels {given}"]
         own = self.prediction
-        if isinstance(own, MultilabelPrediction):
+        if own is not None:
             said = (
                 _listed(own.labels, own.confidences) if own.label is not None else "nothing usable"
             )
@@ -452,6 +446,11 @@ def split_labels(label: str | None) -> list[str]:
     return label.split(SEPARATOR) if label else []
 
 
+def labels_in(label: str | None, *, several: bool) -> tuple[str, ...]:
+    """Return the labels of a text in one string; where it has one, this one."""
+    return tuple(split_labels(label)) if several else (label,) if label else ()
+
+
 def row(result: Classification, *, full: bool = False) -> dict[str, Any]:
     """Return the fields of a result by name; all outputs (files, frames, HTTP, Ray) use them.
 
@@ -480,7 +479,7 @@ def row(result: Classification, *, full: bool = False) -> dict[str, Any]:
         fields["shares"] = dict(result.shares)
         fields["trusts"] = dict(result.trusts)
         fields["own_labels"] = list(result.own_labels)
-        if isinstance(own, MultilabelPrediction):
+        if own is not None:
             fields["own_confidences"] = list(own.confidences)
     if isinstance(result, TreeClassification):
         fields["path"] = list(result.path)

@@ -22,7 +22,6 @@ from testnuc.results import Results, read_results
 from testnuc.types import (
     Classification,
     MultilabelClassification,
-    MultilabelPrediction,
     Prediction,
     split_labels,
 )
@@ -181,10 +180,9 @@ def with_empty_set(result: Classification) -> Classification:
     There no labels are an empty cell, and so is an answer that matches no label.
     """
     own = result.prediction
-    if own is not None and not isinstance(own, MultilabelPrediction):
-        labels, outside = tuple(split_labels(own.label)), tuple(split_labels(own.said))
-        sure = (None,) * len(labels)
-        own = MultilabelPrediction(own.label, own.confidence, own.said, labels, sure, outside)
+    if own is not None and own.stated is None:
+        names = split_labels(own.label) + split_labels(own.said)
+        own = replace(own, stated=tuple((name, None) for name in names))
         result = replace(result, prediction=own)
     known = isinstance(result, MultilabelClassification) or result.source is None
     if known or result.error is not None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from testnuc import Head, LabelSet, TestNUC
 from testnuc.protocols import Answer, Reply
-from testnuc.types import MultilabelClassification, MultilabelPrediction
+from testnuc.types import MultilabelClassification
 
 LABELS = ["refund", "delivery", "login", "fees"]
 SETS = [("refund",), ("delivery",), ("refund", "login"), (), ("login", "fees")]
@@ -91,7 +91,7 @@ def seen(results):
 def own(results):
     """Return what the LLM said of each text."""
     said = [row.prediction for row in results]
-    several = [isinstance(p, MultilabelPrediction) for p in said]
+    several = [p.stated is not None for p in said]
     return [
         [p.label, list(p.labels if many else ()), p.confidence, list(p.unmatched if many else ())]
         for p, many in zip(said, several, strict=True)

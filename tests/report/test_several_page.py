@@ -13,7 +13,7 @@ from testnuc._base.checks import hash_text
 from testnuc.report import write
 from testnuc.results import Results
 from testnuc.trust.review import Review, ReviewItem
-from testnuc.types import MultilabelClassification, MultilabelPrediction, Neighbor, Usage
+from testnuc.types import MultilabelClassification, Neighbor, Prediction, Usage
 from tests.report.test_judging_page import press, saved, state
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -31,7 +31,7 @@ def row(i, own, labels, trust=0.4):
         margin=0.1,
         voters=4,
         complete=True,
-        prediction=MultilabelPrediction("; ".join(own), 0.9, labels=tuple(own)),
+        prediction=Prediction("; ".join(own), 0.9, stated=tuple((one, 0.9) for one in own)),
         neighbors=(Neighbor(f"near {i}", 0.8, "card; refund", 0.5),),
         trust=trust,
         labels=tuple(labels),

@@ -39,7 +39,7 @@ from testnuc import (
 )
 from testnuc.errors import RefusalError
 from testnuc.protocols import Answer, Reply
-from testnuc.types import MultilabelClassification, MultilabelPrediction
+from testnuc.types import MultilabelClassification
 
 FLAT = ["card", "cash", "loan", "rate", "fees"]
 TREE = ["pay > card", "pay > cash", "lend > loan", "lend > rate", "other"]
@@ -211,9 +211,7 @@ def facts_of_prediction(result):
     own = result.prediction
     if own is None:
         return None
-    if isinstance(own, MultilabelPrediction):
-        return own.label, own.labels, own.confidences, own.unmatched
-    return own.label, own.confidence
+    return own.label, own.labels, own.confidences, own.unmatched
 
 
 class History:
