@@ -80,7 +80,7 @@ class _Group:
     def shares(self, rows: NDArray[np.int64], *, compared: bool = False) -> list[Share]:
         """Return the share of each label by the judged rows."""
         ones = np.ones(len(rows), np.bool_)
-        sample, hits = JudgedSample(rows, ones, ~ones), self._right[rows]
+        sample, hits = JudgedSample(rows, ones, ~ones[:, None]), self._right[rows]
         totals = sample.totals(self._population, hits, compared=compared)
         return [Share(*one) for one in zip(*totals, strict=True)]
 

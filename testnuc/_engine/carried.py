@@ -74,7 +74,7 @@ def carried_over(
 
     `was`: label -> the labels of before that it stands for; other labels are what they were. What
     is judged to be a label that is gone, or that several stand for, counts as not answered; so
-    does what had none of the labels, if labels are new.
+    does what had none of the labels, if labels are new. `Judgment.possible` says what it may be.
     """
     new_names: dict[str, set[str]] = {name: {name} for name in old if name in labels}
     for name, before in was.items():
@@ -82,24 +82,23 @@ def carried_over(
             new_names.setdefault(one, set()).add(name)
     added = added_labels(labels, old, was)
 
-    def now(label: str | None) -> str | None:
-        """Return the label that a judgment gives by now; raises KeyError if it gives none."""
+    def now(label: str | None) -> list[set[str | None]]:
+        """Return what each label that is given may be by now; nothing: any."""
         if label is None or (label == labels.none_label and not labels.multilabel):
-            if added:
-                raise KeyError(label)
-            return label
-        names = [new_names.get(one, set()) for one in labels.split(label)]
-        if any(len(found) != 1 for found in names):
-            raise KeyError(label)
-        given = set().union(*names)
-        return SEPARATOR.join(name for name in labels.names if name in given)
+            return [{label, *added}]
+        return [{*new_names.get(one, ())} for one in labels.split(label)]
 
     carried = []
     for judgment in judgments:
-        label, source = judgment.label, judgment.source
-        try:
-            label = None if source is None else now(label)
-        except KeyError:
-            label = source = None
-        carried.append(replace(judgment, label=label, source=source))
+        known = judgment.source is not None
+        said = (judgment.label,) if known else judgment.possible
+        found = [of for one in said for of in now(one)]
+        given = set[str | None]().union(*found)
+        here = [name for name in labels.names if name in given]
+        if known and all(len(of) == 1 for of in found):
+            label = None if None in given else SEPARATOR.join(here)
+            carried.append(replace(judgment, label=label))
+        else:
+            maybe = (*here, *given & {None}) if all(found) else ()
+            carried.append(replace(judgment, label=None, source=None, possible=maybe))
     return carried

@@ -214,7 +214,10 @@ class Learning:
                 now = None if row is None else fit.run.answers.predictions[row]
                 if now is not None and added & {*now.labels}:
                     # who judged it could not choose the label that the LLM gives it now
-                    found[at] = replace(one, label=None, source=None)
+                    known = one.source is not None
+                    maybe = labels.split(one.label or "") if known else one.possible
+                    maybe = (*maybe, *added) if maybe else ()
+                    found[at] = replace(one, label=None, source=None, possible=maybe)
         return await self._learn(found, protected)
 
     def _protected(self, names: Iterable[str] | None) -> tuple[int, ...] | None:

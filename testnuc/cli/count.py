@@ -2,8 +2,12 @@
 
 import csv
 import io
-from datetime import datetime
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import date
 from pathlib import Path
+from time import strptime
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,14 +17,20 @@ from testnuc._base.jsonl import write_whole
 from testnuc.cli.answered_texts import labeled, opened, texts_for
 from testnuc.cli.files import require_kind, require_new
 from testnuc.cli.options_of_run import next_command
-from testnuc.cli.reading import Table, to_stderr
+from testnuc.cli.reading import Table, require_column, to_stderr
 from testnuc.errors import InvalidInputError
-from testnuc.trust.counts import LEAST_JUDGED, Counts, counted
+from testnuc.trust.counts import Counts, counted
+
+#: Of dates with slashes or hyphens; the time that follows a date.
+_ORDERS = ("%d-%m-%Y", "%m-%d-%Y")
+_TIME = re.compile(r"(?<=\d)[ ,T].*")
+_PERIODS = {"year": "%Y", "quarter": "%Y-Q", "month": "%Y-%m", "week": "%G-W%V", "day": "%Y-%m-%d"}
 
 
 async def run(given: SimpleNamespace) -> None:
     """Count the labels of a file or a store by the judged texts, and print them."""
     source, output, plot = given.source, given.output, given.plot
+    more = next_command("review", given, "-n", "100", "--goal", "count")
     require_kind(output, ".csv", ".json")
     require_new(output, overwrite=given.overwrite)
     require_kind(plot, ".png", ".svg", ".pdf", what="plot")
@@ -29,13 +39,15 @@ async def run(given: SimpleNamespace) -> None:
         raise InvalidInputError("--period needs --by, a column of dates")
     async with opened(source, given.client, given.text_column) as (nuc, held):
         table = await texts_for(nuc, held, source, None)
-        groups = None if given.by is None else _groups(table, given.by, given.period)
+        groups = None
+        if given.by is not None:
+            require_column(source, table.columns, given.by, "name one of them", option="--by")
+            groups = _groups(table, given.by, given.period)
         found = await labeled(nuc, table, source)
         if nuc.learned is None:
             raise InvalidInputError(
-                f"nothing was judged in {source} yet; draw texts, judge them and learn: "
-                + next_command("review", given, "-n", "100", "--goal", "count")
-                + f"; what is judged already: testnuc learn {source} REVIEW.json -o better.csv"
+                f"nothing was judged in {source} yet; draw texts, judge them and learn: {more}; "
+                f"what is judged already: testnuc learn {source} REVIEW.json -o better.csv"
             )
     rows = sorted(found.merged().items())
     counts = counted(
@@ -54,42 +66,45 @@ async def run(given: SimpleNamespace) -> None:
     if plot is not None:
         # before it is written, as its suffix says how
         counts.plot(dark=given.dark).savefig(plot, dpi=150)
-    least = min((count.judged for count in counts), default=0)
-    if least < LEAST_JUDGED or given.output is given.plot is None:
-        more = next_command("review", given, "-n", "100", "--goal", "count")
-        to_stderr(f"more judgments, drawn at random, narrow the intervals: {more}")
+    to_stderr(f"more judgments, drawn at random, narrow the intervals: {more}")
 
 
 def _groups(table: Table, column: str, period: str | None) -> list[str | None]:
-    """Return the group of each row; None: the cell is empty."""
-    if column not in table.columns:
-        known = ", ".join(map(repr, table.columns))
-        raise InvalidInputError(f"there is no column {column!r}; the columns are {known}")
-    cells = [table.rows[at].get(column) for at in range(len(table.rows))]
-    return [
-        None if cell is None or cell == "" else _group(str(cell), period, at)
-        for at, cell in enumerate(cells, 1)
-    ]
-
-
-def _group(cell: str, period: str | None, row: int) -> str:
+    """Return the group of each row, or the period of its date; None: the cell is empty."""
+    cells = ["" if (value := row.get(column)) is None else str(value) for row in table.rows]
     if period is None:
-        return cell
-    try:
-        date = datetime.fromisoformat(cell.strip())
-    except ValueError:
-        raise InvalidInputError(
-            f"row {row}: {cell[:40]!r} is no date; --period takes dates such as 2026-03-31: "
-            "convert the column first"
-        ) from None
-    year, week, _ = date.isocalendar()
-    return {
-        "year": f"{date.year}",
-        "quarter": f"{date.year}-Q{(date.month + 2) // 3}",
-        "month": f"{date.year}-{date.month:02}",
-        "week": f"{year}-W{week:02}",
-        "day": f"{date.date()}",
-    }[period]
+        return [cell or None for cell in cells]
+    # as it is written, in any time zone
+    days = [_TIME.sub("", cell.strip()) for cell in cells]
+    groups = {
+        day: f"{of:{_PERIODS[period]}}".replace("Q", f"Q{(of.month + 2) // 3}")
+        for day, of in _dates({*days} - {""}, column).items()
+    }
+    return list(map(groups.get, days))
+
+
+def _dates(days: Iterable[str], column: str) -> dict[str, Any]:
+    """Return the date of each day; all of a column say whether the day or the month is first."""
+    first, second = ({day: _date(day, order) for day in days} for order in _ORDERS)
+    readings = [one for one in (first, second) if None not in one.values()]
+    if len(readings) == 1 or (readings and first == second):
+        return readings[0]
+    unread = [day for day in first if first[day] is second[day] is None]
+    problem = "is no date" if unread else "may have the day or the month first"
+    one = min(unread or [day for day in first if first[day] != second[day]])
+    raise InvalidInputError(
+        f"the column {column!r}: {one[:40]!r} {problem}; --period takes dates such as 2026-03-31, "
+        "31.3.2026 or, where other dates show what comes first, 3/31/2026: convert it"
+    )
+
+
+def _date(day: str, order: str) -> date | None:
+    with suppress(ValueError):
+        return date.fromisoformat(day)
+    for form in ("%Y-%m-%d", "%d.%m.%Y", order):
+        with suppress(ValueError):
+            return date(*strptime(day.replace("/", "-"), form)[:3])
+    return None
 
 
 def write_counts(counts: Counts, output: str) -> None:

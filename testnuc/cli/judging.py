@@ -355,10 +355,8 @@ async def unlearn(given: SimpleNamespace) -> None:
     """Drop what was learned; answers and judged files stay."""
     async with opened(given.source, given.client, given.text_column) as (nuc, _):
         dropped = await nuc.unlearn()
-    if dropped:
-        to_stderr("what was learned is dropped; stored answers and review files are kept")
-    else:
-        to_stderr("nothing was learned")
+    said = "what was learned is dropped; stored answers and review files are kept"
+    to_stderr(said if dropped else "nothing was learned")
 
 
 async def diagnose(given: SimpleNamespace) -> None:

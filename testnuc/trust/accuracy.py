@@ -58,7 +58,7 @@ def accuracy_of(
     from a ranking.
     """
     used, n = ~ranked, len(differs)
-    sample = JudgedSample(rows[used], drawn[used], before[used] < 0)
+    sample = JudgedSample(rows[used], drawn[used], before[used, None] < 0)
     of_draws = np.bincount(differs[sample.rows[sample.drawn]], minlength=2)
     left = np.bincount(differs, minlength=2) - np.bincount(differs[sample.rows], minlength=2)
     if (of_draws[left > 0] < _LEAST).any() or not of_draws.any():

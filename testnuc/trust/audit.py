@@ -53,8 +53,7 @@ _TINY = 1e-12
 
 def week_of(time: float) -> str:
     """Return the ISO week of a time in seconds since the epoch, in UTC: 2026-W07."""
-    year, week, _ = datetime.fromtimestamp(time, UTC).isocalendar()
-    return f"{year}-W{week:02}"
+    return f"{datetime.fromtimestamp(time, UTC):%G-W%V}"
 
 
 @dataclass(slots=True, repr=False)

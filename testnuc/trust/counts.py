@@ -217,7 +217,7 @@ def debiased(results: Sequence[Classification], learned: Learned) -> dict[str, l
     """
     texts, own = _said(results)
     counting = _Counting(texts, own, learned.judged, learned.labels, None)
-    used = counting.drawn & ~counting.missing
+    used = counting.drawn & ~counting.missing.any(1)
     rows, said = counting.rows[used], counting.own.astype(np.float64)
     sizes, judged = (np.bincount(of[of >= 0]) for of in (counting.cohort, counting.cohort[rows]))
     values = np.where(counting.cohort[:, None] >= 0, said, np.nan)
@@ -283,11 +283,8 @@ def count_labels(
         if all(one.share is None for one in items[name]):
             # too few judged: there is nothing to compare
             continue
-        differences = less([name], [other for other in names if other != name])
-        items[name] = [
-            replace(item, difference=difference)
-            for item, difference in zip(items[name], differences, strict=True)
-        ]
+        apart = less([name], [other for other in names if other != name])
+        items[name] = [replace(a, difference=d) for a, d in zip(items[name], apart, strict=True)]
     if periods and len(names) > 1:
         until = np.cumsum([len(selected[name]) for name in names])
         # where the halves are most alike in size
@@ -331,26 +328,33 @@ class _Counting:
             self.own[place, [number[cut(name)] for name in some if cut(name) in number]] = True
         people = any(one.source == "person" for one in judged)
         judge = "person" if people else "referee"
-        used = [one for one in judged if one.hash in places and one.source in {judge, None}]
+        # of a text that was skipped and not drawn at random, nothing is known
+        used = [
+            one
+            for one in judged
+            if one.hash in places and (one.source == judge or (one.uniform and one.source is None))
+        ]
         self.notes = [f"right: by {'your judgments' if people else 'the referee, not by a person'}"]
         if elsewhere := sum(one.hash not in places for one in judged):
             self.notes.append(
                 f"{elsewhere:,} judged texts are not among these: of another file, or edited since"
             )
-        #: int64[m], bool[m, C]: where judged texts are, and their labels.
+        #: int64[m], bool[m, C] twice: where judged texts are, their labels, and those that they may
+        #: have.
         self.rows = np.array([places[one.hash] for one in used], dtype=np.int64)
         self.drawn = np.array([bool(one.uniform) for one in used], dtype=np.bool_)
-        self.missing = np.array([one.source is None for one in used], dtype=np.bool_)
-        self.hits = np.zeros((len(used), len(self.labels)), dtype=np.bool_)
+        self.hits, self.missing = np.zeros((2, len(used), len(self.labels)), dtype=np.bool_)
         for at, one in enumerate(used):
-            right = [number[cut(name)] for name in split_labels(one.label) if cut(name) in number]
-            self.hits[at, right or [-1]] = True
+            known = one.source is not None
+            several = [one.label] if one.label in labels else split_labels(one.label)
+            names = several if known else one.possible
+            here = {number.get(name and cut(name), -1) for name in names}
+            if known or len(here) == 1:
+                self.hits[at, [*here - {-1}] or [-1]] = True
+            else:
+                self.missing[at, [*here] or slice(None)] = True
         #: Whether no text has several labels, so that the shares of all add up to 1.
         self.exclusive = max(self.own.sum(1).max(), self.hits.sum(1).max(initial=0)) <= 1
-        # of a text that was skipped and not drawn at random, nothing is known
-        kept = self.drawn | ~self.missing
-        self.rows, self.hits = self.rows[kept], self.hits[kept]
-        self.drawn, self.missing = self.drawn[kept], self.missing[kept]
         if not self.drawn.any():
             raise InvalidInputError(
                 f"none of these texts was drawn at random and judged ({elsewhere:,} judged texts "
@@ -358,16 +362,17 @@ class _Counting:
                 "command line `testnuc review RESULTS --goal count`"
             )
         #: int64[n]: the texts that were there at the same draws; -1: the text came after the last.
-        self.cohort = self._cohorts(
-            [one.texts for one, keep in zip(used, kept, strict=True) if keep]
-        )
+        self.cohort = self._cohorts([one.texts for one in used])
         if later := int((self.cohort < 0).sum()):
             self.notes.append(
                 f"{later:,} texts came after the last draw and are not counted where others are: "
                 "review some of them, too"
             )
-        if skipped := int((self.drawn & self.missing).sum()):
-            self.notes.append(f"{skipped:,} judged texts were skipped, which widens the intervals")
+        if skipped := int(self.missing.any(1).sum()):
+            self.notes.append(
+                f"{skipped:,} judged texts were skipped, or their label was split since, which "
+                "widens the intervals"
+            )
 
     def _cohorts(self, drawn_from: Sequence[int]) -> Int64s:
         """Return the cohort of each text, given of how many texts each judged one was drawn.
@@ -403,11 +408,7 @@ class _Counting:
             self.notes.append(f"{outside:,} rows are in no group: they count under all alone")
         texts = {name: np.unique(self.place[rows]) for name, rows in members.items()}
         judged = {name: int(self.drawn[np.isin(self.rows, of)].sum()) for name, of in texts.items()}
-        few = {
-            name: some
-            for name, some in judged.items()
-            if some < min(LEAST_JUDGED, len(texts[name]))
-        }
+        few = {g: m for g, m in judged.items() if m < min(LEAST_JUDGED, len(texts[g]))}
         if few and max(judged.values()) < LEAST_JUDGED:
             raise InvalidInputError(
                 f"none of the {len(judged):,} groups has {LEAST_JUDGED} texts that were drawn at "
@@ -415,10 +416,8 @@ class _Counting:
                 "(dates by a longer period), or judge more, with the goal count"
             )
         if few:
-            more = max(
-                (LEAST_JUDGED - some) * len(self.own) / len(texts[name])
-                for name, some in few.items()
-            )
+            shares = [(LEAST_JUDGED - m) / len(texts[g]) for g, m in few.items()]
+            more = max(shares) * len(self.own)
             shown = [f"{name} ({some})" for name, some in islice(sorted(few.items()), _SHOWN)]
             self.notes.append(
                 f"too few judged texts for an interval, fewer than {LEAST_JUDGED}, are in "
@@ -454,6 +453,7 @@ class _Counting:
         judged, own = int(sample.drawn.sum()), self.own[inside]
         llm = (copies[inside] @ own) / max(len(rows), 1)
         shares: list[Share | None] = [None] * len(self.labels)
+        more = LEAST_JUDGED - judged
         if judged >= min(LEAST_JUDGED, len(inside)) > 0:
             population = Population(own + 2 * self.cohort[inside, None], copies[inside])
             value, low, high = sample.totals(
@@ -465,18 +465,10 @@ class _Counting:
                 _corrected(Share(*map(float, one)), judge_error, len(self.labels))
                 for one in zip(value, low, high, strict=True)
             ]
-        # the width falls by the root of the number, and is zero once all are judged
-        more = 3 * judged * (len(inside) - judged) / max(len(inside) + 3 * judged, 1)
+            # the width falls by the root of the number, and is zero once all are judged
+            more = round(3 * judged * (len(inside) - judged) / (len(inside) + 3 * judged))
         return [
-            LabelCount(
-                label,
-                group,
-                len(rows),
-                share,
-                float(part),
-                judged,
-                round(more) if share is not None else LEAST_JUDGED - judged,
-            )
+            LabelCount(label, group, len(rows), share, float(part), judged, more)
             for label, share, part in zip(self.labels, shares, llm, strict=True)
             if label is not None or self.hits[:, -1].any()
         ]

@@ -70,19 +70,16 @@ def join_reviews(reviews: Mapping[str, Review] | Sequence[Review]) -> JoinedRevi
             shared.append([item.answer for _, item in people])
         disagreements += len(votes) > 1
         joint = replace(said[0][1], index=index, judges=len(people), position=None)
-        if votes:
+        # a referee's answer, if no person gave one
+        answered = people[0][1] if people else next((i for _, i in said if i.source), joint)
+        answer, source = answered.answer, answered.source
+        if len(votes) > 1:
             answer, most = votes.most_common(1)[0]
-            if 2 * most > len(people):
-                joint = replace(joint, answer=answer, source="person")
-            else:
+            if 2 * most <= len(people):
                 undecided += 1
-                joint = replace(joint, answer=None, source=None)
-            if len(votes) > 1:
-                joint = replace(joint, said=tuple((name, item.answer) for name, item in people))
-        else:
-            # a referee's answer, if there is one
-            answered = next((item for _, item in said if item.source is not None), joint)
-            joint = replace(joint, answer=answered.answer, source=answered.source)
+                answer = source = None
+            joint = replace(joint, said=tuple((name, item.answer) for name, item in people))
+        joint = replace(joint, answer=answer, source=source)
         items.append(joint)
     return JoinedReview(
         first.with_items(items),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -78,11 +78,14 @@ class Judgment(Brief):
     day: str = ""
     #: Whether several people said the same; None: one judged it.
     agreed: bool | None = None
+    #: Where it is not known which label was meant, as it was split since: those that it may be,
+    #: None = none of the labels; (): any.
+    possible: tuple[str | None, ...] = ()
 
     def record(self) -> list[Any]:
         """Return its values, as they are stored."""
-        text, key, *rest, agreed = astuple(self)
-        return [text, key.hex(), *rest, *(() if agreed is None else (agreed,))]
+        text, key, *rest = astuple(self)
+        return [text, key.hex(), *rest]
 
     @classmethod
     def of(cls, record: Sequence[Any]) -> Judgment:
@@ -90,7 +93,7 @@ class Judgment(Brief):
         text, key, *rest = record
         # older versions stored nothing, or a number, in place of `uniform`
         known = rest if len(rest) > 5 and isinstance(rest[5], bool) else rest[:5]
-        return cls(text, bytes.fromhex(key), *known)
+        return replace(cls(text, bytes.fromhex(key), *known[:9]), possible=tuple(*known[9:]))
 
 
 @dataclass(frozen=True, slots=True)

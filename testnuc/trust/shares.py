@@ -96,7 +96,8 @@ class JudgedSample:
     rows: Int64s
     #: bool[m], whether they are a random sample: drawn from their stratum, equally likely.
     drawn: Bools
-    #: bool[m], whether they were skipped. Such a text may be a hit or not: the interval is wider.
+    #: bool[m, C or 1], whether it is unknown if they are a hit, as they were skipped: the interval
+    #: is wider.
     missing: Bools
 
     def totals(
@@ -119,9 +120,9 @@ class JudgedSample:
         doubled = compared and hits.shape[1] < _KINDS
         tail = (_APART if compared else 1) * (1 - confidence) / 2
         prior = (1 + doubled) * _JEFFREYS
-        value, low, high = self._bounds(population, hits & ~self.missing[:, None], tail, prior)
+        value, low, high = self._bounds(population, hits & ~self.missing, tail, prior)
         if self.missing.any():
-            more, _, high = self._bounds(population, hits | self.missing[:, None], tail, prior)
+            more, _, high = self._bounds(population, hits | self.missing, tail, prior)
             value = (value + more) / 2
         total = population.copies.sum()
         return np.clip(value, low, high) / total, low / total, high / total

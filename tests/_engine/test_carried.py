@@ -49,6 +49,34 @@ def test_only_judgments_of_labels_that_are_split_or_gone_are_lost():
     assert carried([*OLD, "card late"], "card", {"card late": ["card"]}) == (None, None)
 
 
+def test_what_is_left_open_keeps_the_labels_that_it_may_be():
+    def maybe(labels, label, was=None, **more):
+        new = labels if isinstance(labels, LabelSet) else LabelSet(labels)
+        first = judged(label, **more)
+        (found,) = carried_over([first], OLD, new, was or {})
+        # stored and read again
+        assert Judgment.of(found.record()) == found
+        return found.possible
+
+    split = {"card lost": ["card"], "card late": ["card"]}
+    new = ["card lost", "card late", "loan", "fee"]
+    assert maybe(new, "card", split) == ("card lost", "card late")
+    # gone: any
+    assert maybe(new, "rate", split) == ()
+    assert maybe(new, "loan", split) == ()
+    assert maybe([*OLD, "app"], None) == ("app", None)
+    assert maybe([*OLD, "app"], None, source=None) == ()
+    assert maybe(LabelSet([*OLD, "app"], none_label="fee"), "fee") == ("fee", "app")
+    several = LabelSet(["card lost", "card late", "loan"], multilabel=True)
+    assert maybe(several, "card; loan", split) == ("card lost", "card late", "loan")
+    # and once more
+    (first,) = carried_over([judged("card")], OLD, LabelSet(new), split)
+    again = {"card": ["card lost"], "late": ["card late"], "lately": ["card late"]}
+    labels = LabelSet(["late", "lately", "card", "loan"])
+    (second,) = carried_over([first], new, labels, again)
+    assert (second.source, second.possible) == (None, ("late", "lately", "card"))
+
+
 def test_each_of_several_labels_is_followed():
     new = LabelSet(["cost", "card", "loan"], multilabel=True)
     was = {"cost": ["fee", "rate"]}

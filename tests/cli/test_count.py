@@ -6,13 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from testnuc.cli.count import _groups
+from testnuc.cli.reading import Table
+from testnuc.errors import InvalidInputError
 from testnuc.testing import LoopbackLLM
 from tests.cli.in_process import run_here
 from tests.cli.test_judging import LABELS, TEXTS, judged, options, true_label
 
 
 @pytest.fixture
-def tickets():
+def tickets(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with Path("tickets.csv").open("w", newline="") as file:
         rows = [[text, f"2026-0{1 + at // 120}-15"] for at, text in enumerate(TEXTS)]
         csv.writer(file).writerows([["text", "created"], *rows])
@@ -65,7 +69,7 @@ def test_labels_are_counted_by_month(tickets):
         assert llm.calls == 240
 
         for wrong, said in (
-            (["--by", "date"], "there is no column 'date'"),
+            (["--by", "date"], "has no column 'date'"),
             (["--by", "nuc_label", "--period", "month"], "is no date"),
             (["--period", "month"], "--period needs --by"),
             (["--confidence", "2"], "confidence is 2"),
@@ -75,3 +79,57 @@ def test_labels_are_counted_by_month(tickets):
             code, _, err = run_here("count", "out.csv", *wrong)
             assert code == 2
             assert said in err
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "2026-12-31",
+        "2026-12-31T23:30:00+02:00",
+        "2026-12-31 23:30:00 UTC",
+        "2026-12-31T23:30:00Z",
+        "20261231",
+        "2026/12/31",
+        "31.12.2026",
+        "31.12.2026 23:30",
+        "31/12/2026",
+        "31-12-2026",
+        "12/31/2026",
+        "12/31/2026, 11:30 PM",
+    ],
+)
+def test_dates_are_read_as_they_are_written(cell):
+    assert periods([cell, None, f" {cell} "], "day") == ["2026-12-31", None, "2026-12-31"]
+
+
+def periods(cells, period="month"):
+    return _groups(Table([{"at": cell} for cell in cells], ["at"], "at"), "at", period)
+
+
+def test_other_dates_of_the_column_say_which_comes_first():
+    # 1 and 13 March
+    assert periods(["1/3/2026", "13/3/2026"]) == ["2026-03"] * 2
+    assert periods(["3/1/2026", "3/13/2026"]) == ["2026-03"] * 2
+    # no country has dots and the month first
+    assert periods(["1.3.2026", "3/13/2026", "3/3/2026"]) == ["2026-03"] * 3
+    assert periods(["3/3/2026"], "week") == ["2026-W10"]
+    assert periods(["2027-01-01"], "quarter") == ["2027-Q1"]
+    # a number is a group, too
+    assert periods([0, 1, "", None], None) == ["0", "1", None, None]
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        (["3/3/2026", "1/3/2026"], "'1/3/2026' may have the day or the month first; --period "),
+        (["13/3/2026", "3/13/2026"], "'13/3/2026' may have the day or the month first"),
+        (["31.12.26"], "'31.12.26' is no date"),
+        (["2026-12-31", "soon"], "the column 'at': 'soon' is no date"),
+        (["31.13.2026"], "is no date"),
+        # a number of seconds
+        ([1774915200], "'1774915200' is no date"),
+    ],
+)
+def test_what_is_not_clear_is_refused_with_its_value(cells, said):
+    with pytest.raises(InvalidInputError, match=said):
+        periods(cells)

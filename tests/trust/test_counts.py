@@ -1,6 +1,7 @@
 """Labels are counted: by group, with copies, several labels and levels of a tree."""
 
 import io
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -141,6 +142,15 @@ def test_several_labels_for_a_text():
     assert 0.3 < counts["refund"].share.value < 0.7
 
 
+def test_one_label_that_looks_like_several():
+    """What was judged so was counted as none of the labels."""
+    texts, right, said = world()
+    names = {"refund": "refund; return", "delivery": "delivery", "login": "login"}
+    judged = judged_at_random(texts, [names[label] for label in right], 300)
+    counts = count_labels(texts, [[names[x] for x in of] for of in said], judged, [*names.values()])
+    assert [one.number for one in counts] == [right.count(label) for label in names]
+
+
 def test_levels_of_a_tree():
     texts, right, said = world()
     paths = {"refund": "money > refund", "delivery": "parcel", "login": "money > login"}
@@ -180,6 +190,42 @@ def test_what_counts_is_said():
     assert "right: by the referee, not by a person" in only.notes
     some = count_labels(texts[:200], said[:200], person, LABELS)
     assert some[0].rows == 200
+
+
+def test_a_judgment_of_a_label_that_was_split_widens_the_intervals_of_its_parts_alone():
+    """It counted as if it were any label, and widened all intervals."""
+    texts, right, said = world()
+    judged = judged_at_random(texts, right, 150)
+    sure = count_labels(texts, said, judged, LABELS)
+    parts = ("refund", "login")
+    split = [
+        one if one.label != "login" else replace(one, label=None, source=None, possible=parts)
+        for one in judged
+    ]
+    unsure = count_labels(texts, said, split, LABELS)
+    shares = [{one.label: one.share for one in of} for of in (sure, unsure)]
+    # logins may be refunds
+    assert shares[1]["login"].low < 0.01 < shares[0]["login"].low
+    assert shares[1]["refund"].high > shares[0]["refund"].high + 0.1
+    # but for the prior, which looks at all labels
+    assert shares[1]["delivery"].low == pytest.approx(shares[0]["delivery"].low, abs=0.004)
+    assert shares[1]["delivery"].high == pytest.approx(shares[0]["delivery"].high, abs=0.004)
+    # of a level at which its parts are one label, it says which
+    paths = {"refund": "money > refund", "delivery": "parcel", "login": "money > login"}
+    own = [[paths[label] for label in some] for some in said]
+    both = [
+        [
+            replace(
+                one,
+                label=paths.get(one.label),
+                possible=tuple(paths[label] for label in one.possible),
+            )
+            for one in of
+        ]
+        for of in (judged, split)
+    ]
+    first, second = (count_labels(texts, own, of, [*paths.values()], level=1) for of in both)
+    assert first.records() == second.records()
 
 
 def test_texts_that_came_after_the_draws_are_counted_apart():

@@ -10,7 +10,7 @@ from testnuc.trust.shares import JudgedSample, Population, Share, stratified
 def sample(n, m, rng, missing=None):
     rows = rng.choice(n, m, replace=False)
     missing = np.zeros(m, dtype=bool) if missing is None else missing
-    return JudgedSample(rows, np.ones(m, dtype=bool), missing)
+    return JudgedSample(rows, np.ones(m, dtype=bool), missing[:, None])
 
 
 def one_stratum(n, weights=None):
@@ -27,7 +27,7 @@ def test_all_texts_are_judged():
 
 def test_texts_that_are_no_sample_count_as_what_they_are():
     rng = np.random.default_rng(0)
-    chosen = JudgedSample(np.arange(10), np.arange(10) >= 10, np.zeros(10, dtype=bool))
+    chosen = JudgedSample(np.arange(10), np.arange(10) >= 10, np.zeros((10, 1), dtype=bool))
     _, low, high = chosen.totals(one_stratum(100), np.ones((10, 1), dtype=bool))
     assert low[0] >= 0.1
     assert high[0] > 0.95
@@ -68,7 +68,7 @@ def test_many_texts_have_the_bounds_of_the_beta_distribution():
 
 def test_copies_are_counted_in_rows():
     # 40 texts with 10 copies each, of which ten were judged, and three are a hit
-    drawn = JudgedSample(np.arange(10), np.ones(10, bool), np.zeros(10, bool))
+    drawn = JudgedSample(np.arange(10), np.ones(10, bool), np.zeros((10, 1), bool))
     hits = (np.arange(10) < 3)[:, None]
     _, low, high = drawn.totals(one_stratum(40, np.full(40, 10.0)), hits)
     below = betabinom.cdf(np.arange(31), 30, 3.5, 7.5)
@@ -92,7 +92,7 @@ def test_random_halves_seldom_differ(m):
             hits = np.concatenate([np.arange(n) < k for n, k in zip(judged, right, strict=True)])
             rows = np.concatenate([np.arange(judged[0]), half[0].sum() + np.arange(judged[1])])
             every = np.ones(len(rows), np.bool_)
-            sample = JudgedSample(rows, every, ~every)
+            sample = JudgedSample(rows, every, ~every[:, None])
             strata = Population((np.arange(half.sum()) >= half[0].sum()).astype(np.int64)[:, None])
             bounds = sample.totals(strata, hits[:, None], compared=True)
             shares.append(Share(*(float(one[0]) for one in bounds)))
