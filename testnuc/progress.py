@@ -200,7 +200,6 @@ class BarProgress(LineProgress):
     _bar: Any = None
 
     def start(self, texts: int) -> None:
-        """Draw the bar."""
         from tqdm.auto import tqdm
 
         form = "{desc} {bar:20} {n_fmt}/{total_fmt}{postfix}"
@@ -212,12 +211,10 @@ class BarProgress(LineProgress):
         super().start(texts)
 
     def stage(self, name: str) -> None:
-        """Set the name of the present stage."""
         super().stage(name)
         self.show()
 
     def close(self) -> None:
-        """Draw the bar for the last time."""
         super().close()
         self.show()
         with suppress(OSError, ValueError):

@@ -41,7 +41,6 @@ class AnthropicBatches(BatchAPI):
     cursor = "after_id"
 
     def line(self, custom_id: str, body: bytes) -> bytes:
-        """Write one request of a batch."""
         return b'{"custom_id":"%s","params":%s}' % (custom_id.encode(), body)
 
     async def prepare(self, name: str, lines: Sequence[bytes]) -> bytes:
@@ -50,7 +49,6 @@ class AnthropicBatches(BatchAPI):
         return b'{"requests":[' + b",\n".join(lines) + b"]}"
 
     async def create(self, name: str, prepared: bytes) -> RemoteBatch:
-        """Create the batch."""
         del name
         return await self._batch("POST", self.path, prepared, again=False)
 

@@ -68,7 +68,6 @@ class OpenAIBatches(BatchAPI):
         self._files: dict[str, str] = {}
 
     def line(self, custom_id: str, body: bytes) -> bytes:
-        """Write one request of a batch."""
         return b'{"custom_id":"%s","method":"POST","url":"%s","body":%s}\n' % (
             custom_id.encode(), self._endpoint.encode(), body,
         )  # fmt: skip
@@ -91,7 +90,6 @@ class OpenAIBatches(BatchAPI):
         return str(named(answer)["id"]).encode()
 
     async def create(self, name: str, prepared: bytes) -> RemoteBatch:
-        """Create the batch of a file."""
         self._files[name] = prepared.decode()
         body = {
             "input_file_id": self._files[name],

@@ -164,7 +164,6 @@ class Anthropic(HTTPProvider):
         return {"Authorization": f"Bearer {key}"} if bearer else {"x-api-key": key}
 
     def validate(self, task: Task) -> None:
-        """Check that this provider supports a task; see `HTTPProvider.validate`."""
         super().validate(task)
         if task.confidence == "logprobs":
             raise ConfigurationError(
@@ -174,7 +173,6 @@ class Anthropic(HTTPProvider):
             raise ConfigurationError("Anthropic takes no seed; leave it out, or use temperature 0.")
 
     def body(self, task: Task, n: int, dialect: Dialect) -> Body:
-        """Return the parts of the body for `n` texts."""
         options = dict(task.options)
         thinking = options.get("thinking")
         thinks = isinstance(thinking, dict) and thinking.get("type") != "disabled"
@@ -235,7 +233,6 @@ class Anthropic(HTTPProvider):
         )
 
     def usage(self, answer: dict[str, Any]) -> TokenUsage | None:
-        """Return the tokens that a message reports; None: unknown."""
         return _usage(answer.get("usage"))
 
 

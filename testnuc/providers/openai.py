@@ -140,7 +140,6 @@ class OpenAI(HTTPProvider):
             self._use_responses()
 
     def key_headers(self, key: str) -> dict[str, str]:
-        """Return the headers that carry a key."""
         return {"api-key": key} if self._azure_key else {"Authorization": f"Bearer {key}"}
 
     def _use_responses(self) -> None:
@@ -148,7 +147,6 @@ class OpenAI(HTTPProvider):
         self.url = self.at(_responses.PATH)
 
     def adapt(self, error: Exception, task: Task) -> bool:
-        """Change how requests are encoded because of `error`; see `HTTPProvider.adapt`."""
         if task.score_labels and _LOGPROBS.search(str(error)):
             return False  # there are no scores without them
         refused = isinstance(error, (BadRequestError, UnknownModelError))
@@ -171,11 +169,9 @@ class OpenAI(HTTPProvider):
         return self._least if dialect.effort is None else dialect.effort
 
     def reasoning(self, task: Task) -> int:
-        """Return the tokens of reasoning that a label typically takes."""
         return _reasoning.typical(self._effort(task, self.dialect), thinking=self._thinks)
 
     def body(self, task: Task, n: int, dialect: Dialect) -> Body:
-        """Return the parts of the body for `n` texts."""
         effort = self._effort(task, dialect)
         options = dict(task.options)
         old, new = options.pop("max_tokens", None), options.pop("max_completion_tokens", None)
@@ -222,7 +218,6 @@ class OpenAI(HTTPProvider):
         return parameters
 
     def decode(self, request: Request, body: bytes) -> Reply:
-        """Decode a 200 response; see `HTTPProvider.decode`."""
         message = self._parse(request, body)
         reply, task = self._read(request, message), request.task
         if task.score_labels:
@@ -273,7 +268,6 @@ class OpenAI(HTTPProvider):
         return Message(content, usage, request_id, refusal, truncated, logprobs, broken)
 
     def usage(self, answer: dict[str, Any]) -> TokenUsage | None:
-        """Return the tokens that a chat completion or a response reports; None: unknown."""
         names = ("input", "output")
         if not isinstance(answer.get("output"), list):
             names = ("prompt", "completion")

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from testnuc._base.arrays import Float16s
-from testnuc.protocols import StoredBatch, StoredPrediction
+from testnuc.protocols import Store, StoredBatch, StoredPrediction
 from testnuc.types import Prediction, Usage
 
 
-class MemoryStore:
-    """Stores predictions and batches in dicts.
+class MemoryStore(Store):
+    """Stores predictions and batches in dicts; methods beyond `Store` are those of `SqlStore`.
 
     Embeddings are not stored: the pool holds the vectors of its texts, and embedding a text takes
     no LLM call.
@@ -44,19 +44,15 @@ class MemoryStore:
         del embedder
 
     async def describe(self, scope: bytes, facts: Mapping[str, Any]) -> None:
-        """Store the metadata of a scope."""
         self._facts[scope] = dict(facts)
 
     async def count(self, scope: bytes) -> int:
-        """Return the number of texts with a prediction in this scope."""
         return len(self._predicted.get(scope, ()))
 
     async def predicted(self, scope: bytes) -> list[bytes]:
-        """Return the hashes of the texts with a prediction in this scope."""
         return list(self._predicted.get(scope, ()))
 
     async def forget(self, *, model: str | None = None, scope: bytes | None = None) -> int:
-        """Delete the predictions of a model, or of a scope; returns their number."""
         gone = [
             row.key
             for row in self._rows.values()
@@ -68,12 +64,10 @@ class MemoryStore:
         return len(gone)
 
     async def get_predictions(self, keys: Sequence[bytes]) -> list[Prediction | None]:
-        """Return the stored prediction for each key; None if missing."""
         get = self._rows.get
         return [None if (row := get(key)) is None else row.prediction for key in keys]
 
     async def put_predictions(self, rows: Sequence[StoredPrediction]) -> list[Prediction]:
-        """Store predictions; the first one under a key wins. Returns the stored ones."""
         for row in rows:
             # the first row under a key stays
             kept = self._rows.get(row.key, row)
@@ -90,27 +84,22 @@ class MemoryStore:
         """Do nothing: embeddings are not stored."""
 
     async def swap_learned(self, scope: bytes, before: bytes | None, data: bytes) -> bool:
-        """Store what was learned, if `before` (None: nothing) is still there; returns whether."""
         if self._learned.get(scope) != before:
             return False
         self._learned[scope] = data
         return True
 
     async def get_learned(self, scope: bytes) -> bytes | None:
-        """Return what was learned; None if nothing was."""
         return self._learned.get(scope)
 
     async def drop_learned(self, scope: bytes) -> None:
-        """Delete what was learned."""
         self._learned.pop(scope, None)
 
     async def put_batch(self, batch: StoredBatch, owner: bytes, seconds: float) -> None:
-        """Store a batch that is about to be submitted, leased by `owner`."""
         self._batches.setdefault(batch.id, batch)
         await self.claim_batch(batch.id, owner, seconds)
 
     async def claim_batch(self, batch: bytes, owner: bytes, seconds: float) -> bool:
-        """Take or extend the lease of an open batch; False if it is leased or has ended."""
         found = self._batches.get(batch)
         if found is None or found.outcome is not None:
             return False
@@ -121,11 +110,9 @@ class MemoryStore:
         return True
 
     async def note_batch(self, batch: bytes, remote_id: str) -> None:
-        """Store the provider's id of a batch."""
         self._batches[batch] = replace(self._batches[batch], remote_id=remote_id)
 
     async def end_batch(self, batch: bytes, outcome: str, usage: Usage) -> bool:
-        """Mark a batch as ended; False if it had ended already."""
         found = self._batches.get(batch)
         if found is None or found.outcome is not None:
             return False
@@ -135,7 +122,6 @@ class MemoryStore:
     async def batches(
         self, scope: bytes | None = None, *, ended: bool = False
     ) -> list[StoredBatch]:
-        """Return the open batches, oldest first; `ended` includes ended ones."""
         found = [
             batch
             for batch in self._batches.values()

@@ -155,7 +155,6 @@ class SqlStore(Store):
         raise NotImplementedError
 
     def pool(self, embedder: str) -> Index:
-        """Return the pool of an embedder."""
         raise NotImplementedError
 
     async def vectors(
@@ -168,13 +167,11 @@ class SqlStore(Store):
         raise NotImplementedError
 
     async def put_vectors(self, embedder: str, hashes: Sequence[bytes], vectors: Float16s) -> None:
-        """Store embeddings, float16[len(hashes), dim]; existing ones are not changed."""
         for start in range(0, len(hashes), _CHUNK):
             part = slice(start, start + _CHUNK)
             await self._put_vectors(embedder, hashes[part], vectors[part])
 
     async def describe(self, scope: bytes, facts: Mapping[str, Any]) -> None:
-        """Store the metadata of a scope."""
         await self._change(
             "INSERT INTO scopes (scope, facts) VALUES ($1, $2) ON CONFLICT (scope) "
             "DO UPDATE SET facts = excluded.facts WHERE scopes.facts <> excluded.facts",
@@ -183,7 +180,6 @@ class SqlStore(Store):
         )
 
     async def count(self, scope: bytes) -> int:
-        """Return the number of texts with a prediction in this scope."""
         ((found,),) = await self._rows(f"SELECT count(DISTINCT text) {_OF_SCOPE}", scope)
         return int(found)
 
@@ -192,7 +188,6 @@ class SqlStore(Store):
         return [text for (text,) in await self._rows(f"SELECT DISTINCT text {_OF_SCOPE}", scope)]
 
     async def forget(self, *, model: str | None = None, scope: bytes | None = None) -> int:
-        """Delete the predictions of a model, or of a scope; returns their number."""
         found = [
             known
             for known, facts in await self.scopes()

@@ -70,6 +70,8 @@ class _Scan:
 class PostgresPool(FilteredIndex):
     """The pool of one embedder, shared by many processes.
 
+    Texts are committed when `add` returns; existing vectors are not changed.
+
     Row numbers are equal in all processes, so a snapshot is valid in all of them. With fewer texts
     than `exact_below` the search is exact.
     """
@@ -98,10 +100,6 @@ class PostgresPool(FilteredIndex):
             await asyncio.wait([self._building])
 
     async def add(self, texts: Sequence[PoolText], vectors: Float16s) -> int:
-        """Add texts; see `testnuc.protocols.Index.add`.
-
-        They are committed when this returns. Existing vectors are not changed.
-        """
         if not len(texts):
             now = await self._now()
             return 0 if now is None else now.size

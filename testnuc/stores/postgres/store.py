@@ -105,7 +105,6 @@ class PostgresStore(SqlStore):
         await super().close()
 
     def pool(self, embedder: str) -> PostgresPool:
-        """Return the pool of an embedder."""
         return PostgresPool(self.database, embedder, exact_below=self._exact_below)
 
     async def _rows(self, statement: str, *values: Any) -> list[Any]:
@@ -115,17 +114,13 @@ class PostgresStore(SqlStore):
         return await self.database.finish(self.database.execute(statement, *values))
 
     async def get_predictions(self, keys: Sequence[bytes]) -> list[Prediction | None]:
-        """Return the stored prediction for each key; None if missing."""
         found: dict[bytes, Prediction] = {}
         for start in range(0, len(keys), _CHUNK):
             found |= await self._stored(keys[start : start + _CHUNK])
         return [found.get(key) for key in keys]
 
     async def put_predictions(self, rows: Sequence[StoredPrediction]) -> list[Prediction]:
-        """Store predictions; the first one under a key wins. Returns the stored ones.
-
-        Cancelling the caller does not undo its write.
-        """
+        # cancelling the caller does not undo its write
         if not rows:
             return []
         future: asyncio.Future[list[Prediction]] = asyncio.get_running_loop().create_future()
@@ -135,7 +130,6 @@ class PostgresStore(SqlStore):
         return await future
 
     async def get_vectors(self, embedder: str, hashes: Sequence[bytes]) -> list[Float16s | None]:
-        """Return the stored embedding of each text, float16[dim]; None if missing."""
         return await self.pool(embedder).stored_vectors(hashes, pooled=False)
 
     async def _put_vectors(self, embedder: str, hashes: Sequence[bytes], vectors: Float16s) -> None:
@@ -146,7 +140,6 @@ class PostgresStore(SqlStore):
     async def vectors(
         self, embedder: str, after: bytes = b"", count: int = 1_000
     ) -> list[tuple[bytes, Float16s]]:
-        """Return up to `count` vectors after a text hash, ordered by hash; empty at the end."""
         query = "SELECT hash, vector FROM {texts} WHERE hash > $1 ORDER BY hash LIMIT $2"
         return [
             (text_hash, vector)

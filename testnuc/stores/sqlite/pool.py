@@ -48,6 +48,8 @@ _ATTEMPTS = 5
 class SqlitePool(FilteredIndex):
     """The pool of one embedder.
 
+    Texts are committed when `add` returns; existing vectors are not changed.
+
     Several processes can add and search. Row numbers are equal in all processes, so a snapshot is
     valid in all of them. A search without a snapshot includes texts that other processes added.
     With fewer vectors than `exact_below` the search is exact. `folder` has the file of the graph.
@@ -83,10 +85,6 @@ class SqlitePool(FilteredIndex):
         await asyncio.shield(self._opening)
 
     async def add(self, texts: Sequence[PoolText], vectors: Float16s) -> int:
-        """Add texts; see `testnuc.protocols.Index.add`.
-
-        They are committed when this returns. Existing vectors are not changed.
-        """
         await self.open()
         if not len(texts):
             now = await self._database.read(lambda c: sql.state(c, self._embedder))

@@ -57,7 +57,6 @@ class SqliteStore(SqlStore):
         super().__init__(SqliteDatabase(str(self.path), synchronous=synchronous), str(self.path))
 
     def pool(self, embedder: str) -> Index:
-        """Return the pool of an embedder."""
         digest = blake2b(embedder.encode(), digest_size=8).hexdigest()
         return SqlitePool(self.database, embedder, Path(f"{self.path}.index") / digest)
 
@@ -70,8 +69,6 @@ class SqliteStore(SqlStore):
         return await self.database.write(lambda c: c.execute(statement, given).rowcount)
 
     async def get_predictions(self, keys: Sequence[bytes]) -> list[Prediction | None]:
-        """Return the stored prediction for each key; None if missing."""
-
         def read(c: Connection) -> dict[bytes, Prediction]:
             statement = "SELECT key, label, confidence, said FROM predictions WHERE key IN"
             return {k: to_prediction(*said) for k, *said in sql.select_in(c, statement, keys)}
@@ -80,11 +77,9 @@ class SqliteStore(SqlStore):
         return [found.get(key) for key in keys]
 
     async def put_predictions(self, rows: Sequence[StoredPrediction]) -> list[Prediction]:
-        """Store predictions; the first one under a key wins. Returns the stored ones."""
         return await self.database.write(lambda c: _insert_predictions(c, rows))
 
     async def get_vectors(self, embedder: str, hashes: Sequence[bytes]) -> list[Float16s | None]:
-        """Return the stored embedding of each text, float16[dim]; None if missing."""
         return await self.database.read(lambda c: sql.select_vectors(c, embedder, hashes))
 
     async def _put_vectors(self, embedder: str, hashes: Sequence[bytes], vectors: Float16s) -> None:
@@ -93,8 +88,6 @@ class SqliteStore(SqlStore):
     async def vectors(
         self, embedder: str, after: bytes = b"", count: int = 1_000
     ) -> list[tuple[bytes, Float16s]]:
-        """Return up to `count` vectors after a text hash, ordered by hash; empty at the end."""
-
         def read(c: Connection) -> list[tuple[bytes, Float16s]]:
             now = sql.state(c, embedder)
             if now is None:
