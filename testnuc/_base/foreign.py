@@ -28,7 +28,7 @@ def read_json(data: bytes, *, most: int = _MOST_VALUES) -> Any:
     """Parse JSON; raises ValueError and nothing else, also for a body of over `most` values.
 
     Accepted is what some servers and proxies write: a byte order mark, bytes that are not UTF-8,
-    half a pair of surrogates, NaN and infinity, control characters in strings.
+    half a pair of surrogates, NaN and infinity, control characters in strings, long integers.
     """
     if len(data) > most and count_values(data) > most:
         raise ValueError(f"it has more than {most:,} values")
@@ -40,9 +40,14 @@ def read_json(data: bytes, *, most: int = _MOST_VALUES) -> Any:
         text = data.decode("utf-8-sig", "replace")
         text = _ESCAPES.sub(lambda found: r"\ufffd" if found[1] else found[0], text)
         try:
-            return json.loads(text, strict=False)
+            return json.loads(text, strict=False, parse_int=read_integer)
         except RecursionError as problem:
             raise ValueError("nested too deeply") from problem
+
+
+def read_integer(digits: str) -> float:
+    """Return an integer of JSON; infinity for one that is too long for Python."""
+    return int(digits) if len(digits) <= 4_000 else float(digits)
 
 
 def count_values(data: bytes) -> int:

@@ -29,6 +29,8 @@ LEASE_SECONDS = 30.0
 _FIRST, _GROWTH, _LONGEST = 0.05, 1.5, 2.0
 #: Most keys polled at a time.
 _CHUNK = 1_000
+#: Renewals in a row that take longer than a lease lasts, until the store is too slow for a run.
+_MOST_LATE = 5
 #: The expiry of a lease that another process took.
 _LOST = float("-inf")
 
@@ -69,6 +71,8 @@ class Leases:
         self._held: dict[bytes, float] = {}
         #: Keys leased by other processes, in insertion order.
         self._awaited: dict[bytes, None] = {}
+        #: Renewals in a row that came too late.
+        self._late = 0
         self._renewal: asyncio.Task[None] | None = None
         self._poller: asyncio.Task[None] | None = None
         self._releases: set[asyncio.Task[None]] = set()
@@ -92,11 +96,19 @@ class Leases:
     async def confirm(self, keys: Sequence[bytes]) -> set[bytes]:
         """Renew leases that may have expired, and try to lease those that were lost again.
 
-        Returns the keys that were leased again. Other lost keys are awaited.
+        Returns the keys that were leased again. Other lost keys are awaited. `StoreError`: leases
+        expire before the store responds.
         """
         async with self._confirming:
             if self.expired(keys):
                 await self._renew(self.expired(self._held))
+            if self._late >= _MOST_LATE:
+                self._late = 0
+                raise StoreError(
+                    f"the store took over {self.seconds:g} s to renew leases that last as long, "
+                    f"{_MOST_LATE} times in a row: nothing can be sent. See what slows the store, "
+                    "and run again; nothing paid for is lost"
+                )
         lost = self.expired(keys)
         for key in lost:
             del self._held[key]
@@ -153,6 +165,7 @@ class Leases:
         """Renew leases; one that was lost counts as expired."""
         until = _now() + self.seconds
         got = await self.store.renew(keys, self.seconds)
+        self._late = self._late + 1 if _now() > until else 0
         for key, renewed in zip(keys, got, strict=True):
             # the key may have got an outcome meanwhile
             if key in self._held:

@@ -1,7 +1,9 @@
 """Answer a review in the terminal, for those who judge without the page."""
 
 import re
+from pathlib import Path
 
+from testnuc._base.jsonl import bytes_of
 from testnuc.cli.reading import to_stderr
 from testnuc.errors import InvalidInputError
 from testnuc.trust.review import Review, ReviewItem
@@ -18,11 +20,33 @@ _LISTED = 8
 _NEIGHBORS = 3
 
 
+class ReviewFile:
+    """The file of a review that is judged; what somebody else writes to it meanwhile is kept."""
+
+    def __init__(self, review: Review, path: str) -> None:
+        self._review, self.path = review, path
+        #: What this process read or wrote; empty where there is no file.
+        self.held = self._content()
+
+    def save(self) -> None:
+        """Write the review, unless somebody else has written the file."""
+        if self._content() not in {b"", self.held}:
+            raise InvalidInputError(
+                f"{self.path} was changed meanwhile, perhaps by another `testnuc review`, and is "
+                "kept; end this one, and judge the rest there"
+            )
+        self._review.save(self.path)
+        self.held = self._content()
+
+    def _content(self) -> bytes:
+        return bytes_of(self.path) if Path(self.path).exists() else b""
+
+
 def answer(review: Review, path: str) -> None:
     """Ask for the label of each open item, in order; saves to `path` after each answer."""
     # the numbers of candidates would be ambiguous among labels such as "1"
     numbered = not any(map(_NUMBER.fullmatch, review.labels))
-    at = _next_open(review, 0)
+    file, at = ReviewFile(review, path), _next_open(review, 0)
     hint = _HELP if numbered else _HELP.removeprefix("a number, ").replace("0 =", "- =")
     to_stderr(f"several labels, separated by commas; each {hint}" if review.multilabel else hint)
     while at < len(review):
@@ -50,7 +74,7 @@ def answer(review: Review, path: str) -> None:
             to_stderr(str(problem))
             continue
         review.answer(at, label)
-        review.save(path)
+        file.save()
         to_stderr(review[at].answer or "none of these")
         at = _next_open(review, at + 1)
 

@@ -14,8 +14,7 @@ import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from testnuc._base.jsonl import bytes_of
-from testnuc.cli.answering import answer
+from testnuc.cli.answering import ReviewFile, answer
 from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.reading import to_stderr
 from testnuc.errors import InvalidInputError
@@ -94,12 +93,11 @@ class _Page:
 
     def __init__(self, review: Review, path: str) -> None:
         self._review = review
-        self._path = path
+        self._file = ReviewFile(review, path)
         # what a judgment replaces, and what is there again without it
         self._before = list(review)
-        self._held = self._content()
         #: Whether judgments are not in the file: the disk may be full.
-        self._unsaved = not self._held
+        self._unsaved = not self._file.held
         self._origin = ""
         self._seen = False
         self._ended: asyncio.Future[bool]
@@ -149,7 +147,7 @@ class _Page:
 
     async def _page(self, _: web.Request) -> web.Response:
         self._seen = True
-        name = Path(self._path).name
+        name = Path(self._file.path).name
         page = render(None, review=self._review, file=name, title=f"testnuc: {name}", live=True)
         content = page.encode("utf-8", "replace")
         return web.Response(body=content, headers=_HEADERS | {"Content-Type": _HTML})
@@ -171,19 +169,10 @@ class _Page:
         return self._saved()
 
     def save(self) -> None:
-        """Save what is not saved yet; what somebody else wrote meanwhile is kept."""
-        if not self._unsaved:
-            return
-        if self._content() not in {b"", self._held}:
-            raise InvalidInputError(
-                f"{self._path} was changed meanwhile, perhaps by another `testnuc review`, and is "
-                "kept; end this one, and judge the rest there"
-            )
-        self._review.save(self._path)
-        self._held, self._unsaved = self._content(), False
-
-    def _content(self) -> bytes:
-        return bytes_of(self._path) if Path(self._path).exists() else b""
+        """Save what is not saved yet."""
+        if self._unsaved:
+            self._file.save()
+            self._unsaved = False
 
     def _saved(self) -> web.Response:
         try:

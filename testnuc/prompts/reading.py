@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from testnuc._base.foreign import read_integer
 from testnuc.errors import MismatchedReplyError, ReplyError, UnreadableReplyError
 from testnuc.protocols import Answer, Answers
 
@@ -47,7 +48,7 @@ _SCORES = ("confidence", "score", "probability")
 _DENIALS = frozenset({"false", "no", "0", "0.0"})
 _BETWEEN = re.compile(r"[\s,]*")
 _ID = re.compile(r"(?:text|sample|id)? ?#? ?([0-9]{1,9})(?:\.0*)?", re.IGNORECASE)
-_DECODER = json.JSONDecoder()
+_DECODER = json.JSONDecoder(parse_int=read_integer)
 
 
 def parse_reply(

@@ -107,14 +107,22 @@ def _data(block: bytes) -> list[bytes]:
     return lines
 
 
+def first_choice(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return the choice with the lowest index, or an empty one."""
+    choices = answer.get("choices")
+    given = choices if isinstance(choices, list) else ()
+    return min((one for one in given if isinstance(one, dict)), key=_index, default={})
+
+
+def _index(choice: dict[str, Any]) -> int:
+    # only a whole number says that it is another one
+    return index if type(index := choice.get("index")) is int else 0
+
+
 def _choice(event: dict[str, Any]) -> dict[str, Any]:
-    """Return the first choice of an event, or an empty one."""
-    choices = event.get("choices")
-    for choice in choices if isinstance(choices, list) else ():
-        # only a whole number says that it is another one
-        if isinstance(choice, dict) and (type(i := choice.get("index")) is not int or i <= 0):
-            return choice
-    return {}
+    """Return the first choice of a stream in an event, or an empty one."""
+    choice = first_choice(event)
+    return choice if _index(choice) <= 0 else {}
 
 
 def _chat(events: list[dict[str, Any]], finishes: list[Any]) -> dict[str, Any]:

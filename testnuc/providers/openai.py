@@ -23,7 +23,7 @@ from testnuc.providers._answers import Body, Message, answer_schema, breaks_off,
 from testnuc.providers._dialect import Dialect, Structure
 from testnuc.providers._http import HTTPProvider, endpoint_of
 from testnuc.providers._logprobs import TOP, with_logprobs, with_scores
-from testnuc.providers._streams import text_of
+from testnuc.providers._streams import first_choice, text_of
 from testnuc.transport.endpoint import Endpoint, checked_headers, missing_key
 from testnuc.transport.keys import key_of
 
@@ -248,13 +248,11 @@ class OpenAI(HTTPProvider):
         """Return the content of the first choice of a chat completion, or that of a response."""
         if isinstance(answer.get("output"), list):
             return self._parse_response(answer)
-        choices = answer.get("choices")
-        choice = choices[0] if isinstance(choices, list) and choices else None
-        message = choice.get("message") if isinstance(choice, dict) else None
-        finish = _finish(choice) if isinstance(choice, dict) else None
+        choice = first_choice(answer)
+        message, finish = choice.get("message"), _finish(choice)
         if finish == "content_filter":
             message = message or {}  # Azure sends none
-        if not isinstance(choice, dict) or not isinstance(message, dict):
+        if not isinstance(message, dict):
             raise self.empty("choices", answer)
         refusal = message.get("refusal")
         if not isinstance(refusal, str) or not refusal:

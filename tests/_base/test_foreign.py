@@ -21,6 +21,8 @@ from testnuc._base.foreign import _ESCAPES, count, read_json, write_json
         (b'{"a": "\\\\ud800", "b": NaN}', {"a": "\\ud800", "b": math.nan}),
         (b'{"a": -Infinity, "b": Infinity}', {"a": -math.inf, "b": math.inf}),
         (b'{"a": 1e400}', {"a": math.inf}),
+        # more digits than Python reads
+        (b'{"a": %s, "b": -%s}' % (b"1" * 6_000, b"1" * 6_000), {"a": math.inf, "b": -math.inf}),
         (b'{"a": "tab\there\x00"}', {"a": "tab\there\x00"}),
     ],
 )

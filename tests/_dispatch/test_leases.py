@@ -455,6 +455,35 @@ async def test_a_store_that_fails_while_leases_are_confirmed_stops_the_run():
     await bench.scheduler.close()
 
 
+async def test_a_store_that_always_renews_too_late_stops_the_run():
+    bench = Bench(workers=1)
+    bench.outcome = NotSentError()
+    renew, late = bench.store.renew, 0
+
+    async def slow(keys, seconds):
+        nonlocal late
+        late += 1
+        renewed = await renew(keys, seconds)
+        bench.store.now += 45
+        skip(45)
+        return renewed
+
+    bench.store.renew = slow
+    task, _ = bench.start("x", "y")
+    await settled()
+    await suspended(bench)
+    with pytest.raises(StoreError, match=r"30 s .* 5 times in a row.* nothing paid for is lost"):
+        await task
+    assert late == 5
+    # the next run may find a store that responds
+    bench.store.renew, bench.outcome = renew, LABEL
+    task, outcomes = bench.start("x", "y")
+    await task
+    assert outcomes == {"x": LABEL, "y": LABEL}
+    assert bench.store.mine == {}
+    await bench.scheduler.close()
+
+
 async def test_closing_ends_a_confirmation():
     bench = Bench(workers=1)
     bench.gate.clear()

@@ -4,6 +4,7 @@ import pytest
 
 from testnuc._base.checks import hash_text
 from testnuc.cli.answering import answer
+from testnuc.errors import InvalidInputError
 from testnuc.trust.joining import join_reviews
 from testnuc.trust.review import Review, ReviewItem
 
@@ -82,6 +83,29 @@ def test_each_answer_is_saved_and_a_review_goes_on_where_it_ended(tmp_path, caps
     assert [label for label, _ in found] == ["delivery", "refund", "login"]
     assert "3 of 3: text 2" in told
     assert "1 of 3" not in told
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_what_another_terminal_saved_meanwhile_is_kept(gone, tmp_path, capsys):
+    path = tmp_path / "review.json"
+    review_of().save(path)
+
+    def lines():
+        yield "login"
+        other = Review.load(path)
+        other.answer(2, "refund")
+        other.save(path)
+        if gone:
+            path.unlink()
+        yield "refund"
+
+    if gone:
+        answered(Review.load(path), path, lines(), capsys)
+        assert [item.answer for item in Review.load(path)] == ["login", "refund", None]
+        return
+    with pytest.raises(InvalidInputError, match="was changed meanwhile"):
+        answered(Review.load(path), path, lines(), capsys)
+    assert [item.answer for item in Review.load(path)] == ["login", None, "refund"]
 
 
 def test_undo_goes_back_and_a_new_answer_replaces_the_old(tmp_path, capsys):

@@ -197,3 +197,13 @@ def test_any_body_is_a_reply_or_our_error(body, n):
         with contextlib.suppress(ReplyError):
             provider.decode(request, body)
         assert isinstance(str(provider.error(500, {}, body)), str)
+
+
+@pytest.mark.parametrize("around", ["{}", "```json\n{}\n```", "Here it is: {}"])
+def test_a_number_with_more_digits_than_python_reads_spoils_no_answer(around):
+    said = json.dumps({"label": "refund", "confidence": 0.9}).replace(
+        "}", f', "n": {"9" * 6_000}}}'
+    )
+    assert parse_reply(around.format(said), 1) == (Answer("refund", 0.9),)
+    two = f'[{{"id": 1, "label": "a", "confidence": {"9" * 6_000}}}, {{"id": 2, "label": "b"}}, {{'
+    assert parse_reply(two, 2, truncated=True) == (Answer("a"), Answer("b"))

@@ -38,6 +38,19 @@ def test_an_answer_beside_an_error_is_not_whole():
     assert caught.value.content is None
 
 
+@pytest.mark.parametrize(
+    ("indices", "expected"), [((1, 0), "b"), ((2, 1), "b"), ((None, 1), "a"), ((3,), "a")]
+)
+def test_of_several_choices_that_of_the_lowest_index_counts(indices, expected):
+    choices = [
+        {"index": index, "message": {"content": f'{{"label": "{label}"}}'}}
+        for index, label in zip(indices, "abc", strict=False)
+    ]
+    for given in (choices, [None, *choices]):
+        reply = OpenAI("m", base_url=LOCAL).decode(request(), completion(choices=given))
+        assert reply.answers == (Answer(expected),)
+
+
 def test_content_in_parts():
     parts = [
         {"type": "text", "text": '{"label": "a",'},

@@ -263,7 +263,7 @@ def _store_error(error: sqlite3.Error, path: str) -> StoreError:
     elif code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
         said = f"is locked by another process ({error}); stop that process, or run again later"
     elif code == sqlite3.SQLITE_CANTOPEN:
-        said = f"cannot be opened ({error}); check the permissions of its folder"
+        said = f"cannot be opened ({error}); check the permissions of the file and of its folder"
     else:
         # it had all tables when it was opened
         gone = "no such table" in str(error)
