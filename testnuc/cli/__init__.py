@@ -52,7 +52,9 @@ _SOURCES = argument(
     "RESULTS|STORE|REVIEW..",
     "A file written by `classify -o`, a store; or reviews (.json) to continue or join.",
 )
-_JUDGED = argument("REVIEW|MARKS..", "What the page saved; several people's files are joined.")
+_JUDGED = argument(
+    "REVIEW|MARKS..", "What the page saved; several people's are joined. RESULTS: edits there."
+)
 _REVIEWS = typer.Argument(
     None,
     help="Of several people: their agreement is added.",

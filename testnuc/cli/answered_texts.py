@@ -8,10 +8,10 @@ from typing import Any
 
 from testnuc._base.checks import hash_text, valid_text
 from testnuc.cli import xlsx
-from testnuc.cli.files import check_output
-from testnuc.cli.memory import AnswerStore
+from testnuc.cli.files import check_output, free_name
+from testnuc.cli.memory import AnswerStore, RunNote
 from testnuc.cli.options import Options
-from testnuc.cli.options_of_run import client_of, held_scopes, with_options_of_run
+from testnuc.cli.options_of_run import client_of, command, held_scopes, with_options_of_run
 from testnuc.cli.reading import Table, holds_rows, kind_of, read_table, to_stderr, usable
 from testnuc.client import TestNUC, parts_of
 from testnuc.errors import InvalidInputError, SmallPoolWarning
@@ -117,6 +117,7 @@ async def labeled(nuc: TestNUC, table: Table, source: str) -> LabeledTable:
     """
     problems, valid = usable(table, source)
     parts, before = parts_of(nuc), dict[int, Classification]()
+    rows: Sequence[Classification] = ()
     if holds_rows(source):
         rows = read_results(table.rows, source, table.text_column)
         keys = [parts.predictor.key(table.texts[at]) for at in valid]
@@ -131,7 +132,17 @@ async def labeled(nuc: TestNUC, table: Table, source: str) -> LabeledTable:
             f"{calls:,} of {len(texts):,} texts in the column {table.text_column!r} have no stored "
             "answer; run `testnuc classify` first, or name another --text-column"
         )
-    return LabeledTable(await nuc.classify_many(texts), valid, problems, before)
+    found = LabeledTable(await nuc.classify_many(texts), valid, problems, before)
+    now = found.merged()
+    edited = RunNote.of(source).edited(rows[at] for at in now) if rows else []
+    edited = [row for row in edited if (row.label or "") != (now[row.index].label or "")]
+    if edited:
+        take = command("learn", source, {}, source, "-o", free_name("better.csv"))
+        to_stderr(
+            f"note: {len(edited):,} labels in {source} were edited and are not used, as "
+            f"{edited[0].label!r} in row {edited[0].index + 1}; as your judgments they are: {take}"
+        )
+    return found
 
 
 async def newest(nuc: TestNUC, table: Table, source: str) -> Results:

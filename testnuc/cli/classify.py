@@ -93,7 +93,7 @@ def run(given: SimpleNamespace) -> None:
             kept = f"not all answers are stored: {results.stopped}"
         raise InvalidInputError(f"{exc}; {kept}") from exc
     if output is not None:
-        RunNote.write(output, store, table.text_column, client)
+        RunNote.write(output, store, table.text_column, client, results)
     end(results, store, invalid=len(problems), output=output, client=asked)
 
 

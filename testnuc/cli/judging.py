@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from testnuc._base.checks import hash_text
+from testnuc._base.checks import hash_text, valid_text
 from testnuc._engine.carried import added_labels, judgments_of
 from testnuc._engine.learning import key_of
 from testnuc.cli.answered_texts import labeled, newest, opened, texts_for
@@ -20,11 +20,11 @@ from testnuc.cli.judging_page import judge
 from testnuc.cli.label_files import read_former, read_labels
 from testnuc.cli.memory import AnswerStore, LessonNote, RunNote
 from testnuc.cli.options_of_run import next_command, opened_store
-from testnuc.cli.reading import existing, holds_rows, to_stderr
+from testnuc.cli.reading import existing, holds_rows, read_table, to_stderr
 from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError
 from testnuc.report.marks import read_marks
-from testnuc.results import Results, run_record
+from testnuc.results import Results, read_results, run_record
 from testnuc.trust.certificates import Certificate
 from testnuc.trust.joining import join_reviews
 from testnuc.trust.learned import Learned
@@ -130,7 +130,7 @@ async def learn(given: SimpleNamespace) -> None:
     options = RunNote.of(source).options
     named = given.client["labels"] if "labels" in given.client.named else None
     former = options.get("former", {}) if named is None else read_former(named)
-    take = _lesson(given.judged, former, at_random=given.at_random)
+    take = _lesson(given, former)
     protect = [name for name in given.protect if name] if given.protect else None
     least = options.get("min_trust")
     # labels that the run withheld for it stay withheld
@@ -167,7 +167,7 @@ async def learn(given: SimpleNamespace) -> None:
             named = given.client.given()
             if "labels" in named:
                 named["labels"] = read_labels(named["labels"])
-            RunNote.write(output, store, table.text_column, options | named)
+            RunNote.write(output, store, table.text_column, options | named, placed.values())
         labels = sum(row.label is not None for row in placed.values())
         people = sum(row.source == "person" for row in placed.values())
         kept = sum(found.before.get(at) is row for at, row in placed.items())
@@ -217,9 +217,10 @@ def _options_of(certificate: Certificate, accuracy: float) -> list[str]:
 
 
 def _lesson(
-    files: Sequence[str], former: Mapping[str, Sequence[str]], *, at_random: bool
+    given: SimpleNamespace, former: Mapping[str, Sequence[str]]
 ) -> Callable[..., Awaitable[Learned]]:
     """Read what was judged; returns a function by which a client learns from it, with options."""
+    files, at_random = given.judged, given.at_random
     if all(map(_is_review, files)):
         judged = _read_reviews(files)
         if not judged.judged:
@@ -235,6 +236,14 @@ def _lesson(
         raise InvalidInputError("only the .json files of reviews and of the page can be joined")
     elif Path(files[0]).suffix.lower() == ".db":
         return partial(_from_store, store=files[0], former=former)
+    elif (file := files[0]) == given.source and not at_random:
+        # what a person edited in it
+        table = read_table(file, given.text_column)
+        rows = read_results(table.rows, file, table.text_column)
+        edited = RunNote.of(file).edited(row for row in rows if valid_text(row.text) is None)
+        if not edited:
+            raise InvalidInputError(f"no label in {file} differs from what was written there")
+        texts, labels = [row.text for row in edited], [row.label for row in edited]
     else:
         texts, right = read_marks(existing(files[0]))
         labels = [*right]
@@ -403,7 +412,7 @@ def _chosen_by_hand(texts: list[str], labels: list[Any], nuc: TestNUC) -> Review
     items = [ReviewItem(at, text, hash_text(text)) for at, text in enumerate(texts)]
     made = Review(items, nuc.labels.names, len(nuc), nuc.model, multilabel=nuc.labels.multilabel)
     for at, label in enumerate(labels):
-        made.answer(at, label)
+        made.answer(at, made.as_given(label) if isinstance(label, str | None) else label)
     return made
 
 

@@ -65,7 +65,8 @@ async def check(given: SimpleNamespace) -> None:
         former.setdefault(new, [new]).append(old)
     options = RunNote.of(source).options | given.client.given()
     options |= {"labels": labels, "former": former}
-    RunNote.write(output, AnswerStore.of_results(None, output), table.text_column, options)
+    store = AnswerStore.of_results(None, output)
+    RunNote.write(output, store, table.text_column, options, made.values())
     changed = sum(row.label != made[at].label for at, row in rows.items())
     to_stderr(
         f"{len(labels):,} of {len(names):,} labels, written to {file}; {changed:,} texts have "

@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -26,6 +26,7 @@ from testnuc.cli.options import LATER, OF_ANSWERS, options_in
 from testnuc.client import TestNUC, parts_of
 from testnuc.errors import InvalidInputError
 from testnuc.trust.learned import Learned
+from testnuc.types import Classification
 
 _NOTE = "output.json"
 #: Bytes of a note: somebody else may have put a device there, or a file without end.
@@ -78,11 +79,13 @@ class RunNote:
     written: str | None = None
     #: The options that decided what was written, with labels that were read from their file.
     options: Mapping[str, Any] = field(default_factory=dict)
+    #: Twelve digits of the digest of each text, and four of that of its label.
+    rows: str = ""
 
     @classmethod
     def of(cls, output: str) -> RunNote:
         """Return the note beside an output; what is malformed is left out."""
-        kinds = {"store": str, "text_column": str, "written": str, "options": dict}
+        kinds = {"store": str, "text_column": str, "written": str, "options": dict, "rows": str}
         places = (_folder_of(output) / _NOTE, _copy_of(output))
         noted = next(filter(None, (_facts(place, **kinds) for place in places)), None)
         if noted is None and (written := _digest(output)) is not None:
@@ -101,7 +104,12 @@ class RunNote:
 
     @classmethod
     def write(
-        cls, output: str, store: AnswerStore, text_column: str, options: Mapping[str, Any]
+        cls,
+        output: str,
+        store: AnswerStore,
+        text_column: str,
+        options: Mapping[str, Any],
+        rows: Iterable[Classification],
     ) -> None:
         """Write the note of an output that was just written; without one, options are repeated."""
         if store.folder is None:
@@ -111,7 +119,8 @@ class RunNote:
             name = Path(str(store.where)).name
             if store.folder.name not in {PROJECT.name, _folder_of(output).name}:
                 name = f"{store.folder.name}/{name}"
-        note = cls(name, text_column, _digest(output), _noted(options))
+        marks = "".join(map("".join, map(_mark, rows)))
+        note = cls(name, text_column, _digest(output), _noted(options), marks)
         content = orjson.dumps(asdict(note), default=str)
         with suppress(OSError, InvalidInputError):
             _folder_of(output).mkdir(exist_ok=True)
@@ -119,6 +128,12 @@ class RunNote:
         if PROJECT.is_dir():
             with suppress(OSError, InvalidInputError):
                 write_whole(_copy_of(output), [content])
+
+    def edited(self, rows: Iterable[Classification]) -> list[Classification]:
+        """Return the rows of the output whose label is not the one that was written."""
+        known = dict(re.findall("(.{12})(.{4})", self.rows))
+        marks = ((row, *_mark(row)) for row in rows)
+        return [row for row, text, label in marks if known.get(text, label) != label]
 
     def says(self, output: str, options: Mapping[str, Any]) -> bool:
         """Whether an output is known to be what a run with these options wrote."""
@@ -137,6 +152,10 @@ def _noted(options: Mapping[str, Any]) -> dict[str, Any]:
         del kept["base_url"]
     found: dict[str, Any] = orjson.loads(orjson.dumps(kept, default=str))
     return found
+
+
+def _mark(row: Classification) -> tuple[str, str]:
+    return hash_text(row.text).hex()[:12], hash_text(row.label or "").hex()[:4]
 
 
 def _digest(file: str) -> str | None:

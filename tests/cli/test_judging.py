@@ -734,3 +734,56 @@ def test_judgments_carry_over_to_other_labels(tickets):
     assert all(row["nuc_label"] == "praise" for row in rows if row["text"] in praised)
     code, _, err = run_here("learn", "new.csv", "no.db")
     assert (code, "no.db" in err) == (2, True)
+
+
+@pytest.mark.slow
+def test_labels_that_are_edited_in_the_results_are_named_and_can_be_taken(tickets):
+    """They were ignored without a word."""
+
+    def edited(rows):
+        with Path("out.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+
+    with LoopbackLLM(wrong_at_random) as llm:
+        assert run_here("classify", tickets, *options(llm), "-o", "out.csv")[0] == 0
+    code, _, err = run_here("learn", "out.csv", "out.csv", "-o", "better.csv")
+    assert code == 2
+    assert "no label in out.csv differs from what was written there" in err
+    with Path("out.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    wrong = [row for row in rows if row["nuc_label"] != true_label(row["text"])][:3]
+    for row in wrong:
+        row["nuc_label"] = true_label(row["text"])
+    # a spreadsheet sorts, and has rows of its own
+    rows.sort(key=lambda row: row["text"], reverse=True)
+    edited([*rows, {**rows[0], "text": "a row that nobody asked about"}])
+
+    code, _, err = run_here("describe", "out.csv")
+    assert code == 0, err
+    assert "note: 3 labels in out.csv were edited and are not used, as " in err
+    assert "testnuc learn out.csv out.csv -o better.csv" in err
+    code, out, err = run_here("learn", "out.csv", "out.csv", "-o", "better.csv")
+    assert code == 0, err
+    assert "3 of 241 texts are judged: 3 by a person" in out
+    # they were chosen, and prove nothing
+    assert "marked texts were chosen, not drawn" in err
+    assert "were edited" not in err
+    with Path("better.csv").open(newline="") as file:
+        better = {row["text"]: row for row in csv.DictReader(file)}
+    assert {better[row["text"]]["nuc_label"] == row["nuc_label"] for row in wrong} == {True}
+    assert {better[row["text"]]["nuc_source"] for row in wrong} == {"person"}
+    for file in ("out.csv", "better.csv"):
+        code, _, err = run_here("describe", file)
+        assert code == 0, err
+        assert "were edited" not in err
+
+    code, _, err = run_here("learn", "out.csv", "out.csv", "--at-random")
+    assert code == 2
+    # a label that is not in the set
+    rows[0]["nuc_label"] = "refnd"
+    edited(rows)
+    code, _, err = run_here("learn", "out.csv", "out.csv")
+    assert code == 2
+    assert "did you mean 'refund'?" in err
