@@ -19,9 +19,9 @@ from bench import _embedders
 from bench._recorded import distinct_rows, recorded_of
 from bench._report import Report
 from testnuc import embedders
-from testnuc._base.checks import hash_text
 from testnuc.embedders.cache import EmbeddingCache
 from testnuc.index.memory_pool import Pool
+from testnuc.protocols import PoolText
 from testnuc.scoring import paired_difference
 from testnuc.stores.memory import MemoryStore
 from testnuc.trust.head import fit_folds, predict_folds
@@ -71,9 +71,9 @@ async def _by_testnuc(name: str, texts: list[str], tokens: _Tokens) -> _embedder
     if hasattr(embedder, "_model"):
         tokens.watch(embedder._model)
     cache = EmbeddingCache(embedder, MemoryStore(), Pool())
-    hashes = [hash_text(text) for text in texts]
+    entries = [PoolText.of(text) for text in texts]
     start = time.perf_counter(), time.process_time()
-    vectors = await cache.vectors(texts, hashes)
+    vectors = await cache.vectors(entries)
     wall, cpu = time.perf_counter() - start[0], time.process_time() - start[1]
     await cache.close()
     close = getattr(embedder, "close", None)

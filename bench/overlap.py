@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from bench._report import Report
 from bench.evaluation.recording import KnownVectors
 from testnuc import Limits, SmallPoolWarning, TestNUC, UncertaintySampling, embedders
-from testnuc._base.checks import hash_text
 from testnuc.embedders.cache import EmbeddingCache
 from testnuc.embedders.sentence_transformers import WHEEL_MODEL
 from testnuc.index.memory_pool import Pool
+from testnuc.protocols import PoolText
 from testnuc.stores.memory import MemoryStore
 from testnuc.testing import serve_in_process
 
@@ -36,7 +36,7 @@ async def _embedded(embedder: Embedder, texts: list[str]) -> tuple[float, NDArra
     """Embed as a run does, and ask nothing."""
     cache = EmbeddingCache(embedder, MemoryStore(), Pool())
     start = time.perf_counter()
-    vectors = await cache.vectors(texts, [hash_text(text) for text in texts])
+    vectors = await cache.vectors([PoolText.of(text) for text in texts])
     seconds = time.perf_counter() - start
     await cache.close()
     return seconds, vectors

@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from testnuc._base.checks import checked_whole, hash_text, valid_text
@@ -170,12 +169,7 @@ class TestNUC:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
@@ -230,9 +224,7 @@ class TestNUC:
         failed: list[Exception] = []
         for start in range(0, len(entries), _TURN):
             part = entries[start : start + _TURN]
-            vectors, rejected = await parts.embedding.each(
-                [e.text for e in part], [e.hash for e in part]
-            )
+            vectors, rejected = await parts.embedding.each(part)
             failed += rejected.values()
             rows = [at for at in range(len(part)) if at not in rejected]
             if rows:

@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 
 from testnuc._base.arrays import Float32s
-from testnuc._base.checks import checked_whole, hash_text
+from testnuc._base.checks import checked_whole, hash_text, needing
 from testnuc._base.display import Brief
 from testnuc._engine.components import Components, Internals
 from testnuc._engine.inputs import checked_texts, distinct
@@ -22,7 +22,6 @@ from testnuc.errors import (
     AuthenticationError,
     BadRequestError,
     InvalidInputError,
-    MissingDependencyError,
     ProviderError,
     ReplyError,
     UnknownModelError,
@@ -242,12 +241,8 @@ class _Clusters:
 
 def _clustered(texts: Sequence[str], wide: Float32s, clusters: int, seed: int) -> _Clusters:
     """Cluster texts by k-means."""
-    try:
+    with needing("discover needs scikit-learn: pip install 'testnuc[sklearn]'"):
         from sklearn.cluster import KMeans
-    except ImportError as exc:
-        raise MissingDependencyError(
-            "discover needs scikit-learn: pip install 'testnuc[sklearn]'"
-        ) from exc
     # the choice by distance would take most of the time, and many centers are as good at random
     init = "k-means++" if clusters * len(wide) <= _BY_DISTANCE else "random"
     means = KMeans(clusters, init=init, n_init=1, max_iter=20, random_state=seed).fit(wide)

@@ -17,13 +17,13 @@ import orjson
 
 from testnuc import embedders
 from testnuc._base.arrays import DAMAGED, read_archive
-from testnuc._base.checks import checked_number, hash_text, valid_text
+from testnuc._base.checks import checked_number, valid_text
 from testnuc._base.jsonl import write_whole
 from testnuc._base.loop_thread import Background, at_exit
 from testnuc.embedders.cache import EmbeddingCache, embedder_name
 from testnuc.errors import EmbeddingError, InvalidInputError, with_note
 from testnuc.index.memory_pool import Pool
-from testnuc.protocols import Answer, Reply
+from testnuc.protocols import Answer, PoolText, Reply
 from testnuc.results import Results
 from testnuc.stores.memory import MemoryStore
 from testnuc.trust.calibration import SetRule
@@ -501,7 +501,7 @@ class Head:
             ending = weakref.finalize(self, self._background.leave, partial(_closed, own))
             ending.atexit = False
             at_exit(ending)
-        vectors, errors = self._background.run(cache.each(texts, [hash_text(t) for t in texts]))
+        vectors, errors = self._background.run(cache.each([PoolText.of(text) for text in texts]))
         if len(errors) == len(texts):
             if errors and all(isinstance(error, EmbeddingError) for error in errors.values()):
                 # not one text is at fault, but the embedder

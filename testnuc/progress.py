@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
+from testnuc._base.display import one_line
 from testnuc.types import Usage, error_text
 
 __all__ = ["BarProgress", "LineProgress", "Observer", "Silent", "display_of", "start_progress"]
@@ -169,7 +170,7 @@ class LineProgress:
         if pace and self.count < self.texts:
             parts.append(f"{_time((self.texts - self.count) / pace)} left")
         if self._error is not None and now - self._noted < _RECENT:
-            parts.append(f"last error: {short(self._error)}")
+            parts.append(f"last error: {one_line(error_text(self._error) or '', _ERROR)}")
         return ", ".join(parts)
 
     def _update(self) -> None:
@@ -229,12 +230,6 @@ class BarProgress(LineProgress):
         self._bar.set_postfix_str(self.figures(), refresh=False)
         # tqdm keeps its lock if drawing fails, and each embedder would wait for it
         self._bar.refresh(nolock=True)
-
-
-def short(error: Exception) -> str:
-    """Return an error on one line of bounded length."""
-    text = " ".join((error_text(error) or "").split())
-    return text if len(text) <= _ERROR else f"{text[: _ERROR - 2]}.."
 
 
 def _time(seconds: float) -> str:

@@ -22,6 +22,7 @@ from typing import (
 import numpy as np
 from numpy.typing import NDArray
 
+from testnuc._base.checks import hash_text
 from testnuc._base.display import Brief
 from testnuc.errors import ReplyError
 from testnuc.types import Prediction, Usage
@@ -294,6 +295,11 @@ class PoolText(Brief):
     hash: bytes
     #: The known (gold) label; the LLM is never called for such a text.
     label: str | None = None
+
+    @classmethod
+    def of(cls, text: str) -> PoolText:
+        """Return a text with its hash."""
+        return cls(text, hash_text(text))
 
 
 @dataclass(frozen=True, slots=True, repr=False)

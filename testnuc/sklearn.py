@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from testnuc._base.arrays import Array, Float64s
-from testnuc._base.checks import hash_text
+from testnuc._base.checks import needing
 from testnuc._base.loop_thread import Background, at_exit
 from testnuc._engine.components import Internals
 from testnuc._engine.inputs import values
@@ -24,7 +24,7 @@ from testnuc._engine.learning import LEAST_TEXTS
 from testnuc._engine.parameters import client_arguments
 from testnuc._engine.reporting import few_predictions
 from testnuc.client import TestNUC
-from testnuc.errors import InvalidInputError, MissingDependencyError, TestNUCError, with_count
+from testnuc.errors import InvalidInputError, TestNUCError, with_count
 from testnuc.head import Head
 from testnuc.index.memory_pool import Pool
 from testnuc.label_tree import flattened, is_nested
@@ -35,14 +35,10 @@ from testnuc.stores.memory import MemoryStore
 from testnuc.types import Classification, MultilabelClassification, Usage
 from testnuc.voting import VotePolicy
 
-try:
+with needing("testnuc.sklearn needs scikit-learn: pip install 'testnuc[sklearn]'"):
     from sklearn.base import BaseEstimator, ClassifierMixin
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, column_or_1d
-except ImportError as exc:
-    raise MissingDependencyError(
-        "testnuc.sklearn needs scikit-learn: pip install 'testnuc[sklearn]'"
-    ) from exc
 
 __all__ = ["HeadClassifier", "TestNUCClassifier"]
 
@@ -179,8 +175,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.multilabel:
             return _indicator(results, self.classes_)
         found = [self._place(row) for row in results]
-        predicted: Array = self.classes_[found]
-        return predicted
+        return self.classes_[found]
 
     def predict_proba(self, X: Any) -> Float64s:  # noqa: N803
         """Return each label's share of the vote, float64[n, n_classes].
@@ -224,8 +219,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self)
         texts = _column(X)
-        results: Results = self._fitted.run(self._fitted.classify_many(texts))
-        return results
+        return self._fitted.run(self._fitted.classify_many(texts))
 
     @property
     def usage_(self) -> Usage:
@@ -351,8 +345,7 @@ class HeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Return float64[n, n_classes], the probability of each label in `classes_`."""
         check_is_fitted(self)
         order = np.argsort(np.array(self._head.labels))
-        found: Float64s = self._head.probabilities(_column(X))[:, order].astype(float)
-        return found
+        return self._head.probabilities(_column(X))[:, order].astype(float)
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = dict(super().__getstate__())
@@ -390,9 +383,8 @@ class _Fitted(TestNUC):
         self._finalizer = weakref.finalize(
             self, self._background.leave, partial(self._parts.aclose, self._escalation.aclose)
         )
-        # at exit, `_close_all` closes it
         self._finalizer.atexit = False
-        _FITTED.add(self)
+        at_exit(self._finalizer)
 
     def close(self) -> None:
         if self._finalizer.detach() is None:
@@ -424,12 +416,11 @@ class _Fitted(TestNUC):
     async def state(self) -> dict[str, Any]:
         """Return the fitted state, for `restore` (pickling)."""
         rows: list[StoredPrediction] = [] if self._memory is None else self._memory.rows()
-        hashes = [hash_text(text) for text in self._texts]
-        labels = self._parts.labels
+        labels, entries = self._parts.labels, [PoolText.of(text) for text in self._texts]
         return {
             "labels": {n: labels.descriptions.get(n, "") for n in labels.names},
             "texts": self._texts,
-            "vectors": await self._parts.embedding.vectors(self._texts, hashes),
+            "vectors": await self._parts.embedding.vectors(entries),
             "rows": rows,
             "settings": self._parts.pipeline.settings,
         }
@@ -438,24 +429,12 @@ class _Fitted(TestNUC):
         """Restore the state that `state` returned."""
         await self._ready()
         self._texts = learned["texts"]
-        entries = [PoolText(text, hash_text(text)) for text in self._texts]
+        entries = [PoolText.of(text) for text in self._texts]
         if entries:
             await self._parts.pool.add(entries, learned["vectors"])
         if self._memory is not None:
             await self._memory.put_predictions(learned["rows"])
         self._parts.pipeline.settings = learned["settings"]
-
-
-#: Engines that may still be open.
-_FITTED: weakref.WeakSet[_Fitted] = weakref.WeakSet()
-
-
-def _close_all() -> None:
-    for fitted in list(_FITTED):
-        fitted.close()
-
-
-at_exit(_close_all)
 
 
 def _column(texts: Any) -> list[str]:

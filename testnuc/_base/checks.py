@@ -1,13 +1,23 @@
 """Checks of arguments, and the hash that identifies a text."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from ipaddress import ip_address
 from numbers import Integral
 from typing import Any
 
-from testnuc.errors import InvalidInputError
+from testnuc.errors import InvalidInputError, MissingDependencyError
+
+
+@contextmanager
+def needing(message: str) -> Iterator[None]:
+    """Raise `MissingDependencyError` with this message if a package cannot be imported."""
+    try:
+        yield
+    except ImportError as exc:
+        raise MissingDependencyError(message) from exc
 
 
 def is_loopback(host: str) -> bool:

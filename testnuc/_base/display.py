@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
-from testnuc.errors import MissingDependencyError
+from testnuc._base.checks import needing
 
 #: Characters of a string, and of a whole representation.
 _STRING, _WHOLE = 60, 240
@@ -36,16 +36,13 @@ def theme(*, dark: bool) -> AbstractContextManager[None]:
     from matplotlib import rc_context, style
 
     colors = style.library["dark_background"] if dark else {}
-    context: AbstractContextManager[None] = rc_context({**colors, "text.parse_math": False})
-    return context
+    return rc_context({**colors, "text.parse_math": False})
 
 
 def new_figure(width: float, height: float) -> Any:
     """Return an empty matplotlib figure of this size in inches."""
-    try:
+    with needing("plots need matplotlib: pip install 'testnuc[plots]'"):
         from matplotlib.figure import Figure
-    except ImportError as exc:
-        raise MissingDependencyError("plots need matplotlib: pip install 'testnuc[plots]'") from exc
     return Figure(figsize=(width, height), layout="constrained")
 
 

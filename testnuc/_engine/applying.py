@@ -37,7 +37,7 @@ async def apply_learned(run: Run, embedding: EmbeddingCache) -> None:
     try:
         if entries:
             # those that were searched with
-            vectors, _ = await embedding.each([e.text for e in entries], [e.hash for e in entries])
+            vectors, _ = await embedding.each(entries)
     except FATAL_ERRORS:
         if run.failure is None:
             raise

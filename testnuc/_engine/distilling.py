@@ -53,8 +53,7 @@ class _Sample(NamedTuple):
 
     def weights(self) -> Float64s:
         """Return how many texts each of `used` stands for."""
-        weights: Float64s = 1 / self.judged.draws.probability[self.used]
-        return weights
+        return 1 / self.judged.draws.probability[self.used]
 
 
 class _Trained(NamedTuple):

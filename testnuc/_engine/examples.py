@@ -83,7 +83,7 @@ class ExampleFinder:
     async def _vectors(self, entries: Sequence[PoolText], snapshot: Snapshot) -> Float16s:
         kept = snapshot.vectors
         others = [e for e in entries if e.hash not in kept]
-        vectors = await self.embedding.vectors([e.text for e in others], [e.hash for e in others])
+        vectors = await self.embedding.vectors(others)
         rest = iter(vectors)
         return np.stack([kept[e.hash] if e.hash in kept else next(rest) for e in entries])
 

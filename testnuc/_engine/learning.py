@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from testnuc._base.checks import checked_whole, hash_text
+from testnuc._base.checks import checked_whole
 from testnuc._engine.argmax_learning import ArgmaxFit
 from testnuc._engine.carried import added_labels, judgments_of
 from testnuc._engine.components import Components, today
@@ -98,14 +98,13 @@ class Learning:
         names = [name for name in labels.names if name != labels.none_label]
         if len(names) <= _SIMILAR_ABOVE or not len(review):
             return review
-        texts = described(labels.some(names))
         try:
-            vectors = await embedding.vectors(texts, [hash_text(text) for text in texts])
+            vectors = await embedding.embed(described(labels.some(names)))
         except TestNUCError as error:
             _log.debug("labels are not offered by similarity: %s", error)
             return review
-        own = await embedding.vectors([i.text for i in review], [i.hash for i in review])
-        nearest_first = np.argsort(-(own.astype(np.float32) @ vectors.T.astype(np.float32)), axis=1)
+        own = await embedding.embed([item.text for item in review])
+        nearest_first = np.argsort(-(own @ vectors.T), axis=1)
         items = []
         for item, near in zip(review, nearest_first[:, :_SIMILAR].tolist(), strict=True):
             known = {label for label, _ in item.candidates}
@@ -245,9 +244,7 @@ class Learning:
         right = labels_by_place(entries, places, labels, parts.labels, none=True)
         run = await parts.pipeline.prepare(entries, together=True)
         await parts.pipeline.predict_own(run)
-        vectors = await parts.embedding.vectors(
-            [e.text for e in entries], [e.hash for e in entries]
-        )
+        vectors = await parts.embedding.vectors(entries)
         # also where classified texts do not join the pool: candidates are fitted on the pool
         await parts.pool.add(entries, vectors)
         size = max(len(parts.pool), len(entries))

@@ -224,7 +224,7 @@ class Pipeline:
             on_embedded(len(texts))
             return self.retriever.alone(texts, settings).batch, ""
         hashes, started = [entry.hash for entry in texts], time.perf_counter()
-        vectors, rejected = await self.embedding.each([e.text for e in texts], hashes, on_embedded)
+        vectors, rejected = await self.embedding.each(texts, on_embedded)
         advice = self.embedding.advice(time.perf_counter() - started)
         broken = [error for error in rejected.values() if isinstance(error, EmbeddingError)]
         if broken and len(broken) == len(texts):
@@ -363,9 +363,7 @@ class Pipeline:
         """Yield the own texts to ask about; neighbors get their stored predictions only."""
         n_own = run.batch.n_own
         entries = run.batch.entries[:n_own]
-        vectors, rejected = await self.embedding.each(
-            [e.text for e in entries], [e.hash for e in entries]
-        )
+        vectors, rejected = await self.embedding.each(entries)
         rows = np.array(
             [i for i, e in enumerate(entries) if e.label is None and i not in rejected],
             dtype=np.int64,

@@ -145,7 +145,7 @@ class PoolPredictions:
     async def _with_neighbors(
         self, texts: Sequence[PoolText], settings: VoteSettings, k: int
     ) -> tuple[Run, Float16s]:
-        vectors = await self.embedding.vectors([e.text for e in texts], [e.hash for e in texts])
+        vectors = await self.embedding.vectors(texts)
         matches = await self.retriever.search(texts, vectors, k)
         run = await self.retriever.start(await self.retriever.build(texts, matches), settings)
         await self.retriever.fill(run, range(len(run.batch.entries)))

@@ -9,7 +9,6 @@ from typing import Literal
 import numpy as np
 
 from testnuc._base.arrays import Float16s, Float32s, Int32s, Int64s
-from testnuc._base.checks import hash_text
 from testnuc._dispatch.partial_labels import NONE_OF_THESE
 from testnuc._dispatch.predictor import Predictor
 from testnuc._engine.batch import TextBatch
@@ -270,10 +269,7 @@ class Shortlist:
         for start in range(0, len(others), _BLOCK):
             rows = others[start : start + _BLOCK]
             entries = [run.batch.entries[places[row]] for row in rows]
-            vectors = await self.embedding.vectors(
-                [e.text for e in entries], [e.hash for e in entries]
-            )
-            found[rows] = await self.nearest(vectors)
+            found[rows] = await self.nearest(await self.embedding.vectors(entries))
         return found
 
     def _place(self, label: str | None) -> int:
@@ -302,9 +298,7 @@ class Shortlist:
 
     async def _label_vectors(self) -> Float32s:
         if self._vectors is None:
-            texts = described(self.labels)
-            found = await self.embedding.vectors(texts, [hash_text(text) for text in texts])
-            vectors = found.astype(np.float32)
+            vectors = await self.embedding.embed(described(self.labels))
             if self.labels.none_label is not None:
                 # in every prompt anyway
                 vectors[self.labels.names.index(self.labels.none_label)] = 0

@@ -10,9 +10,10 @@ from typing import Any
 
 import orjson
 
+from testnuc._base.checks import needing
 from testnuc._base.jsonl import write_whole
 from testnuc.cli.reading import content_of, read_table, require_column, to_stderr
-from testnuc.errors import InvalidInputError, MissingDependencyError
+from testnuc.errors import InvalidInputError
 from testnuc.label_tree import flattened, is_nested
 from testnuc.prompts.writing import text_json
 from testnuc.records import text_of
@@ -148,13 +149,11 @@ def _parsed(content: str, name: str, kind: str) -> Any:
 
 
 def _yaml(content: str, name: str) -> Any:
-    try:
+    with needing(
+        f"{name} needs PyYAML; install it with: pip install 'testnuc[yaml]', or give a .json or "
+        ".csv file"
+    ):
         import yaml
-    except ImportError as exc:
-        raise MissingDependencyError(
-            f"{name} needs PyYAML; install it with: pip install 'testnuc[yaml]', or give a .json "
-            "or .csv file"
-        ) from exc
     if len(content) > _LONGEST_YAML:
         raise InvalidInputError(
             f"{name} has {len(content):,} characters, and labels in YAML may have "

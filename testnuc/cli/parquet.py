@@ -7,8 +7,9 @@ from typing import Any
 
 import orjson
 
+from testnuc._base.checks import needing
 from testnuc._base.jsonl import write_whole
-from testnuc.errors import InvalidInputError, MissingDependencyError
+from testnuc.errors import InvalidInputError
 from testnuc.stores.export import Record
 
 #: Columns of each kind of record; the others are null, which costs almost no space.
@@ -147,12 +148,10 @@ def write_rows(
 
 
 def _pyarrow() -> tuple[Any, Any]:
-    try:
+    with needing(
+        "Parquet files need pyarrow; install it with: pip install 'testnuc[parquet]', or give a "
+        ".jsonl file"
+    ):
         import pyarrow as pa
         from pyarrow import parquet
-    except ImportError as exc:
-        raise MissingDependencyError(
-            "Parquet files need pyarrow; install it with: pip install 'testnuc[parquet]', or give "
-            "a .jsonl file"
-        ) from exc
     return pa, parquet

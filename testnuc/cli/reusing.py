@@ -22,7 +22,7 @@ from testnuc.client import TestNUC, parts_of
 from testnuc.errors import InvalidInputError
 from testnuc.index.nearest import NearestVectors
 from testnuc.progress import Observer
-from testnuc.protocols import StoredPrediction
+from testnuc.protocols import PoolText, StoredPrediction
 from testnuc.trust.judgment import Judgment
 from testnuc.trust.shares import upper_bound
 from testnuc.types import Prediction
@@ -71,7 +71,7 @@ async def reuse_answers(
     said = [(one.label, "referee") if one else (None, None) for one in stored]
     judged = [Judgment("", b"", label, source, None, None, 0) for label, source in said]
     by_now = carried_over(judged, old, labels, was)
-    vectors = (await parts.embedding.each(texts, hashes))[0]
+    vectors = (await parts.embedding.each([PoolText.of(text) for text in texts]))[0]
     size = min(_NEAREST, -(-len(labels.names) // _PART))
     first = await Shortlist(labels, size, parts.embedding).nearest(vectors)
     likely = np.isin(first, [labels.names.index(name) for name in new])

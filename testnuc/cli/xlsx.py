@@ -8,9 +8,10 @@ from datetime import date, time
 from pathlib import Path
 from typing import IO, Any
 
+from testnuc._base.checks import needing
 from testnuc._base.jsonl import write_whole
 from testnuc.cli.decoding import EMPTY_CELLS, named, rows_by_name
-from testnuc.errors import InvalidInputError, MissingDependencyError
+from testnuc.errors import InvalidInputError
 from testnuc.records import cell_of
 
 #: The most characters that Excel has in a cell, and the most rows in a sheet.
@@ -178,11 +179,9 @@ def write_rows(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, A
 
 def require() -> Any:
     """Return openpyxl, by which workbooks are read and written."""
-    try:
+    with needing(
+        "Excel files need openpyxl; install it with: pip install 'testnuc[xlsx]', or save the "
+        f"sheet as .csv (with {named(',')} or {named(';')})"
+    ):
         import openpyxl
-    except ImportError as exc:
-        raise MissingDependencyError(
-            "Excel files need openpyxl; install it with: pip install 'testnuc[xlsx]', or save the "
-            f"sheet as .csv (with {named(',')} or {named(';')})"
-        ) from exc
     return openpyxl

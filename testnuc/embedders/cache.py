@@ -12,10 +12,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from testnuc._base.arrays import Float16s, Float32s
-from testnuc._base.checks import hash_text
 from testnuc._base.loop_thread import is_cancelled
 from testnuc.errors import BadRequestError, EmbeddingError, InvalidInputError, TestNUCError
-from testnuc.protocols import Embedder, Index, Store
+from testnuc.protocols import Embedder, Index, PoolText, Store
 from testnuc.transport.telemetry import Telemetry
 
 Vector = Float16s
@@ -104,22 +103,20 @@ class EmbeddingCache:
 
     async def embed(self, texts: Sequence[str]) -> Float32s:
         """Return float32[len(texts), dim]; an `Embedder` like the one behind it."""
-        return (await self.vectors(texts, [hash_text(t) for t in texts])).astype(np.float32)
+        return (await self.vectors([PoolText.of(text) for text in texts])).astype(np.float32)
 
-    async def vectors(
-        self, texts: Sequence[str], hashes: Sequence[bytes], on_embedded: OnEmbedded = int
-    ) -> Float16s:
+    async def vectors(self, texts: Sequence[PoolText]) -> Float16s:
         """Return the vector of each text, float16[len(texts), dim].
 
         `EmbeddingError`: the embedder failed or returned unusable vectors.
         """
-        vectors, errors = await self.each(texts, hashes, on_embedded)
+        vectors, errors = await self.each(texts)
         for error in errors.values():
             raise error
         return vectors
 
     async def each(
-        self, texts: Sequence[str], hashes: Sequence[bytes], on_embedded: OnEmbedded = int
+        self, texts: Sequence[PoolText], on_embedded: OnEmbedded = int
     ) -> tuple[Float16s, dict[int, Exception]]:
         """Return the vector of each text, as `vectors`, and the errors of single texts.
 
@@ -128,11 +125,9 @@ class EmbeddingCache:
         parts: list[Vector] = []
         errors: dict[int, Exception] = {}
         for start in range(0, len(texts), _CHUNK):
-            part = slice(start, start + _CHUNK)
             good: list[Vector] = []
-            for at, row in enumerate(
-                await self._chunk(texts[part], hashes[part], on_embedded), start
-            ):
+            part = texts[start : start + _CHUNK]
+            for at, row in enumerate(await self._chunk(part, on_embedded), start):
                 if isinstance(row, Exception):
                     errors[at] = row
                 else:
@@ -159,9 +154,8 @@ class EmbeddingCache:
                 self._dim = self._embedder.dim
         return self._dim or 0
 
-    async def _chunk(
-        self, texts: Sequence[str], hashes: Sequence[bytes], on_embedded: OnEmbedded
-    ) -> list[Row]:
+    async def _chunk(self, texts: Sequence[PoolText], on_embedded: OnEmbedded) -> list[Row]:
+        hashes = [entry.hash for entry in texts]
         found: list[Row | None] = [*await self._pool.stored_vectors(hashes)]
         missing = [i for i, vector in enumerate(found) if vector is None]
         if missing and self._store.durable:
@@ -172,26 +166,22 @@ class EmbeddingCache:
         self._dim = next((len(row) for row in found if isinstance(row, np.ndarray)), self._dim)
         on_embedded(len(texts) - len(missing))
         if missing:
-            new = await self._new(
-                [texts[i] for i in missing], [hashes[i] for i in missing], on_embedded
-            )
+            new = await self._new([texts[i] for i in missing], on_embedded)
             for i, row in zip(missing, new, strict=True):
                 found[i] = row
         return [row for row in found if row is not None]
 
-    async def _new(
-        self, texts: Sequence[str], hashes: Sequence[bytes], on_embedded: OnEmbedded
-    ) -> list[Row]:
+    async def _new(self, texts: Sequence[PoolText], on_embedded: OnEmbedded) -> list[Row]:
         """Embed texts and store their vectors; an error does not lose those of other texts."""
         # texts of similar length in a batch need little padding
-        order = sorted(range(len(texts)), key=lambda i: len(texts[i]), reverse=True)
-        futures = [self._ask(texts[i], hashes[i]) for i in order]
+        order = sorted(range(len(texts)), key=lambda i: len(texts[i].text), reverse=True)
+        futures = [self._ask(texts[i].text, texts[i].hash) for i in order]
         try:
             # cancellation does not cancel them: another caller may wait for the same text
             for start in range(0, len(futures), _BATCH):
                 batch = futures[start : start + _BATCH]
                 await asyncio.wait(batch, return_when=asyncio.FIRST_EXCEPTION)
-                await self._keep([hashes[i] for i in order[start : start + _BATCH]], batch)
+                await self._keep([texts[i].hash for i in order[start : start + _BATCH]], batch)
                 if any(map(_is_lost, batch)):
                     break
                 on_embedded(len(batch))

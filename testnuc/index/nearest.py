@@ -140,8 +140,7 @@ class NearestVectors:
 
     def vectors(self, rows: Int64s) -> Float16s:
         """Return the stored vectors of rows, float16[n, dim]."""
-        found: Float16s = self._vectors.array[rows]
-        return found
+        return self._vectors.array[rows]
 
     def search(
         self,

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from testnuc import methods
-from testnuc._base.checks import checked_whole
+from testnuc._base.checks import checked_whole, needing
 from testnuc._engine.reporting import few_neighbors, few_predictions
 from testnuc.client import TestNUC
-from testnuc.errors import ConfigurationError, InvalidInputError, MissingDependencyError
+from testnuc.errors import ConfigurationError, InvalidInputError
 from testnuc.labels import LabelSet
 from testnuc.limits.policies import Limits
 from testnuc.methods import Sampling
@@ -132,12 +132,10 @@ def classify_dataset(
     MissingDependencyError
         Ray Data is not installed.
     """
-    try:
+    with needing("testnuc.ray needs Ray: pip install 'testnuc[ray]'"):
         import ray
         import ray.data
         from ray.data.aggregate import Min
-    except ImportError as exc:
-        raise MissingDependencyError("testnuc.ray needs Ray: pip install 'testnuc[ray]'") from exc
     client = {
         "labels": labels,
         "model": model,

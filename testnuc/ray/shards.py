@@ -35,22 +35,21 @@ class Shard(Pool):
 
     async def put(
         self,
-        texts: Sequence[str],
-        hashes: Sequence[bytes],
+        texts: Sequence[PoolText],
         vectors: Float16s,
         outcomes: Sequence[Outcome],
         rejected: Sequence[str | None],
     ) -> None:
         """Add texts with their vectors and predictions; known texts do not change."""
-        for text_hash, outcome, why in zip(hashes, outcomes, rejected, strict=True):
-            self._outcomes.setdefault(text_hash, outcome)
+        for entry, outcome, why in zip(texts, outcomes, rejected, strict=True):
+            self._outcomes.setdefault(entry.hash, outcome)
             if why is not None:
-                self._rejected[text_hash] = why
+                self._rejected[entry.hash] = why
         rows = [at for at, why in enumerate(rejected) if why is None]
         # no await before the pool has numbered them
-        new = [hashes[at] for at in rows if hashes[at] not in self]
+        new = [texts[at].hash for at in rows if texts[at].hash not in self]
         self._ranks += [int.from_bytes(h[:8], "big") for h in new]
-        await self.add([PoolText(texts[at], hashes[at]) for at in rows], vectors[rows])
+        await self.add([texts[at] for at in rows], vectors[rows])
 
     async def ranked(self, vectors: Float16s, k: int, exclude: Sequence[bytes] | None) -> _Found:
         """Return numbers, similarities and ranks of the k nearest texts of each vector."""
@@ -105,18 +104,16 @@ class Shards(Vectors):
 
     async def put(
         self,
-        texts: Sequence[str],
-        hashes: Sequence[bytes],
+        texts: Sequence[PoolText],
         vectors: Float16s,
         outcomes: Sequence[Outcome],
         rejected: Sequence[str | None],
     ) -> None:
         """Put each text into its shard."""
-        places = self._by_shard(hashes)
+        places = self._by_shard([entry.hash for entry in texts])
         await _all(
             shard.put.remote(
                 [texts[i] for i in at],
-                [hashes[i] for i in at],
                 vectors[at],
                 [outcomes[i] for i in at],
                 [rejected[i] for i in at],

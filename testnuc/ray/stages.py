@@ -91,9 +91,9 @@ class Embed:
         """Embed a batch."""
         import pyarrow as pa
 
-        texts, hashes = _texts(table)
+        texts = _texts(table)
         with self._settings.reporting_errors():
-            vectors, errors = self._loop.run(self._embedding.each(texts, hashes))
+            vectors, errors = self._loop.run(self._embedding.each(texts))
             if errors and not vectors.shape[1]:
                 # no text was accepted yet, so that the length of a vector is unknown
                 raise errors[0]
@@ -134,14 +134,12 @@ class Predict:
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """Predict a batch; raises if no call can succeed."""
-        texts, hashes = _texts(table)
-        rejected = table["rejected"].to_pylist()
+        entries, rejected = _texts(table), table["rejected"].to_pylist()
         self._vectors.of = {
-            text_hash: vector
-            for text_hash, vector, why in zip(hashes, _vectors(table), rejected, strict=True)
+            entry.hash: vector
+            for entry, vector, why in zip(entries, _vectors(table), rejected, strict=True)
             if why is None
         }
-        entries = [PoolText(text, h) for text, h in zip(texts, hashes, strict=True)]
         with self._settings.reporting_errors():
             outcomes = self._loop.run(self._predict(entries))
         said = [as_stored(o) if isinstance(o, Prediction) else Prediction(None) for o in outcomes]
@@ -191,7 +189,7 @@ class BuildIndex:
         """Add a batch to the shards."""
         import pyarrow as pa
 
-        texts, hashes = _texts(table)
+        texts = _texts(table)
         outcomes: list[Outcome] = [
             error if error is not None else Prediction(label, confidence, said)
             for label, confidence, said, error in zip(
@@ -201,7 +199,7 @@ class BuildIndex:
         ]
         vectors = _vectors(table)
         rejected = table["rejected"].to_pylist()
-        self._loop.run(self._shards.put(texts, hashes, vectors, outcomes, rejected))
+        self._loop.run(self._shards.put(texts, vectors, outcomes, rejected))
         return pa.table({"texts": [len(texts)], "dim": [vectors.shape[1]]})
 
 
@@ -290,8 +288,9 @@ def _listed(values: Mapping[str, Any] | Sequence[Any] | None) -> list[Any] | Non
     return list(values.values() if isinstance(values, Mapping) else values)
 
 
-def _texts(table: pa.Table) -> tuple[list[str], list[bytes]]:
-    return table["text"].to_pylist(), [bytes.fromhex(h) for h in table["hash"].to_pylist()]
+def _texts(table: pa.Table) -> list[PoolText]:
+    pairs = zip(table["text"].to_pylist(), table["hash"].to_pylist(), strict=True)
+    return [PoolText(text, bytes.fromhex(digest)) for text, digest in pairs]
 
 
 def _vectors(table: pa.Table) -> Float16s:

@@ -176,8 +176,7 @@ class Voting:
         await self._parts.ready()
         entries = await self._shards.sample(_SAMPLE)
         run = await self._run(entries)
-        diagnosis: Diagnosis = await asyncio.to_thread(run.votes.diagnose)
-        return diagnosis
+        return await asyncio.to_thread(run.votes.diagnose)
 
     async def _run(self, entries: Sequence[PoolText]) -> Run:
         run = await self._parts.pipeline.prepare(entries, together=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-from testnuc.errors import MissingDependencyError
+from testnuc._base.checks import needing
 
 #: Upper bounds in seconds, from a stored prediction to a call that is retried.
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -27,12 +27,8 @@ class Metrics:
     """
 
     def __init__(self, values: Callable[[], Iterable[Value]], places: Iterable[str]) -> None:
-        try:
+        with needing("the service needs prometheus-client: pip install 'testnuc[server]'"):
             import prometheus_client
-        except ImportError as exc:
-            raise MissingDependencyError(
-                "the service needs prometheus-client: pip install 'testnuc[server]'"
-            ) from exc
         self._library: Any = prometheus_client
         self.content_type: str = prometheus_client.CONTENT_TYPE_LATEST
         self._registry = prometheus_client.CollectorRegistry()

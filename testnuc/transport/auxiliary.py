@@ -190,8 +190,7 @@ class AuxiliaryRequests:
             stop=gives_up,
             reraise=True,
         )
-        result: T = await retrying(attempt)
-        return result
+        return await retrying(attempt)
 
     def _wait(self, state: RetryCallState) -> float:
         error = None if state.outcome is None else state.outcome.exception()

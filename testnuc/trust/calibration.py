@@ -45,8 +45,7 @@ UNCALIBRATED = np.array([0.0, 1.0, 0.0])
 def log_odds(chance: Floats) -> Float64s:
     """Return the log odds of chances, finite also for 0 and 1."""
     p = np.clip(chance.astype(np.float64), _TINY, 1 - _TINY)
-    odds: Float64s = np.log(p / (1 - p))
-    return odds
+    return np.log(p / (1 - p))
 
 
 def chance_of(odds: Floats, line: Sequence[float]) -> Float64s:

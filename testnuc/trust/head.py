@@ -213,8 +213,7 @@ def class_scale(probabilities: Float32s, power: float) -> Float32s:
         if np.abs(step - 1).max() < _CLOSE:
             break
     scale /= np.exp(np.log(scale).mean())
-    moved: Float32s = (scale**power).astype(np.float32)
-    return moved
+    return (scale**power).astype(np.float32)
 
 
 def fit_move(

@@ -141,8 +141,7 @@ class VoteModel(Brief):
             return own
         votes = texts.votes(texts.own, k=self.k, own_weight=self.own_weight)
         found = np.where(votes.max(axis=1) > 0, votes.argmax(axis=1), own)
-        result: Int32s = found.astype(np.int32)
-        return result
+        return found.astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -322,8 +321,7 @@ def teach(
 
     def logs_of(base: int, known: Texts) -> Float32s:
         chances = _untaught(bases[base], known, given[base], rows)
-        logs: Float32s = np.log(np.maximum(chances, _TINY))
-        return logs
+        return np.log(np.maximum(chances, _TINY))
 
     def fitted(logs: Float32s, some: Bools, spread: int) -> tuple[float, Float32s]:
         """Return the temper, and the moves of centered embeddings."""
@@ -352,8 +350,7 @@ def teach(
         return {(base, spread): of for spread, of in zip(spreads, found, strict=True)}
 
     def losses(chances: Float32s) -> Float32s:
-        result: Float32s = -w * np.log(np.maximum(chances[m, labels], _TINY))
-        return result
+        return -w * np.log(np.maximum(chances[m, labels], _TINY))
 
     by_way: dict[tuple[int, int], Float32s] = {}
     for base in range(len(bases)):
@@ -413,8 +410,7 @@ def _with_judged(texts: Texts, ground: Ground, rows: Int64s | slice = _ALL) -> F
     np.add.at(votes, (place, judged[other]), _JUDGED_VOTE * near)
     np.subtract.at(votes, (place, ground.labels[other]), near)
     # rounding
-    result: Float32s = np.maximum(votes, 0)
-    return result
+    return np.maximum(votes, 0)
 
 
 def _rows_to_one(table: Float32s) -> Float32s:

@@ -228,8 +228,7 @@ def _beta_binomial(first: float, second: float, texts: int) -> tuple[Float64s, f
 
 def _ratio(part: Float64s, whole: Float64s) -> Float64s:
     """Return quotients; 0 where the divisor is."""
-    quotients: Float64s = np.divide(part, whole, out=np.zeros_like(whole), where=whole > 0)
-    return quotients
+    return np.divide(part, whole, out=np.zeros_like(whole), where=whole > 0)
 
 
 def upper_bound(wrong: int, tries: int, error: float) -> float:

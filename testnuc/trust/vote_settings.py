@@ -194,8 +194,7 @@ def factors(mass: Float64s, target: Float64s, power: float) -> Float64s:
     """
     shares = mass / mass.sum() if mass.sum() > 0 else mass
     ratio = np.divide(target, shares, out=np.ones_like(target), where=shares > 0)
-    result: Float64s = ratio**power
-    return result
+    return ratio**power
 
 
 def correct(result: VoteResult, scale: Float64s) -> VoteResult:

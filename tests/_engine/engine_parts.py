@@ -78,7 +78,7 @@ class Parts:
 
     async def add(self, texts):
         entries = entries_of(texts)
-        vectors = await self.embedding.vectors(texts, [e.hash for e in entries])
+        vectors = await self.embedding.vectors(entries)
         return await self.pool.add(entries, vectors)
 
     async def predict(self, run, *, waves=False):

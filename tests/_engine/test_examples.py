@@ -46,8 +46,7 @@ async def test_examples_are_the_nearest_texts_of_the_snapshot_but_never_the_text
         await parts.add(texts[n:])
     entries = entries_of(texts[:n])
     found = await finder.examples(entries, snapshot, parts.scheduler)
-    hashes = [e.hash for e in entries]
-    vectors = await parts.embedding.vectors(texts[:n], hashes)
+    vectors = await parts.embedding.vectors(entries)
     for row, (own, shown) in enumerate(zip(texts, found, strict=False)):
         assert len(shown) == min(k, n - 1)
         names = [example.text for example in shown]

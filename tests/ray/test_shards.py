@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import testnuc
-from testnuc._base.checks import hash_text
 from testnuc.index.memory_pool import Pool
 from testnuc.protocols import PoolText
 from testnuc.ray.shards import Shard, Shards
@@ -38,7 +37,8 @@ def unit_vectors(n, clusters=40, dim=32):
 
 async def filled(n, shards):
     texts = [f"text {i}" for i in range(n)]
-    hashes = [hash_text(text) for text in texts]
+    entries = [PoolText.of(text) for text in texts]
+    hashes = [entry.hash for entry in entries]
     vectors, of = unit_vectors(n)
     board = Shards([Here(Shard()) for _ in range(shards)])
     outcomes = [Prediction(f"label {c % 7}") for c in of]
@@ -47,14 +47,13 @@ async def filled(n, shards):
         at = order[start : start + 500].tolist()
         for _ in range(2):  # a batch that Ray runs again changes nothing
             await board.put(
-                [texts[i] for i in at],
-                [hashes[i] for i in at],
+                [entries[i] for i in at],
                 vectors[at],
                 [outcomes[i] for i in at],
                 [None] * len(at),
             )
     pool = Pool()
-    await pool.add([PoolText(*pair) for pair in zip(texts, hashes, strict=True)], vectors)
+    await pool.add(entries, vectors)
     return board, pool, hashes, vectors, of
 
 

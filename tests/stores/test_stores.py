@@ -599,7 +599,7 @@ async def test_the_store_knows_the_dimension_of_an_embedder(durable, method):
         ):  # fmt: skip
             if run:
                 # nothing is embedded only to learn the dimension
-                assert await nuc._parts.embedding.vectors([], []) is not None
+                assert await nuc._parts.embedding.vectors([]) is not None
             results = await nuc.classify_many(texts)
             assert len(await nuc.classify_many([])) == 0
             assert all(r.label is not None for r in results)

@@ -4,7 +4,8 @@ import re
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
-from testnuc.errors import InvalidInputError, MissingDependencyError, StoreError
+from testnuc._base.checks import needing
+from testnuc.errors import InvalidInputError, StoreError
 
 _SCHEMA = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}")
 _HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:\d{0,5})?")
@@ -76,12 +77,10 @@ def _malformed() -> InvalidInputError:
 
 def driver() -> Any:
     """Import and return asyncpg; raises `MissingDependencyError` if it is not installed."""
-    try:
+    with needing(
+        "the PostgreSQL store needs asyncpg; install it with: pip install 'testnuc[postgres]'"
+    ):
         import asyncpg
-    except ImportError as exc:
-        raise MissingDependencyError(
-            "the PostgreSQL store needs asyncpg; install it with: pip install 'testnuc[postgres]'"
-        ) from exc
     return asyncpg
 
 
