@@ -55,10 +55,8 @@ if TYPE_CHECKING:
     from testnuc.trust.uncertainty import UncertaintySampling as UncertaintySampling
     from testnuc.types import Classification as Classification
     from testnuc.types import Estimate as Estimate
-    from testnuc.types import MultilabelClassification as MultilabelClassification
     from testnuc.types import Neighbor as Neighbor
     from testnuc.types import Prediction as Prediction
-    from testnuc.types import TreeClassification as TreeClassification
     from testnuc.types import Usage as Usage
     from testnuc.voting import VotePolicy as VotePolicy
 
@@ -87,8 +85,7 @@ _HOMES = {
     "trust.learned": "Learned",
     "trust.review": "Review",
     "trust.uncertainty": "UncertaintySampling",
-    "types": "Classification Estimate MultilabelClassification Neighbor Prediction "
-    "TreeClassification Usage",
+    "types": "Classification Estimate Neighbor Prediction Usage",
     "voting": "VotePolicy",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}

@@ -60,7 +60,7 @@ class TestNUC:
     ----------
     labels : sequence of str, mapping of str to str, LabelTree or LabelSet
         The labels to choose from; the values of a mapping describe them to the LLM. Labels such as
-        ``"refund > late"``, or a nested mapping, are a tree: results are `TreeClassification`. A
+        ``"refund > late"``, or a nested mapping, are a tree: results have a `path`. A
         `LabelSet` also says that a text can have several labels, or which label means none.
     model : str or Provider
         ``"openai/<model>"``, ``"anthropic/<model>"``, ``"local/zero-shot"``; or an object:

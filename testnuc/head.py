@@ -29,7 +29,7 @@ from testnuc.stores.memory import MemoryStore
 from testnuc.trust.calibration import SetRule
 from testnuc.trust.certificates import Certificate
 from testnuc.trust.head import LinearHead
-from testnuc.types import SEPARATOR, Classification, MultilabelClassification, Usage
+from testnuc.types import SEPARATOR, Classification, Usage
 from testnuc.voting import Labels
 
 if TYPE_CHECKING:
@@ -453,21 +453,17 @@ class Head:
         candidates: Sequence[_Candidate],
         error: Exception | None,
     ) -> Classification:
-        fields: dict[str, Any] = {"index": index, "text": text, "error": error}
         if error is not None:
-            kind = Classification if self.sets is None else MultilabelClassification
-            return kind(label=None, **fields)
-        fields |= {"trust": trust, "source": "head"}
-        chosen = tuple(name for name, given, *_ in candidates if given)
-        if self.sets is None:
-            return Classification(label=chosen[0], **fields)
-        return MultilabelClassification(
-            label=SEPARATOR.join(chosen),
-            labels=chosen,
-            shares={name: share for name, _, share, _ in candidates},
-            trusts={name: chance for name, given, _, chance in candidates if given},
-            **fields,
-        )
+            candidates = ()
+        chosen = [name for name, given, *_ in candidates if given]
+        several: dict[str, Any] = {}
+        if self.sets is not None:
+            several["shares"] = {name: share for name, _, share, _ in candidates}
+            several["trusts"] = {name: chance for name, given, _, chance in candidates if given}
+        if error is not None:
+            return Classification(index, text, None, error=error, **several)
+        label = SEPARATOR.join(chosen)
+        return Classification(index, text, label, trust=trust, source="head", **several)
 
     async def answer(self, request: Request) -> Reply:
         """Label texts as a provider, with trust as the confidence."""

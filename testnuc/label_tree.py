@@ -22,7 +22,7 @@ class LabelTree(Mapping[str, str]):
     """Labels in a tree, as a mapping of paths to descriptions.
 
     Give it, or what it is made of, as the labels of a client. A text gets a label at the end of a
-    path; `Classification` is then a `TreeClassification`, with a trust for each level.
+    path; each `Classification` then has a `path`, with a trust for each level.
 
     Parameters
     ----------

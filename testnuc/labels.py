@@ -39,11 +39,10 @@ class LabelSet:
     none_label : str, optional
         The label that means "none of these". Added to the set if it is not in it.
     multilabel : bool
-        Whether a text can have several labels, or none; results are `MultilabelClassification`, and
-        one label is enough. Under policy "auto" labels are the LLM's own until `TestNUC.learn`
-        chooses another strategy. Under any other, or with a ``threshold``, each label is voted on
-        alone and given above it (1/2). Few-shot methods, a referee that labels, and
-        `UncertaintySampling` need one label for each text.
+        Whether a text can have several labels, or none; one label is enough. Under policy "auto"
+        labels are the LLM's own until `TestNUC.learn` chooses another strategy. Under any other, or
+        with a ``threshold``, each label is voted on alone and given above it (1/2). Few-shot
+        methods, a referee that labels, and `UncertaintySampling` need one label for each text.
 
     Raises
     ------

@@ -9,17 +9,7 @@ from typing import Any
 import orjson
 
 from testnuc.errors import TestNUCError
-from testnuc.types import (
-    SEPARATOR,
-    Classification,
-    MultilabelClassification,
-    Neighbor,
-    Prediction,
-    TreeClassification,
-    Usage,
-    row,
-    split_labels,
-)
+from testnuc.types import SEPARATOR, Classification, Neighbor, Prediction, Usage, row, split_labels
 
 #: Prefix of our columns in files, which hold the user's own columns, too.
 PREFIX = "nuc_"
@@ -64,24 +54,21 @@ def result_of(record: Mapping[str, Any], index: int, text_column: str) -> Classi
 
     Raises ValueError, TypeError, KeyError or AttributeError if a value is malformed.
     """
-    own = text_of(record.get("nuc_own_label"))
-    said = text_of(record.get("nuc_own_said"))
-    confidence = _part(record.get("nuc_own_confidence"))
-    error = text_of(record.get("nuc_error"))
+    said, error = text_of(record.get("nuc_own_said")), text_of(record.get("nuc_error"))
     if error is not None and error.startswith(_OUTSIDE):
         said, error = error.removeprefix(_OUTSIDE), None
-    asked = own is not None or said is not None or confidence is not None
-    text = record[text_column]
-    kind, several = _several(record, confidence, said)
-    if record.get("nuc_path") is not None:
-        kind, several = TreeClassification, _path(record)
-    fields: dict[str, Any] = {
-        "label": text_of(record["nuc_label"]),
-        "prediction": Prediction(own, confidence, said) if asked else None,
+    text, label = record[text_column], record["nuc_label"]
+    several: dict[str, Any] = {}
+    if record.get("nuc_labels") is not None:
+        several["shares"] = _parts(record.get("nuc_shares"))
+        several["trusts"] = _parts(record.get("nuc_trusts"))
+        if _text(label) is not None:
+            label = SEPARATOR.join(map(str, _structure(record["nuc_labels"], [])))
+    return Classification(
         **several,
-    }
-    return kind(
-        **fields,
+        **_path(record),
+        label=label if several else text_of(label),
+        prediction=_prediction(record, said, several=bool(several)),
         index=index,
         text=text if isinstance(text, str) else "" if text is None else str(text),
         share=_part(record.get("nuc_share")) or 0.0,
@@ -112,6 +99,8 @@ def result_of(record: Mapping[str, Any], index: int, text_column: str) -> Classi
 
 def _path(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the levels of a label in a tree."""
+    if record.get("nuc_path") is None:
+        return {}
     fields = {
         "path": tuple(map(str, _structure(record["nuc_path"], []))),
         "path_shares": tuple(_number(s) or 0.0 for s in _structure(record["nuc_path_shares"], [])),
@@ -122,37 +111,24 @@ def _path(record: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _several(
-    record: Mapping[str, Any], confidence: float | None, said: str | None
-) -> tuple[type[Classification], dict[str, Any]]:
-    """Return the class of a record's result, and its arguments if a text has several labels."""
-    if record.get("nuc_labels") is None:
-        return Classification, {}
-    fields: dict[str, Any] = {
-        # "" is a text without labels
-        "label": _text(record["nuc_label"]),
-        "labels": tuple(map(str, _structure(record["nuc_labels"], []))),
-        "shares": _parts(record.get("nuc_shares")),
-        "trusts": _parts(record.get("nuc_trusts")),
-    }
-    # "" is an answer without labels; a list without items is not written everywhere
-    parts = (record.get("nuc_own_label"), record.get("nuc_own_confidences"), said)
-    if any(part is not None for part in parts):
-        labels = tuple(map(str, _structure(record.get("nuc_own_labels"), [])))
-        sure = tuple(map(_part, _structure(record.get("nuc_own_confidences"), [])))
-        outside = split_labels(said)
-        if said is not None and said.startswith("[["):
-            # in older files, the whole answer as JSON
-            outside = [name for name, _ in orjson.loads(said) if name not in labels]
-        if not sure:  # a short file has none
-            sure = (None,) * len(labels)
-        fields["prediction"] = Prediction(
-            _text(record.get("nuc_own_label")),
-            confidence,
-            SEPARATOR.join(outside) or None,
-            (*zip(labels, sure, strict=True), *((name, None) for name in outside)),
-        )
-    return MultilabelClassification, fields
+def _prediction(record: Mapping[str, Any], said: str | None, *, several: bool) -> Prediction | None:
+    """Return the LLM's own answer in a record; None: it was not asked."""
+    # of several labels, "" is an answer without labels
+    label = (_text if several else text_of)(record.get("nuc_own_label"))
+    confidence = _part(record.get("nuc_own_confidence"))
+    if label is None and confidence is None and said is None:
+        return None
+    if not several:
+        return Prediction(label, confidence, said)
+    # a list without items is not written everywhere, and a short file has no confidences
+    labels = list(map(str, _structure(record.get("nuc_own_labels"), [])))
+    sure = _structure(record.get("nuc_own_confidences"), []) or [None] * len(labels)
+    outside = split_labels(said)
+    if said is not None and said.startswith("[["):
+        # in older files, the whole answer as JSON
+        outside = [name for name, _ in orjson.loads(said) if name not in labels]
+    stated = [*zip(labels, map(_part, sure), strict=True), *((name, None) for name in outside)]
+    return Prediction(label, confidence, SEPARATOR.join(outside) or None, tuple(stated))
 
 
 def _structure(value: Any, nothing: Any) -> Any:

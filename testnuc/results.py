@@ -18,17 +18,7 @@ from testnuc.records import file_row, line_of, result_of, rounded, text_of, usag
 from testnuc.trust.counts import counted
 from testnuc.trust.counts import debiased as pseudo_outcomes
 from testnuc.trust.label_check import checked_labels
-from testnuc.types import (
-    CELLS,
-    SEPARATOR,
-    UNKNOWN,
-    Classification,
-    MultilabelClassification,
-    TreeClassification,
-    Usage,
-    error_text,
-    row,
-)
+from testnuc.types import CELLS, SEPARATOR, UNKNOWN, Classification, Usage, error_text, row
 
 if TYPE_CHECKING:
     import os
@@ -197,7 +187,7 @@ def _is(number: int) -> str:
 
 def _columns(results: Results) -> dict[str, list[Any]]:
     rows = [{"text": result.text, **row(result)} for result in results]
-    tree = isinstance(results[0], TreeClassification) if len(results) else False
+    tree = len(results) > 0 and results[0].path is not None
     more = ("labels",) if results.multilabel else ("path", "path_trusts") if tree else ()
     names = ("text", *more, *CELLS)
     return {name: [fields.get(name) for fields in rows] for name in names}
@@ -294,7 +284,7 @@ class Results(Sequence[Classification]):
     @property
     def multilabel(self) -> bool:
         """Whether a text can have several labels."""
-        return len(self) > 0 and isinstance(self[0], MultilabelClassification)
+        return len(self) > 0 and self[0].multilabel
 
     @property
     def label_lists(self) -> list[list[str] | None]:

@@ -32,7 +32,7 @@ from testnuc.limits.policies import Limits
 from testnuc.protocols import Embedder, Method, PoolText, Provider, StoredPrediction, WireProvider
 from testnuc.results import Results
 from testnuc.stores.memory import MemoryStore
-from testnuc.types import Classification, MultilabelClassification, Usage
+from testnuc.types import Classification, Usage
 from testnuc.voting import VotePolicy
 
 with needing("testnuc.sklearn needs scikit-learn: pip install 'testnuc[sklearn]'"):
@@ -187,7 +187,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         places = {str(label): i for i, label in enumerate(self.classes_.tolist())}
         shares = np.zeros((len(results), len(self.classes_)))
         for at, result in enumerate(results):
-            parts = result.shares if isinstance(result, MultilabelClassification) else result.votes
+            parts = result.votes if result.shares is None else result.shares
             for label, weight in parts.items():
                 shares[at, places[label]] = weight
             if not self.multilabel and not shares[at].any():

@@ -75,6 +75,17 @@ class Prediction(Brief):
         labels = self.labels
         return tuple(name for name, _ in self.stated if name not in labels)
 
+    def in_words(self) -> str:
+        """Return the labels and their confidences."""
+        if self.stated is None:
+            sure = "" if self.confidence is None else f" (confidence {self.confidence:.2f})"
+            return f"{self.label!r}{sure}"
+        said = _listed(self.labels, self.confidences)
+        if self.unmatched:
+            more = f"\noutside the label set, not counted: {_listed(self.unmatched)}"
+            return ("nothing usable" if self.label is None else said) + more
+        return said
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Neighbor(Brief):
@@ -90,7 +101,12 @@ class Neighbor(Brief):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Classification(Brief):
-    """The label of one text, and how the vote came to it."""
+    """The label of one text, or its labels, and how the vote came to them.
+
+    Where a text can have several labels, `label` is all in one string, joined by ``"; "``: empty if
+    the text has none. Of all decisions whether a label is given, `share` is the part of the weight
+    that sides with the closest one, `margin` that minus the part against it, and `trust` `share`.
+    """
 
     #: Position of the text in the input.
     index: int
@@ -126,11 +142,30 @@ class Classification(Brief):
     #: The label that would be next, and the chance that it is right.
     alternative: str | None = None
     trust_of_alternative: float | None = None
+    #: Where a text can have several labels: label -> the weight of the texts that gave it over the
+    #: weight of all voters, largest first; of all labels with a vote. None: a text has one label.
+    shares: Mapping[str, float] | None = None
+    #: There, of the given labels: label -> trust that it applies, its share unless something was
+    #: learned; None with fewer than three voters.
+    trusts: Mapping[str, float | None] = field(default_factory=dict)
+    #: Of labels in a tree, the names on the way to the label, from the top level on. Of a label
+    #: that is withheld, as far as they are trusted enough; empty without a label. None: no tree.
+    path: tuple[str, ...] | None = None
+    #: The part of the vote's weight for each level of `path`: that of a parent is the sum of those
+    #: of the labels below it, so that the top level may be certain where the label is not.
+    path_shares: tuple[float, ...] = ()
+    #: The trust of each level of `path`; as for `trust`.
+    path_trusts: tuple[float | None, ...] = ()
+
+    @property
+    def multilabel(self) -> bool:
+        """Whether the text can have several labels, or none."""
+        return self.shares is not None
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels of the text; empty if it has none."""
-        return (self.label,) if self.label else ()
+        """The labels of the text, largest share first; empty if it has none."""
+        return labels_in(self.label, several=self.multilabel)
 
     @property
     def own_labels(self) -> tuple[str, ...]:
@@ -147,8 +182,12 @@ class Classification(Brief):
         """The estimated chance of each label, 0..1, highest first; empty where trust is unknown.
 
         That of `label` is `trust`, that of `alternative` `trust_of_alternative`; what is left goes
-        to the other labels by their votes. A label without votes is not listed.
+        to the other labels by their votes. A label without votes is not listed. Where a text can
+        have several labels, the chance that each applies is its trust, or its share of the vote.
         """
+        if self.shares is not None:
+            trusted = {label: trust for label, trust in self.trusts.items() if trust is not None}
+            return dict(sorted({**self.shares, **trusted}.items(), key=lambda item: -item[1]))
         if self.label is None or self.trust is None:
             return {}
         known = {self.label: self.trust}
@@ -165,40 +204,55 @@ class Classification(Brief):
         known = None not in {self.own_label, self.label}
         return known and set(self.labels) != set(self.own_labels)
 
+    def votes_at(self, level: int) -> dict[str, float]:
+        """Return the weight of the votes for each node of a level of a tree, heaviest first.
+
+        Parameters
+        ----------
+        level : int
+            1: the top level.
+        """
+        weights: dict[str, float] = {}
+        for label, weight in self.votes.items():
+            node = LEVELS.join(label.split(LEVELS)[:level])
+            weights[node] = weights.get(node, 0.0) + weight
+        return dict(sorted(weights.items(), key=lambda item: -item[1]))
+
     def explain(self) -> str:
-        """Return how the label came about, in a few lines."""
-        own = self.own_label
+        """Return how the label, or the labels, came about, in a few lines."""
         lines = [f"{self.text[:100]!r} is labeled {self.label!r}"]
-        if self.prediction is None:
-            lines.append("the text has no prediction of its own")
-        else:
-            sure = self.prediction.confidence
-            lines.append(
-                f"the LLM said {own!r}" + ("" if sure is None else f" (confidence {sure:.2f})")
-            )
+        if self.multilabel:
+            given = _listed(self.labels) if self.label is not None else "unknown"
+            lines = [f"{self.text[:100]!r} has the labels {given}"]
+        own = self.prediction
+        said = "the text has no prediction of its own"
+        lines.append(said if own is None else f"the LLM said {own.in_words()}")
         judged = self.source in {"person", "referee"}
         if judged:
             lines.append(f"a {self.source} said so")
         elif self.voters > 1:
-            votes = ", ".join(f"{label!r} {weight:.2f}" for label, weight in self.votes.items())
-            by = "neighbors and a model of your texts" if self.source == "head" else "votes"
-            lines.append(f"{by}: {votes}")
+            votes, by = self.votes, "votes"
+            if self.shares is not None:
+                votes, by = self.shares, f"shares of {self.voters} voters"
+            elif self.source == "head":
+                by = "neighbors and a model of your texts"
+            lines.append(f"{by}: {_listed(tuple(votes), tuple(votes.values()))}")
         if self.changed and not judged:
-            lines += _overruled(self)
-        words = self.trust_in_words()
-        if words is not None:
-            lines.append(words)
-        if self.reason is not None:
-            lines.append(self.reason)
+            near = (f"  {n.similarity:.2f} {n.label!r} {n.text[:70]!r}" for n in self.neighbors[:5])
+            lines += ["it is overruled; its neighbors:", *near]
+        lines += filter(None, (self.trust_in_words(), self.reason))
         if self.error is not None:
             lines.append(f"error: {self.error}")
+        if self.path and (len(self.path) > 1 or self.label is None):
+            lines.append(f"by level: {_listed(self.path, self.path_trusts)}")
         return "\n".join(lines)
 
     def trust_in_words(self) -> str | None:
         """Return the trust of the label, and of the other one that is trusted most."""
         if self.trust is None or self.label is None:
             return None if self.trust is None else f"trust {self.trust:.2f}"
-        words = f"trust {self.trust:.2f} that {self.label!r} is right"
+        named = repr(self.label) if self.label else "no label"
+        words = f"trust {self.trust:.2f} that {named} is right"
         if self.alternative is not None and self.trust_of_alternative is not None:
             words += f", {self.trust_of_alternative:.2f} that {self.alternative!r} is"
         return words
@@ -226,99 +280,6 @@ class Classification(Brief):
             return summary
         near = [(n.similarity, n.label, n.confidence, n.text) for n in self.neighbors]
         return summary + grid(["similarity", "label", "confidence", "neighbor"], near)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class MultilabelClassification(Classification):
-    """The labels of one text that can have several, and how the votes came to them.
-
-    `label` is all labels in one string, joined by ``"; "``: empty if the text has none; None if
-    there were no usable votes and no usable prediction. Of all decisions whether a label is given,
-    `share` is the part of the weight that sides with the closest one; `margin` is that minus the
-    part against it. `trust` is `share`; None with fewer than three voters.
-    """
-
-    #: The labels, largest share first; empty if the text has none, and if `label` is None.
-    labels: tuple[str, ...] = ()
-    #: label -> the weight of the texts that gave it over the weight of all voters, largest first;
-    #: of all labels with a vote.
-    shares: Mapping[str, float] = field(default_factory=dict)
-    #: label -> trust that it applies, of the given labels: its share; None with fewer than three
-    #: voters.
-    trusts: Mapping[str, float | None] = field(default_factory=dict)
-
-    @property
-    def probabilities(self) -> dict[str, float]:
-        """The chance that each label applies: its trust, or its share of the vote."""
-        known = {label: trust for label, trust in self.trusts.items() if trust is not None}
-        return dict(sorted({**self.shares, **known}.items(), key=lambda item: -item[1]))
-
-    def explain(self) -> str:
-        """Return how the labels came about, in a few lines."""
-        given = _listed(self.labels) if self.label is not None else "unknown"
-        lines = [f"{self.text[:100]!r} has the labels {given}"]
-        own = self.prediction
-        if own is not None:
-            said = (
-                _listed(own.labels, own.confidences) if own.label is not None else "nothing usable"
-            )
-            lines.append(f"the LLM said {said}")
-            if own.unmatched:
-                lines.append(f"outside the label set, not counted: {_listed(own.unmatched)}")
-        else:
-            lines.append("the text has no prediction of its own")
-        if self.voters > 1:
-            shares = _listed(tuple(self.shares), tuple(self.shares.values()))
-            lines.append(f"shares of {self.voters} voters: {shares}")
-        if self.changed:
-            lines += _overruled(self)
-        if self.error is not None:
-            lines.append(f"error: {self.error}")
-        return "\n".join(lines)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class TreeClassification(Classification):
-    """The label of one text in a tree of labels, and the trust of each level of its path.
-
-    The share of a parent is the sum of those of the labels below it, so trust falls from level to
-    level: the top level may be certain where the label is not.
-    """
-
-    #: The names on the way to the label, from the top level on. Of a label that is withheld, as far
-    #: as they are trusted enough; empty without a label.
-    path: tuple[str, ...] = ()
-    #: The part of the vote's weight for each level of `path`.
-    path_shares: tuple[float, ...] = ()
-    #: The trust of each level of `path`; as for `trust`.
-    path_trusts: tuple[float | None, ...] = ()
-
-    def votes_at(self, level: int) -> dict[str, float]:
-        """Return the weight of the votes for each node of a level, heaviest first.
-
-        Parameters
-        ----------
-        level : int
-            1: the top level.
-        """
-        weights: dict[str, float] = {}
-        for label, weight in self.votes.items():
-            node = LEVELS.join(label.split(LEVELS)[:level])
-            weights[node] = weights.get(node, 0.0) + weight
-        return dict(sorted(weights.items(), key=lambda item: -item[1]))
-
-    def path_in_words(self) -> str | None:
-        """Return the trust of each level; None: there is no path of several levels."""
-        if len(self.path) < 2 and self.label is not None:
-            return None
-        return _listed(self.path, self.path_trusts) if self.path else None
-
-    def explain(self) -> str:
-        """Return how the label came about, in a few lines."""
-        # slots: `super()` without arguments does not work in such a class
-        words = Classification.explain(self)
-        levels = self.path_in_words()
-        return words if levels is None else f"{words}\nby level: {levels}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,11 +387,6 @@ class PoolStats:
 UNKNOWN = Usage(input_tokens=None, cached_tokens=None, output_tokens=None, usd=None)
 
 
-def _overruled(result: Classification) -> list[str]:
-    near = (f"  {n.similarity:.2f} {n.label!r} {n.text[:70]!r}" for n in result.neighbors[:5])
-    return ["it is overruled; its neighbors:", *near]
-
-
 def _listed(labels: Sequence[str], numbers: Sequence[float | None] = ()) -> str:
     """Return labels in words, each with its number if it has one."""
     padded = (*numbers, *[None] * (len(labels) - len(numbers)))
@@ -474,14 +430,14 @@ def row(result: Classification, *, full: bool = False) -> dict[str, Any]:
         "alternative": result.alternative,
         "trust_of_alternative": result.trust_of_alternative,
     }
-    if isinstance(result, MultilabelClassification):
+    if result.shares is not None:
         fields["labels"] = list(result.labels)
         fields["shares"] = dict(result.shares)
         fields["trusts"] = dict(result.trusts)
         fields["own_labels"] = list(result.own_labels)
         if own is not None:
             fields["own_confidences"] = list(own.confidences)
-    if isinstance(result, TreeClassification):
+    if result.path is not None:
         fields["path"] = list(result.path)
         fields["path_shares"] = list(result.path_shares)
         fields["path_trusts"] = list(result.path_trusts)

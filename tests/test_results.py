@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 
@@ -243,12 +243,7 @@ def test_probabilities_are_trust_and_what_is_left_by_votes(tmp_path):
     assert list(found.values()) == pytest.approx([0.5, 0.3, 0.2 * 2 / 3, 0.2 / 3])
     # nothing votes for another label: what is left is nobody's
     assert replace(voted, votes={"b": 1.0}).probabilities == {"b": 0.75}
-    several = testnuc.MultilabelClassification(
-        **{f.name: getattr(voted, f.name) for f in fields(voted)},
-        labels=("b",),
-        shares={"b": 0.9, "a": 0.4},
-        trusts={"b": 0.8},
-    )
+    several = replace(voted, shares={"b": 0.9, "a": 0.4}, trusts={"b": 0.8})
     assert several.probabilities == {"b": 0.8, "a": 0.4}
     some_results().to_jsonl(tmp_path / "all.jsonl")
     first = json.loads((tmp_path / "all.jsonl").read_text().split("\n")[0])

@@ -8,15 +8,7 @@ import numpy as np
 from testnuc._base.arrays import Float64s, Int32s, Int64s
 from testnuc._engine.run import Run
 from testnuc._engine.votes import LEAST_VOTERS
-from testnuc.types import (
-    SEPARATOR,
-    Classification,
-    MultilabelClassification,
-    Neighbor,
-    Prediction,
-    Reason,
-    TreeClassification,
-)
+from testnuc.types import SEPARATOR, Classification, Neighbor, Prediction, Reason
 from testnuc.voting import Labels
 
 #: Fewest neighbors in a result, even if fewer vote.
@@ -122,11 +114,9 @@ def _of_label(run: Run, place: int, fields: dict[str, Any]) -> Classification:
         withheld = f"trust {trust:.2f} is below {least:g}; it would be {label!r}"
         reason = Reason("low_trust", withheld)
         label = None
-    kind = Classification if run.batch.labels.tree is None else TreeClassification
-    if kind is TreeClassification:
-        fields |= _levels_of(run, place, winner, weights, trust, basis, labels)
-    return kind(
+    return Classification(
         **fields,
+        **_levels_of(run, place, winner, weights, trust, basis, labels),
         label=label,
         share=share,
         margin=float(tally.margin[0]),
@@ -140,7 +130,7 @@ def _of_label(run: Run, place: int, fields: dict[str, Any]) -> Classification:
     )
 
 
-def _of_labels(run: Run, place: int, fields: dict[str, Any]) -> MultilabelClassification:
+def _of_labels(run: Run, place: int, fields: dict[str, Any]) -> Classification:
     """Return the record of a text that can have several labels."""
     names, row = run.batch.labels.names, np.array([place])
     labels, voted = run.labels(row), run.votes.of_each_label(row)
@@ -158,7 +148,7 @@ def _of_labels(run: Run, place: int, fields: dict[str, Any]) -> MultilabelClassi
         trust = _or_none(labels.trust, 0)
         at = np.flatnonzero(given).tolist()
         trusts = {name: _or_none(labels.chance, i) for name, i in zip(chosen, at, strict=True)}
-    return MultilabelClassification(
+    return Classification(
         **fields,
         label=SEPARATOR.join(chosen) if known else None,
         share=share,
@@ -168,7 +158,6 @@ def _of_labels(run: Run, place: int, fields: dict[str, Any]) -> MultilabelClassi
         trust=trust if known else None,
         reason=run.reason(place),
         source=run.source(place, voters) if known else None,
-        labels=tuple(chosen),
         shares=shares,
         trusts=trusts,
     )
@@ -193,14 +182,14 @@ def _levels_of(
     basis: tuple[Float64s, int],
     labels: Labels,
 ) -> dict[str, Any]:
-    """Return the fields of a `TreeClassification` besides those of its label.
+    """Return the fields of a label's levels in a tree.
 
     `winner` is the label before it is withheld, -1 = none; `weights`, float64[C], those of its
     votes; `basis` the votes that trust rests on.
     """
     tree, least = run.batch.labels.tree, run.votes.settings.min_trust
     if tree is None or winner < 0:
-        return {}
+        return {} if tree is None else {"path": ()}
     path = tree.paths[winner]
     levels = range(1, len(path) + 1)
     shares = [_share_of_node(weights, tree.nodes(level), winner) for level in levels]

@@ -19,12 +19,7 @@ from testnuc.index.matching import scanned
 from testnuc.labels import as_stored
 from testnuc.protocols import StoredPrediction
 from testnuc.results import Results, read_results
-from testnuc.types import (
-    Classification,
-    MultilabelClassification,
-    Prediction,
-    split_labels,
-)
+from testnuc.types import Classification, Prediction, split_labels
 
 #: Texts that are read from a pool at a time.
 _CHUNK = 2_000
@@ -195,7 +190,7 @@ def with_empty_set(result: Classification) -> Classification:
         names = split_labels(own.label) + split_labels(own.said)
         own = replace(own, stated=tuple((name, None) for name in names))
         result = replace(result, prediction=own)
-    known = isinstance(result, MultilabelClassification) or result.source is None
+    known = result.multilabel or result.source is None
     if known or result.error is not None:
         return result
     return replace(result, label=result.label or "", prediction=own or Prediction("", None))

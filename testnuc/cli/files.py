@@ -24,7 +24,7 @@ from testnuc.records import (
     line_of,
     short_row,
 )
-from testnuc.types import Classification, TreeClassification
+from testnuc.types import Classification
 
 #: Fields of a label in a tree.
 _LEVELS = ("nuc_path", "nuc_path_shares", "nuc_path_trusts")
@@ -178,7 +178,7 @@ def write_results(
 
 def _types_of(results: Iterable[Classification], *, full: bool) -> dict[str, str]:
     types = dict(_TYPES if full else islice(_TYPES.items(), len(SHORT) + 1))
-    if full and any(isinstance(result, TreeClassification) for result in results):
+    if full and any(result.path is not None for result in results):
         types |= dict.fromkeys(_LEVELS, "string")
     return types
 

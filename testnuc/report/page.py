@@ -17,7 +17,7 @@ from testnuc._base.checks import checked_whole
 from testnuc._base.jsonl import write_whole
 from testnuc.report.contents import contents
 from testnuc.trust.review import Review, ReviewItem
-from testnuc.types import UNKNOWN, Classification, MultilabelClassification, Prediction
+from testnuc.types import UNKNOWN, Classification, Prediction
 
 #: Default for the most results that a page lists.
 MOST_LISTED = 20_000
@@ -85,7 +85,7 @@ def render(
     )
     choices = getattr(run, "choices", ()) if review is None else review.labels
     if several is None:
-        several = bool(listed) and isinstance(listed[0], MultilabelClassification)
+        several = bool(listed) and listed[0].multilabel
     several = several or (review is not None and review.multilabel)
     shown = contents(listed, choices, descriptions or {}, review, most=most, several=several) | {
         "model": model,

@@ -23,7 +23,7 @@ from testnuc.trust.evidence import Draws, capital
 from testnuc.trust.review import Review, ReviewItem
 from testnuc.trust.review_context import ReviewContext
 from testnuc.trust.shares import Share
-from testnuc.types import Classification, MultilabelClassification
+from testnuc.types import Classification
 
 #: Parts of the capital that are bet: small ones for runs that are nearly as good.
 _BETS = np.array([0.1, 0.25, 0.5, 0.8])
@@ -283,7 +283,7 @@ def _shared(runs: Mapping[str, Sequence[Classification]]) -> set[str]:
     """Return the texts that are in all runs."""
     if len(runs) < 2:
         raise InvalidInputError("there is one run; give two or more to choose from")
-    if any(isinstance(row, MultilabelClassification) for run in runs.values() for row in run):
+    if any(row.multilabel for run in runs.values() for row in run):
         raise InvalidInputError("texts have several labels; choose compares runs of one label")
     texts = [{row.text for row in run if valid_text(row.text) is None} for run in runs.values()]
     if not (shared := set.intersection(*texts)):

@@ -20,7 +20,7 @@ from testnuc.label_matching import fold_case, fold_punctuation
 from testnuc.trust.auto_policy import MIN_PREDICTIONS, diagnose
 from testnuc.trust.diagnosis import Diagnosis
 from testnuc.trust.learned import Learned
-from testnuc.types import Classification, MultilabelClassification
+from testnuc.types import Classification
 
 #: Texts up to which labels are checked where nobody asks for it.
 MOST_CHECKED = 20_000
@@ -181,7 +181,7 @@ def checked_labels(
     """
     once = {result.text: result for result in results if result.prediction is not None}
     rows = list(once.values())
-    if rows and isinstance(rows[0], MultilabelClassification):
+    if rows and rows[0].multilabel:
         raise InvalidInputError(
             "labels cannot be checked where a text can have several: nothing says which of them "
             "are confused"

@@ -16,7 +16,6 @@ import numpy as np
 
 from testnuc import Head, LabelSet, TestNUC
 from testnuc.protocols import Answer, Reply
-from testnuc.types import MultilabelClassification
 
 LABELS = ["refund", "delivery", "login", "fees"]
 SETS = [("refund",), ("delivery",), ("refund", "login"), (), ("login", "fees")]
@@ -80,7 +79,7 @@ def seen(results):
     return [
         [
             row.label,
-            list(row.labels) if isinstance(row, MultilabelClassification) else [],
+            list(row.labels) if row.multilabel else [],
             row.trust,
             row.source,
         ]

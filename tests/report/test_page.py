@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from testnuc.results import Results
-from testnuc.types import Classification, Neighbor, Prediction, TreeClassification, Usage
+from testnuc.types import Classification, Neighbor, Prediction, Usage
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
@@ -274,7 +274,7 @@ def test_any_text_shows_its_neighbors_and_votes(opened):
 
 
 def test_levels_of_a_label_in_a_tree_have_their_trust(opened):
-    made = TreeClassification(
+    made = Classification(
         index=0, text="where is my money", label="refund > late", share=0.5, margin=0.1, voters=4,
         complete=True, prediction=Prediction("refund > late", 0.9), trust=0.55,
         path=("refund", "late"), path_shares=(0.9, 0.5), path_trusts=(0.97, 0.55),

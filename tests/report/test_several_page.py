@@ -13,7 +13,7 @@ from testnuc._base.checks import hash_text
 from testnuc.report import write
 from testnuc.results import Results
 from testnuc.trust.review import Review, ReviewItem
-from testnuc.types import MultilabelClassification, Neighbor, Prediction, Usage
+from testnuc.types import Classification, Neighbor, Prediction, Usage
 from tests.report.test_judging_page import press, saved, state
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -23,7 +23,7 @@ LABELS = ("refund", "delivery", "login", "fees", "card", "loan")
 
 def row(i, own, labels, trust=0.4):
     """Return a result whose labels are in the order of their shares, not of the label set."""
-    return MultilabelClassification(
+    return Classification(
         index=i,
         text=f"message {i}",
         label="; ".join(labels),
@@ -34,7 +34,6 @@ def row(i, own, labels, trust=0.4):
         prediction=Prediction("; ".join(own), 0.9, stated=tuple((one, 0.9) for one in own)),
         neighbors=(Neighbor(f"near {i}", 0.8, "card; refund", 0.5),),
         trust=trust,
-        labels=tuple(labels),
         shares={label: 0.9 - 0.1 * n for n, label in enumerate([*labels, "fees"])},
     )
 

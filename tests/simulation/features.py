@@ -39,7 +39,6 @@ from testnuc import (
 )
 from testnuc.errors import RefusalError
 from testnuc.protocols import Answer, Reply
-from testnuc.types import MultilabelClassification
 
 FLAT = ["card", "cash", "loan", "rate", "fees"]
 TREE = ["pay > card", "pay > cash", "lend > loan", "lend > rate", "other"]
@@ -196,7 +195,7 @@ def labels_of(result):
     """Return what a user reads as the label of a result."""
     if result.label is None:
         return None
-    several = isinstance(result, MultilabelClassification)
+    several = result.multilabel
     return frozenset(result.labels) if several else result.label
 
 
@@ -544,7 +543,7 @@ class History:
         learned, own = self.nuc.learned, result.prediction
         if own is None or learned is None or result.source in {None, "person"}:
             return
-        several = isinstance(result, MultilabelClassification)
+        several = result.multilabel
         # else the labels before are those of a vote
         of_llm = several and self.options("policy").weight == "auto"
         if learned.decides == "settings" or several is not of_llm:

@@ -6,14 +6,14 @@ import pytest
 from testnuc.errors import InvalidInputError
 from testnuc.review import choose
 from testnuc.trust.review import Review
-from testnuc.types import Classification, MultilabelClassification, Prediction
+from testnuc.types import Classification, Prediction
 
 NAMES = ("a", "b", "c", "d")
 
 
-def run_of(labels, kind=Classification):
+def run_of(labels, **fields):
     return [
-        kind(at, f"text {at}", label, 1.0, 1.0, 1, True, Prediction(label))
+        Classification(at, f"text {at}", label, 1.0, 1.0, 1, True, Prediction(label), **fields)
         for at, label in enumerate(labels)
     ]
 
@@ -152,7 +152,7 @@ def test_texts_that_a_run_lacks_are_left_out():
         ({"one": run_of("ab"), "two": run_of("ab")}, {"among": 1}, "2 texts"),
         ({"one": run_of("ab"), "two": run_of("ab")}, {"margin": 2}, "margin"),
         (
-            {"one": run_of("ab"), "two": run_of("ab", MultilabelClassification)},
+            {"one": run_of("ab"), "two": run_of("ab", shares={})},
             {},
             "several labels",
         ),

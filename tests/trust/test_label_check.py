@@ -12,7 +12,6 @@ from testnuc.trust.label_check import checked_labels, grouped
 from testnuc.types import (
     UNKNOWN,
     Classification,
-    MultilabelClassification,
     Neighbor,
     Prediction,
 )
@@ -23,7 +22,7 @@ TOPICS = (("refund", "money back"), ("delivery",), ("login",), ("account",))
 N, PER_TOPIC = 400, 100
 
 
-def rows(label_of, kind=Classification, per_topic=PER_TOPIC):
+def rows(label_of, per_topic=PER_TOPIC):
     """Return results: neighbors are of the same topic, the nearest are near copies."""
     labels = [label_of(at) for at in range(N)]
     made = []
@@ -35,7 +34,11 @@ def rows(label_of, kind=Classification, per_topic=PER_TOPIC):
             for rank, other in enumerate(near)
         )
         own = Prediction(labels[at], said=None if labels[at] else "Chargeback!")
-        made.append(kind(at, f"text {at}", labels[at], 1.0, 1.0, 1, True, own, neighbors=neighbors))
+        made.append(
+            Classification(
+                at, f"text {at}", labels[at], 1.0, 1.0, 1, True, own, neighbors=neighbors
+            )
+        )
     return made
 
 
@@ -187,4 +190,4 @@ def test_nothing_is_said_without_neighbors_or_of_two_labels():
 
 def test_several_labels_are_refused():
     with pytest.raises(InvalidInputError, match="where a text can have several"):
-        checked_labels(rows(confused, MultilabelClassification), NAMES)
+        checked_labels([replace(row, shares={}) for row in rows(confused)], NAMES)
