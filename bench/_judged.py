@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from testnuc.trust.accuracy import accuracy_of
 from testnuc.trust.argmax import Argmax
 from testnuc.trust.calibration import fit_trust
 from testnuc.trust.candidates import candidates_of, choose, chosen_parts, default_model, differing
@@ -17,6 +16,7 @@ from testnuc.trust.dissent import dissent_of
 from testnuc.trust.evidence import Draws
 from testnuc.trust.model import HeadModel, one_hot
 from testnuc.trust.review import Drawn, draw
+from testnuc.trust.shares import accuracy_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bench._recorded import Recorded
-    from testnuc.trust.accuracy import Accuracy
     from testnuc.trust.candidates import LabelCandidate, Verdict
     from testnuc.trust.model import Ground, Texts
+    from testnuc.trust.shares import Accuracy
 
 __all__ = ["Judge", "Learned", "Outcomes", "chance_of", "regression"]
 

@@ -21,8 +21,8 @@ from bench._report import Report
 from bench.trust import auroc
 from testnuc.metrics import calibration_error
 from testnuc.trust import certificates
-from testnuc.trust.accuracy import accuracy_of
 from testnuc.trust.certificates import edges, error_of
+from testnuc.trust.shares import accuracy_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -24,7 +24,7 @@ from bench._voters import PEERS, differing
 from testnuc._kernels import vote as plain
 from testnuc.voting import VotePolicy, vote_pool
 from testnuc.voting.inputs import Ballots
-from testnuc.voting.prefixes import curves
+from testnuc.voting.votes import curves
 
 SHAPES = {
     "100k,10,77,10k": (100_000, 10, 77, 10_000),

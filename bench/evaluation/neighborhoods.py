@@ -16,7 +16,7 @@ from testnuc.errors import InvalidInputError
 from testnuc.index.matching import ranks_of
 from testnuc.index.nearest import NearestVectors
 from testnuc.voting.inputs import Ballots
-from testnuc.voting.prefixes import curves
+from testnuc.voting.votes import curves
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

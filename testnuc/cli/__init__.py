@@ -411,7 +411,7 @@ def serve(
     """Serve labels over HTTP: POST /v1/classify."""
 
 
-@runs(app, "audit:run")
+@runs(app, "count:audit")
 def audit(
     place: str = _STORE,
     review: str = writes("audit.json", help="The file of the texts to judge."),

@@ -21,7 +21,7 @@ from testnuc.cli.reading import (
 )
 from testnuc.errors import InvalidInputError
 from testnuc.report import write
-from testnuc.report.plain import page_of
+from testnuc.report.page import page_of
 from testnuc.results import read_results
 from testnuc.trust.review import Review
 

@@ -1,4 +1,4 @@
-"""Render the page: template, style, script and results in one file."""
+"""Render pages, each in one file: results with style and script, or a description."""
 
 import json
 import os
@@ -12,6 +12,8 @@ from html import escape
 from importlib.resources import files
 from math import isfinite
 from typing import Any
+
+from markdown_it import MarkdownIt
 
 from testnuc._base.checks import checked_whole
 from testnuc._base.jsonl import write_whole
@@ -132,3 +134,27 @@ def _digest(content: str) -> str:
 @cache
 def _asset(name: str) -> str:
     return (files("testnuc.report") / name).read_text(encoding="utf-8")
+
+
+_PLAIN_STYLE = (
+    ":root{color-scheme:light dark}body{font:1rem/1.5 system-ui,sans-serif;max-width:52rem;"
+    "margin:2rem auto;padding:0 1rem}table{border-collapse:collapse;display:block;overflow-x:auto}"
+    "th,td{padding:.2rem .8rem .2rem 0;border-bottom:1px solid #8884;vertical-align:top;"
+    "font-variant-numeric:tabular-nums}code{overflow-wrap:anywhere}"
+)
+_PLAIN_HEAD = (
+    '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" '
+    'content="width=device-width"><meta http-equiv="Content-Security-Policy" content="default-src '
+    "'none'; style-src 'unsafe-inline'\">"
+)
+#: What a label cannot mean.
+_NOT_IN_LABELS = ("link", "image", "autolink", "emphasis", "entity")
+
+
+def page_of(markdown: str, title: str) -> str:
+    """Return the page of the Markdown that `TestNUC.describe` writes; labels may be hostile."""
+    reader = MarkdownIt("commonmark", {"html": False}).enable("table").disable([*_NOT_IN_LABELS])
+    body = reader.render(markdown)
+    return (
+        f"{_PLAIN_HEAD}<title>{escape(title)}</title><style>{_PLAIN_STYLE}</style>\n{body}</html>\n"
+    )

@@ -34,10 +34,9 @@ from testnuc.server.access import (
     require_caller,
 )
 from testnuc.server.errors import RequestError, request_error
-from testnuc.server.metrics import Metrics, Value
 from testnuc.server.queue import Bodies, Queue
 from testnuc.server.schemas import ClassifyRequest, openapi, read, record
-from testnuc.server.served import ServedSet
+from testnuc.server.served import Metrics, ServedSet, Value
 from testnuc.server.settings import ServerSettings
 from testnuc.types import Classification
 

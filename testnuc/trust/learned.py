@@ -22,8 +22,6 @@ from testnuc._base.arrays import Array, Bools, Float32s, Int32s, Int64s
 from testnuc._base.checks import checked_whole
 from testnuc._base.display import Brief
 from testnuc.errors import InvalidInputError, StoreError
-from testnuc.trust.accuracy import Accuracy, accuracy_of
-from testnuc.trust.agreement import judge_error
 from testnuc.trust.argmax import Argmax
 from testnuc.trust.certificates import (
     Certificate,
@@ -36,9 +34,10 @@ from testnuc.trust.certificates import (
     wants_decisions,
 )
 from testnuc.trust.evidence import Draws
+from testnuc.trust.joining import judge_error
 from testnuc.trust.judgment import Judged, Judgment, pack, unpack
 from testnuc.trust.review import closest_label
-from testnuc.trust.shares import Share
+from testnuc.trust.shares import Accuracy, Share, accuracy_of
 from testnuc.trust.thresholds import Thresholds
 
 #: The accuracy, and the confidence, of a certificate for which nothing else is asked.

@@ -21,7 +21,7 @@ from testnuc.voting import (
     vote_pool,
 )
 from testnuc.voting.inputs import Ballots
-from testnuc.voting.prefixes import curves
+from testnuc.voting.votes import curves
 from tests import naive
 
 JIT = os.environ.get("NUMBA_DISABLE_JIT", "0") == "0"

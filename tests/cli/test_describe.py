@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from testnuc._engine.describing import _cell
-from testnuc.report.plain import page_of
+from testnuc.report.page import page_of
 from testnuc.testing import LoopbackLLM
 from tests.cli.in_process import run_here
 from tests.cli.test_judging import TEXTS, judged, options, wrong_at_random

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from testnuc.trust.accuracy import accuracy_of
 from testnuc.trust.candidates import candidates_of, chosen_parts
 from testnuc.trust.model import teach
 from testnuc.trust.review import draw
+from testnuc.trust.shares import accuracy_of
 from tests.trust.arrays import clusters
 
 

@@ -12,8 +12,7 @@ from sklearn.metrics import cohen_kappa_score
 from testnuc._base.checks import hash_text
 from testnuc.errors import InvalidInputError
 from testnuc.report import render
-from testnuc.trust.agreement import agreement_of, judge_error
-from testnuc.trust.joining import join_reviews
+from testnuc.trust.joining import agreement_of, join_reviews, judge_error
 from testnuc.trust.review import Review, ReviewItem
 from testnuc.types import Neighbor
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from testnuc.trust.later_texts import about_later
+from testnuc._engine.applying import about_later
 
 
 @dataclass(frozen=True, eq=False)
