@@ -45,6 +45,9 @@ class _Scripted:
         return Reply(tuple(Answer(said, 0.9) for said in answers), TokenUsage(0, 0))
 
     def _said(self, text: str, labels: Sequence[str]) -> str:
+        if not labels and text.startswith("Label "):
+            # a label of the list stays
+            return text.partition("\n")[0].removeprefix("Label ")
         if not labels:
             return self._named(text)
         if labels == ("same", "different"):

@@ -51,8 +51,12 @@ class Namer:
 
     def __call__(self, text):
         self.asked.append(text)
+        if text.startswith("Central texts:") and "\nTexts at the border:" not in text:
+            return self.added(topic_of(text)), 0.9
         if text.startswith("Central texts:"):
             return self.names(topic_of(text)), 0.9
+        if text.startswith("Label ") and "\nLabel " not in text:
+            return self.refined(text.partition("\n")[0].removeprefix("Label ")), 0.9
         if text.startswith("Label "):
             one, other = re.findall(r"(?m)^Label (\w+)", text)
             return ("same" if one.lower()[:4] == other.lower()[:4] else "different"), 0.9
@@ -60,6 +64,14 @@ class Namer:
         return (topic if topic in self.labels else "none of these"), 0.9
 
     labels = LABELS
+
+    def refined(self, label):
+        """What a label of the list becomes."""
+        return label
+
+    def added(self, topic):
+        """The label of texts that fit none of the list."""
+        return "none of these"
 
 
 def found_by(namer, texts=None, **more):
@@ -262,8 +274,8 @@ def test_a_text_that_is_rejected_does_not_fail_those_in_its_call():
     assert set(found.new) == set(LABELS)
     assert {topic_of(text) for text in found.misfits} == {"login"}
     assert len(found.misfits) == 1
-    # twelve clusters, seven calls of ten texts, and the ten texts of one of these alone
-    assert provider.calls <= 12 + 7 + 10
+    # twelve clusters, the list, eight calls of ten texts, and alone those of one, on each trial
+    assert provider.calls <= 12 + 1 + 8 + 2 * 10
 
 
 class Librarian(Namer):
@@ -304,3 +316,72 @@ def test_texts_that_are_all_rejected_end_the_run(error):
     with pytest.raises(error, match="blocked"):
         asyncio.run(testnuc.discover(texts_of(), provider, n=40, embedder=HashEmbedder()))
     assert provider.calls <= 20
+
+
+class Refiner:
+    """A provider that misnames two topics at first, and then changes the list."""
+
+    name, model, identity = "refiner", "r", "1"
+
+    def __init__(self, **changed):
+        self.first = {"weather": "sports", "refund": "cash"}
+        self.changed, self.lists = changed, []
+
+    async def answer(self, request):
+        if not request.task.labels and "the list below" in request.task.system:
+            self.lists.append((request.task.system, request.texts))
+        answers = [self.said(text, request.task.labels) for text in request.texts]
+        return Reply(tuple(Answer(label, 0.9) for label in answers))
+
+    def said(self, text, labels):
+        topic = topic_of(text)
+        if labels == ("same", "different"):
+            return "different"
+        if labels:
+            same = {topic, "post"} if topic == "delivery" else {topic}
+            return next(filter(same.__contains__, labels), labels[-1])
+        if "Texts at the border" in text:
+            return f"{self.first.get(topic, topic)}: about {topic}"
+        return self.changed.get(topic, f"{topic}: again")
+
+
+def refined_by(provider):
+    return asyncio.run(testnuc.discover(texts_of(), provider, n=4, embedder=HashEmbedder()))
+
+
+def test_the_list_is_refined_once_with_texts():
+    """Clusters whose texts fit no label are named again, and a label gets a better name."""
+    provider = Refiner(delivery="post: parcels and letters", login="LOGIN")
+    found = refined_by(provider)
+    assert dict(found.labels) == {
+        "post": "parcels and letters",
+        "refund": "again",
+        "weather": "again",
+        "login": "about login",
+    }
+    assert (found.dropped, found.misfits) == ((), ())
+    # two labels and the six clusters of two topics, in one call
+    ((system, texts),) = provider.lists
+    assert all(f"- {name}: about" in system for name in ("sports", "cash", "delivery", "login"))
+    assert sum(text.startswith("Label ") for text in texts) == 2
+    assert sum(text.startswith("Central texts:") for text in texts) == len(texts) - 2
+
+
+def test_a_label_that_its_texts_would_not_fit_stays_as_it_was():
+    found = refined_by(Refiner(delivery="sea", login="sea"))
+    assert set(found.labels) == set(LABELS)
+    assert found.labels["login"] == "about login"
+
+
+def test_a_list_that_is_rejected_stays_as_it_is():
+    """A step that only makes names better does not end a run that others paid for."""
+
+    class Strict(Refiner):
+        async def answer(self, request):
+            if "the list below" in request.task.system:
+                raise ContentRefusedError("blocked")
+            return await super().answer(request)
+
+    found = refined_by(Strict())
+    assert set(found.new) == {"delivery", "login"}
+    assert set(found.dropped) == {"cash", "sports"}

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from testnuc._engine.parameters import client_arguments
 from testnuc.cli.answered_texts import labeled, opened, texts_for
 from testnuc.cli.classify import cost
-from testnuc.cli.files import require_kind, require_new, write_results
+from testnuc.cli.files import free_name, require_kind, require_new, write_results
 from testnuc.cli.label_files import read_labels, write_labels
 from testnuc.cli.memory import AnswerStore, RunNote
 from testnuc.cli.options_of_run import command, next_command, with_embedder
@@ -49,9 +49,8 @@ async def check(given: SimpleNamespace) -> None:
                     checked = checked.grouped(await embedder.embed(said))
             print(checked)
     if output is None or file is None:
-        merging = next_command(
-            "labels check", given, "--merge", "LABEL = OTHER", "-o", "merged.csv"
-        )
+        merge = "--merge", "LABEL = OTHER", "-o", free_name("merged.csv")
+        merging = next_command("labels check", given, *merge)
         to_stderr(f"to give texts with one label another one: {merging}")
         return
     labels = {name: described.get(name, "") for name in names if name not in merged}
@@ -132,12 +131,20 @@ async def discover_labels(given: SimpleNamespace) -> None:
         return
     store.create_folder()
     known = None if labels is None else read_labels(labels)
-    to_stderr(f"embedding and clustering {len(texts):,} texts; then {model} names the clusters")
+    to_stderr(
+        f"embedding and clustering {len(texts):,} texts; then {model} names the clusters; after "
+        "Ctrl-C, the same command goes on where it was"
+    )
     found = await discover(texts, model, labels=known, n=given.n, tree=given.tree, **options)
     write_labels(output, found.labels, found.examples)
     print(found)
     parts = (f"{len(found.labels):,} labels, written to {output}", cost(found.usage))
     to_stderr(", ".join(filter(None, (f"{found.usage.calls:,} calls", *parts))))
+    if 10 * len(found.misfits) > found.drawn:
+        to_stderr("many texts fit none of the labels: a higher -n finds more labels")
     asked = client.given(_REPEATED[2:] if model == KEYWORDS else _REPEATED)
     asked |= {"labels": output, "none_label": "none of these"}
-    to_stderr(f"next, label the texts: {command('classify', given.file, asked, '-o', 'out.csv')}")
+    label = command(
+        "classify", given.file, asked, "-o", free_name("out.csv"), text_column=table.text_column
+    )
+    to_stderr(f"next, label the texts: {label}")

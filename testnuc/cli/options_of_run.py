@@ -46,6 +46,8 @@ async def with_options_of_run(client: Options, source: str) -> Options:
         existing(source)
         run = RunNote.of(source).options
         store = AnswerStore.of_results(client["store"], source).where
+    elif Path(source).suffix.lower() in {".yaml", ".yml", ".json", ".txt"}:
+        raise InvalidInputError(f"{existing(source)} holds no results; name what `classify` wrote")
     else:
         require_store(source)
     if not run and store is not None and _is_there(store):
@@ -54,7 +56,7 @@ async def with_options_of_run(client: Options, source: str) -> Options:
     if merged["labels"] is None:
         raise InvalidInputError(
             f"{source} does not hold the label set; name it with --labels, or if `learn` wrote the "
-            "file, name the results that it read"
+            "file, name the results that it read; texts without labels need `classify` first"
         )
     if merged["embedder"] is not None and merged["embedder"] == client["embedder"]:
         return merged

@@ -160,6 +160,8 @@ class LabelCheck(Brief):
         for answer, n in [*self.outside.items()][:_IN_LINE]:
             says = "answer outside the labels says" if n == 1 else "answers outside the labels say"
             lines.append(f"{n:,} {says} {answer[:_WIDTH]!r}")
+        if more := [*self.outside.values()][_IN_LINE:]:
+            lines.append(f"{sum(more):,} answers outside the labels say something else")
         return lines
 
 

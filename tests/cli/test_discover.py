@@ -1,5 +1,6 @@
 """``testnuc discover``: from texts to a label file."""
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def test_texts_become_a_label_file(tickets):
         options = ["-n", "4", "--base-url", llm.base_url]
         code, out, err = run_here("discover", tickets, *options, "--dry-run")
         assert code == 0, err
-        assert "nothing was sent; at most 37 calls" in out
+        assert "nothing was sent; at most 45 calls" in out
         assert llm.calls == 0
         code, out, err = run_here("discover", tickets, *options)
         assert code == 0, err
@@ -54,8 +55,9 @@ def test_words_name_labels_without_a_key(tickets):
     assert "--model" not in err
     code, out, err = run_here("discover", tickets, "-n", "16", "--tree", "--dry-run")
     assert code == 0, err
-    # 48 clusters: their names, as many pairs, 196 texts on trial, topics of up to 48 labels
-    assert f"at most {48 + 48 + 20 + 6} calls" in out
+    # 48 clusters: their names, as many pairs, 96 texts on trial, the list, the same texts
+    # again and with 100 more, topics of up to 48 labels
+    assert f"at most {48 + 48 + 10 + 5 + 10 + 20 + 6} calls" in out
 
 
 def test_a_label_file_is_read_as_it_was_written(tmp_path):
@@ -67,3 +69,22 @@ def test_a_label_file_is_read_as_it_was_written(tmp_path):
         assert read_labels(path) == labels
     write_labels(path, {"a": "", "b": ""})
     assert read_labels(path) == ["a", "b"]
+
+
+def test_the_next_command_can_be_run_as_it_stands():
+    """It lacked the column of texts, and wrote to a file that was there."""
+    pytest.importorskip("yaml")
+    Path("tickets.csv").write_text("message\n" + "\n".join(texts_of()))
+    Path("out.csv").write_text("of another run")
+    namer = Namer()
+    namer.labels = LABELS[:2]
+    with LoopbackLLM(namer) as llm:
+        options = ["--text-column", "message", "-n", "4", "--base-url", llm.base_url]
+        code, _, err = run_here("discover", "tickets.csv", *options)
+        assert code == 0, err
+        assert "after Ctrl-C, the same command goes on" in err
+        assert "many texts fit none of the labels: a higher -n finds more labels" in err
+        words = shlex.split(err.rpartition("next, label the texts: testnuc ")[2])
+        code, _, err = run_here(*words)
+        assert code == 0, err
+        assert Path("out-2.csv").exists()

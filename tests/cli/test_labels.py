@@ -94,3 +94,18 @@ def test_what_cannot_be_merged_is_refused(labeled):
         code, _, err = run_here("labels", "check", "out.csv", *given)
         assert code == 2, given
         assert said in err
+
+
+def test_what_is_no_file_of_results_is_told():
+    Path("labels.yaml").write_text('"a": "b"\n')
+    Path("labels.json").write_text('{"a": "b"}')
+    Path("tickets.csv").write_text("text\n" + "\n".join(TEXTS))
+    for file, said in (
+        ("labels.yaml", "labels.yaml holds no results; name what `classify` wrote"),
+        ("labels.json", "labels.json holds no results; name what `classify` wrote"),
+        ("none.yaml", "there is no file none.yaml"),
+        ("tickets.csv", "texts without labels need `classify` first"),
+    ):
+        code, _, err = run_here("labels", "check", file)
+        assert code == 2, err
+        assert said in err

@@ -116,6 +116,15 @@ def test_answers_outside_the_labels_are_grouped():
     assert "1 answer outside the labels says 'weather'" in str(found)
 
 
+def test_answers_that_are_not_listed_are_counted():
+    outside = {f"answer {number}": 20 - number for number in range(10)}
+    lines = str(replace(checked_labels([], NAMES), outside=outside)).splitlines()
+    assert lines[-2:] == [
+        "13 answers outside the labels say 'answer 7'",
+        "23 answers outside the labels say something else",
+    ]
+
+
 def test_spellings_of_an_answer_are_one():
     said = ["chargeback"] * 3 + ["Charge back", "chargebacks!", "chargeback request", "charge_back"]
     assert grouped([*said, "card", "card lost", "The issue", "?", None]) == {
