@@ -57,18 +57,19 @@ def result_of(record: Mapping[str, Any], index: int, text_column: str) -> Classi
     said, error = text_of(record.get("nuc_own_said")), text_of(record.get("nuc_error"))
     if error is not None and error.startswith(_OUTSIDE):
         said, error = error.removeprefix(_OUTSIDE), None
-    text, label = record[text_column], record["nuc_label"]
-    several: dict[str, Any] = {}
-    if record.get("nuc_labels") is not None:
-        several["shares"] = _parts(record.get("nuc_shares"))
-        several["trusts"] = _parts(record.get("nuc_trusts"))
-        if _text(label) is not None:
-            label = SEPARATOR.join(map(str, _structure(record["nuc_labels"], [])))
+    text, label = record[text_column], text_of(record["nuc_label"])
+    labels, shares = _structure(record.get("nuc_labels"), None), None
+    if labels is not None:
+        # they are those of `nuc_label`, which a person may have edited; "" is a text without labels
+        label, shares = _text(record["nuc_label"]), _parts(record.get("nuc_shares"))
+        if not isinstance(labels, list):
+            raise TypeError(f"nuc_labels is {labels!r:.60}, which is not a list")
     return Classification(
-        **several,
         **_path(record),
-        label=label if several else text_of(label),
-        prediction=_prediction(record, said, several=bool(several)),
+        label=label,
+        shares=shares,
+        trusts=_parts(record.get("nuc_trusts")),
+        prediction=_prediction(record, said, several=labels is not None),
         index=index,
         text=text if isinstance(text, str) else "" if text is None else str(text),
         share=_part(record.get("nuc_share")) or 0.0,

@@ -393,6 +393,12 @@ def test_an_answer_that_an_older_file_holds_as_json_is_read():
     assert result_of({**record, "nuc_own_said": "weather"}, 0, "text").prediction == older
 
 
+def test_labels_that_a_person_edited_in_a_file_count():
+    record = {"text": "a", "nuc_label": "login; refund", "nuc_labels": ["login"]}
+    edited = result_of(record, 0, "text")
+    assert (edited.label, edited.labels) == ("login; refund", ("login", "refund"))
+
+
 async def test_frames_hold_lists_and_strings(nuc_of):
     pytest.importorskip("pandas")
     pytest.importorskip("polars")
