@@ -53,7 +53,7 @@ _SOURCES = argument(
     "A file written by `classify -o`, a store; or reviews (.json) to continue or join.",
 )
 _JUDGED = argument(
-    "REVIEW|MARKS..", "What the page saved; several people's are joined. RESULTS: edits there."
+    "REVIEW|MARKS..", "Files of the page, also of several people, or edited RESULTS."
 )
 _REVIEWS = typer.Argument(
     None,

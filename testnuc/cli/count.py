@@ -46,10 +46,7 @@ async def run(given: SimpleNamespace) -> None:
         raise InvalidInputError("--period needs --by, a column of dates")
     async with opened(source, given.client, given.text_column) as (nuc, held):
         table = await texts_for(nuc, held, source, None)
-        groups = None
-        if given.by is not None:
-            require_column(source, table.columns, given.by, "name one of them", option="--by")
-            groups = _groups(table, given.by, given.period)
+        groups = None if given.by is None else _groups(source, table, given.by, given.period)
         found = await labeled(nuc, table, source)
         if nuc.learned is None:
             raise InvalidInputError(
@@ -71,13 +68,13 @@ async def run(given: SimpleNamespace) -> None:
     if output is not None:
         write_counts(counts, output)
     if plot is not None:
-        # before it is written, as its suffix says how
         counts.plot(dark=given.dark).savefig(plot, dpi=150)
     to_stderr(f"more judgments, drawn at random, narrow the intervals: {more}")
 
 
-def _groups(table: Table, column: str, period: str | None) -> list[str | None]:
+def _groups(source: str, table: Table, column: str, period: str | None) -> list[str | None]:
     """Return the group of each row, or the period of its date; None: the cell is empty."""
+    require_column(source, table.columns, column, "name one of them", option="--by")
     cells = ["" if (value := row.get(column)) is None else str(value) for row in table.rows]
     if period is None:
         return [cell or None for cell in cells]

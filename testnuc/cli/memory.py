@@ -132,8 +132,7 @@ class RunNote:
     def edited(self, rows: Iterable[Classification]) -> list[Classification]:
         """Return the rows of the output whose label is not the one that was written."""
         known = dict(re.findall("(.{12})(.{4})", self.rows))
-        marks = ((row, *_mark(row)) for row in rows)
-        return [row for row, text, label in marks if known.get(text, label) != label]
+        return [row for row in rows if known.get((mark := _mark(row))[0], mark[1]) != mark[1]]
 
     def says(self, output: str, options: Mapping[str, Any]) -> bool:
         """Whether an output is known to be what a run with these options wrote."""

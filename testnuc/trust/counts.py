@@ -143,6 +143,9 @@ class Counts(Brief, Sequence[LabelCount]):
                 sizes[item.label] = max(sizes[item.label], round(1e6 * item.share.value))
         chosen = list(labels or [label for label, _ in sizes.most_common(_PLOTTED)])
         groups = list(dict.fromkeys(item.group for item in self.items if item.group is not None))
+        said = f"share of the texts, % ({self.confidence:.0%} intervals)"
+        # above the panels, where it hides no interval
+        legend = {"loc": "outside upper right", "ncols": 2, "frameon": False, "fontsize": "small"}
         with theme(dark=dark):
             if not groups:
                 figure = new_figure(6.4, 1.2 + 0.4 * len(chosen))
@@ -150,10 +153,10 @@ class Counts(Brief, Sequence[LabelCount]):
                 order = chosen[::-1]
                 _draw(axes, [(order.index(i.label), i) for i in self.items if i.label in order])
                 axes.set_yticks(range(len(order)), order)
-                axes.set_xlabel("share of the texts, %")
+                axes.set_xlabel(said, fontsize="small")
                 axes.set_xlim(left=0)
                 axes.margins(y=0.2)
-                axes.legend(frameon=False, fontsize="small")
+                figure.legend(*axes.get_legend_handles_labels(), **legend)
                 return figure
             figure = new_figure(6.4, 0.6 + 1.9 * math.ceil(len(chosen) / 2))
             panels = figure.subplots(
@@ -173,8 +176,8 @@ class Counts(Brief, Sequence[LabelCount]):
                 axes.set_title(label, fontsize="medium", loc="left")
                 axes.set_xticks(ticks, [groups[at] for at in ticks], rotation=40, ha="right")
             panels[0, 0].set_ylim(bottom=0)
-            panels[0, 0].legend(frameon=False, fontsize="small")
-            figure.supylabel("share of the texts, %")
+            figure.legend(*panels[0, 0].get_legend_handles_labels(), **legend)
+            figure.supylabel(said, fontsize="small")
             return figure
 
 
@@ -189,7 +192,9 @@ def _draw(axes: Any, points: Sequence[tuple[int, LabelCount]], *, by_group: bool
     llm = [100 * item.llm for _, item in points]
     bars = {"yerr" if by_group else "xerr": [value - low, high - value]}
     pairs = [(places, llm), (places, value)] if by_group else [(llm, places), (value, places)]
-    axes.plot(*pairs[0], "D", color="gray", markersize=8, fillstyle="none", label="LLM alone")
+    # a marker at the edge is drawn whole
+    marks: dict[str, Any] = {"color": "gray", "markersize": 8, "clip_on": False}
+    axes.plot(*pairs[0], "D", fillstyle="none", label="LLM alone", **marks)
     axes.errorbar(*pairs[1], **bars, fmt="o", markersize=4, capsize=3, label="with judgments")
     axes.spines[["top", "right"]].set_visible(False)
 

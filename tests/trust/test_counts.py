@@ -299,6 +299,9 @@ def test_a_plot_by_group():
     (axes,) = dark.axes
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["login"]
     assert dark.get_facecolor() != by_month.get_facecolor()
+    # within a panel it hid intervals
+    assert not any(axes.get_legend() for figure in (by_month, dark) for axes in figure.axes)
+    assert [len(figure.legends[0].get_texts()) for figure in (by_month, dark)] == [2, 2]
 
 
 @pytest.mark.parametrize("by_group", [False, True])
