@@ -34,7 +34,7 @@ from testnuc.errors import (
     TestNUCError,
     UnknownModelError,
 )
-from testnuc.limits.meter import Meter
+from testnuc.limits.budget import Meter
 from testnuc.protocols import Store
 from testnuc.stores.memory import MemoryStore
 from testnuc.transport import telemetry

@@ -24,8 +24,7 @@ from testnuc.trust.dissent import Dissent, dissent_of
 from testnuc.trust.judgment import Judgment
 from testnuc.trust.learned import Learned, fallen, of_judged
 from testnuc.trust.model import NEIGHBORS, HeadModel, most_texts
-from testnuc.trust.review import GOALS
-from testnuc.trust.review_context import EarlierJudgment, ReviewContext
+from testnuc.trust.review import GOALS, EarlierJudgment, ReviewContext
 from testnuc.voting import Labels
 
 #: Texts that candidates are fitted on at most.

@@ -25,7 +25,7 @@ from testnuc.errors import InvalidInputError, StoreError, TestNUCError
 from testnuc.head import Head
 from testnuc.index.memory_pool import Pool
 from testnuc.labels import LabelSet
-from testnuc.limits.meter import Meter
+from testnuc.limits.budget import Meter
 from testnuc.limits.policies import Limits
 from testnuc.limits.prices import Price, require_price
 from testnuc.methods import Sampling

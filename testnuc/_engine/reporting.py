@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from testnuc._engine.components import Components
-from testnuc._engine.full_labels import compare_with_full_labels
 from testnuc._engine.run import Run
-from testnuc._engine.shortlist import coverage_of
+from testnuc._engine.shortlist import compare_with_full_labels, coverage_of
 from testnuc._engine.votes import note_of_kept
 from testnuc.errors import EmbeddingError, SmallPoolWarning
 from testnuc.progress import Observer, start_progress

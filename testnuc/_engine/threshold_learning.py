@@ -27,7 +27,7 @@ from testnuc.trust.label_scores import (
     scores_of,
 )
 from testnuc.trust.learned import Learned, fallen, of_judged
-from testnuc.trust.review_context import ReviewContext
+from testnuc.trust.review import ReviewContext
 from testnuc.trust.shares import Share
 from testnuc.trust.thresholds import Decides, Thresholds
 from testnuc.types import SEPARATOR

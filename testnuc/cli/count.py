@@ -38,10 +38,8 @@ async def run(given: SimpleNamespace) -> None:
     """Count the labels of a file or a store by the judged texts, and print them."""
     source, output, plot = given.source, given.output, given.plot
     more = next_command("review", given, "-n", "100", "--goal", "count")
-    require_kind(output, ".csv", ".json")
-    require_new(output, overwrite=given.overwrite)
-    require_kind(plot, ".png", ".svg", ".pdf", what="plot")
-    require_new(plot, overwrite=given.overwrite)
+    require_new(output, ".csv", ".json", overwrite=given.overwrite)
+    require_new(plot, ".png", ".svg", ".pdf", overwrite=given.overwrite, what="plot")
     if given.period is not None and given.by is None:
         raise InvalidInputError("--period needs --by, a column of dates")
     async with opened(source, given.client, given.text_column) as (nuc, held):
@@ -163,8 +161,7 @@ def audit(given: SimpleNamespace) -> None:
 def _check_audit(given: SimpleNamespace) -> None:
     require_store(given.place)
     require_kind(given.review, ".json", what="review")
-    require_kind(given.output, ".csv", ".json")
-    require_new(given.output, overwrite=given.overwrite)
+    require_new(given.output, ".csv", ".json", overwrite=given.overwrite)
     if given.since is not None and not re.fullmatch(r"\d{4}-W\d\d", given.since):
         raise InvalidInputError(f"--since is {given.since!r}; give a week such as 2026-W07")
 

@@ -11,7 +11,7 @@ from testnuc._base.jsonl import write_whole
 from testnuc.cli.answered_texts import with_empty_set
 from testnuc.cli.classify import end, label_all, show_estimate
 from testnuc.cli.event_loop import run_to_end
-from testnuc.cli.files import require_kind, require_new
+from testnuc.cli.files import require_new
 from testnuc.cli.label_files import read_labels
 from testnuc.cli.memory import AnswerStore
 from testnuc.cli.options import Options
@@ -51,8 +51,7 @@ def run(given: SimpleNamespace) -> None:
     client: Options = given.client
     table = read_input(given)
     require_labels(file, table.columns, label_column)
-    require_kind(output, ".json")
-    require_new(output, overwrite=given.overwrite)
+    require_new(output, ".json", overwrite=given.overwrite)
     several = client.several
     try:
         gold = _gold(table.rows, label_column, several=several)

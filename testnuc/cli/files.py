@@ -62,8 +62,10 @@ def require_kind(output: str | None, *kinds: str, what: str = "output") -> None:
         raise InvalidInputError(f"the {what} is {output!r}; name a {listed} file")
 
 
-def require_new(output: str | None, *, overwrite: bool) -> None:
-    """Check that no file is overwritten by mistake."""
+def require_new(output: str | None, *kinds: str, overwrite: bool, what: str = "output") -> None:
+    """Check that no file is overwritten by mistake, and its suffix if kinds are given."""
+    if kinds:
+        require_kind(output, *kinds, what=what)
     if output is not None and not overwrite and Path(output).exists():
         raise InvalidInputError(
             f"{output} exists; add --overwrite to replace it, or name another -o"

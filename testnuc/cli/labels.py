@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from testnuc._engine.parameters import client_arguments
 from testnuc.cli.answered_texts import labeled, opened, texts_for
 from testnuc.cli.classify import cost
-from testnuc.cli.files import free_name, require_kind, require_new, write_results
+from testnuc.cli.files import free_name, require_new, write_results
 from testnuc.cli.label_files import read_labels, write_labels
 from testnuc.cli.memory import AnswerStore, RunNote
 from testnuc.cli.options_of_run import command, next_command, with_embedder
@@ -111,8 +111,7 @@ def _renamed(row: Classification, merged: Mapping[str, str]) -> Classification:
 async def discover_labels(given: SimpleNamespace) -> None:
     """Find labels for the texts of a file, and write a label file."""
     output, client = given.output, given.client
-    require_kind(output, ".yaml", ".yml", ".json")
-    require_new(output, overwrite=given.overwrite or given.dry_run)
+    require_new(output, ".yaml", ".yml", ".json", overwrite=given.overwrite or given.dry_run)
     table = read_input(given, guess=False)
     _, valid = usable(table, given.file)
     texts = list(dict.fromkeys(str(table.texts[at]) for at in valid))

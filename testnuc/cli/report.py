@@ -78,8 +78,7 @@ def run(given: SimpleNamespace) -> None:
 
 async def describe(given: SimpleNamespace) -> None:
     """Print or write how the labels of a file or a store were made."""
-    require_kind(given.output, ".md")
-    require_new(given.output, overwrite=given.overwrite)
+    require_new(given.output, ".md", overwrite=given.overwrite)
     reviews = {file: Review.load(existing(file)) for file in given.reviews or ()}
     page = await _page(given, reviews)
     if given.output is None:

@@ -21,8 +21,7 @@ from uuid import uuid4
 
 from testnuc.errors import TestNUCError
 from testnuc.limits.admission import Admission, Permit
-from testnuc.limits.budget import BudgetAccount, Reservation
-from testnuc.limits.meter import Mark, Meter
+from testnuc.limits.budget import BudgetAccount, Mark, Meter, Reservation
 from testnuc.limits.policies import Budget, Limits
 from testnuc.types import Usage
 

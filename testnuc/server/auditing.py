@@ -15,7 +15,7 @@ import orjson
 from testnuc.client import TestNUC, parts_of
 from testnuc.errors import ConfigurationError, StoreError
 from testnuc.trust.audit import AuditedText, AuditWeek, week_of
-from testnuc.trust.review_context import ReviewContext
+from testnuc.trust.review import ReviewContext
 from testnuc.types import Classification
 
 _log = logging.getLogger("testnuc.server")

@@ -26,8 +26,7 @@ from testnuc.errors import (
     ReplyError,
 )
 from testnuc.limits.admission import Admission, Permit
-from testnuc.limits.budget import BudgetAccount
-from testnuc.limits.meter import Meter
+from testnuc.limits.budget import BudgetAccount, Meter
 from testnuc.limits.policies import Budget, RateLimit, RetryPolicy
 from testnuc.limits.prices import Price, require_price
 from testnuc.protocols import Provider, Reply, Request, WireProvider

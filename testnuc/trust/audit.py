@@ -31,8 +31,7 @@ from testnuc._base.checks import hash_text, is_chance
 from testnuc._base.display import Brief, columns
 from testnuc.errors import StoreError
 from testnuc.trust.counts import LEAST_JUDGED, Counts, LabelCount
-from testnuc.trust.review import Review, ReviewItem
-from testnuc.trust.review_context import ReviewContext
+from testnuc.trust.review import Review, ReviewContext, ReviewItem
 from testnuc.trust.shares import Share, stratified
 from testnuc.types import split_labels
 

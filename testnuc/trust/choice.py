@@ -20,8 +20,7 @@ from testnuc._base.arrays import Bools, Float64s, Int32s
 from testnuc._base.checks import checked_number, checked_whole, hash_text, valid_text
 from testnuc.errors import InvalidInputError
 from testnuc.trust.evidence import Draws, capital
-from testnuc.trust.review import Review, ReviewItem
-from testnuc.trust.review_context import ReviewContext
+from testnuc.trust.review import Review, ReviewContext, ReviewItem
 from testnuc.trust.shares import Share
 from testnuc.types import Classification
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import os
 from codecs import BOM_UTF8
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, fields, replace
 from math import ceil
 from typing import Any, Literal, overload
 
@@ -14,11 +14,10 @@ import numpy as np
 import orjson
 
 from testnuc._base.arrays import Bools, Floats
-from testnuc._base.checks import checked_number, checked_whole, hash_text
+from testnuc._base.checks import checked_number, checked_whole, hash_text, valid_text
 from testnuc._base.display import Brief
 from testnuc._base.jsonl import bytes_of, write_whole
 from testnuc.errors import InvalidInputError
-from testnuc.trust.review_context import ReviewContext
 from testnuc.types import SEPARATOR, Neighbor, split_labels
 
 #: What a review is for; None, the default, is a mixture of the first two.
@@ -28,7 +27,7 @@ _DECIDE = 0.5
 #: The record of a review file.
 _FORMAT, _VERSION = "testnuc.review", 1
 #: Texts that a file may say were drawn from.
-_MOST_TEXTS = 2**63
+_MOST_TEXTS = 2**53
 _SHOWN = 5
 #: Characters of labels that are compared: difflib takes time by their square.
 _COMPARED = 200
@@ -42,6 +41,64 @@ class Drawn:
     goal: str
     probability: float | None = None
     floor: float | None = None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class EarlierJudgment(Brief):
+    """A text that was drawn and judged before this review."""
+
+    #: Whether a label was said to be right.
+    known: bool
+    #: Whether each candidate gives the right label.
+    right: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ReviewContext(Brief):
+    """What is known where a review is drawn: the page shows it beside the texts."""
+
+    #: Name of each candidate, the LLM's own labels first.
+    candidates: tuple[str, ...] = ()
+    earlier: tuple[EarlierJudgment, ...] = ()
+    #: Number of texts that candidates label differently; None: unknown.
+    differing: int | None = None
+    #: Number of texts without a label; None: unknown.
+    unlabeled: int | None = None
+    descriptions: Mapping[str, str] = field(default_factory=dict)
+    instructions: str | None = None
+    none_label: str | None = None
+    #: Arguments of the command that learns from it: the results or the store, then options.
+    run: tuple[str, ...] = ()
+
+    def record(self) -> dict[str, Any]:
+        """Return the context for a review file."""
+        return {field.name: getattr(self, field.name) for field in fields(self)} | {
+            "earlier": [astuple(judgment) for judgment in self.earlier],
+            "descriptions": dict(self.descriptions),
+            # JSON has no name of a file that is not UTF-8
+            "run": [] if valid_text(" ".join(self.run) or "-") else self.run,
+        }
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> ReviewContext:
+        """Return the context in a review file."""
+        return cls(
+            # files of older versions have more of each
+            candidates=tuple(
+                str(given if isinstance(given, str) else given[0]) for given in record["candidates"]
+            ),
+            earlier=tuple(
+                EarlierJudgment(bool(known), tuple(map(bool, right)))
+                for *_, known, right in record["earlier"]
+            ),
+            differing=_optional_count(record["differing"]),
+            unlabeled=_optional_count(record["unlabeled"]),
+            descriptions={str(k): str(v) for k, v in dict(record["descriptions"]).items()},
+            instructions=_one_string(record["instructions"]),
+            none_label=_one_string(record["none_label"]),
+            # files of older versions lack it
+            run=tuple(map(str, record.get("run", ()))),
+        )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -474,6 +531,10 @@ def _count(value: Any) -> int:
     return number
 
 
+def _optional_count(value: Any) -> int | None:
+    return None if value is None else _count(value)
+
+
 def _item(index: int, given: dict[str, Any]) -> ReviewItem:
     return ReviewItem(
         index=index,
@@ -496,7 +557,7 @@ def _item(index: int, given: dict[str, Any]) -> ReviewItem:
         # files of older versions lack it
         label=_one_string(given.get("label", given["own_label"])),
         judges=_count(given.get("judges", 1)),
-        position=None if given.get("position") is None else _count(given["position"]),
+        position=_optional_count(given.get("position")),
     )
 
 

@@ -14,7 +14,7 @@ from testnuc.errors import (
     ServerError,
     StoreError,
 )
-from testnuc.limits.meter import Meter
+from testnuc.limits.budget import Meter
 from testnuc.stores.memory import MemoryStore
 from testnuc.transport.calls import NotSentError
 from testnuc.types import Prediction

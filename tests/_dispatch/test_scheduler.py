@@ -9,7 +9,7 @@ import pytest
 
 from testnuc._dispatch.scheduler import Scheduler
 from testnuc.errors import AuthenticationError, BadRequestError, ProviderError, StoreError
-from testnuc.limits.meter import Meter
+from testnuc.limits.budget import Meter
 from testnuc.stores.memory import MemoryStore
 from testnuc.transport.calls import ON_WAIT
 from testnuc.types import Prediction

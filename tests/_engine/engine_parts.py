@@ -11,7 +11,7 @@ from testnuc._engine.pipeline import Pipeline
 from testnuc.embedders.cache import EmbeddingCache, embedder_name
 from testnuc.index.memory_pool import Pool
 from testnuc.labels import LabelSet
-from testnuc.limits.meter import Meter
+from testnuc.limits.budget import Meter
 from testnuc.methods import Sampling, StandardPrompting
 from testnuc.protocols import PoolText
 from testnuc.stores.memory import MemoryStore

@@ -12,9 +12,14 @@ import pytest
 from bench._batch_api import BatchLLM
 from testnuc import BatchPolicy, InvalidInputError, Limits, Sampling, TestNUC, TopKICL
 from testnuc._base.checks import hash_text
-from testnuc._engine.full_labels import compared_part
 from testnuc._engine.parameters import client_arguments
-from testnuc._engine.shortlist import coverage_of, nearest_labels, similar_together, with_head
+from testnuc._engine.shortlist import (
+    compared_part,
+    coverage_of,
+    nearest_labels,
+    similar_together,
+    with_head,
+)
 from testnuc.cli.options import Options, client_options
 from testnuc.cli.options_of_run import with_options_of_run
 from testnuc.prompts.writing import samples_in

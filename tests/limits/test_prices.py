@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from testnuc.errors import ConfigurationError
-from testnuc.limits.meter import Meter
+from testnuc.limits.budget import Meter
 from testnuc.limits.policies import Budget
 from testnuc.limits.prices import PICO, Price, require_price
 from testnuc.protocols import TokenUsage

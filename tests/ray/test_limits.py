@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from testnuc.errors import BudgetExceededError, InvalidInputError, TestNUCError
-from testnuc.limits.meter import Meter
+from testnuc.limits.budget import Meter
 from testnuc.limits.policies import Budget, Limits, RateLimit
 from testnuc.ray.limits import SILENCE, LimitsClient, SharedLimits
 from testnuc.testing.faults import RateLimitWindow

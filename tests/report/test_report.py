@@ -11,8 +11,7 @@ from testnuc._base.checks import hash_text
 from testnuc.errors import InvalidInputError
 from testnuc.report import render
 from testnuc.results import Results
-from testnuc.trust.review import Review, ReviewItem
-from testnuc.trust.review_context import ReviewContext
+from testnuc.trust.review import Review, ReviewContext, ReviewItem
 from testnuc.types import Classification, Neighbor, Prediction, Usage
 
 

@@ -17,7 +17,7 @@ from testnuc.trust.audit import (
     review_of,
     week_of,
 )
-from testnuc.trust.review_context import ReviewContext
+from testnuc.trust.review import ReviewContext
 from testnuc.trust.shares import stratified
 
 LABELS = ("refund", "delivery")
