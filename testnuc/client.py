@@ -16,7 +16,7 @@ from testnuc._engine.distilling import distill
 from testnuc._engine.escalation import Escalation
 from testnuc._engine.estimate import Estimator
 from testnuc._engine.inputs import checked_texts, distinct, labels_by_place
-from testnuc._engine.learning import Learning
+from testnuc._engine.learning import Learning, erase_texts
 from testnuc._engine.parameters import takes_arguments_of
 from testnuc._engine.reporting import compare, coverage, shown, summarize, warn_of_few
 from testnuc._engine.retrieval import known_labels
@@ -234,20 +234,25 @@ class TestNUC:
                 failed[0], f"{len(failed):,} of {len(entries):,} texts were not added, the rest was"
             )
 
-    async def remove(self, texts: Iterable[str]) -> int:
+    async def remove(self, texts: Iterable[str], *, erase: bool = False) -> int:
         """Remove texts from the pool; their predictions stay stored.
+
+        `erase`: delete all that the store holds of them for good, predictions and judgments, too.
 
         Returns
         -------
         int
-            How many of them were in the pool.
+            How many of them were in the pool, or, with `erase`, in the store.
         """
+        parts = self._parts
         entries, _ = await distinct(await checked_texts(texts))
+        hashes = [entry.hash for entry in entries]
         await self._ready()
-        removed = await self._parts.pool.remove([entry.hash for entry in entries])
-        if removed:
-            self._parts.pipeline.pool_predictions.forget_diagnosis()
-        return removed
+        erased = await erase_texts(parts.store, hashes) if erase else ()
+        removed = await parts.pool.remove(hashes)
+        await self._learning.load()
+        parts.pipeline.pool_predictions.forget_diagnosis()
+        return len(erased) if erase else removed
 
     async def forget(self, *, model: str | None = None) -> int:
         """Delete stored predictions, so that the LLM is called again.

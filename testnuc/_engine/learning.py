@@ -1,4 +1,4 @@
-"""Learn from judgments: texts are drawn, judgments merged and kept, a rule is learned.
+"""Learn from judgments: texts are drawn, judgments merged, kept and erased, a rule is learned.
 
 How a rule is fitted is that of one label, `testnuc._engine.argmax_learning`, or of several,
 `testnuc._engine.threshold_learning`.
@@ -6,7 +6,7 @@ How a rule is fitted is that of one label, `testnuc._engine.argmax_learning`, or
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from math import isnan
@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from testnuc._base.checks import checked_whole
+from testnuc._base.checks import checked_whole, hash_text
 from testnuc._engine.argmax_learning import ArgmaxFit
 from testnuc._engine.carried import added_labels, judgments_of
 from testnuc._engine.components import Components, today
@@ -24,6 +24,7 @@ from testnuc._engine.shortlist import described
 from testnuc._engine.threshold_learning import ThresholdFit
 from testnuc.embedders.cache import embedder_name
 from testnuc.errors import InvalidInputError, StoreError, TestNUCError
+from testnuc.trust.audit import AuditWeek, is_audit
 from testnuc.trust.judgment import Judgment
 from testnuc.trust.learned import Learned
 from testnuc.trust.review import Drawn, Review, ReviewItem, closest_label, draw
@@ -395,3 +396,34 @@ def _key(parts: Components) -> bytes:
 def key_of(scope: bytes, embedder: str) -> bytes:
     """Return the key of what was learned: of the predictions and of the embedder."""
     return blake2b(scope + embedder.encode(), digest_size=16).digest()
+
+
+async def erase_texts(store: Any, hashes: Collection[bytes]) -> set[bytes]:
+    """Delete all that a store holds of texts; return the hashes of which there was something."""
+    if not hasattr(store, "erase"):
+        raise InvalidInputError(f"{type(store).__name__} cannot erase; give a path as store")
+    gone, found = frozenset(hashes), set[bytes]()
+    for key, data in await store.learned():
+        rest, held = _without(data, gone)
+        if rest != data and not await store.swap_learned(key, data, rest):
+            # it was changed meanwhile
+            return await erase_texts(store, hashes)
+        found |= held
+    # last: it overwrites what was deleted
+    return found.union(await store.erase([*gone]))
+
+
+def _without(data: bytes, gone: frozenset[bytes]) -> tuple[bytes, frozenset[bytes]]:
+    """Return what was learned, or set aside, without texts; and those that it held."""
+    if is_audit(data):
+        week = AuditWeek.of(data)
+        held = gone & {hash_text(one.text) for one in week.sample}
+        week.sample = [one for one in week.sample if hash_text(one.text) not in gone]
+        return week.to_bytes() if held else data, held
+    if data.startswith(b"{"):
+        # of an audit: numbers alone
+        return data, frozenset()
+    learned = Learned.from_bytes(data)
+    rest = learned.without(gone)
+    held = gone & {one.hash for one in learned.judged}
+    return data if rest is learned else rest.to_bytes(), held

@@ -14,8 +14,8 @@ from testnuc.cli.options import (
     CALL_OPTIONS,
     DISCOVERY,
     EVIDENCE_OPTIONS,
+    TEXT_COLUMN,
     argument,
-    files,
     once,
     output_to,
     rare,
@@ -37,7 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-store = typer.Typer(help="Export or import a store, or list its runs.", no_args_is_help=True)
+store = typer.Typer(help="Export or import a store, erase texts, list runs.", no_args_is_help=True)
 app.add_typer(store, name="store")
 batch = typer.Typer(help="List, resume or cancel the batch jobs of a store.", no_args_is_help=True)
 app.add_typer(batch, name="batch")
@@ -56,20 +56,11 @@ _JUDGED = argument(
     "REVIEW|MARKS..", "Files of the page, also of several people, or edited RESULTS."
 )
 _REVIEWS = typer.Argument(
-    None,
-    help="Of several people: their agreement is added.",
-    metavar="[REVIEW]..",
-    show_default=False,
+    None, help="Of several people: agreement is added.", metavar="[REVIEW]..", show_default=False
 )
-_TEXT_COLUMN = typer.Option("text", help="Column or field with the text.")
 _DRY_RUN = once(False, "--dry-run", help="Estimate the cost without sending anything.")
 _SHOW_PROMPT = once(
     False, "--show-prompt", help="Print the prompt of the first text without sending anything."
-)
-_LIMIT = files(None, help="Read only the first texts, for a trial.")
-_ENCODING = rare(None, help="Encoding of FILE, such as cp1252.", show_default="recognized")
-_DELIMITER = rare(
-    None, help="Column delimiter of FILE: a character, or tab.", show_default="recognized"
 )
 _OVERWRITE = once(
     False, "--overwrite", help="Replace an output that exists.", rich_help_panel="Files"
@@ -140,7 +131,6 @@ def classify(
         "FILE",
         "Texts: .csv, .tsv, .xlsx, .json, .jsonl, .parquet, .txt (one a line), or - (stdin).",
     ),
-    text_column: str = _TEXT_COLUMN,
     output: str | None = output_to(
         "A file of one of these kinds; default or -: JSON Lines to stdout."
     ),
@@ -173,9 +163,6 @@ def classify(
     ),
     dry_run: bool = _DRY_RUN,
     show_prompt: bool = _SHOW_PROMPT,
-    limit: int | None = _LIMIT,
-    encoding: str | None = _ENCODING,
-    delimiter: str | None = _DELIMITER,
     overwrite: bool = _OVERWRITE,
 ) -> None:
     """Label the texts of a file; they vote on each other."""
@@ -186,13 +173,9 @@ def evaluate(
     file: str = argument(
         "FILE", "Labeled texts, as for classify; or results with a column of correct labels."
     ),
-    text_column: str = _TEXT_COLUMN,
     label_column: str = typer.Option("label", help="Column or field with the correct label."),
     output: str | None = output_to("A .json file for all scores."),
     dry_run: bool = _DRY_RUN,
-    limit: int | None = _LIMIT,
-    encoding: str | None = _ENCODING,
-    delimiter: str | None = _DELIMITER,
     overwrite: bool = _OVERWRITE,
 ) -> None:
     """Measure accuracy with and without the vote, on texts with known labels."""
@@ -201,7 +184,6 @@ def evaluate(
 @runs(app, "judging:diagnose", *(*CALL_OPTIONS, "policy", "min_trust"), labels=_OF_RUN)
 def diagnose(
     source: str = _RESULTS_OR_STORE,
-    text_column: str = _TEXT_COLUMN,
     plot: str | None = writes(None, help="A .png, .svg or .pdf file for the figure."),
 ) -> None:
     """Estimate from stored predictions whether a vote would help; makes no call."""
@@ -224,13 +206,7 @@ def review(
     judges: int | None = once(
         None, min=1, help="A file for each of these judges; a tenth of the texts is in all."
     ),
-    open_page: bool | None = typer.Option(
-        None,
-        "--open/--no-open",
-        help="Open the page in a browser, and learn when it is done.",
-        show_default="if there is a display",
-    ),
-    text_column: str = _TEXT_COLUMN,
+    open_page: bool | None = _OPEN,
 ) -> None:
     """Draw texts, let a person judge them on a page, and learn from that; makes no call."""
 
@@ -245,7 +221,6 @@ def learn(
     protect: list[str] | None = _PROTECT,
     output: str | None = output_to("A file for all texts with the labels that follow."),
     overwrite: bool = _OVERWRITE,
-    text_column: str = _TEXT_COLUMN,
 ) -> None:
     """Learn from judged texts how to label, and what trust means; later runs use it."""
 
@@ -263,7 +238,6 @@ def certify(
     ),
     output: str | None = output_to("A file for the certified texts and labels."),
     overwrite: bool = _OVERWRITE,
-    text_column: str = _TEXT_COLUMN,
 ) -> None:
     """Find the trust above which labels are right, as proved by the judged texts."""
 
@@ -285,7 +259,6 @@ def count(
     plot: str | None = writes(None, help="A .png, .svg or .pdf file for the figure."),
     dark: bool = once(False, "--dark", help="The figure is light on dark."),
     overwrite: bool = _OVERWRITE,
-    text_column: str = _TEXT_COLUMN,
 ) -> None:
     """Count labels: shares with intervals, corrected by the judged texts; makes no call."""
 
@@ -296,7 +269,6 @@ def describe(
     reviews: list[str] | None = _REVIEWS,
     output: str | None = output_to("A .md file."),
     overwrite: bool = _OVERWRITE,
-    text_column: str = _TEXT_COLUMN,
 ) -> None:
     """Say how labels were made, for a methods section: model, prompt, judgments; makes no call."""
 
@@ -304,16 +276,12 @@ def describe(
 @runs(app, "labels:discover_labels", *DISCOVERY, labels="none is kept")
 def discover(
     file: str = argument("FILE", "Texts, as for classify."),
-    text_column: str = _TEXT_COLUMN,
     n: int | None = typer.Option(
         None, "-n", min=2, help="About how many labels.", show_default="by the number of texts"
     ),
     tree: bool = once(False, "--tree", help="Put new labels below topics: two levels."),
     output: str = output_to("A .yaml or .json file.", "labels.yaml"),
     dry_run: bool = _DRY_RUN,
-    limit: int | None = _LIMIT,
-    encoding: str | None = _ENCODING,
-    delimiter: str | None = _DELIMITER,
     overwrite: bool = _OVERWRITE,
 ) -> None:
     """Find labels for texts that have none, and write a label file."""
@@ -325,7 +293,6 @@ def check(
     merge: list[str] = _MERGE,
     output: str | None = output_to("A file for all texts with merged labels, beside a label file."),
     overwrite: bool = _OVERWRITE,
-    text_column: str = _TEXT_COLUMN,
 ) -> None:
     """Find labels that are confused, never given, or missing; makes no call."""
 
@@ -334,17 +301,24 @@ def check(
 def distill(
     source: str = _RESULTS_OR_STORE,
     output: str = output_to("A .head file.", "labels.head"),
-    text_column: str = _TEXT_COLUMN,
 ) -> None:
     """Train a classifier of embeddings on the labels: a file that needs no LLM; makes no call."""
 
 
 @runs(app, "judging:unlearn", *EVIDENCE_OPTIONS, labels=_OF_RUN)
-def unlearn(source: str = _RESULTS_OR_STORE, text_column: str = _TEXT_COLUMN) -> None:
+def unlearn(source: str = _RESULTS_OR_STORE, text_column: str = TEXT_COLUMN) -> None:
     """Undo `learn`: drop what was learned from judged texts."""
 
 
-@runs(app, "choose:run", "Vote", "Fewer calls", "model", "multilabel", labels="those of the files")
+@runs(
+    app,
+    "evaluate:chosen",
+    "Vote",
+    "Fewer calls",
+    "model",
+    "multilabel",
+    labels="those of the files",
+)
 def choose(
     files: list[str] = _RUNS,
     models: list[str] = _MODELS,
@@ -357,7 +331,6 @@ def choose(
     review: str = writes("choose.json", help="The file of the texts to judge."),
     by_hand: bool = once(False, "--answer", help="Judge the texts in the terminal."),
     open_page: bool | None = _OPEN,
-    text_column: str = _TEXT_COLUMN,
 ) -> None:
     """Choose the best of several models or prompts, by judgments where they differ."""
 
@@ -367,7 +340,7 @@ def compare(
     first: str = argument("A", "A file of results."),
     second: str = argument("B", "Another one."),
     gold: str | None = once(None, help="Column with the correct label, in A or B."),
-    text_column: str = _TEXT_COLUMN,
+    text_column: str = TEXT_COLUMN,
     label_column: str = typer.Option("nuc_label", help="Column with the labels to compare."),
     examples: int = typer.Option(2, help="Texts to show of each pair of labels.", min=0),
 ) -> None:
@@ -382,7 +355,7 @@ def serve(
         None, help="Tokens of callers: a line each, or NAME TOKEN; or set TESTNUC_TOKEN."
     ),
     pool: str | None = reads(None, help="A file of unlabeled texts: the pool of neighbors."),
-    text_column: str = _TEXT_COLUMN,
+    join_pool: bool = typer.Option(True, help="Keep labeled texts, in the pool of neighbors."),
     sets: str | None = once(
         None, help="A .toml file of several label sets, each a table: its --labels, --store, .."
     ),
@@ -437,7 +410,6 @@ def report(
     summary: bool = once(
         False, "--summary", help="One page: accuracy, certificate, shares, what to do next."
     ),
-    text_column: str = _TEXT_COLUMN,
     title: str | None = once(None, help="Default: the name of the file."),
     rows: int = typer.Option(
         20_000, min=1, help="Maximum number of texts listed: those to review first."
@@ -454,6 +426,15 @@ def export(place: str = _STORE, file: str = _FILE) -> None:
 @runs(store, "store:import_")
 def import_(file: str = _FILE, place: str = _STORE) -> None:
     """Import a file into a store. Existing entries stay, so importing twice is harmless."""
+
+
+@runs(store, "store:erase")
+def erase(
+    place: str = _STORE,
+    file: str = argument("FILE", "Texts, as for classify, or - (stdin)."),
+    text_column: str = TEXT_COLUMN,
+) -> None:
+    """Delete all that a store holds of texts, for good: also vectors, answers and judgments."""
 
 
 @runs(store, "store:runs")

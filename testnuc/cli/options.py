@@ -25,7 +25,7 @@ _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 # options in the panels of the help
 _vote = partial(typer.Option, rich_help_panel="Vote")
 _limits = partial(typer.Option, rich_help_panel="Limits")
-files = partial(typer.Option, rich_help_panel="Files")
+_files = partial(typer.Option, rich_help_panel="Files")
 _fewer = partial(typer.Option, rich_help_panel="Fewer calls")
 _share = partial(_fewer, min=0, max=1, hidden=True)
 #: An option that few need: the help names it at its end, and docs/cli.md describes it.
@@ -91,6 +91,18 @@ def writes(*given: Any, **more: Any) -> Any:
 def output_to(meaning: str, default: str | None = None, **more: Any) -> Any:
     """Return the option of the file that a command writes."""
     return writes(default, "--output", "-o", help=meaning, **more)
+
+
+TEXT_COLUMN = typer.Option("text", help="Column or field with the text.")
+
+
+def _texts(
+    text_column: str = TEXT_COLUMN,
+    limit: int | None = _files(None, help="Read only the first texts, for a trial."),
+    encoding: str | None = rare(None, help="Such as cp1252.", show_default="recognized"),
+    delimiter: str | None = rare(None, help="Of columns, or tab.", show_default="recognized"),
+) -> None:
+    """Never called: `runs` reads its signature; all but the first are of a FILE of texts."""
 
 
 def _client(
@@ -275,15 +287,17 @@ def runs(
 
     A coroutine is run to its end; Ctrl-C ends it where it awaits. `place` is ``module:function`` in
     this package, imported when the command runs, so that --help is fast. If `labels` says which
-    labels are used where none are named, add the options of a client but for those, or panels of
-    them, in `without`; they are `Options` in the namespace, as `client`.
+    labels are used where none are named, add the options of texts, and those of a client but for
+    those, or panels of them, in `without`; they are `Options` in the namespace, as `client`.
     """
 
     def add(declared: Callable[..., None]) -> None:
-        types = get_type_hints(_client) | get_type_hints(declared)
+        types = get_type_hints(_client) | get_type_hints(_texts) | get_type_hints(declared)
         own = dict(inspect.signature(declared).parameters)
         shared = {}
         if labels:
+            of_texts = inspect.signature(_texts).parameters
+            own |= {n: p for n, p in of_texts.items() if "file" in own or n == "text_column"}
             shared = dict(inspect.signature(_client).parameters)
             for name in {*without, *options_in(*without)}:
                 shared.pop(name, None)

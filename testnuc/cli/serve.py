@@ -5,7 +5,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
@@ -44,7 +44,8 @@ def run(given: SimpleNamespace) -> None:
         to_stderr(f"testnuc: serving on {url}; open it in a browser, or see {url}/docs")
 
     async def prepare() -> None:
-        await _each(made, _LabelSet.fill)
+        for one in made.values():
+            await one.fill()
 
     async def reload() -> None:
         if not all(parts_of(nuc).store.durable for nuc in service.clients):
@@ -53,15 +54,17 @@ def run(given: SimpleNamespace) -> None:
         # files are read, and models loaded, beside the requests
         fresh = await asyncio.to_thread(_made, given)
         try:
-            await _each(fresh, _LabelSet.open)
-            await _each(fresh, _LabelSet.fill)
+            for one in fresh.values():
+                await one.open()
+                await one.fill()
             await service.use(_clients(fresh))
         finally:
             await _close({*before, *(one.nuc for one in fresh.values())} - {*service.clients})
 
     async def run_service() -> bool:
         try:
-            await _each(made, _LabelSet.open)
+            for one in made.values():
+                await one.open()
             return await serve(service, prepare=prepare, listening=tell, reload=reload)
         finally:
             await _close(service.clients)
@@ -73,12 +76,12 @@ def run(given: SimpleNamespace) -> None:
 class _LabelSet:
     """A client as its options say, with the store of earlier runs, and the texts of its pool."""
 
-    def __init__(self, given: Options, pool: str | None, text_column: str) -> None:
+    def __init__(self, given: Options, pool: str | None, text_column: str, **more: Any) -> None:
         self._texts = [] if pool is None else _texts(pool, text_column)
         self._options, self.store = completed(given, None)
         if self.store.folder is not None:
             _log.info("answers are stored in %s, as those of earlier runs", self.store.where)
-        self.nuc = client_of(self._options, store=self.store.where)
+        self.nuc = client_of(self._options, store=self.store.where, **more)
 
     async def open(self) -> None:
         """Open the client; log what it has learned."""
@@ -96,7 +99,7 @@ class _LabelSet:
 
 def _made(given: SimpleNamespace) -> dict[str, _LabelSet]:
     """Return the label sets by name; "": the only one, of the command line."""
-    own: dict[str, Any] = {"pool": given.pool, "text_column": given.text_column}
+    own = {name: getattr(given, name) for name in ("pool", "text_column", "join_pool")}
     if given.sets is None:
         return {"": _LabelSet(given.client, **own)}
     typed = {known.name: known for known in given.context.command.params}
@@ -118,11 +121,6 @@ def _made(given: SimpleNamespace) -> dict[str, _LabelSet]:
                 )
         made[name] = one
     return made
-
-
-async def _each(made: Mapping[str, _LabelSet], do: Callable[[_LabelSet], Awaitable[None]]) -> None:
-    for one in made.values():
-        await do(one)
 
 
 async def _close(clients: Iterable[TestNUC]) -> None:

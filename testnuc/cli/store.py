@@ -11,14 +11,16 @@ from typing import Any
 import orjson
 import typer
 
+from testnuc._base.checks import hash_text
 from testnuc._base.jsonl import part_of, table
+from testnuc._engine.learning import erase_texts
 from testnuc.batch.manager import BatchManager, BatchState
 from testnuc.cli import parquet
 from testnuc.cli.classify import cost
 from testnuc.cli.files import require_store
 from testnuc.cli.options import require_folder
 from testnuc.cli.options_of_run import opened_store, stored_runs
-from testnuc.cli.reading import existing, to_stderr
+from testnuc.cli.reading import existing, read_table, to_stderr, usable
 from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.stores import export as moving
 from testnuc.stores.export import Record
@@ -66,6 +68,16 @@ async def import_(given: SimpleNamespace) -> None:
     except OSError as exc:
         raise InvalidInputError(f"{file} cannot be read: {exc.strerror or exc}") from exc
     to_stderr(f"imported {_counted(seen)} from {file}; existing entries were kept")
+
+
+async def erase(given: SimpleNamespace) -> None:
+    """Delete all that a store holds of the texts in a file; counts go to stderr."""
+    require_store(given.place)
+    read = read_table(given.file, given.text_column)
+    hashes = {hash_text(read.texts[row]) for row in usable(read, given.file)[1]}
+    async with opened_store(given.place) as opened:
+        found = await erase_texts(opened, hashes)
+    to_stderr(f"erased {len(found):,} of {len(hashes):,} texts")
 
 
 async def runs(given: SimpleNamespace) -> None:

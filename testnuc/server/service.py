@@ -27,6 +27,8 @@ from testnuc.report import render
 from testnuc.results import Results
 from testnuc.server.access import (
     REQUEST_ID,
+    Bodies,
+    Queue,
     cors_headers,
     log_request,
     preflight,
@@ -34,7 +36,6 @@ from testnuc.server.access import (
     require_caller,
 )
 from testnuc.server.errors import RequestError, request_error
-from testnuc.server.queue import Bodies, Queue
 from testnuc.server.schemas import ClassifyRequest, openapi, read, record
 from testnuc.server.served import Metrics, ServedSet, Value
 from testnuc.server.settings import ServerSettings
@@ -121,6 +122,7 @@ class Service:
                 *(web.get(path, self._fact) for path in self._facts),
                 web.get(f"/results{place}", self._results_page),
                 web.post(f"/v1{place}/classify", self._classify),
+                web.post(f"/v1{place}/erase", self._erase),
                 web.get(f"/v1{place}/labels", self._labels),
                 web.get(f"/v1{place}/info", self._info),
                 web.get("/v1/sets", self._infos),
@@ -200,6 +202,15 @@ class Service:
             hint = f"the label sets are {', '.join(self.sets)}"
             raise RequestError(404, "no_such_set", f"there is no {name[:64]!r}; {hint}")
         return self.sets[name]
+
+    async def _erase(self, request: web.Request) -> web.Response:
+        served = self._set_of(request)
+        async with self.bodies.read(request) as body:
+            asked = read(body, self.settings)
+        if served.audit is not None:
+            await served.audit.flush()
+        served.recent.clear()
+        return _json({"erased": await served.nuc.remove(asked.texts, erase=True)})
 
     async def _classify(self, request: web.Request) -> web.StreamResponse:
         self._refuse_if_closing()

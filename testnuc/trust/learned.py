@@ -8,7 +8,7 @@ and only trust is learned.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
@@ -220,6 +220,14 @@ class Learned(Brief):
         known = right & (self.person | ~self.drawn)
         trust = self.trust.astype(np.float64)
         return Strata.of(trust, self.rows, known, self.drawn, inside, self.cohorts)
+
+    def without(self, hashes: Collection[bytes]) -> Learned:
+        """Return the same without the judgments of texts; what they prove stays, as numbers."""
+        gone = np.isin(self.keys, [key_of(one) for one in hashes])
+        judged = tuple(one for one in self.judged if one.hash not in hashes)
+        if len(judged) == len(self.judged) and not gone.any():
+            return self
+        return replace(self, judged=judged, keys=np.where(gone, np.uint64(0), self.keys))
 
     def under(self, settings: str) -> Learned:
         """Return what holds under these vote settings.

@@ -135,7 +135,7 @@ def test_the_cheapest_model_that_will_do_is_chosen(by_model, monkeypatch):
         usd = {"openai/gpt-4o": 1.0, "openai/gpt-4o-mini": 0.1}[nuc.model]
         return SimpleNamespace(usd=usd * len(texts) / 1_000)
 
-    monkeypatch.setattr("testnuc.cli.choose.estimate_of", priced)
+    monkeypatch.setattr("testnuc.cli.evaluate.estimate_of", priced)
     code, out, err = by_model("--cheapest", "--margin", "50")
     assert code == 0, err
     judge()

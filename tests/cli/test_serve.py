@@ -92,8 +92,28 @@ def test_it_serves_and_ends_well(tmp_path):
         status, answer = ask(url, "/v1/classify", {"text": "refund please, now"})
         assert (status, answer["label"]) == (200, "refund")
         assert answer["voters"] > 3
+        assert ask(url, "/v1/info")[1]["pool"] == 31
     assert "Warning" not in logged[0]
-    assert store.exists()
+    assert b"refund please, now" in store.read_bytes()
+    code, _, err = run_here("store", "erase", store, pool)
+    assert (code, err) == (0, "erased 30 of 30 texts\n")
+    assert b"refund please, now" in store.read_bytes()
+    assert b"number 7" not in store.read_bytes()
+    code, _, err = run_here("store", "erase", store, pool)
+    assert err == "erased 0 of 30 texts\n"
+
+
+def test_of_texts_that_do_not_join_the_pool_no_byte_is_stored(tmp_path):
+    pool, store = tmp_path / "pool.txt", tmp_path / "labels.db"
+    pool.write_text("\n".join(messages(6)))
+    options = ("--labels", ",".join(LABELS), "--pool", pool, "--store", store, "--no-join-pool")
+    with LoopbackLLM(confident) as llm, running(llm, *options) as (_, url, _):
+        asked = {"text": "money back, Ada Lovelace"}
+        assert ask(url, "/v1/classify", asked)[1]["label"] == "refund"
+        assert ask(url, "/v1/info")[1]["pool"] == 6
+        assert all(b"Ada" not in file.read_bytes() for file in tmp_path.glob("labels.db*"))
+        # its answer is stored, by a hash
+        assert ask(url, "/v1/erase", asked) == (200, {"erased": 1})
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="platform: no SIGHUP")

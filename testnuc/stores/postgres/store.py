@@ -137,6 +137,17 @@ class PostgresStore(SqlStore):
         work = partial(insert_vectors, known=known, hashes=hashes, vectors=vectors)
         await self.database.finish(self.database.run(work))
 
+    async def erase(self, hashes: Sequence[bytes]) -> set[bytes]:
+        """Delete everything of texts but what was learned; returns those that were there."""
+        delete = "DELETE FROM {} WHERE {} = ANY($1) RETURNING {}"
+        rows = await self._rows(delete.format("predictions", "text", "text"), hashes)
+        for embedder, _ in await self.embedders():
+            pool = self.pool(embedder)
+            await pool.remove(hashes)
+            for table in ("{texts}", "{removed}"):
+                rows += await pool.read(delete.format(table, "hash", "hash"), [(hashes,)])
+        return {text for (text,) in rows}
+
     async def vectors(
         self, embedder: str, after: bytes = b"", count: int = 1_000
     ) -> list[tuple[bytes, Float16s]]:

@@ -185,6 +185,25 @@ def remove_texts(connection: Connection, embedder: str, hashes: Sequence[bytes])
     return len(gone)
 
 
+def erase_texts(connection: Connection, hashes: Sequence[bytes]) -> set[bytes]:
+    """Delete predictions, vectors and texts; returns the hashes of which there was something."""
+    rows = dict(select_in(connection, "SELECT id, hash FROM vectors WHERE hash IN", hashes))
+    predicted = select_in(connection, "SELECT text FROM predictions WHERE text IN", hashes)
+    found = {*rows.values(), *(text for (text,) in predicted)}
+    list(select_in(connection, "DELETE FROM predictions WHERE text IN", hashes))
+    for (name,) in connection.execute("SELECT name FROM embedders").fetchall():
+        remove_texts(connection, name, hashes)
+    # the numbers of a pool have no gaps, so an empty row stays
+    for statement in (
+        "UPDATE pool SET text = '', label = NULL WHERE vector IN",
+        "DELETE FROM vectors WHERE id NOT IN (SELECT vector FROM pool) AND id IN",
+        "UPDATE vectors SET hash = randomblob(16), vector = zeroblob(length(vector)) WHERE id IN",
+    ):
+        list(select_in(connection, statement, [*rows]))
+    connection.execute("UPDATE embedders SET saved = NULL")
+    return found
+
+
 def texts_of(connection: Connection, now: PoolState, ids: Sequence[int]) -> dict[int, PoolText]:
     """Return the texts with these numbers, including removed ones."""
     rows = select_in(

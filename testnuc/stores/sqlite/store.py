@@ -4,12 +4,13 @@ import os
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
+from shutil import rmtree
 from sqlite3 import Connection
 from typing import Any, Literal
 
 from testnuc._base.arrays import Float16s
 from testnuc._base.checks import checked_choice
-from testnuc.errors import InvalidInputError
+from testnuc.errors import InvalidInputError, StoreError
 from testnuc.protocols import Index, StoredPrediction
 from testnuc.stores.sql_store import SqlStore, to_prediction
 from testnuc.stores.sqlite import queries as sql
@@ -84,6 +85,17 @@ class SqliteStore(SqlStore):
 
     async def _put_vectors(self, embedder: str, hashes: Sequence[bytes], vectors: Float16s) -> None:
         await self.database.write(lambda c: sql.insert_vectors(c, embedder, hashes, vectors))
+
+    async def erase(self, hashes: Sequence[bytes]) -> set[bytes]:
+        """Delete everything of texts but what was learned; returns those that were there."""
+        found = await self.database.write(lambda c: sql.erase_texts(c, hashes))
+        rmtree(f"{self.path}.index", ignore_errors=True)
+        # what is deleted stays in free pages, and in the log, until these are written anew
+        await self._rows("VACUUM")
+        ((busy, *_),) = await self._rows("PRAGMA wal_checkpoint(TRUNCATE)")
+        if busy:
+            raise StoreError(f"{self.path} is in use, and its log holds what was erased; run again")
+        return found
 
     async def vectors(
         self, embedder: str, after: bytes = b"", count: int = 1_000
