@@ -21,7 +21,15 @@ from testnuc.cli.label_files import read_labels
 from testnuc.cli.memory import AnswerStore, RunNote
 from testnuc.cli.options import Options, client_options
 from testnuc.cli.options_of_run import client_of, completed, stored_runs
-from testnuc.cli.reading import Table, read_input, read_table, require_labels, to_stderr, usable
+from testnuc.cli.reading import (
+    Table,
+    read_input,
+    read_table,
+    require_column,
+    require_labels,
+    to_stderr,
+    usable,
+)
 from testnuc.errors import InvalidInputError
 from testnuc.metrics import MultilabelScores, Scores, score, score_multilabel
 from testnuc.records import text_of
@@ -304,7 +312,7 @@ def _given_runs(given: SimpleNamespace) -> dict[str, Results]:
 
 def _results_of(file: str, text_column: str) -> Results:
     table = read_table(file, text_column)
-    require_labels(file, table.columns, "nuc_label")
+    require_column(file, table.columns, "nuc_label", "name files that `testnuc classify` wrote")
     results = read_results(table.rows, file, table.text_column)
     # a .csv has no label set
     labels = RunNote.of(file).options.get("labels") or ()
