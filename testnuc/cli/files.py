@@ -217,8 +217,8 @@ def _cells(
 
 def _csv_cell(name: str, value: Any) -> Any:
     """Return a value as a cell; the user's own columns stay as they are."""
-    if not name.startswith(PREFIX):
-        return cell_of(value)
-    # the LLM's own words; a file with a zero byte is no text
     value = cell_of(value)
-    return guarded(value.replace("\0", "\ufffd") if isinstance(value, str) else value)
+    if not name.startswith(PREFIX) or not isinstance(value, str):
+        return value
+    # the LLM's own words; a file with a zero byte is no text
+    return guarded(value.replace("\0", "\ufffd"))

@@ -48,7 +48,20 @@ _SERVERS = ("host", "hostaddr", "service", "servicefile")
 
 def read_settings(path: Path, options: Mapping[str, Collection[str]]) -> dict[str, dict[str, Any]]:
     """Return command -> option -> value of a settings file; a command checks its own values."""
-    return _by_command(path, _tables(path), options)
+    given, every = _tables(path), {name for of in options.values() for name in of}
+    tables = {
+        name: given.pop(name)
+        for name in options.keys() & given.keys() - every
+        if isinstance(given[name], dict)
+    }
+    general = _values(path, "", given, every, {*every, *options})
+    values = {}
+    for command, of in options.items():
+        values[command] = {name: value for name, value in general.items() if name in of}
+        # the table of a command wins over the settings of all
+        table = tables.get(command, {})
+        values[command] |= _values(path, f"{command}.", table, of, of)
+    return values
 
 
 def read_sets(path: Path, options: Collection[str]) -> dict[str, dict[str, Any]]:
@@ -81,25 +94,6 @@ def _tables(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"settings file {path} does not exist; check --config") from exc
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as exc:
         raise ConfigurationError(f"{path} cannot be read as TOML: {exc}") from exc
-
-
-def _by_command(
-    path: Path, given: dict[str, Any], options: Mapping[str, Collection[str]]
-) -> dict[str, dict[str, Any]]:
-    every = {name for of in options.values() for name in of}
-    tables = {
-        name: given.pop(name)
-        for name in options.keys() & given.keys() - every
-        if isinstance(given[name], dict)
-    }
-    general = _values(path, "", given, every, {*every, *options})
-    values = {}
-    for command, of in options.items():
-        values[command] = {name: value for name, value in general.items() if name in of}
-        # the table of a command wins over the settings of all
-        table = tables.get(command, {})
-        values[command] |= _values(path, f"{command}.", table, of, of)
-    return values
 
 
 def _values(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -108,7 +108,9 @@ class Price:
             listed = read(info.get_prices(now, _BATCH)) if _BATCH in variants else None
             batched = listed or standard.halved()
             return replace(batched, service_tiers={"batch": batched})
-        service_tiers = _service_tiers(info, now, variants, read)
+        names = {when["service_tier"] for when in variants if set(when) == {"service_tier"}}
+        tiers = {name: read(info.get_prices(now, {"service_tier": name})) for name in names}
+        service_tiers = {name: found for name, found in tiers.items() if found is not None}
         special = isinstance(tier, str) and tier not in _STANDARD
         price = service_tiers.get(str(tier)) if special else standard
         if price is None or standard is None:
@@ -201,15 +203,6 @@ def _listed(provider: str, model: str, url: str | None) -> Any:
 
 def _pico(usd_per_million: float) -> int:
     return round(usd_per_million * PICO / _MEGA)
-
-
-def _service_tiers(
-    info: Any, now: datetime, variants: list[dict[str, str]], read: Callable[[Any], Price | None]
-) -> dict[str, Price]:
-    """Return the prices of the service tiers that the list has."""
-    names = {when["service_tier"] for when in variants if set(when) == {"service_tier"}}
-    found = {name: read(info.get_prices(now, {"service_tier": name})) for name in names}
-    return {name: price for name, price in found.items() if price is not None}
 
 
 def _read(prices: Any, *, hour: bool) -> Price | None:

@@ -74,7 +74,9 @@ def parse_reply(
     except ValueError:
         found, alone = _within(content, n, multilabel=multilabel, truncated=truncated)
     else:
-        found = [whole] if _is_readable(content, n) else []
+        # JSON has no more values than answers to `n` texts may have
+        readable = sum(map(content.count, ",[{")) <= _MOST_VALUES + _MOST_OF_TEXT * n
+        found = [whole] if readable else []
         alone = multilabel and n == 1
     answer_of = _several if multilabel else _answer
     items: list[dict[str, Any]] = []
@@ -117,11 +119,6 @@ def _within(content: str, n: int, *, multilabel: bool, truncated: bool) -> tuple
     several = multilabel and n == 1
     found = _after_cut(content, n) if truncated else _values(content, n, several=several)
     return found, several and bool(_after_cut(content, 1))
-
-
-def _is_readable(content: str, n: int) -> bool:
-    """Whether JSON has no more values than answers to `n` texts may have."""
-    return sum(map(content.count, ",[{")) <= _MOST_VALUES + _MOST_OF_TEXT * n
 
 
 def without_thinking(content: str) -> str:

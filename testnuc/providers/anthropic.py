@@ -233,7 +233,18 @@ class Anthropic(HTTPProvider):
         )
 
     def usage(self, answer: dict[str, Any]) -> TokenUsage | None:
-        return _usage(answer.get("usage"))
+        # ``input_tokens`` exclude cached ones
+        value = answer.get("usage")
+        if not isinstance(value, dict):
+            return None
+        sent, received = count(value.get("input_tokens")), count(value.get("output_tokens"))
+        if sent is None or received is None:
+            return None
+        cached = count(value.get("cache_read_input_tokens")) or 0
+        written = count(value.get("cache_creation_input_tokens")) or 0
+        tier = value.get("service_tier")
+        tier = tier if isinstance(tier, str) else ""
+        return TokenUsage(sent + cached + written, received, cached, written, tier)
 
 
 def _room(thinking: dict[str, Any] | None, *, loose: bool) -> int:
@@ -241,17 +252,3 @@ def _room(thinking: dict[str, Any] | None, *, loose: bool) -> int:
     if thinking is not None:
         return count(thinking.get("budget_tokens")) or _REASONING_TOKENS
     return _REASONING_TOKENS if loose else 0
-
-
-def _usage(value: Any) -> TokenUsage | None:
-    """Return the tokens of a message; its ``input_tokens`` exclude cached ones."""
-    if not isinstance(value, dict):
-        return None
-    sent, received = count(value.get("input_tokens")), count(value.get("output_tokens"))
-    if sent is None or received is None:
-        return None
-    cached = count(value.get("cache_read_input_tokens")) or 0
-    written = count(value.get("cache_creation_input_tokens")) or 0
-    tier = value.get("service_tier")
-    tier = tier if isinstance(tier, str) else ""
-    return TokenUsage(sent + cached + written, received, cached, written, tier)

@@ -30,7 +30,9 @@ import numpy as np
 
 from testnuc._base.arrays import Bools, Float32s, Float64s, Int32s, Int64s
 from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis, Interval
-from testnuc.voting import VotePolicy, vote_curve, vote_curves
+from testnuc.voting import VotePolicy, vote_curve
+from testnuc.voting.inputs import Ballots
+from testnuc.voting.votes import curves
 
 #: With fewer predictions, "auto" does not vote: the intervals would be wider than any effect.
 MIN_PREDICTIONS = 200
@@ -298,12 +300,12 @@ def _judged_votes(labels: Int32s, cosines: Float32s, n_classes: int, k: int | No
     if k is not None:
         ks = (min(k, width),)
     policies = [VotePolicy(own_weight=weight) for weight in _OWN_WEIGHTS]
-    full = vote_curves(labels, cosines, n_classes=n_classes, ks=ks, policies=policies)
+    full = curves(Ballots.of_rows(labels, cosines, None, n_classes), ks, policies)
     judged, near = labels[:, 1 : _JUDGES + 1] >= 0, cosines[:, 1 : _JUDGES + 1]
     row, rank = np.nonzero(judged & (near >= np.quantile(near[judged], 1 - _NEAR)))
     without = labels[row]
     without[np.arange(len(row)), rank + 1] = -1
-    winners = vote_curves(without, cosines[row], n_classes=n_classes, ks=ks, policies=policies)
+    winners = curves(Ballots.of_rows(without, cosines[row], None, n_classes), ks, policies)
     similarity = near[row, rank].astype(np.float64)
     return _Votes(ks, labels[:, 0], full, row, similarity, labels[row, rank + 1], winners)
 

@@ -28,7 +28,7 @@ confidences are float32, and thresholds are compared as float32.
 from testnuc.voting.labels import Labels, places_of, starts_of
 from testnuc.voting.multilabel import THRESHOLD, keep_own, vote_multilabel
 from testnuc.voting.policy import VotePolicy
-from testnuc.voting.votes import VoteResult, decided, vote, vote_curve, vote_curves, vote_pool
+from testnuc.voting.votes import VoteResult, decided, vote, vote_curve, vote_pool
 
 __all__ = [
     "THRESHOLD",
@@ -41,7 +41,6 @@ __all__ = [
     "starts_of",
     "vote",
     "vote_curve",
-    "vote_curves",
     "vote_multilabel",
     "vote_pool",
 ]

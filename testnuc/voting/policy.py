@@ -162,9 +162,7 @@ class VotePolicy(Brief):
                     "client: use TestNUC(policy=..), or leave them out"
                 )
             return policy
-        preset = PRESETS.get(policy) if isinstance(policy, str) else None
-        if preset is None and isinstance(policy, str):
-            preset = PRESETS.get(policy.replace("-", "_"))
+        preset = PRESETS.get(policy.replace("-", "_")) if isinstance(policy, str) else None
         if preset is None:
             choices = ", ".join(repr(name) for name in PRESETS)
             raise InvalidInputError(

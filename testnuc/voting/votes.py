@@ -16,7 +16,7 @@ from testnuc._base.checks import checked_whole
 from testnuc._base.display import Brief
 from testnuc.errors import InvalidInputError
 from testnuc.voting.inputs import Ballots, classes, rows_of
-from testnuc.voting.policy import PRESETS, VotePolicy
+from testnuc.voting.policy import VotePolicy
 
 Rows: TypeAlias = bool | ArrayLike
 
@@ -243,19 +243,6 @@ def vote_curve(
     ballots = Ballots.of_rows(labels, similarities, confidences, n_classes)
     winners: Int32s = curves(ballots, ks, (policy,))[0]
     return winners
-
-
-def vote_curves(
-    labels: ArrayLike,
-    similarities: ArrayLike,
-    confidences: ArrayLike | None = None,
-    *,
-    n_classes: int,
-    ks: Sequence[int],
-    policies: Sequence[str | VotePolicy] = tuple(PRESETS),
-) -> Int32s:
-    """Return the winners for every policy and k, int32[len(policies), len(ks), B], in one pass."""
-    return curves(Ballots.of_rows(labels, similarities, confidences, n_classes), ks, policies)
 
 
 def curves(ballots: Ballots, ks: Sequence[int], policies: Sequence[str | VotePolicy]) -> Int32s:

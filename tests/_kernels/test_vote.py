@@ -17,7 +17,6 @@ from testnuc.voting import (
     decided,
     vote,
     vote_curve,
-    vote_curves,
     vote_pool,
 )
 from testnuc.voting.inputs import Ballots
@@ -225,9 +224,8 @@ def test_curves_equal_separate_votes(case, policies, data):
     labels, similarities, confidences, n_classes = case
     ks = data.draw(st.lists(st.integers(0, labels.shape[1] - 1), max_size=6))
     given_policies = tuple(VotePolicy(*policy) for policy in policies)
-    got = vote_curves(
-        labels, similarities, confidences, n_classes=n_classes, ks=ks, policies=given_policies
-    )
+    ballots = Ballots.of_rows(labels, similarities, confidences, n_classes)
+    got = curves(ballots, ks, given_policies)
     assert got.shape == (len(policies), len(ks), len(labels))
     voters = voters_of(labels, similarities, confidences)
     for (p, policy), (i, k) in product(enumerate(policies), enumerate(ks)):

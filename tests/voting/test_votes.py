@@ -16,7 +16,6 @@ from testnuc.voting import (
     decided,
     vote,
     vote_curve,
-    vote_curves,
     vote_pool,
 )
 
@@ -98,7 +97,6 @@ def test_empty_shapes():
     pooled = vote_pool(none.astype(int), none, [], None, [1, 0], None, n_classes=2)
     assert pooled.label.tolist() == [1, 0]
     assert vote_curve([[1]], [[1.0]], n_classes=2, ks=[]).shape == (0, 1)
-    assert vote_curves([[1]], [[1.0]], n_classes=2, ks=[0], policies=()).shape == (0, 1, 1)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1.1, -1.1])
