@@ -58,7 +58,7 @@ class Prediction(Brief):
     @property
     def labels(self) -> tuple[str, ...]:
         """The labels that the answer gives, in its order."""
-        return labels_in(self.label, several=self.stated is not None)
+        return tuple(split_labels(self.label, several=self.stated is not None))
 
     @property
     def confidences(self) -> tuple[float | None, ...]:
@@ -165,7 +165,7 @@ class Classification(Brief):
     @property
     def labels(self) -> tuple[str, ...]:
         """The labels of the text, largest share first; empty if it has none."""
-        return labels_in(self.label, several=self.multilabel)
+        return tuple(split_labels(self.label, several=self.multilabel))
 
     @property
     def own_labels(self) -> tuple[str, ...]:
@@ -397,14 +397,11 @@ def _listed(labels: Sequence[str], numbers: Sequence[float | None] = ()) -> str:
     return ", ".join(words) or "none"
 
 
-def split_labels(label: str | None) -> list[str]:
-    """Return the labels in one string; [] without one."""
-    return label.split(SEPARATOR) if label else []
-
-
-def labels_in(label: str | None, *, several: bool) -> tuple[str, ...]:
-    """Return the labels of a text in one string; where it has one, this one."""
-    return tuple(split_labels(label)) if several else (label,) if label else ()
+def split_labels(label: str | None, *, several: bool = True) -> list[str]:
+    """Return the labels of a text in one string; where it can have one, this one; [] without."""
+    if not label:
+        return []
+    return label.split(SEPARATOR) if several else [label]
 
 
 def row(result: Classification, *, full: bool = False) -> dict[str, Any]:

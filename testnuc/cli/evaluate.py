@@ -154,9 +154,9 @@ def _set(label: str | None) -> list[str] | None:
 
 def _take_labels(client: Options, gold: dict[int, str], label_column: str, file: str) -> None:
     """Use the labels in the file; if labels are given, check that they include all of these."""
-    each = split_labels if client.several else lambda label: [label]
+    several = client.several
     if client["labels"] is None:
-        names = {one for label in gold.values() for one in each(label)}
+        names = {one for label in gold.values() for one in split_labels(label, several=several)}
         stored = run_to_end(stored_runs(client["store"]))
         runs = [run for run in stored if names <= {*run.labels} and run.fits(client)]
         client["labels"] = sorted(names)
@@ -167,7 +167,7 @@ def _take_labels(client: Options, gold: dict[int, str], label_column: str, file:
         return
     known = read_labels(client["labels"])
     for at, label in gold.items():
-        wrong = [one for one in each(label) if one not in known]
+        wrong = [one for one in split_labels(label, several=several) if one not in known]
         if wrong and label != client["none_label"]:
             raise InvalidInputError(
                 f"{file}, row {at + 1}: {wrong[0]!r} in column {label_column!r} is not one of the "
