@@ -590,7 +590,7 @@ class TestNUC:
         """
         await self._ready()
         review = await self._learning.review(n, goal, seed)
-        review.asks = self._ask
+        review.asks = self.ask
         return review
 
     async def ask(
@@ -611,9 +611,6 @@ class TestNUC:
         shown : {"all", "candidates"}
             The labels that it chooses from: all, or those that a candidate gives to the text.
         """
-        await self._ask(review, model, shown)
-
-    async def _ask(self, review: Review, model: Any, shown: str) -> None:
         await self._ready()
         await self._escalation.ask(review, model, shown)
 

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 
 import orjson
 
+from testnuc._base.event_loop import run_to_end
 from testnuc.cli.answering import answer
-from testnuc.cli.event_loop import run_to_end
 from testnuc.client import TestNUC
 from testnuc.embedders.sentence_transformers import WHEEL_MODEL
 from testnuc.errors import SmallPoolWarning

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from testnuc._base.display import columns
+from testnuc._base.event_loop import run_to_end
 from testnuc._base.jsonl import write_whole
 from testnuc.cli.answered_texts import with_empty_set
 from testnuc.cli.classify import end, estimate_of, label_all, show_estimate
-from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import require_kind, require_new
 from testnuc.cli.judging_page import judge
 from testnuc.cli.label_files import read_labels

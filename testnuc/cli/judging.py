@@ -11,10 +11,10 @@ from typing import Any
 import typer
 
 from testnuc._base.checks import hash_text, valid_text
+from testnuc._base.event_loop import run_to_end
 from testnuc._engine.carried import added_labels, judgments_of
 from testnuc._engine.learning import key_of
 from testnuc.cli.answered_texts import labeled, newest, opened, texts_for
-from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import free_name, require_kind, require_new, write_results
 from testnuc.cli.judging_page import judge
 from testnuc.cli.label_files import read_former, read_labels

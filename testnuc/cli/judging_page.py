@@ -14,8 +14,8 @@ import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from testnuc._base.event_loop import run_to_end
 from testnuc.cli.answering import ReviewFile, answer
-from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.reading import to_stderr
 from testnuc.errors import InvalidInputError
 from testnuc.report import render, write

@@ -12,9 +12,9 @@ from typing import Any
 from testnuc import embedders, stores
 from testnuc._base.checks import hash_text
 from testnuc._base.display import one_line
+from testnuc._base.event_loop import run_to_end
 from testnuc._engine.parameters import client_arguments
 from testnuc._engine.shortlist import AUTOMATIC_ABOVE
-from testnuc.cli.event_loop import run_to_end
 from testnuc.cli.files import require_store
 from testnuc.cli.label_files import read_former, read_labels
 from testnuc.cli.memory import AnswerStore, RunNote

@@ -14,6 +14,7 @@ from random import Random
 
 from testnuc._base.checks import checked_whole
 from testnuc.errors import InvalidInputError, RateLimitedError
+from testnuc.limits.budget import granted
 from testnuc.limits.concurrency import Concurrency
 from testnuc.limits.headers import spell
 from testnuc.limits.policies import LONGEST_WAIT, RateLimit, RetryPolicy
@@ -124,17 +125,7 @@ class Admission:
         waiter = Waiter(future, input_tokens, max_output_tokens)
         (self._again if again else self._queue).append(waiter)
         self._drain()
-        try:
-            return await future
-        except asyncio.CancelledError:
-            # The permit may have been granted in the same iteration of the loop as the
-            # cancellation; then it must be returned here. Other waiters are skipped at the head.
-            if future.done() and not future.cancelled() and future.exception() is None:
-                self.abandoned(future.result())
-            else:
-                future.cancel()
-                self._drain()
-            raise
+        return await granted(future, self.abandoned, self._drain)
 
     def answered(
         self, permit: Permit, input_tokens: int | None = None, output_tokens: int | None = None

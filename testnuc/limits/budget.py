@@ -5,9 +5,9 @@ The worst case of a call is reserved before it is sent, and settled after.
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from testnuc.errors import BudgetExceededError
 from testnuc.limits.policies import Budget
@@ -15,11 +15,29 @@ from testnuc.limits.prices import PICO, Price
 from testnuc.protocols import TokenUsage
 from testnuc.types import Usage
 
+T = TypeVar("T")
 _Waiter: TypeAlias = tuple["Amounts", "asyncio.Future[Reservation]"]
 
 #: Integers, so that sums are exact: 1e-12 US dollars, tokens, calls.
 Amounts = tuple[int, int, int]
 _NAMES = ("usd", "tokens", "calls")
+
+
+async def granted(
+    future: asyncio.Future[T], give_back: Callable[[T], object], drain: Callable[[], object]
+) -> T:
+    """Wait for what a queue grants; if the caller is cancelled, others get it."""
+    try:
+        return await future
+    except asyncio.CancelledError:
+        # it may have been granted in the same iteration of the loop as the cancellation; else the
+        # queue skips this waiter
+        if future.done() and not future.cancelled() and future.exception() is None:
+            give_back(future.result())
+        else:
+            future.cancel()
+            drain()
+        raise
 
 
 @dataclass(slots=True, eq=False)
@@ -74,16 +92,7 @@ class BudgetAccount:
             return reservation
         future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
         waiting.append((amounts, future))
-        try:
-            return await future
-        except asyncio.CancelledError:
-            # granted in the same iteration of the loop as the cancellation: release it here
-            if future.done() and not future.cancelled() and future.exception() is None:
-                self.release(future.result())
-            else:
-                future.cancel()
-                self._drain()
-            raise
+        return await granted(future, self.release, self._drain)
 
     def settle(self, reservation: Reservation, pico_usd: int, tokens: int, calls: int = 1) -> None:
         """Book the actual cost of a call, and free the rest of its reservation."""

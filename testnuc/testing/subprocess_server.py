@@ -6,7 +6,6 @@ one line of JSON. It exits when standard input is closed, also if the parent is 
 
 import asyncio
 import contextlib
-import gc
 import os
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from testnuc._base.event_loop import run_to_end
 from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.testing.answers import by_hash
 from testnuc.testing.faults import Faults
@@ -136,21 +136,8 @@ def serve(config: Mapping[str, Any], *, until_eof: bool) -> None:
     if options.get("faults") is not None:
         options["faults"] = Faults(**options["faults"])
     llm = LoopbackLLM(answers if labels is None else by_hash(labels), **options)
-    gc.collect()
-    gc.freeze()  # the answers live as long as the process
-    gc.set_threshold(20_000)
-    try:
-        # nothing else runs in this process
-        import uvloop  # type: ignore[import-not-found, unused-ignore]
-
-        loops: Any = uvloop
-    except ImportError:
-        loops = asyncio
-    with (
-        contextlib.suppress(KeyboardInterrupt),
-        asyncio.Runner(loop_factory=loops.new_event_loop) as runner,
-    ):
-        runner.run(_serve(llm, until_eof=until_eof))
+    with contextlib.suppress(KeyboardInterrupt):
+        run_to_end(_serve(llm, until_eof=until_eof))
 
 
 async def _serve(llm: LoopbackLLM, *, until_eof: bool) -> None:

@@ -189,7 +189,7 @@ class Review(Sequence[ReviewItem]):
         #: The ranking that the items were drawn from, to certify; "": none.
         self.ranking = ranking
         #: Asks a referee; set by the client that made this review.
-        self.asks: Callable[[Review, Any, str], Awaitable[None]] | None = None
+        self.asks: Callable[..., Awaitable[None]] | None = None
 
     @property
     def label_set(self) -> tuple[tuple[str, ...], bool]:
@@ -354,7 +354,7 @@ class Review(Sequence[ReviewItem]):
         """
         if self.asks is None:
             raise InvalidInputError("this review has no client; use `await nuc.ask(review, model)`")
-        await self.asks(self, model, shown)
+        await self.asks(self, model, shown=shown)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the review to a JSON file, atomically."""

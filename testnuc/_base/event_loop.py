@@ -1,4 +1,4 @@
-"""The event loop of a command."""
+"""The event loop of a process that has nothing else to do."""
 
 import asyncio
 import gc
