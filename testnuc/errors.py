@@ -38,34 +38,6 @@ expired key.
 from copy import copy
 from typing import Any
 
-__all__ = [
-    "AuthenticationError",
-    "BadRequestError",
-    "BudgetExceededError",
-    "CallTimeoutError",
-    "ConfigurationError",
-    "ConnectionFailedError",
-    "ContentRefusedError",
-    "EmbeddingError",
-    "EmptyReplyError",
-    "InvalidInputError",
-    "MismatchedReplyError",
-    "MissingDependencyError",
-    "NotAnsweredError",
-    "ProviderError",
-    "QuotaExceededError",
-    "RateLimitedError",
-    "RefusalError",
-    "ReplyError",
-    "ServerError",
-    "SmallPoolWarning",
-    "StoreError",
-    "TestNUCError",
-    "TruncatedReplyError",
-    "UnknownModelError",
-    "UnreadableReplyError",
-]
-
 
 def printable(text: str) -> str:
     """Return a text in one line, without the characters that control a terminal or a log."""

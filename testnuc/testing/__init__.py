@@ -3,23 +3,15 @@
 Production code does not need this package. See docs/testing.md.
 """
 
-from testnuc.testing.answers import AnswerOf, CannedAnswer, Latency, by_hash
-from testnuc.testing.embedder import HashEmbedder
-from testnuc.testing.faults import CURABLE_KINDS, FAULT_KINDS, Faults, Violation
-from testnuc.testing.loopback import LoopbackLLM
-from testnuc.testing.subprocess_server import ServerProcess, serve_in_process
-
-__all__ = [
-    "CURABLE_KINDS",
-    "FAULT_KINDS",
-    "AnswerOf",
-    "CannedAnswer",
-    "Faults",
-    "HashEmbedder",
-    "Latency",
-    "LoopbackLLM",
-    "ServerProcess",
-    "Violation",
-    "by_hash",
-    "serve_in_process",
-]
+from testnuc.testing.answers import AnswerOf as AnswerOf
+from testnuc.testing.answers import CannedAnswer as CannedAnswer
+from testnuc.testing.answers import Latency as Latency
+from testnuc.testing.answers import by_hash as by_hash
+from testnuc.testing.embedder import HashEmbedder as HashEmbedder
+from testnuc.testing.faults import CURABLE_KINDS as CURABLE_KINDS
+from testnuc.testing.faults import FAULT_KINDS as FAULT_KINDS
+from testnuc.testing.faults import Faults as Faults
+from testnuc.testing.faults import Violation as Violation
+from testnuc.testing.loopback import LoopbackLLM as LoopbackLLM
+from testnuc.testing.subprocess_server import ServerProcess as ServerProcess
+from testnuc.testing.subprocess_server import serve_in_process as serve_in_process
