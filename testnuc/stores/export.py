@@ -24,8 +24,7 @@ from testnuc._base.checks import hash_text
 from testnuc.errors import EmbeddingError, InvalidInputError
 from testnuc.index.matching import scanned
 from testnuc.protocols import Index, PoolText, StoredPrediction
-from testnuc.stores.sql_store import SqlStore, to_facts
-from testnuc.types import Prediction
+from testnuc.stores.sql_store import SqlStore, to_facts, to_prediction
 
 Record = dict[str, Any]
 
@@ -193,11 +192,7 @@ def _to_prediction(record: Record) -> StoredPrediction:
         _to_hash(record["scope"]),
         _to_hash(record["hash"]),
         int(record["sample"]),
-        Prediction(
-            _string(record["label"]),
-            None if record["confidence"] is None else float(record["confidence"]),
-            _string(record["said"]),
-        ),
+        to_prediction(record["label"], record["confidence"], record["said"]),
     )
 
 

@@ -144,8 +144,15 @@ TEXT = {"kind": "text", "embedder": "e", "text": "a", "label": None, "vector": "
         ({"kind": "prediction", "key": "00"}, "not a hash of 16 bytes"),
         ({**PREDICTION, "sample": "x"}, "is malformed: ValueError"),
         ({**PREDICTION, "sample": 2**70}, "is malformed: OverflowError"),
-        ({**PREDICTION, "label": 5}, "5 is not a string"),
-        ({**PREDICTION, "confidence": "high"}, "is malformed: ValueError"),
+        *(
+            # each would be a damaged row of the store, which no run could read
+            ({**PREDICTION, **wrong}, r"is malformed: DamagedRowError\(.a prediction is")
+            for wrong in (
+                {"label": 5},
+                {"said": 5},
+                *({"confidence": value} for value in ("high", 5.0, -0.1, True)),
+            )
+        ),
         (
             {"kind": "scope", "scope": "0" * 32, "facts": ["ab", "c"]},
             "is malformed: DamagedRowError",
