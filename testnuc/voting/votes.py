@@ -247,7 +247,7 @@ def vote_curve(
 
 def curves(ballots: Ballots, ks: Sequence[int], policies: Sequence[str | VotePolicy]) -> Int32s:
     """Return the winners for every policy and k, int32[len(policies), len(ks), B], in one pass."""
-    from testnuc._kernels.prefixes import curve
+    from testnuc._kernels.vote import curve
 
     wanted = np.array([checked_whole("ks", k, least=0, most=2**63 - 1) for k in ks], dtype=np.int64)
     if wanted.size > 0 and wanted.max() > ballots.k:
@@ -297,7 +297,7 @@ def decided(
     -------
     bool[B]
     """
-    from testnuc._kernels.prefixes import decide
+    from testnuc._kernels.vote import decide
 
     lab, sim, conf = rows_of(labels, similarities, confidences)
     n_rows, width = lab.shape
