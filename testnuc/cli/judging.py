@@ -110,14 +110,15 @@ def _judge(
     done = len(review.judged) == len(review) if given.by_hand else bool(review.judged)
     to_stderr(f"{len(review.judged):,} of {len(review):,} texts are judged, saved in {path}")
     # a review may come from another person: do not apply its options unseen
+    part = any(item.position is not None for item in review)
     known = "STORE" not in words if drawn else Path(source).is_file() and not more
-    known = known and all(item.position is None for item in review)
-    if done and known:
+    if done and known and not part:
         from testnuc.cli import app
 
         app(words)
     elif review.judged:
-        to_stderr(f"next: {then}")
+        joined = f"who shared the texts out learns from {path} and the other files together"
+        to_stderr(f"next: {joined if part else then}")
     else:
         again = f"testnuc review {shlex.quote(path)}{' --answer' if given.by_hand else ''}"
         to_stderr(f"continue with: {again}")

@@ -43,10 +43,10 @@ class Agreement(Brief):
         equal, low, high = self.equal
         return (
             f"{', '.join(values)}.\n"
-            f"Your judgments agree in {equal:.1%} ({low:.1%} to {high:.1%}). Of two judges who "
-            f"differ one is wrong, so a judge errs in at least {self.error:.1%} on average: what "
-            f"is 90% right by one judge's judgments may be {0.9 - self.error:.1%} right, or less "
-            "where judges err alike."
+            f"Your judgments agree in {equal:.1%} ({max(low, 0):.1%} to {high:.1%}). Of two judges "
+            f"who differ one is wrong, so a judge errs in at least {self.error:.1%} on average: "
+            f"what is 90% right by one judge's judgments may be {0.9 - self.error:.1%} right, or "
+            "less where judges err alike."
         )
 
 
@@ -142,7 +142,7 @@ def _checked(reviews: Mapping[str, Review]) -> Review:
         if not chosen and _whole(review) != _whole(first):
             raise InvalidInputError(
                 f"{name} has other texts than the first review; learn from one after the other: "
-                "judgments add up"
+                "judgments add up, and `testnuc describe` needs no review"
             )
     return first
 
@@ -195,10 +195,7 @@ def _same(texts: _Texts, *, pairs: bool) -> float:
 
 def _alpha(texts: _Texts) -> float:
     """Return Krippendorff's alpha of nominal values (Krippendorff 2011)."""
-    given: Counter[str | None] = Counter()
-    for said, number in texts.items():
-        for label in said:
-            given[label] += number
+    given = Counter(label for said in texts.elements() for label in said)
     n = given.total()
     different = n * n - sum(of * of for of in given.values())
     if not different:
@@ -208,23 +205,21 @@ def _alpha(texts: _Texts) -> float:
 
 def _kappa(texts: _Texts) -> float:
     """Return Cohen's kappa of two people (Cohen 1960)."""
-    first: Counter[str | None] = Counter()
-    second: Counter[str | None] = Counter()
-    for (one, other), number in texts.items():
-        first[one] += number
-        second[other] += number
     n = texts.total()
+    first, second = (Counter(said[who] for said in texts.elements()) for who in (0, 1))
     chance = sum(number * second[label] for label, number in first.items()) / n**2
     return math.nan if chance == 1 else (_equal(texts) - chance) / (1 - chance)
 
 
 def _jackknife(value_of: Callable[[_Texts], float], texts: _Texts) -> tuple[float, float, float]:
-    """Return a value with its 95 % interval: one text at a time is left out."""
+    """Return a value with its 95 % interval: one text at a time is left out, if some differ."""
     value, n = value_of(texts), texts.total()
-    if n == 1 or math.isnan(value):
-        return value, -1.0, 1.0
-    left_out = [value_of(texts - Counter([kind])) for kind in texts]
-    if any(map(math.isnan, left_out)):
+    if value == 1:
+        # where nobody differs, none that is left out does: as many texts as may differ do
+        one_more = value_of(texts + Counter([(*next(iter(texts))[1:], "\0")]))
+        return value, max(1 - upper_bound(0, n, 0.025) * (n + 1) * (1 - one_more), -1.0), 1.0
+    left_out = [value_of(texts - Counter([kind])) for kind in texts] if n > 1 else [math.nan]
+    if math.isnan(value + sum(left_out)):
         return value, -1.0, 1.0
     scores, weights = np.array(left_out), np.array([*texts.values()])
     mean = float(np.average(scores, weights=weights))

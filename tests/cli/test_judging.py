@@ -665,6 +665,10 @@ def test_two_judges_get_parts_with_a_tenth_in_common_and_what_they_say_of_it_is_
     assert not Path("review.json").exists()
     for part in (1, 2):
         judged(f"review-{part}.json")
+    # who judges a part is not told to learn from it alone
+    _, _, err = run_here("review", "review-1.json", "--answer")
+    assert "learns from review-1.json and the other files together" in err
+    assert "testnuc learn" not in err
     code, out, err = run_here("learn", "before.csv", "review-1.json", "review-2.json")
     assert (code, "40 texts are judged" in err) == (0, True), err
     assert "Judges differ on 0 of 4 texts that several judged" in out

@@ -107,6 +107,21 @@ def test_intervals_of_agreement_cover_the_truth():
     assert min(held.values()) >= 90
 
 
+def test_three_equal_judgments_do_not_prove_that_all_are():
+    made = agreement_of([("a", "a"), ("b", "b"), ("c", "c")], 2)
+    # what a binomial proportion of 3 in 3 leaves open (Clopper and Pearson)
+    assert made.equal == (1.0, pytest.approx(0.292, abs=0.001), 1.0)
+    for value, low, high in (made.kappa, made.alpha):
+        assert (value, high) == (1.0, 1.0)
+        assert -1 <= low < 0.25
+    many = agreement_of([(LABELS[at % 3],) * 2 for at in range(300)], 2)
+    for _, low, _ in (many.equal, many.kappa, many.alpha):
+        assert 0.97 < low < 0.99
+    # one text
+    assert "agree in 100.0% (2.5% to 100.0%)" in str(agreement_of([("a", "a")], 2))
+    assert "agree in 0.0% (0.0% to 100.0%)" in str(agreement_of([("a", "b")], 2))
+
+
 def test_equal_judgments_say_nothing_of_chance():
     made = join_reviews({"ann": review_of(["a", "a"]), "ben": review_of(["a", "a"])}).agreement
     assert np.isnan(made.alpha[0])
