@@ -10,11 +10,10 @@ from typing import Any
 from testnuc._dispatch.inflight import Ask, Outcome
 from testnuc._dispatch.predictor import Predictor
 from testnuc._dispatch.scheduler import Scheduler
-from testnuc.batch.anthropic import AnthropicBatches
+from testnuc.batch.apis import AnthropicBatches, OpenAIBatches
 from testnuc.batch.base import BatchAPI, QueueFullError
 from testnuc.batch.lifecycle import BatchLifecycle, Outcomes, UnknownOutcomeError
 from testnuc.batch.manifest import ResponseReader, custom_id, pack, require_batches, unpack
-from testnuc.batch.openai import OpenAIBatches
 from testnuc.batch.rounds import Pack, PendingBatch, RetryRounds, TokenQueue, packs
 from testnuc.errors import BudgetExceededError, InvalidInputError, ProviderError, StoreError
 from testnuc.limits.budget import Reservation

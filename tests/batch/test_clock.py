@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import orjson
 import pytest
 
-from testnuc.batch.anthropic import AnthropicBatches
+from testnuc.batch.apis import AnthropicBatches
 from testnuc.protocols import StoredBatch
 from testnuc.providers.anthropic import Anthropic
 from testnuc.transport.connections import HTTPAnswer

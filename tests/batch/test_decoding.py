@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testnuc.batch.anthropic import AnthropicBatches
+from testnuc.batch.apis import AnthropicBatches, OpenAIBatches
 from testnuc.batch.base import BatchResultLine, NoneChosenError
 from testnuc.batch.manifest import (
     BatchOutcomes,
@@ -17,7 +17,6 @@ from testnuc.batch.manifest import (
     pack,
     unpack,
 )
-from testnuc.batch.openai import OpenAIBatches
 from testnuc.errors import ContentRefusedError, NotAnsweredError, ServerError, StoreError
 from testnuc.labels import LabelSet
 from testnuc.prompts.writing import system_prompt

@@ -12,9 +12,8 @@ import pytest
 import testnuc
 from bench._batch_api import Batches, BatchLLM
 from testnuc import BatchPolicy, Budget, Limits, Sampling, SelfConsistency, TestNUC, TopKICLP
-from testnuc.batch.anthropic import AnthropicBatches
+from testnuc.batch.apis import AnthropicBatches, OpenAIBatches
 from testnuc.batch.manifest import RequestedPrediction, pack
-from testnuc.batch.openai import OpenAIBatches
 from testnuc.errors import (
     AuthenticationError,
     BadRequestError,

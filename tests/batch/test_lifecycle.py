@@ -8,11 +8,10 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from testnuc.batch.anthropic import AnthropicBatches
+from testnuc.batch.apis import AnthropicBatches, OpenAIBatches
 from testnuc.batch.base import BatchResultLine, QueueFullError, RemoteBatch, poll_after
 from testnuc.batch.lifecycle import BatchLifecycle, UnknownOutcomeError
 from testnuc.batch.manifest import RequestedPrediction, ResponseReader, custom_id, pack
-from testnuc.batch.openai import OpenAIBatches
 from testnuc.batch.rounds import TokenQueue
 from testnuc.errors import (
     AuthenticationError,

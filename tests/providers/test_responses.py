@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from testnuc.batch.openai import OpenAIBatches
+from testnuc.batch.apis import OpenAIBatches
 from testnuc.errors import EmptyReplyError, RefusalError, TruncatedReplyError, UnknownModelError
 from testnuc.protocols import TokenUsage
 from testnuc.providers.openai import OpenAI
