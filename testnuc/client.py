@@ -11,14 +11,13 @@ from typing import Any, Literal, Self
 
 from testnuc._base.checks import checked_whole, hash_text, valid_text
 from testnuc._engine.components import Components, Internals
-from testnuc._engine.describing import describe
 from testnuc._engine.distilling import distill
 from testnuc._engine.escalation import Escalation
 from testnuc._engine.estimate import Estimator
 from testnuc._engine.inputs import checked_texts, distinct, labels_by_place
 from testnuc._engine.learning import Learning, erase_texts
 from testnuc._engine.parameters import takes_arguments_of
-from testnuc._engine.reporting import compare, coverage, shown, summarize, warn_of_few
+from testnuc._engine.reporting import compare, coverage, describe, shown, summarize, warn_of_few
 from testnuc._engine.retrieval import known_labels
 from testnuc._engine.rows import Rows, classification
 from testnuc._engine.streaming import stream_windows

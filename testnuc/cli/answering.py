@@ -1,11 +1,26 @@
-"""Answer a review in the terminal, for those who judge without the page."""
+"""Answer a review: on a page that is served to this machine alone, or in the terminal."""
 
+import asyncio
+import os
 import re
+import secrets
+import sys
+import threading
+import webbrowser
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
+import orjson
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from testnuc._base.event_loop import run_to_end
 from testnuc._base.jsonl import bytes_of
 from testnuc.cli.reading import to_stderr
 from testnuc.errors import InvalidInputError
+from testnuc.report import render, write
+from testnuc.results import Results
 from testnuc.trust.review import Review, ReviewItem
 
 _NUMBER = re.compile(r"\d+")
@@ -131,3 +146,172 @@ def _labels(said: str, review: Review, shown: list[str]) -> list[str]:
     if None in names:
         raise InvalidInputError(f"{said!r} names labels and none; give either")
     return [name for name in names if name is not None]
+
+
+_HOST = "127.0.0.1"
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+_HTML = "text/html; charset=utf-8"
+#: Seconds for a response that is being sent when the page is closed.
+_CLOSING = 2.0
+
+
+def judge_on_page(review: Review, path: str, *, open_page: bool | None) -> bool:
+    """Let a person judge a review in the browser, until Done or Ctrl-C; saves each judgment.
+
+    Returns whether a browser opened; with `open_page` None, one is opened if this terminal can.
+    """
+    if not (_can_open() if open_page is None else open_page):
+        return False
+    shown, page = True, _Page(review, path)
+    try:
+        shown = run_to_end(page.until_done())
+    except KeyboardInterrupt:
+        # on a new line, after ^C
+        to_stderr("")
+    if shown:
+        page.save()
+    return shown
+
+
+def judge(
+    review: Review, path: str, given: SimpleNamespace, then: str, results: Results | None = None
+) -> bool:
+    """Let a person judge a review, in the terminal if wanted, else on the page.
+
+    If no browser opens, write the page, say that the command `then` follows, and return False.
+    """
+    if given.by_hand:
+        answer(review, path)
+    elif not judge_on_page(review, path, open_page=given.open_page):
+        write_page(review, path, results, then)
+        return False
+    return True
+
+
+def _can_open() -> bool:
+    # a browser in the terminal would take its place
+    graphical = any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+    return sys.stderr.isatty() and (sys.platform != "linux" or graphical)
+
+
+def write_page(review: Review, path: str, results: Results | None, then: str) -> None:
+    """Write the page of a review beside its file, for a browser that this command cannot open."""
+    page = Path(path).with_suffix(".html")
+    name = Path(path).name
+    write(results, page, review=review, then=then, file=name, title=f"testnuc: {name}")
+    to_stderr(
+        f"to judge them in the terminal: testnuc review {path} --answer\n"
+        f"or open {page} in a browser, move the {name} that it saves here, and run: {then}"
+    )
+
+
+class _Page:
+    """The server of the page.
+
+    Other programs and pages on this machine do not know the token, and another site cannot reach
+    the page under a name of its own, because host and origin are checked.
+    """
+
+    def __init__(self, review: Review, path: str) -> None:
+        self._review = review
+        self._file = ReviewFile(review, path)
+        # what a judgment replaces, and what is there again without it
+        self._before = list(review)
+        #: Whether judgments are not in the file: the disk may be full.
+        self._unsaved = not self._file.held
+        self._origin = ""
+        self._seen = False
+        self._ended: asyncio.Future[bool]
+
+    async def until_done(self) -> bool:
+        """Serve the page and open it; returns whether a browser opened."""
+        loop = asyncio.get_running_loop()
+        self._ended = loop.create_future()
+        base = f"/{secrets.token_urlsafe(16)}/"
+        app = web.Application(middlewares=[self._guard])
+        app.router.add_get(base, self._page)
+        app.router.add_post(f"{base}judgments", self._judged)
+        app.router.add_post(f"{base}done", self._done)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=_CLOSING)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, _HOST, 0).start()
+            self._origin = f"http://{_HOST}:{runner.addresses[0][1]}"
+            url = self._origin + base
+            to_stderr(f"opening {url} in the browser; press Done there at the end, or Ctrl-C here")
+            # some browsers end this call only when they are closed
+            threading.Thread(target=self._open, args=(loop, url), daemon=True).start()
+            return await self._ended
+        finally:
+            await runner.cleanup()
+
+    def _open(self, loop: asyncio.AbstractEventLoop, url: str) -> None:
+        shown = False
+        with suppress(webbrowser.Error):
+            shown = webbrowser.open(url)
+        if not shown:
+            # the loop may be closed by now
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._end, False)
+
+    def _end(self, shown: bool) -> None:
+        # a page that was seen is open, whatever the browser's command returned
+        if not self._ended.done() and (shown or not self._seen):
+            self._ended.set_result(shown)
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        origin = request.headers.get("Origin", self._origin if request.method == "GET" else "")
+        if f"http://{request.host}" != self._origin or origin != self._origin:
+            return web.Response(status=403, text="this page is for its own machine")
+        return await handler(request)
+
+    async def _page(self, _: web.Request) -> web.Response:
+        self._seen = True
+        name = Path(self._file.path).name
+        page = render(None, review=self._review, file=name, title=f"testnuc: {name}", live=True)
+        content = page.encode("utf-8", "replace")
+        return web.Response(body=content, headers=_HEADERS | {"Content-Type": _HTML})
+
+    async def _judged(self, request: web.Request) -> web.Response:
+        """Take a list of [position, whether it is judged, the answer]."""
+        review, self._unsaved = self._review, True
+        try:
+            for place, is_judged, said in orjson.loads(await request.read()):
+                before = self._before[place]
+                if is_judged:
+                    review.answer(place, said)
+                elif before.source != "referee":
+                    review.withdraw(place)
+                else:
+                    review.answer(place, review.as_given(before.answer), "referee")
+        except (InvalidInputError, TypeError, ValueError, IndexError) as exc:
+            return web.Response(status=400, text=str(exc))
+        return self._saved()
+
+    def save(self) -> None:
+        """Save what is not saved yet."""
+        if self._unsaved:
+            self._file.save()
+            self._unsaved = False
+
+    def _saved(self) -> web.Response:
+        try:
+            self.save()
+        except InvalidInputError as exc:
+            return web.Response(status=507, text=str(exc))
+        return web.Response(status=204)
+
+    async def _done(self, request: web.Request) -> web.StreamResponse:
+        response = self._saved()
+        if response.status == 204:
+            # the page gets the response before the server is closed
+            await response.prepare(request)
+            await response.write_eof()
+            self._end(shown=True)
+        return response

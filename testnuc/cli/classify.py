@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Literal, NoReturn, TypeAlias, TypeVar
 
 from testnuc._base.event_loop import run_to_end
-from testnuc._engine.describing import prompt_of
 from testnuc._engine.learning import LEAST_TEXTS
+from testnuc._engine.reporting import prompt_of
 from testnuc.cli.files import check_output, held_by, write_results
 from testnuc.cli.memory import AnswerStore, RunNote, about_lessons
 from testnuc.cli.options import OF_ANSWERS, Options

@@ -18,8 +18,8 @@ import typer
 from testnuc._base.event_loop import run_to_end
 from testnuc._base.jsonl import write_whole
 from testnuc.cli.answered_texts import labeled, opened, texts_for
+from testnuc.cli.answering import judge
 from testnuc.cli.files import require_kind, require_new, require_store
-from testnuc.cli.judging_page import judge
 from testnuc.cli.options_of_run import command, next_command, opened_store
 from testnuc.cli.reading import Table, require_column, to_stderr
 from testnuc.errors import InvalidInputError

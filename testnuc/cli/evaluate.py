@@ -14,9 +14,9 @@ from testnuc._base.display import columns
 from testnuc._base.event_loop import run_to_end
 from testnuc._base.jsonl import write_whole
 from testnuc.cli.answered_texts import with_empty_set
+from testnuc.cli.answering import judge
 from testnuc.cli.classify import end, estimate_of, label_all, show_estimate
 from testnuc.cli.files import require_kind, require_new
-from testnuc.cli.judging_page import judge
 from testnuc.cli.label_files import read_labels
 from testnuc.cli.memory import AnswerStore, RunNote
 from testnuc.cli.options import Options, client_options

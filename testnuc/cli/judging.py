@@ -15,8 +15,8 @@ from testnuc._base.event_loop import run_to_end
 from testnuc._engine.carried import added_labels, judgments_of
 from testnuc._engine.learning import key_of
 from testnuc.cli.answered_texts import labeled, newest, opened, texts_for
+from testnuc.cli.answering import judge
 from testnuc.cli.files import free_name, require_kind, require_new, write_results
-from testnuc.cli.judging_page import judge
 from testnuc.cli.label_files import read_former, read_labels
 from testnuc.cli.memory import AnswerStore, LessonNote, RunNote
 from testnuc.cli.options_of_run import next_command, opened_store

@@ -21,9 +21,8 @@ from testnuc.limits.policies import Limits
 from testnuc.methods import Sampling
 from testnuc.protocols import Embedder, Method, Provider, WireProvider
 from testnuc.ray.limits import SharedLimits
-from testnuc.ray.shards import Shard
 from testnuc.ray.stages import BuildIndex, Embed, Predict, Vote, columns_of, hash_texts
-from testnuc.ray.workers import Settings, Voting, stored_learned
+from testnuc.ray.workers import Settings, Shard, Voting, stored_learned
 from testnuc.trust.diagnosis import Diagnosis
 from testnuc.trust.learned import Learned
 from testnuc.types import Usage

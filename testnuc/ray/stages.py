@@ -22,8 +22,7 @@ from testnuc.head import Head
 from testnuc.labels import LabelSet, as_stored
 from testnuc.protocols import Embedder, PoolText
 from testnuc.ray.limits import LimitsClient
-from testnuc.ray.shards import Outcome, Shards, Vectors
-from testnuc.ray.workers import Settings, Voting, without_votes
+from testnuc.ray.workers import Outcome, Settings, Shards, Vectors, Voting, without_votes
 from testnuc.types import Prediction, error_text, row
 
 if TYPE_CHECKING:

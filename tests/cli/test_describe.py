@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from testnuc._engine.describing import _cell
+from testnuc._engine.reporting import _cell
 from testnuc.report.page import page_of
 from testnuc.testing import LoopbackLLM
 from tests.cli.in_process import run_here

@@ -211,7 +211,7 @@ def move(store, address):
 
 
 def test_an_index_names_only_a_file_of_its_folder():
-    from testnuc.index.graph import DamagedIndexError, SavedGraph
+    from testnuc.index.nearest import DamagedIndexError, SavedGraph
 
     made = asdict(SavedGraph(dim=8, rows=0, file="graph.0a", crc=0))
     assert SavedGraph.of(made).file == "graph.0a"

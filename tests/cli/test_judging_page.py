@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from testnuc.cli.judging_page import judge_on_page
+from testnuc.cli.answering import judge_on_page
 from testnuc.testing import LoopbackLLM
 from testnuc.trust.review import Review
 from tests.cli.in_process import run_here
@@ -154,7 +154,7 @@ def test_others_cannot_judge_and_nothing_wrong_is_saved(person, tmp_path):
 
 INTERRUPTED = """
 import os, signal, sys, webbrowser
-from testnuc.cli.judging_page import judge_on_page
+from testnuc.cli.answering import judge_on_page
 from tests.cli.test_judging_page import Person, review_of
 
 def judge(self):

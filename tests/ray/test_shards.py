@@ -8,7 +8,7 @@ import pytest
 import testnuc
 from testnuc.index.memory_pool import Pool
 from testnuc.protocols import PoolText
-from testnuc.ray.shards import Shard, Shards
+from testnuc.ray.workers import Shard, Shards
 from testnuc.types import Prediction
 
 K = 10

@@ -8,7 +8,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from testnuc.cli.judging_page import judge_on_page
+from testnuc.cli.answering import judge_on_page
 from testnuc.trust.review import Review
 from tests.report.test_judging_page import focus, press
 from tests.report.test_report import review_of

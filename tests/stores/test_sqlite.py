@@ -18,7 +18,7 @@ import testnuc
 from testnuc.errors import InvalidInputError, StoreError
 from testnuc.protocols import StoredPrediction
 from testnuc.stores import resolve
-from testnuc.stores.sqlite import SqliteStore, schema
+from testnuc.stores.sqlite import SqliteStore, database
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from testnuc.types import Prediction
 from tests.conftest import confident, messages
@@ -123,7 +123,7 @@ async def test_a_damaged_head(filled, start):
 async def test_a_file_that_another_process_is_writing_does_not_seem_corrupt(filled):
     """Its first page may say that there are more pages than there are yet."""
     filled.write_bytes(filled.read_bytes()[:4096])
-    schema.check_file(str(filled))
+    database.check_file(str(filled))
     assert "is corrupt" in await refusal(filled)
 
 
@@ -275,15 +275,15 @@ async def test_a_file_that_is_deleted_meanwhile_ends_the_run_that_would_pay_for_
 
 async def test_migrations_run_once_each_and_whole(filled, monkeypatch):
     more = (("CREATE TABLE extra (x INTEGER)", "INSERT INTO extra VALUES (1)"),)
-    newest = len(schema.MIGRATIONS) + len(more)
-    monkeypatch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS + more)
+    newest = len(database.MIGRATIONS) + len(more)
+    monkeypatch.setattr(database, "MIGRATIONS", database.MIGRATIONS + more)
     stores = [SqliteStore(filled) for _ in range(4)]
     await asyncio.gather(*(store.open() for store in stores))
     for store in stores:
         assert await store.get_predictions([stored(0).key]) == [stored(0).prediction]
         await store.close()
     broken = (("CREATE TABLE half (x INTEGER)", "CREATE NONSENSE"),)
-    monkeypatch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS + broken)
+    monkeypatch.setattr(database, "MIGRATIONS", database.MIGRATIONS + broken)
     assert "syntax error" in await refusal(filled)
     with sqlite3.connect(filled) as connection:
         assert connection.execute("SELECT count(*) FROM extra").fetchone()[0] == 1

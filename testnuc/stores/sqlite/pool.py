@@ -22,15 +22,13 @@ import orjson
 
 from testnuc._base.arrays import Float16s, Int64s
 from testnuc.errors import StoreError
-from testnuc.index.graph import DamagedIndexError, Graph, SavedGraph
 from testnuc.index.matching import FilteredIndex, Where, check_dim, empty_matches, ranks_of
 from testnuc.index.memory_pool import run_until_closed
-from testnuc.index.nearest import EXACT_BELOW, NearestVectors
+from testnuc.index.nearest import EXACT_BELOW, DamagedIndexError, Graph, NearestVectors, SavedGraph
 from testnuc.protocols import Matches, PoolText
 from testnuc.stores.sql_store import DAMAGE
 from testnuc.stores.sqlite import queries as sql
-from testnuc.stores.sqlite.database import SqliteDatabase
-from testnuc.stores.sqlite.schema import POOL_SHIFT
+from testnuc.stores.sqlite.database import POOL_SHIFT, SqliteDatabase
 
 _log = logging.getLogger("testnuc.stores")
 

@@ -9,10 +9,10 @@ import numpy as np
 import orjson
 
 from testnuc._base.arrays import Float16s
-from testnuc.index.graph import DamagedIndexError, SavedGraph
+from testnuc.index.nearest import DamagedIndexError, SavedGraph
 from testnuc.protocols import PoolText
 from testnuc.stores.sql_store import DamagedRowError, check_vectors
-from testnuc.stores.sqlite.schema import POOL_SHIFT
+from testnuc.stores.sqlite.database import POOL_SHIFT
 
 #: Parameters per statement; older versions of SQLite allow 999.
 _BOUND = 500
