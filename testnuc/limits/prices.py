@@ -172,7 +172,7 @@ def require_price(budget: Budget | None, price: Price | None, model: str) -> Non
     if budget is not None and budget.usd is not None and price is None:
         raise ConfigurationError(
             f"the price of {model!r} is unknown, so a budget in usd cannot be enforced; "
-            f"use Budget(tokens=..) or Budget(calls=..)"
+            "limit tokens or calls: Budget(tokens=..), --budget-tokens, or Budget(calls=..)"
         )
 
 
