@@ -13,7 +13,7 @@ from testnuc.index.nearest import NearestVectors
 from testnuc.trust.evidence import Draws
 from testnuc.trust.head import FOLDS, LinearHead, fit_folds
 from testnuc.trust.judgment import Judged
-from testnuc.trust.label_scores import LabelScores, scores_of
+from testnuc.trust.thresholds import LabelScores, scores_of
 from testnuc.voting import Labels, keep_own, vote_multilabel
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ import orjson
 from bench._memory import process_memory
 from bench._report import Report
 from testnuc import Head, TestNUC
-from testnuc._base.event_loop import run_to_end
+from testnuc._base.loop_thread import run_to_end
 from testnuc.cli.options_of_run import client_of
 from testnuc.head import TrainedOn
 from testnuc.protocols import Answer, Reply

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from testnuc.trust.label_scores import LabelScores
     from testnuc.trust.learned import Learned
+    from testnuc.trust.thresholds import LabelScores
 
 #: B, K, C, N of the kernel's cases.
 _SHAPES = {

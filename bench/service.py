@@ -53,7 +53,7 @@ def _requests(host: str, kind: str, distinct: int) -> Iterator[bytes]:
 def _serve(llm: str, policy: str, max_pending: int, embedder: str | None) -> None:
     """Run the service as `testnuc serve` does; without an embedder, words are hashed."""
     from testnuc import SmallPoolWarning, TestNUC
-    from testnuc._base.event_loop import run_to_end
+    from testnuc._base.loop_thread import run_to_end
     from testnuc.server import ServerSettings, Service, serve
 
     warnings.simplefilter("ignore", SmallPoolWarning)
@@ -105,7 +105,7 @@ def _floor() -> None:
     """Run a minimal handler that parses JSON and returns a response of realistic size."""
     from aiohttp import web
 
-    from testnuc._base.event_loop import run_to_end
+    from testnuc._base.loop_thread import run_to_end
 
     answer = {
         "label": "intent number 1", "trust": 0.75, "share": 0.75, "margin": 0.5, "voters": 11,

@@ -1,16 +1,19 @@
-"""An event loop in a background thread, for synchronous code."""
+"""The event loop of a command, and one in a background thread, for synchronous code."""
 
 import asyncio
 
 # imported first: hooks run in reverse order of registration, and ours must run before its
 import concurrent.futures.thread  # noqa: F401
 import contextlib
+import gc
 import math
 import os
+import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from testnuc.errors import TestNUCError
@@ -224,3 +227,38 @@ def _wait_for_closing() -> None:
 
 
 at_exit(_wait_for_closing)
+
+
+def run_to_end(main: Coroutine[None, None, T]) -> T:
+    """Run a coroutine on uvloop if installed (a fifth less CPU per call), else on asyncio.
+
+    Ctrl-C cancels it, so that it can store received answers; a second Ctrl-C exits at once. So do
+    SIGTERM and SIGHUP, by which supervisors and closed terminals end a process.
+    """
+    # garbage collection over the texts and results of a large run would pause the whole process
+    # for a tenth of a second at a time
+    gc.freeze()
+    gc.set_threshold(20_000)
+    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    with suppress(ImportError):
+        from uvloop import new_event_loop as factory
+    with _ends_like_ctrl_c(), asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(main)
+
+
+@contextmanager
+def _ends_like_ctrl_c() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    known = signal.Signals.__members__
+    numbers = [known[name] for name in ("SIGTERM", "SIGHUP") if name in known]
+    # one that is ignored stays so, as under nohup
+    ours = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)

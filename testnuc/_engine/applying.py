@@ -14,10 +14,9 @@ from testnuc.labels import LabelSet
 from testnuc.trust.argmax import Argmax
 from testnuc.trust.head import folds_of
 from testnuc.trust.judgment import Judged, Judgment, draws_of
-from testnuc.trust.label_scores import scores_of
 from testnuc.trust.learned import Learned
 from testnuc.trust.model import NEIGHBORS, Texts
-from testnuc.trust.thresholds import Thresholds
+from testnuc.trust.thresholds import Thresholds, scores_of
 from testnuc.voting import Labels
 
 

@@ -18,18 +18,19 @@ from testnuc._engine.run import Run
 from testnuc.trust.evidence import gain_of
 from testnuc.trust.head import FOLDS, LinearHead, fit_folds, folds_of
 from testnuc.trust.judgment import Judged, Judgment
-from testnuc.trust.label_scores import (
+from testnuc.trust.learned import Learned, fallen, of_judged
+from testnuc.trust.review import ReviewContext
+from testnuc.trust.shares import Share
+from testnuc.trust.thresholds import (
+    Decides,
     LabelScores,
+    Thresholds,
     counts,
     exactly,
     fit_thresholds,
     jaccard,
     scores_of,
 )
-from testnuc.trust.learned import Learned, fallen, of_judged
-from testnuc.trust.review import ReviewContext
-from testnuc.trust.shares import Share
-from testnuc.trust.thresholds import Decides, Thresholds
 from testnuc.types import SEPARATOR
 from testnuc.voting import places_of
 

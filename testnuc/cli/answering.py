@@ -15,8 +15,8 @@ import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from testnuc._base.event_loop import run_to_end
 from testnuc._base.jsonl import bytes_of
+from testnuc._base.loop_thread import run_to_end
 from testnuc.cli.reading import to_stderr
 from testnuc.errors import InvalidInputError
 from testnuc.report import render, write

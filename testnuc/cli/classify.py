@@ -8,7 +8,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Literal, NoReturn, TypeAlias, TypeVar
 
-from testnuc._base.event_loop import run_to_end
+from testnuc._base.loop_thread import run_to_end
 from testnuc._engine.learning import LEAST_TEXTS
 from testnuc._engine.reporting import prompt_of
 from testnuc.cli.files import check_output, held_by, write_results

@@ -15,8 +15,8 @@ from typing import Any
 import orjson
 import typer
 
-from testnuc._base.event_loop import run_to_end
 from testnuc._base.jsonl import write_whole
+from testnuc._base.loop_thread import run_to_end
 from testnuc.cli.answered_texts import labeled, opened, texts_for
 from testnuc.cli.answering import judge
 from testnuc.cli.files import require_kind, require_new, require_store

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import orjson
 
-from testnuc._base.event_loop import run_to_end
+from testnuc._base.loop_thread import run_to_end
 from testnuc.cli.answering import answer
 from testnuc.client import TestNUC
 from testnuc.embedders.sentence_transformers import WHEEL_MODEL

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from testnuc._base.display import columns
-from testnuc._base.event_loop import run_to_end
 from testnuc._base.jsonl import write_whole
+from testnuc._base.loop_thread import run_to_end
 from testnuc.cli.answered_texts import with_empty_set
 from testnuc.cli.answering import judge
 from testnuc.cli.classify import end, estimate_of, label_all, show_estimate

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from testnuc._base.checks import hash_text, valid_text
-from testnuc._base.event_loop import run_to_end
+from testnuc._base.loop_thread import run_to_end
 from testnuc._engine.carried import added_labels, judgments_of
 from testnuc._engine.learning import key_of
 from testnuc.cli.answered_texts import labeled, newest, opened, texts_for

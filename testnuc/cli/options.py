@@ -324,7 +324,7 @@ def runs(
                 work = command(SimpleNamespace(**given))
                 if inspect.iscoroutine(work):
                     # imported here, so that --help is fast
-                    from testnuc._base.event_loop import run_to_end
+                    from testnuc._base.loop_thread import run_to_end
 
                     run_to_end(work)
             except KeyboardInterrupt:

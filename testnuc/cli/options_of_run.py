@@ -12,7 +12,7 @@ from typing import Any
 from testnuc import embedders, stores
 from testnuc._base.checks import hash_text
 from testnuc._base.display import one_line
-from testnuc._base.event_loop import run_to_end
+from testnuc._base.loop_thread import run_to_end
 from testnuc._engine.parameters import client_arguments
 from testnuc._engine.shortlist import AUTOMATIC_ABOVE
 from testnuc.cli.files import require_store

@@ -3,8 +3,8 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-from testnuc._base.event_loop import run_to_end
 from testnuc._base.jsonl import table, write_whole
+from testnuc._base.loop_thread import run_to_end
 from testnuc.cli.answered_texts import labeled, opened, stored_results, texts_for
 from testnuc.cli.files import require_kind, require_new
 from testnuc.cli.judging import what_next

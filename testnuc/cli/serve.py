@@ -15,7 +15,7 @@ from typing import Any
 import typer
 
 from testnuc._base.checks import valid_text
-from testnuc._base.event_loop import run_to_end
+from testnuc._base.loop_thread import run_to_end
 from testnuc.cli.memory import about_lessons
 from testnuc.cli.options import Options
 from testnuc.cli.options_of_run import client_of, completed

@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from testnuc._base.event_loop import run_to_end
+from testnuc._base.loop_thread import run_to_end
 from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.testing.answers import by_hash
 from testnuc.testing.faults import Faults

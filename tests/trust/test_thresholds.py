@@ -13,8 +13,8 @@ from testnuc.metrics import score_multilabel
 from testnuc.trust.evidence import Draws
 from testnuc.trust.head import FOLDS, fit_folds, predict_folds
 from testnuc.trust.judgment import Judged
-from testnuc.trust.label_scores import counts, fit_thresholds, jaccard, scores_of
 from testnuc.trust.learned import Learned
+from testnuc.trust.thresholds import counts, fit_thresholds, jaccard, scores_of
 from testnuc.voting import Labels, vote_multilabel
 
 CLASSES, DIM = 6, 16
