@@ -237,7 +237,7 @@ def _lesson(
         raise InvalidInputError("only the .json files of reviews and of the page can be joined")
     elif Path(files[0]).suffix.lower() == ".db":
         return partial(_from_store, store=files[0], former=former)
-    elif (file := files[0]) == given.source and not at_random:
+    elif Path(file := files[0]) == Path(given.source) and not at_random:
         # what a person edited in it
         table = read_table(file, given.text_column)
         rows = read_results(table.rows, file, table.text_column)

@@ -120,6 +120,8 @@ class RunNote:
             if store.folder.name not in {PROJECT.name, _folder_of(output).name}:
                 name = f"{store.folder.name}/{name}"
         marks = "".join(map("".join, map(_mark, rows)))
+        # too large a note is not read
+        marks = marks if len(marks) < _LARGEST // 2 else ""
         note = cls(name, text_column, _digest(output), _noted(options), marks)
         content = orjson.dumps(asdict(note), default=str)
         with suppress(OSError, InvalidInputError):

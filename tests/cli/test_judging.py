@@ -768,7 +768,7 @@ def test_labels_that_are_edited_in_the_results_are_named_and_can_be_taken(ticket
     assert code == 0, err
     assert "note: 3 labels in out.csv were edited and are not used, as " in err
     assert "testnuc learn out.csv out.csv -o better.csv" in err
-    code, out, err = run_here("learn", "out.csv", "out.csv", "-o", "better.csv")
+    code, out, err = run_here("learn", "out.csv", "./out.csv", "-o", "better.csv")
     assert code == 0, err
     assert "3 of 241 texts are judged: 3 by a person" in out
     # they were chosen, and prove nothing

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from testnuc.cli.memory import AnswerStore, _name_of
+from testnuc.cli.memory import AnswerStore, RunNote, _name_of
 from testnuc.cli.options import client_options
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.cli.in_process import command_line, run_here
@@ -180,6 +180,16 @@ def test_a_copy_of_results_under_another_name_is_known():
     code, _, err = run_here("review", "final.csv", "-n", "5", "--no-open", key=None)
     assert code == 0, err
     judge("final.csv")
+
+
+def test_a_note_of_many_rows_still_has_the_options(monkeypatch):
+    """It is not read if it is too large, and then the store of a run was not found."""
+    monkeypatch.setattr("testnuc.cli.memory._LARGEST", 3_000)
+    with LoopbackLLM(confident) as llm:
+        assert classify(llm, texts("a.txt", 0, 300))[0] == 0
+    note = RunNote.of("out.csv")
+    assert (note.rows, note.options["labels"]) == ("", list(LABELS))
+    assert note.edited(iter(())) == []
 
 
 def test_a_note_names_no_store_elsewhere():

@@ -49,6 +49,7 @@ async def contents(store):
         records = [record async for part in dump(store) for record in part]
         kept = dict(await store.learned())
     plain = [data if data[:1] == b"{" else zlib.decompress(data) for data in kept.values()]
+    assert "vector" not in {record["kind"] for record in records}, "all vectors are of texts"
     return json.dumps(records).encode() + b"".join(plain), plain
 
 
@@ -74,6 +75,24 @@ async def test_nothing_of_a_text_is_left(durable):  # noqa: F811
     assert hash_text(GONE).hex().encode() not in after
     (week,) = [AuditWeek.of(data) for data in plain if is_audit(data)]
     assert ({one.text for one in week.sample}, week.texts) == ({*TEXTS[:2]}, 4)
+
+
+async def test_a_sample_of_the_traffic_that_loses_a_text_does_not_grow_again(tmp_path):
+    async with client(Says(said), store=tmp_path / "labels.db", policy="majority", k=3) as nuc:
+        sample = TrafficSample(nuc, 5)
+
+        async def kept(texts):
+            for text in texts:
+                sample.note(result(text))
+            await sample.flush()
+            return {one.text for one in sample.latest.sample}
+
+        first = await kept(TEXTS[:40])
+        await nuc.remove([*first][:2], erase=True)
+        # others with a higher random number are forgotten, so the next texts are not sure to be in
+        assert len(await kept(TEXTS[40:])) == 3
+        await nuc.remove(TEXTS, erase=True)
+        assert len(await kept(TEXTS[:5])) + len(await kept(TEXTS[5:9])) == 1
 
 
 async def test_no_byte_of_it_is_left_in_the_files_while_others_use_them(tmp_path, monkeypatch):

@@ -104,9 +104,10 @@ class SqliteStore(SqlStore):
             now = sql.state(c, embedder)
             if now is None:
                 return []
+            # without those that are erased
             rows = c.execute(
                 "SELECT hash, vector FROM vectors WHERE embedder = ? AND hash > ? "
-                "ORDER BY hash LIMIT ?",
+                "AND vector <> zeroblob(length(vector)) ORDER BY hash LIMIT ?",
                 (now.embedder, after, count),
             ).fetchall()
             vectors = sql.to_vectors([blob for _, blob in rows], now.dim)
