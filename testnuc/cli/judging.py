@@ -78,6 +78,9 @@ def review(given: SimpleNamespace) -> None:
     if given.judges is not None:
         _share_out(drawn.split(given.judges), output, run)
         return
+    if Path(output).exists():
+        # another terminal has written it meanwhile
+        output = _new_review(given.output)
     drawn.save(output)
     to_stderr(f"{len(drawn):,} of {drawn.texts:,} texts to judge, written to {output}")
     _judge(drawn, output, results, given, drawn=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from testnuc.cli import judging
 from testnuc.cli.options_of_run import command
 from testnuc.cli.reading import read_table
 from testnuc.testing import HashEmbedder, LoopbackLLM
@@ -384,6 +385,26 @@ def test_a_review_has_a_page(tickets, monkeypatch):
         assert [item["answer"] for item in told["review"]["items"]] == [
             true_label(item["text"]) for item in told["review"]["items"]
         ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("named", [False, True])
+def test_a_review_that_another_terminal_drew_meanwhile_is_kept(named, tickets, monkeypatch):
+    monkeypatch.chdir(tickets.parent)
+    with LoopbackLLM(wrong_at_random) as llm:
+        code, _, err = run_here("classify", "tickets.csv", *options(llm), "-o", "out.csv")
+        assert code == 0, err
+    run_to_end = judging.run_to_end
+
+    def slow(work):
+        Path("review.json").write_text("of the other terminal")
+        return run_to_end(work)
+
+    monkeypatch.setattr(judging, "run_to_end", slow)
+    code, _, err = run_here("review", "out.csv", "-n", "9", *["-o", "review.json"] * named)
+    assert Path("review.json").read_text() == "of the other terminal"
+    assert (code, "review.json exists; continue it" in err) == ((2, True) if named else (0, False))
+    assert named or len(Review.load("review-2.json")) == 9
 
 
 def test_no_password_is_written_into_the_page():
