@@ -487,7 +487,7 @@ def test_marks_correct_but_prove_nothing(tickets, form):
         (["review", "tickets.csv", "-o", "review.csv"], ".json"),
         (["distill", "labeled.csv", "-o", "tickets.csv"], "name a .head file"),
         (["learn", "tickets.csv", "no.json", "--labels", "a,b"], "no file no.json"),
-        (["learn", "tickets.csv", "tickets.csv", "--labels", "a,b"], "right_label"),
+        (["learn", "tickets.csv", "tickets.csv", "--labels", "a,b"], "nuc_label"),
         (["classify", "tickets.csv", "--labels", "a,b", "--escalate", "10%"], "--referee MODEL"),
         (
             ["classify", "tickets.csv", "--labels", "a,b", "--referee", "x", "--escalate", "200%"],
