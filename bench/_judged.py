@@ -10,9 +10,15 @@ import numpy as np
 
 from testnuc.trust.argmax import Argmax
 from testnuc.trust.calibration import fit_trust
-from testnuc.trust.candidates import candidates_of, choose, chosen_parts, default_model, differing
+from testnuc.trust.candidates import (
+    candidates_of,
+    choose,
+    chosen_parts,
+    default_model,
+    differing,
+    dissent_of,
+)
 from testnuc.trust.certificates import Strata, edges, error_of, strata_of
-from testnuc.trust.dissent import dissent_of
 from testnuc.trust.evidence import Draws
 from testnuc.trust.model import HeadModel, one_hot
 from testnuc.trust.review import Drawn, draw

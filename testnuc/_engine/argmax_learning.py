@@ -14,13 +14,14 @@ from testnuc.trust.argmax import Argmax, right_by_level
 from testnuc.trust.calibration import fit_trust
 from testnuc.trust.candidates import (
     SKIPPED,
+    Dissent,
     candidates_of,
     choose,
     chosen_parts,
     default_model,
     differing,
+    dissent_of,
 )
-from testnuc.trust.dissent import Dissent, dissent_of
 from testnuc.trust.judgment import Judgment
 from testnuc.trust.learned import Learned, fallen, of_judged
 from testnuc.trust.model import NEIGHBORS, HeadModel, most_texts

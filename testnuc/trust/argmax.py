@@ -51,7 +51,7 @@ class Argmax(Brief):
     #: Counts of texts on which a referee contradicted the LLM: another candidate agreed with the
     #: referee; none did.
     dissent: tuple[int, int] = (0, 0)
-    #: Whether it is shown to be better, see `testnuc.trust.dissent`: else its answers are not used.
+    #: Whether it is shown to be better, see `Dissent`: else its answers are not used.
     referee_better: bool = False
     #: Of labels in a tree: whether each level above the label was right for the judged ones,
     #: bool[depth - 1, m]; None: they are not.

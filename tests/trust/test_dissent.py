@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from testnuc.trust.dissent import dissent_of
+from testnuc.trust.candidates import dissent_of
 
 
 def trusted(classes, referee, llm, seeds=20, judged=100):
