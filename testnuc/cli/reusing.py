@@ -14,7 +14,7 @@ import numpy as np
 from testnuc._base.checks import hash_text
 from testnuc._engine.carried import BEFORE, added_labels, carried_over
 from testnuc._engine.shortlist import Shortlist
-from testnuc.cli.memory import AnswerStore
+from testnuc.cli.memory import PROJECT, AnswerStore
 from testnuc.cli.options import Options
 from testnuc.cli.options_of_run import client_of, opened_store, stored_runs
 from testnuc.cli.reading import to_stderr
@@ -117,8 +117,10 @@ async def _before(
 ) -> _Answered:
     """Return what the run with other labels answered that answered most; then that most alike."""
     found: list[_Answered] = [(0, (), ())]
-    beside = [] if store.folder is None else sorted(store.folder.glob("answers*.db"))
-    for place in dict.fromkeys([str(store.where), *map(str, beside)]):
+    # without an output there is no store yet
+    folder = PROJECT if store.where is None else store.folder
+    beside = [] if folder is None else sorted(folder.glob("answers*.db"))
+    for place in filter(None, dict.fromkeys([store.where, *map(str, beside)])):
         for run in await stored_runs(place):
             labels, none = run.facts["labels"], run.facts.get("none_label")
             if {*labels} != {*nuc.labels.names}:
