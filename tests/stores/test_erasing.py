@@ -92,7 +92,9 @@ async def test_a_sample_of_the_traffic_that_loses_a_text_does_not_grow_again(tmp
         # others with a higher random number are forgotten, so the next texts are not sure to be in
         assert len(await kept(TEXTS[40:])) == 3
         await nuc.remove(TEXTS, erase=True)
-        assert len(await kept(TEXTS[:5])) + len(await kept(TEXTS[5:9])) == 1
+        await kept(TEXTS[:5])
+        # what is in the store is known by now
+        assert len(await kept(TEXTS[5:9])) == 1
 
 
 async def test_no_byte_of_it_is_left_in_the_files_while_others_use_them(tmp_path, monkeypatch):
