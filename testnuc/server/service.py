@@ -204,13 +204,17 @@ class Service:
         return self.sets[name]
 
     async def _erase(self, request: web.Request) -> web.Response:
+        self._refuse_if_closing()
         served = self._set_of(request)
         async with self.bodies.read(request) as body:
             asked = read(body, self.settings)
         if served.audit is not None:
             await served.audit.flush()
-        served.recent.clear()
-        return _json({"erased": await served.nuc.remove(asked.texts, erase=True)})
+        try:
+            return _json({"erased": await served.nuc.remove(asked.texts, erase=True)})
+        finally:
+            # last: until then they are neighbors of other texts
+            served.recent.clear()
 
     async def _classify(self, request: web.Request) -> web.StreamResponse:
         self._refuse_if_closing()

@@ -66,3 +66,23 @@ async def test_each_set_erases_its_own(tmp_path):
         assert await post(session, "/v1/moods/erase", {"text": GONE}) == (200, {"erased": 1})
         assert await post(session, "/v1/moods/erase", {"text": GONE}) == (200, {"erased": 0})
         assert await post(session, "/v1/tickets/erase", {"text": GONE}) == (200, {"erased": 1})
+
+
+async def test_what_is_shown_meanwhile_is_not_on_the_page_after_it(tmp_path):
+    """Until a text is gone, it is a neighbor of others."""
+    nuc = opened(store=tmp_path / "labels.db")
+    remove = nuc.remove
+
+    async def slow(texts, **more):
+        await post(session, "/v1/classify", {"text": f"{GONE}!"})
+        return await remove(texts, **more)
+
+    nuc.remove = slow
+    async with served(nuc, page=page_of) as (service, session):
+        await post(session, "/v1/classify", {"texts": [*messages(8), GONE]})
+        assert await post(session, "/v1/erase", {"text": GONE}) == (200, {"erased": 1})
+        assert "Ada" not in (await get(session, "/results"))[1]
+        service.closing = True
+        status, answer = await post(session, "/v1/erase", {"text": GONE})
+        assert (status, answer["error"]["type"]) == (503, "closing")
+        service.closing = False
