@@ -13,7 +13,7 @@ from testnuc.labels import LabelSet
 from testnuc.prompts.reading import label_spans, parse_reply
 from testnuc.protocols import Request, Task
 from testnuc.providers.openai import OpenAI
-from testnuc.transport.redaction import redacted
+from testnuc.transport.api_errors import redacted
 from tests.providers.chat_bodies import KEY, LOCAL, completion
 
 PROVIDER = OpenAI("m", base_url=LOCAL, api_key=KEY)

@@ -23,7 +23,7 @@ from testnuc.cli.files import require_kind, require_new, require_store
 from testnuc.cli.options_of_run import command, next_command, opened_store
 from testnuc.cli.reading import Table, require_column, to_stderr
 from testnuc.errors import InvalidInputError
-from testnuc.server.auditing import changed, set_summary, summary_of
+from testnuc.server.served import changed, set_summary, summary_of
 from testnuc.trust.audit import Audit, AuditWeek, audited, is_audit, review_of, week_of
 from testnuc.trust.counts import Counts, counted
 from testnuc.trust.review import Review

@@ -24,10 +24,9 @@ from testnuc.errors import (
 from testnuc.limits.policies import RateLimit, RetryPolicy
 from testnuc.protocols import Reply, Request, Task, TokenUsage
 from testnuc.transport import Transport
-from testnuc.transport.api_errors import as_error
+from testnuc.transport.api_errors import as_error, without_key
 from testnuc.transport.connections import MOST_BYTES
 from testnuc.transport.endpoint import Endpoint, checked_key
-from testnuc.transport.redaction import without_key
 from testnuc.types import Usage
 
 _DEFAULT = "https://api.openai.com/v1"

@@ -44,10 +44,9 @@ from testnuc.providers._dialect import (
 )
 from testnuc.providers._reasoning import LEAST
 from testnuc.providers._streams import joined
-from testnuc.transport.api_errors import as_error
+from testnuc.transport.api_errors import as_error, without_key
 from testnuc.transport.endpoint import Endpoint, checked_headers, secrets_in, secrets_of_proxies
 from testnuc.transport.keys import KeySource
-from testnuc.transport.redaction import without_key
 
 _log = logging.getLogger("testnuc.providers")
 

@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from urllib.request import getproxies
 
 from testnuc.errors import ConfigurationError, InvalidInputError
-from testnuc.transport.redaction import redacted
+from testnuc.transport.api_errors import redacted
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 

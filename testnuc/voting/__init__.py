@@ -28,12 +28,12 @@ confidences are float32, and thresholds are compared as float32.
 from testnuc.voting.labels import Labels as Labels
 from testnuc.voting.labels import places_of as places_of
 from testnuc.voting.labels import starts_of as starts_of
-from testnuc.voting.multilabel import THRESHOLD as THRESHOLD
-from testnuc.voting.multilabel import keep_own as keep_own
-from testnuc.voting.multilabel import vote_multilabel as vote_multilabel
 from testnuc.voting.policy import VotePolicy as VotePolicy
+from testnuc.voting.votes import THRESHOLD as THRESHOLD
 from testnuc.voting.votes import VoteResult as VoteResult
 from testnuc.voting.votes import decided as decided
+from testnuc.voting.votes import keep_own as keep_own
 from testnuc.voting.votes import vote as vote
 from testnuc.voting.votes import vote_curve as vote_curve
+from testnuc.voting.votes import vote_multilabel as vote_multilabel
 from testnuc.voting.votes import vote_pool as vote_pool

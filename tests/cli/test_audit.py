@@ -12,7 +12,7 @@ import pytest
 from testnuc import Review
 from testnuc.cli.serve import _per_week
 from testnuc.errors import InvalidInputError
-from testnuc.server.auditing import TrafficSample
+from testnuc.server.served import TrafficSample
 from testnuc.trust.audit import week_of
 from testnuc.types import Classification, Prediction
 from tests.cli.in_process import run_here

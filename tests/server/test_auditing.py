@@ -8,7 +8,7 @@ import pytest
 
 from testnuc.errors import ConfigurationError, InvalidInputError, StoreError
 from testnuc.server import ServerSettings, Service
-from testnuc.server.auditing import TrafficSample, set_summary
+from testnuc.server.served import TrafficSample, set_summary
 from testnuc.stores.sqlite import SqliteStore
 from testnuc.trust.audit import AuditWeek, is_audit
 from testnuc.types import Classification, Prediction

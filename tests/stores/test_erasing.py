@@ -10,7 +10,7 @@ import pytest
 from testnuc._base.checks import hash_text
 from testnuc._engine.learning import erase_texts
 from testnuc.errors import InvalidInputError, StoreError
-from testnuc.server.auditing import TrafficSample, set_summary
+from testnuc.server.served import TrafficSample, set_summary
 from testnuc.stores.export import dump
 from testnuc.stores.sqlite import SqliteStore
 from testnuc.stores.sqlite.database import SqliteDatabase

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from testnuc.errors import EmptyReplyError, ProviderError, printable
 from testnuc.providers.anthropic import Anthropic
 from testnuc.providers.openai import OpenAI
-from testnuc.transport.api_errors import as_error
-from testnuc.transport.redaction import redacted, without_key
+from testnuc.transport.api_errors import as_error, redacted, without_key
 from tests.providers.chat_bodies import request
 
 #: A key without a known prefix, with characters that are escaped.
