@@ -78,7 +78,6 @@ class Counts(Brief, Sequence[LabelCount]):
 
     def records(self) -> list[dict[str, Any]]:
         """Return plain values, a record for each group and label: for JSON, CSV and data frames."""
-        differences = ("difference", "difference_low", "difference_high")
         return [
             {
                 "group": item.group,
@@ -89,7 +88,7 @@ class Counts(Brief, Sequence[LabelCount]):
                 "llm_share": item.llm,
                 "judged": item.judged,
                 "judgments_needed": item.judgments_needed,
-                **_bounds(item.difference, *differences),
+                **_bounds(item.difference, "difference", "difference_low", "difference_high"),
             }
             for item in self.items
         ]
@@ -452,9 +451,8 @@ class _Counting:
         copies = np.bincount(self.place[rows], minlength=len(self.own)).astype(np.float64)
         inside = np.flatnonzero(copies)
         here = np.isin(self.rows, inside)
-        sample = JudgedSample(
-            np.searchsorted(inside, self.rows[here]), self.drawn[here], self.missing[here]
-        )
+        places = np.searchsorted(inside, self.rows[here])
+        sample = JudgedSample(places, self.drawn[here], self.missing[here])
         judged, own = int(sample.drawn.sum()), self.own[inside]
         llm = (copies[inside] @ own) / max(len(rows), 1)
         shares: list[Share | None] = [None] * len(self.labels)
