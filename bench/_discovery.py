@@ -46,8 +46,9 @@ class _Scripted:
 
     def _said(self, text: str, labels: Sequence[str]) -> str:
         if not labels and text.startswith("Label "):
-            # a label of the list stays
-            return text.partition("\n")[0].removeprefix("Label ")
+            # a label of the list stays, but for errors
+            name = text.partition("\n")[0].removeprefix("Label ")
+            return f"made up {self.calls}" if self._random.random() < self._errors else name
         if not labels:
             return self._named(text)
         if labels == ("same", "different"):

@@ -142,9 +142,9 @@ async def discover(
     """Find labels for texts that have none.
 
     Texts are embedded and clustered more finely than needed. The LLM names each cluster by its
-    central texts and those at its border, says which similar labels are the same, and labels some
-    texts: labels that none of these has are dropped. Answers are stored, so that an interrupted run
-    resumes.
+    central texts and those at its border, says which similar labels are the same, refines the whole
+    list once, and labels some texts: labels that none of these has are dropped. Answers are stored,
+    so that an interrupted run resumes.
 
     Parameters
     ----------
