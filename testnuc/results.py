@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict
-from importlib import import_module
 from itertools import chain
 from typing import TYPE_CHECKING, Any, overload
 
 from testnuc._base.checks import checked_whole
+from testnuc._base.display import data_frames
 from testnuc._base.html import facts, grid
 from testnuc._base.jsonl import table, write_whole
-from testnuc.errors import InvalidInputError, MissingDependencyError, TestNUCError
+from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.records import file_row, line_of, result_of, rounded, text_of, usage_of
 from testnuc.trust.counts import counted
 from testnuc.trust.counts import debiased as pseudo_outcomes
@@ -191,15 +191,6 @@ def _columns(results: Results) -> dict[str, list[Any]]:
     more = ("labels",) if results.multilabel else ("path", "path_trusts") if tree else ()
     names = ("text", *more, *CELLS)
     return {name: [fields.get(name) for fields in rows] for name in names}
-
-
-def _library(name: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError as exc:
-        raise MissingDependencyError(
-            f"this needs {name}: pip install 'testnuc[frames]', or pip install {name}"
-        ) from exc
 
 
 def _outcome(row: Classification) -> tuple[list[str] | None, Prediction | None, bool]:
@@ -429,7 +420,7 @@ class Results(Sequence[Classification]):
             for label in self.choices or sorted({label for one in chances for label in one}):
                 values = [one.get(label, 0.0) if one else math.nan for one in chances]
                 columns[f"probability_{label}"] = values
-        frame: pd.DataFrame = _library("pandas").DataFrame(columns)
+        frame: pd.DataFrame = data_frames("pandas").DataFrame(columns)
         return frame
 
     def to_review(self, n: int | None = None) -> pd.DataFrame:
@@ -458,7 +449,7 @@ class Results(Sequence[Classification]):
         MissingDependencyError
             polars is not installed.
         """
-        library = _library("polars")
+        library = data_frames("polars")
         # explicit types: a column may hold only None
         texts = ("label", "own_label", "own_said", "error", "reason", "source", "alternative")
         typed = {

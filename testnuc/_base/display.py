@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import MISSING, fields, is_dataclass
+from importlib import import_module
 from typing import Any
 
 from testnuc._base.checks import needing
@@ -44,6 +45,13 @@ def new_figure(width: float, height: float) -> Any:
     with needing("plots need matplotlib: pip install 'testnuc[plots]'"):
         from matplotlib.figure import Figure
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def data_frames(library: str) -> Any:
+    """Return the module of a library of data frames."""
+    hint = f"this needs {library}: pip install 'testnuc[frames]', or pip install {library}"
+    with needing(hint):
+        return import_module(library)
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:

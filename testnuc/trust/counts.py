@@ -1,23 +1,29 @@
 """How many texts have each label, corrected by judged texts, with intervals."""
 
+from __future__ import annotations
+
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, replace
 from itertools import islice, zip_longest
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from testnuc._base.arrays import Int64s
 from testnuc._base.checks import checked_number, hash_text
-from testnuc._base.display import Brief, columns, new_figure, theme
+from testnuc._base.display import Brief, columns, data_frames, new_figure, theme
 from testnuc.errors import InvalidInputError
 from testnuc.label_tree import path_of
 from testnuc.trust.judgment import Judgment
 from testnuc.trust.learned import Learned
 from testnuc.trust.shares import JudgedSample, Population, Share
 from testnuc.types import LEVELS, Classification, split_labels
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
 
 #: Judged texts, drawn at random, that a group needs for an interval.
 LEAST_JUDGED = 10
@@ -77,7 +83,7 @@ class Counts(Brief, Sequence[LabelCount]):
         return len(self.items)
 
     def records(self) -> list[dict[str, Any]]:
-        """Return plain values, a record for each group and label: for JSON, CSV and data frames."""
+        """Return plain values, a record for each group and label: for JSON and CSV."""
         return [
             {
                 "group": item.group,
@@ -92,6 +98,33 @@ class Counts(Brief, Sequence[LabelCount]):
             }
             for item in self.items
         ]
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a pandas data frame with a row for each group and label.
+
+        Raises
+        ------
+        MissingDependencyError
+            pandas is not installed (extra ``frames``).
+        """
+        frame: pd.DataFrame = data_frames("pandas").DataFrame(self.records())
+        return frame
+
+    def to_polars(self) -> pl.DataFrame:
+        """Return a polars data frame with a row for each group and label.
+
+        Raises
+        ------
+        MissingDependencyError
+            polars is not installed (extra ``frames``).
+        """
+        library = data_frames("polars")
+        # explicit types: a column may hold only None
+        typed = {"group": library.String, "number": library.Int64}
+        bounds = ("share", "low", "high", "difference", "difference_low", "difference_high")
+        typed |= dict.fromkeys(bounds, library.Float64)
+        frame: pl.DataFrame = library.DataFrame(self.records(), schema_overrides=typed)
+        return frame
 
     def __str__(self) -> str:
         grouped = any(item.group is not None for item in self.items)

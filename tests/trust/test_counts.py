@@ -286,6 +286,21 @@ def test_without_a_random_sample_it_is_an_error():
         count_labels(texts, said, chosen, LABELS)
 
 
+def test_data_frames_have_a_row_for_each_group_and_label():
+    texts, right, said = world()
+    groups = ["new" if at < 20 else "old" for at in range(300)]
+    judged = [one for one in judged_at_random(texts, right, 100) if int(one.text[5:]) >= 20]
+    counts = count_labels(texts, said, judged, LABELS, groups)
+    pandas, polars = counts.to_pandas(), counts.to_polars()
+    assert polars.rows(named=True) == counts.records()
+    assert [*pandas.columns] == polars.columns
+    assert pandas["rows"].tolist() == [count.rows for count in counts]
+    assert np.isnan(pandas[pandas["group"] == "new"]["share"]).all()
+    # of one group alone nothing is compared, and there may be no group
+    plain = count_labels(texts, said, judged_at_random(texts, right, 100), LABELS).to_polars()
+    assert plain.schema == polars.schema
+
+
 def test_a_plot_by_group():
     pytest.importorskip("matplotlib")
     texts, right, said = world()
