@@ -13,7 +13,7 @@ from bench._report import Report
 from bench.evaluation.recording import KnownVectors
 from testnuc import Sampling, TestNUC, UncertaintySampling, embedders
 from testnuc.embedders.sentence_transformers import WHEEL_MODEL
-from testnuc.limits.prices import PICO, Price
+from testnuc.limits.budget import PICO, Price
 from testnuc.protocols import TokenUsage
 from testnuc.testing import LoopbackLLM
 

@@ -24,7 +24,7 @@ from bench.evaluation.studies import (
     voted_runs,
 )
 from testnuc import TestNUC
-from testnuc.limits.prices import Price
+from testnuc.limits.budget import Price
 from testnuc.testing import LoopbackLLM
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ import numpy as np
 from bench._recorded import read_recorded
 from testnuc._engine.threshold_learning import learn_thresholds
 from testnuc.index.nearest import NearestVectors
-from testnuc.trust.evidence import Draws
+from testnuc.trust.evidence import Draws, Judged
 from testnuc.trust.head import FOLDS, LinearHead, fit_folds
-from testnuc.trust.judgment import Judged
 from testnuc.trust.thresholds import LabelScores, scores_of
 from testnuc.voting import Labels, keep_own, vote_multilabel
 

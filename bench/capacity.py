@@ -20,8 +20,8 @@ from bench._clusters import parts
 from bench._report import Report
 from testnuc._base.checks import hash_text
 from testnuc.limits.admission import Admission
+from testnuc.limits.budget import PICO, Price
 from testnuc.limits.policies import RateLimit
-from testnuc.limits.prices import PICO, Price
 from testnuc.protocols import PoolText, StoredPrediction, TokenUsage
 from testnuc.stores.postgres import PostgresStore
 from testnuc.types import Prediction

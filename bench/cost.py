@@ -20,7 +20,7 @@ from bench._million import report_of
 from bench._report import Report
 from bench.evaluation.recording import KnownVectors
 from testnuc import Sampling, SmallPoolWarning, TestNUC
-from testnuc.limits.prices import PICO, Price
+from testnuc.limits.budget import PICO, Price
 from testnuc.protocols import TokenUsage
 from testnuc.testing import HashEmbedder, LoopbackLLM
 

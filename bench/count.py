@@ -19,7 +19,7 @@ from bench._report import Report
 from testnuc._base.checks import hash_text
 from testnuc.scoring import wilson
 from testnuc.trust.counts import debiased
-from testnuc.trust.judgment import Judgment
+from testnuc.trust.evidence import Judgment
 from testnuc.trust.shares import JudgedSample, Population, Share
 from testnuc.types import Classification, Prediction
 

@@ -16,8 +16,7 @@ import orjson
 from bench._report import Report
 from testnuc.index.nearest import NearestVectors
 from testnuc.metrics import calibration_error
-from testnuc.trust.auto_policy import MAX_NEIGHBORS, diagnose
-from testnuc.trust.vote_settings import correct, factors
+from testnuc.trust.auto_policy import MAX_NEIGHBORS, correct, diagnose, factors
 from testnuc.voting import VotePolicy, VoteResult, vote_pool
 
 if TYPE_CHECKING:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from testnuc.results import Results as Results
     from testnuc.sync import SyncTestNUC as SyncTestNUC
     from testnuc.trust.certificates import Certificate as Certificate
-    from testnuc.trust.judgment import Referee as Referee
+    from testnuc.trust.evidence import Referee as Referee
     from testnuc.trust.learned import Learned as Learned
     from testnuc.trust.review import Review as Review
     from testnuc.trust.uncertainty import UncertaintySampling as UncertaintySampling
@@ -81,7 +81,7 @@ _HOMES = {
     "results": "Results",
     "sync": "SyncTestNUC",
     "trust.certificates": "Certificate",
-    "trust.judgment": "Referee",
+    "trust.evidence": "Referee",
     "trust.learned": "Learned",
     "trust.review": "Review",
     "trust.uncertainty": "UncertaintySampling",

@@ -30,7 +30,7 @@ from testnuc.errors import (
 from testnuc.label_matching import fold_case, fold_punctuation
 from testnuc.label_tree import path_of
 from testnuc.labels import LabelSet
-from testnuc.limits.prices import PICO
+from testnuc.limits.budget import PICO
 from testnuc.prompts import writing
 from testnuc.protocols import (
     Answer,

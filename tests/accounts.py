@@ -1,6 +1,6 @@
 """What the account of a budget has spent and reserved: US dollars, tokens, calls."""
 
-from testnuc.limits.prices import PICO
+from testnuc.limits.budget import PICO
 
 
 def spent(account):

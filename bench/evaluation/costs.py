@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from bench.evaluation.plots import frame
 from testnuc.errors import InvalidInputError
-from testnuc.limits.prices import PICO
+from testnuc.limits.budget import PICO
 from testnuc.methods import (
     BestOfN,
     SelfConsistency,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from testnuc.client import TestNUC
-    from testnuc.limits.prices import Price
+    from testnuc.limits.budget import Price
     from testnuc.protocols import Method
     from testnuc.types import Usage
 

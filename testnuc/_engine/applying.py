@@ -12,8 +12,8 @@ from testnuc._engine.run import Layer, Run, Said
 from testnuc.embedders.cache import EmbeddingCache
 from testnuc.labels import LabelSet
 from testnuc.trust.argmax import Argmax
+from testnuc.trust.evidence import Judged, Judgment, draws_of
 from testnuc.trust.head import folds_of
-from testnuc.trust.judgment import Judged, Judgment, draws_of
 from testnuc.trust.learned import Learned
 from testnuc.trust.model import NEIGHBORS, Texts
 from testnuc.trust.thresholds import Thresholds, scores_of

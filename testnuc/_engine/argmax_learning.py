@@ -22,7 +22,7 @@ from testnuc.trust.candidates import (
     differing,
     dissent_of,
 )
-from testnuc.trust.judgment import Judgment
+from testnuc.trust.evidence import Judgment
 from testnuc.trust.learned import Learned, fallen, of_judged
 from testnuc.trust.model import NEIGHBORS, HeadModel, most_texts
 from testnuc.trust.review import GOALS, EarlierJudgment, ReviewContext

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from testnuc.errors import InvalidInputError
 from testnuc.labels import LabelSet
-from testnuc.trust.judgment import Judgment
+from testnuc.trust.evidence import Judgment
 from testnuc.trust.learned import Learned
 from testnuc.trust.review import Review
 from testnuc.trust.thresholds import Thresholds

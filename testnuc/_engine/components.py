@@ -25,9 +25,8 @@ from testnuc.errors import InvalidInputError, StoreError, TestNUCError
 from testnuc.head import Head
 from testnuc.index.memory_pool import Pool
 from testnuc.labels import LabelSet
-from testnuc.limits.budget import Meter
+from testnuc.limits.budget import Meter, Price, require_price
 from testnuc.limits.policies import Limits
-from testnuc.limits.prices import Price, require_price
 from testnuc.methods import Sampling
 from testnuc.protocols import (
     APIKey,
@@ -41,9 +40,9 @@ from testnuc.protocols import (
 )
 from testnuc.transport import Transport
 from testnuc.transport.telemetry import Telemetry
-from testnuc.trust.judgment import Referee
+from testnuc.trust.auto_policy import VoteSettings, given_policy
+from testnuc.trust.evidence import Referee
 from testnuc.trust.uncertainty import UncertaintySampling
-from testnuc.trust.vote_settings import VoteSettings, given_policy
 from testnuc.voting import VotePolicy
 
 T = TypeVar("T")

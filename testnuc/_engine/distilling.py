@@ -13,8 +13,8 @@ from testnuc.errors import InvalidInputError
 from testnuc.head import Head, TrainedOn
 from testnuc.trust.calibration import SetRule, chance_of, fit_line, fit_set_rule, log_odds
 from testnuc.trust.certificates import Strata, certify
+from testnuc.trust.evidence import Judged
 from testnuc.trust.head import fit_folds, fit_head, folds_of, predict_folds
-from testnuc.trust.judgment import Judged
 from testnuc.trust.model import NEIGHBORS, most_texts, one_hot
 from testnuc.voting import Labels
 

@@ -22,8 +22,7 @@ from testnuc._engine.learning import Learning
 from testnuc._engine.run import Run
 from testnuc.errors import InvalidInputError
 from testnuc.labels import LabelSet
-from testnuc.limits.budget import Meter
-from testnuc.limits.prices import Price, require_price
+from testnuc.limits.budget import Meter, Price, require_price
 from testnuc.methods import Sampling
 from testnuc.protocols import PoolText, Provider, WireProvider
 from testnuc.trust.argmax import Argmax

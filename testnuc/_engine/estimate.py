@@ -14,12 +14,12 @@ from testnuc._engine.shortlist import compared_part
 from testnuc._engine.uncertain import asked_first
 from testnuc.batch import has_batches
 from testnuc.index.matching import scanned
+from testnuc.limits.budget import PICO, Price
 from testnuc.limits.policies import RateLimit
-from testnuc.limits.prices import PICO, Price
 from testnuc.prompts import writing
 from testnuc.prompts.writing import Demonstration
 from testnuc.protocols import PoolText, Request, Task, TokenUsage
-from testnuc.trust.vote_settings import VoteSettings
+from testnuc.trust.auto_policy import VoteSettings
 from testnuc.types import Estimate, LaneEstimate
 
 _Prompt: TypeAlias = tuple[str, tuple[Demonstration, ...]]

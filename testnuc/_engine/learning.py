@@ -25,7 +25,7 @@ from testnuc._engine.threshold_learning import ThresholdFit
 from testnuc.embedders.cache import embedder_name
 from testnuc.errors import InvalidInputError, StoreError, TestNUCError
 from testnuc.trust.audit import AuditWeek, is_audit
-from testnuc.trust.judgment import Judgment
+from testnuc.trust.evidence import Judgment
 from testnuc.trust.learned import Learned
 from testnuc.trust.review import Drawn, Review, ReviewItem, closest_label, draw
 from testnuc.types import LEVELS

@@ -18,7 +18,7 @@ from testnuc.labels import LabelSet
 from testnuc.limits.policies import Budget, Limits
 from testnuc.methods import Sampling, StandardPrompting
 from testnuc.protocols import Method
-from testnuc.trust.judgment import Referee
+from testnuc.trust.evidence import Referee
 from testnuc.trust.uncertainty import UncertaintySampling
 from testnuc.voting import VotePolicy
 

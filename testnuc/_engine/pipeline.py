@@ -31,10 +31,9 @@ from testnuc.errors import EmbeddingError, ProviderError, with_count
 from testnuc.index.matching import empty_matches
 from testnuc.labels import LabelSet
 from testnuc.protocols import Index, Method, PoolText, Store
-from testnuc.trust.auto_policy import MIN_PREDICTIONS
+from testnuc.trust.auto_policy import MIN_PREDICTIONS, VoteSettings
 from testnuc.trust.diagnosis import Decision
 from testnuc.trust.uncertainty import UncertaintySampling
-from testnuc.trust.vote_settings import VoteSettings
 from testnuc.types import Prediction
 
 #: From this many predictions on, the auto policy diagnoses the batch; below, the pool.

@@ -28,8 +28,8 @@ from testnuc.progress import Observer, start_progress
 from testnuc.prompts.writing import user_prompt
 from testnuc.results import Results
 from testnuc.trust.auto_policy import MIN_PREDICTIONS
+from testnuc.trust.evidence import Judgment
 from testnuc.trust.joining import JoinedReview
-from testnuc.trust.judgment import Judgment
 from testnuc.trust.learned import Learned
 from testnuc.types import error_text
 

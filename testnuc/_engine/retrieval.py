@@ -26,9 +26,8 @@ from testnuc.errors import ProviderError
 from testnuc.index.matching import FilteredIndex, empty_matches, scanned
 from testnuc.labels import LabelSet
 from testnuc.protocols import Index, Matches, Method, PoolText, Store, implements
-from testnuc.trust.auto_policy import MIN_PREDICTIONS
+from testnuc.trust.auto_policy import MIN_PREDICTIONS, VoteSettings
 from testnuc.trust.diagnosis import Diagnosis
-from testnuc.trust.vote_settings import VoteSettings
 from testnuc.types import Prediction
 
 #: Queries searched at a time, so that other searches wait milliseconds.

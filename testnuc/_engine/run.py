@@ -15,9 +15,8 @@ from testnuc._base.arrays import Bools, Float64s, Int64s
 from testnuc._engine.batch import Answers, TextBatch
 from testnuc._engine.votes import LEAST_VOTERS, Votes
 from testnuc.errors import EmbeddingError
-from testnuc.trust.auto_policy import MAX_NEIGHBORS
+from testnuc.trust.auto_policy import MAX_NEIGHBORS, VoteSettings
 from testnuc.trust.model import HeadModel
-from testnuc.trust.vote_settings import VoteSettings
 from testnuc.types import Reason, error_text
 from testnuc.voting import Labels, VoteResult
 

@@ -15,9 +15,8 @@ from testnuc._engine.applying import judged_of
 from testnuc._engine.argmax_learning import MOST_TEXTS, Offer
 from testnuc._engine.components import Components
 from testnuc._engine.run import Run
-from testnuc.trust.evidence import gain_of
+from testnuc.trust.evidence import Judged, Judgment, gain_of
 from testnuc.trust.head import FOLDS, LinearHead, fit_folds, folds_of
-from testnuc.trust.judgment import Judged, Judgment
 from testnuc.trust.learned import Learned, fallen, of_judged
 from testnuc.trust.review import ReviewContext
 from testnuc.trust.shares import Share

@@ -12,10 +12,10 @@ from testnuc._engine.run import Layer, Run
 from testnuc.errors import NotAnsweredError
 from testnuc.head import Head
 from testnuc.protocols import PoolText
+from testnuc.trust.auto_policy import VoteSettings
 from testnuc.trust.head import LinearHead
 from testnuc.trust.model import SKIPPED_ROUNDS, HeadModel, Texts, fit_model, fits, teach
 from testnuc.trust.uncertainty import UncertaintySampler, UncertaintySampling, random_part
-from testnuc.trust.vote_settings import VoteSettings
 from testnuc.voting import Labels
 
 #: Judged texts of a run from which a model is taught again.

@@ -9,9 +9,8 @@ from testnuc._base.arrays import Bools, Float64s, Int64s
 from testnuc._engine.batch import Answers, TextBatch
 from testnuc.labels import LabelSet
 from testnuc.protocols import PoolText
-from testnuc.trust.auto_policy import diagnose
+from testnuc.trust.auto_policy import VoteSettings, correct, diagnose, factors
 from testnuc.trust.diagnosis import Decision, Diagnosis
-from testnuc.trust.vote_settings import VoteSettings, correct, factors
 from testnuc.types import Prediction
 from testnuc.voting import (
     Labels,

@@ -16,9 +16,8 @@ from testnuc.batch.lifecycle import BatchLifecycle, Outcomes, UnknownOutcomeErro
 from testnuc.batch.manifest import ResponseReader, custom_id, pack, require_batches, unpack
 from testnuc.batch.rounds import Pack, PendingBatch, RetryRounds, TokenQueue, packs
 from testnuc.errors import BudgetExceededError, InvalidInputError, ProviderError, StoreError
-from testnuc.limits.budget import Reservation
+from testnuc.limits.budget import Price, Reservation
 from testnuc.limits.policies import BatchPolicy
-from testnuc.limits.prices import Price
 from testnuc.protocols import Store, StoredBatch, TokenUsage, WireProvider, implements
 from testnuc.transport import AuxiliaryRequests, Transport
 

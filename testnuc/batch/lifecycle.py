@@ -25,10 +25,9 @@ from testnuc._dispatch.inflight import Outcome
 from testnuc.batch.base import BatchAPI, RemoteBatch
 from testnuc.batch.manifest import BatchOutcomes, BatchStore, ResponseReader, unpack
 from testnuc.errors import NotAnsweredError, ProviderError, RateLimitedError, StoreError
-from testnuc.limits.budget import Meter
+from testnuc.limits.budget import Meter, Price
 from testnuc.limits.concurrency import LONG
 from testnuc.limits.policies import LONGEST_WAIT, BatchPolicy
-from testnuc.limits.prices import Price
 from testnuc.protocols import StoredBatch, StoredPrediction, TokenUsage
 from testnuc.transport.accounting import is_possible
 from testnuc.types import Usage

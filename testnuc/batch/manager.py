@@ -16,8 +16,8 @@ from testnuc.batch.lifecycle import BatchLifecycle
 from testnuc.batch.manifest import ResponseReader, require_batches
 from testnuc.errors import ConfigurationError, InvalidInputError, StoreError, TestNUCError
 from testnuc.labels import LabelSet
+from testnuc.limits.budget import Price
 from testnuc.limits.policies import BatchPolicy
-from testnuc.limits.prices import Price
 from testnuc.protocols import Store, StoredBatch, Task, WireProvider
 from testnuc.transport import Transport
 from testnuc.transport.endpoint import Endpoint

@@ -20,8 +20,8 @@ from testnuc.cli.reusing import reuse_answers
 from testnuc.client import TestNUC, parts_of
 from testnuc.embedders.openai import OpenAIEmbedder
 from testnuc.errors import InvalidInputError, SmallPoolWarning, StoreError
+from testnuc.limits.budget import context_window
 from testnuc.limits.policies import BatchPolicy
-from testnuc.limits.prices import context_window
 from testnuc.progress import LineProgress, display_of
 from testnuc.results import Results, run_record
 from testnuc.trust.diagnosis import FIRST_REVIEW

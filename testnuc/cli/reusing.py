@@ -23,7 +23,7 @@ from testnuc.errors import InvalidInputError
 from testnuc.index.nearest import NearestVectors
 from testnuc.progress import Observer
 from testnuc.protocols import PoolText, StoredPrediction
-from testnuc.trust.judgment import Judgment
+from testnuc.trust.evidence import Judgment
 from testnuc.trust.shares import upper_bound
 from testnuc.types import Prediction
 

@@ -17,9 +17,8 @@ from testnuc.errors import (
     ReplyError,
 )
 from testnuc.limits.admission import Admission, Permit
-from testnuc.limits.budget import BudgetAccount, Meter
+from testnuc.limits.budget import BudgetAccount, Meter, Price
 from testnuc.limits.headers import retry_after
-from testnuc.limits.prices import Price
 from testnuc.protocols import Reply, TokenUsage
 from testnuc.transport.api_errors import request_id
 from testnuc.transport.calls import Call

@@ -26,9 +26,8 @@ from testnuc.errors import (
     ReplyError,
 )
 from testnuc.limits.admission import Admission, Permit
-from testnuc.limits.budget import BudgetAccount, Meter
+from testnuc.limits.budget import BudgetAccount, Meter, Price, require_price
 from testnuc.limits.policies import Budget, RateLimit, RetryPolicy
-from testnuc.limits.prices import Price, require_price
 from testnuc.protocols import Provider, Reply, Request, WireProvider
 from testnuc.transport.accounting import CallAccounting
 from testnuc.transport.auxiliary import AuxiliaryRequests

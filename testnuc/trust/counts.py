@@ -16,7 +16,7 @@ from testnuc._base.checks import checked_number, hash_text
 from testnuc._base.display import Brief, columns, data_frames, new_figure, theme
 from testnuc.errors import InvalidInputError
 from testnuc.label_tree import path_of
-from testnuc.trust.judgment import Judgment
+from testnuc.trust.evidence import Judgment
 from testnuc.trust.learned import Learned
 from testnuc.trust.shares import JudgedSample, Population, Share
 from testnuc.types import LEVELS, Classification, split_labels

@@ -33,9 +33,8 @@ from testnuc.trust.certificates import (
     key_of,
     wants_decisions,
 )
-from testnuc.trust.evidence import Draws
+from testnuc.trust.evidence import Draws, Judged, Judgment, pack, unpack
 from testnuc.trust.joining import judge_error
-from testnuc.trust.judgment import Judged, Judgment, pack, unpack
 from testnuc.trust.review import closest_label
 from testnuc.trust.shares import Accuracy, Share, accuracy_of
 from testnuc.trust.thresholds import Thresholds

@@ -16,7 +16,7 @@ from testnuc.methods import Sampling, StandardPrompting
 from testnuc.protocols import PoolText
 from testnuc.stores.memory import MemoryStore
 from testnuc.testing import HashEmbedder
-from testnuc.trust.vote_settings import VoteSettings
+from testnuc.trust.auto_policy import VoteSettings
 from testnuc.types import Prediction
 from testnuc.voting import VotePolicy
 from tests.conftest import LABELS, gold

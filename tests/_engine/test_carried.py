@@ -3,7 +3,7 @@
 from testnuc import LabelSet
 from testnuc._base.checks import hash_text
 from testnuc._engine.carried import carried_over
-from testnuc.trust.judgment import Judgment
+from testnuc.trust.evidence import Judgment
 
 OLD = ("card", "loan", "fee", "rate")
 

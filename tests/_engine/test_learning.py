@@ -13,8 +13,8 @@ import pytest
 from testnuc import InvalidInputError, Referee, Review, TestNUC
 from testnuc._base.checks import hash_text
 from testnuc.protocols import Answer, Reply
+from testnuc.trust.evidence import Judgment, draws_of
 from testnuc.trust.joining import join_reviews
-from testnuc.trust.judgment import Judgment, draws_of
 from testnuc.trust.learned import Learned
 
 CLASSES = 6

@@ -13,7 +13,7 @@ from testnuc._engine.run import Run
 from testnuc.labels import LabelSet
 from testnuc.protocols import PoolText
 from testnuc.results import Results
-from testnuc.trust.vote_settings import VoteSettings
+from testnuc.trust.auto_policy import VoteSettings
 from testnuc.types import Prediction, Usage
 from testnuc.voting import VotePolicy
 

@@ -23,8 +23,8 @@ from testnuc.errors import (
     UnknownModelError,
 )
 from testnuc.labels import LabelSet
+from testnuc.limits.budget import Price
 from testnuc.limits.policies import BatchPolicy
-from testnuc.limits.prices import Price
 from testnuc.protocols import StoredBatch, Task
 from testnuc.providers.anthropic import Anthropic
 from testnuc.providers.openai import OpenAI

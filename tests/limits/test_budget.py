@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testnuc.errors import BudgetExceededError
-from testnuc.limits.budget import BudgetAccount
+from testnuc.limits.budget import PICO, BudgetAccount
 from testnuc.limits.policies import Budget
-from testnuc.limits.prices import PICO
 from tests.accounts import reserved, spent
 from tests.virtual import run
 

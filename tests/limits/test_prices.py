@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from testnuc.errors import ConfigurationError
-from testnuc.limits.budget import Meter
+from testnuc.limits.budget import PICO, Meter, Price, require_price
 from testnuc.limits.policies import Budget
-from testnuc.limits.prices import PICO, Price, require_price
 from testnuc.protocols import TokenUsage
 
 
@@ -121,7 +120,7 @@ def test_the_batch_lane_costs_half():
 
 
 def test_a_model_without_a_batch_price_of_its_own_costs_half(monkeypatch):
-    monkeypatch.setattr("testnuc.limits.prices._BATCH", {"processing": "nowhere"})
+    monkeypatch.setattr("testnuc.limits.budget._BATCH", {"processing": "nowhere"})
     live, batch = Price.of("openai", "gpt-4o"), Price.of("openai", "gpt-4o", batch=True)
     assert batch == live.halved()
     assert Price.per_million(3, 7).halved() == Price.per_million(1.5, 3.5)

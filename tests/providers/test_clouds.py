@@ -5,7 +5,7 @@ import pytest
 import testnuc
 from testnuc.batch import has_batches
 from testnuc.errors import AuthenticationError, ConfigurationError, InvalidInputError
-from testnuc.limits.prices import Price
+from testnuc.limits.budget import Price
 from testnuc.providers.anthropic import Anthropic
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, confident, gold, messages

@@ -16,7 +16,7 @@ import pytest
 from testnuc import Head, Learned
 from testnuc.errors import StoreError
 from testnuc.stores.sqlite import SqliteStore
-from testnuc.trust.judgment import pack, unpack
+from testnuc.trust.evidence import pack, unpack
 from tests.data import write_stores_with_learned as written
 
 DATA = Path(__file__).parents[1] / "data"

@@ -21,8 +21,8 @@ from testnuc.errors import (
     RateLimitedError,
     ServerError,
 )
+from testnuc.limits.budget import Price
 from testnuc.limits.policies import Budget, RateLimit, RetryPolicy
-from testnuc.limits.prices import Price
 from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.transport import Transport
 from tests.accounts import reserved, spent

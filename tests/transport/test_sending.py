@@ -25,8 +25,8 @@ from testnuc.errors import (
     ServerError,
     UnreadableReplyError,
 )
+from testnuc.limits.budget import PICO, Price
 from testnuc.limits.policies import Budget, RetryPolicy
-from testnuc.limits.prices import PICO, Price
 from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.testing import LoopbackLLM
 from testnuc.transport import Transport

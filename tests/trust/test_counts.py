@@ -11,7 +11,7 @@ from testnuc._base.checks import hash_text
 from testnuc.errors import InvalidInputError
 from testnuc.trust import counts as counts_module
 from testnuc.trust.counts import count_labels, debiased
-from testnuc.trust.judgment import Judgment
+from testnuc.trust.evidence import Judgment
 from testnuc.types import Classification, Prediction
 
 LABELS = ("refund", "delivery", "login")

@@ -10,9 +10,8 @@ import pytest
 from testnuc import InvalidInputError, StoreError
 from testnuc._engine.threshold_learning import learn_thresholds
 from testnuc.metrics import score_multilabel
-from testnuc.trust.evidence import Draws
+from testnuc.trust.evidence import Draws, Judged
 from testnuc.trust.head import FOLDS, fit_folds, predict_folds
-from testnuc.trust.judgment import Judged
 from testnuc.trust.learned import Learned
 from testnuc.trust.thresholds import counts, fit_thresholds, jaccard, scores_of
 from testnuc.voting import Labels, vote_multilabel

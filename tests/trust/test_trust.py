@@ -13,9 +13,8 @@ from testnuc.index.nearest import NearestVectors
 from testnuc.labels import LabelSet
 from testnuc.protocols import PoolText
 from testnuc.results import Results
-from testnuc.trust.auto_policy import diagnose
+from testnuc.trust.auto_policy import VoteSettings, correct, diagnose, target_shares
 from testnuc.trust.review_queue import review_queue
-from testnuc.trust.vote_settings import VoteSettings, correct, target_shares
 from testnuc.types import Classification, Neighbor, Prediction, Usage
 from testnuc.voting import vote_pool
 from tests.trust.arrays import with_near_copies

@@ -15,7 +15,7 @@ from bench.evaluation.plots import plot
 from bench.evaluation.recording import embedded, record, record_runs
 from testnuc import Limits, SelfConsistency, StandardPrompting, TestNUC, TopKICL, TopKICLP
 from testnuc.errors import InvalidInputError
-from testnuc.limits.prices import Price
+from testnuc.limits.budget import Price
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, confident, gold, messages
 
