@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from testnuc._base.arrays import Bools, Float16s, Float64s, Int32s, Int64s
-from testnuc._engine.run import FATAL_ERRORS, Layer, Run, Said
+from testnuc._engine.batch import FATAL_ERRORS
+from testnuc._engine.run import Layer, Run, Said
 from testnuc.embedders.cache import EmbeddingCache
 from testnuc.labels import LabelSet
 from testnuc.trust.argmax import Argmax

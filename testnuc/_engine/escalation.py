@@ -15,10 +15,11 @@ from testnuc._base.checks import checked_choice
 from testnuc._dispatch.inflight import Ask
 from testnuc._dispatch.predictor import Predictor
 from testnuc._dispatch.scheduler import Scheduler
+from testnuc._engine.batch import FATAL_ERRORS
 from testnuc._engine.components import Components
 from testnuc._engine.estimate import costs_of
 from testnuc._engine.learning import Learning
-from testnuc._engine.run import FATAL_ERRORS, Run
+from testnuc._engine.run import Run
 from testnuc.errors import InvalidInputError
 from testnuc.labels import LabelSet
 from testnuc.limits.budget import Meter, Price, require_price

@@ -12,8 +12,9 @@ from testnuc._base.arrays import Float16s
 from testnuc._dispatch.inflight import Ask
 from testnuc._dispatch.predictor import Predictor
 from testnuc._dispatch.scheduler import Scheduler
+from testnuc._engine.batch import Snapshot
 from testnuc._engine.inputs import without_foreign_labels
-from testnuc._engine.run import Run, Snapshot
+from testnuc._engine.run import Run
 from testnuc._engine.shortlist import Shortlist, similar_together
 from testnuc.embedders.cache import EmbeddingCache
 from testnuc.methods import TopKICL, TopKICLP

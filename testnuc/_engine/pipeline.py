@@ -19,10 +19,11 @@ from testnuc._dispatch.inflight import Ask
 from testnuc._dispatch.predictor import Predictor
 from testnuc._dispatch.scheduler import Scheduler
 from testnuc._engine.applying import apply_learned
+from testnuc._engine.batch import FATAL_ERRORS, Snapshot, TextBatch
 from testnuc._engine.examples import ExampleFinder, Sampler
 from testnuc._engine.inputs import without_foreign_labels
 from testnuc._engine.retrieval import SEARCH, PoolPredictions, Retriever, in_thread_if_large
-from testnuc._engine.run import FATAL_ERRORS, Run, Snapshot, TextBatch
+from testnuc._engine.run import Run
 from testnuc._engine.shortlist import Shortlist
 from testnuc._engine.uncertain import HeadRule, ask_unsure, asked_first
 from testnuc.embedders.cache import EmbeddingCache

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from testnuc._base.arrays import Bools, Float16s, Int64s
 from testnuc._dispatch.predictor import Predictor
+from testnuc._engine.batch import Snapshot, TextBatch
 from testnuc._engine.examples import ExampleFinder
 from testnuc._engine.inputs import without_foreign_labels
-from testnuc._engine.run import Run, Snapshot, TextBatch
+from testnuc._engine.run import Run
 from testnuc.embedders.cache import EmbeddingCache
 from testnuc.errors import ProviderError
 from testnuc.index.matching import FilteredIndex, empty_matches, scanned

@@ -14,8 +14,9 @@ from testnuc._base.arrays import Float16s, Float32s, Int32s, Int64s
 from testnuc._dispatch.partial_labels import NONE_OF_THESE
 from testnuc._dispatch.predictor import FULL_LABELS, Predictor
 from testnuc._dispatch.scheduler import Scheduler
+from testnuc._engine.batch import FATAL_ERRORS, TextBatch
 from testnuc._engine.rows import nearest
-from testnuc._engine.run import FATAL_ERRORS, Run, TextBatch
+from testnuc._engine.run import Run
 from testnuc.embedders.cache import EmbeddingCache
 from testnuc.errors import InvalidInputError
 from testnuc.label_tree import LabelTree

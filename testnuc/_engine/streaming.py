@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from testnuc._base.checks import valid_text
+from testnuc._engine.batch import FATAL_ERRORS
 from testnuc._engine.escalation import Escalation
 from testnuc._engine.inputs import distinct, values
 from testnuc._engine.pipeline import Pipeline
 from testnuc._engine.rows import classification
-from testnuc._engine.run import FATAL_ERRORS, Run
+from testnuc._engine.run import Run
 from testnuc.errors import InvalidInputError
 from testnuc.types import Classification
 

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 import numpy as np
 
 from testnuc._base.arrays import Bools, Float64s, Int64s
-from testnuc._engine.run import Answers, TextBatch
+from testnuc._engine.batch import Answers, TextBatch
 from testnuc.labels import LabelSet
 from testnuc.protocols import PoolText
 from testnuc.trust.auto_policy import VoteSettings, correct, diagnose, factors

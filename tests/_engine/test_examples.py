@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from testnuc._engine.batch import Snapshot
 from testnuc._engine.examples import ExampleFinder
-from testnuc._engine.run import Snapshot
 from testnuc.errors import ServerError
 from testnuc.methods import TopKICL, TopKICLP
 from testnuc.types import Prediction

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from testnuc._engine.batch import TextBatch
 from testnuc._engine.rows import Rows
-from testnuc._engine.run import Run, TextBatch
+from testnuc._engine.run import Run
 from testnuc.labels import LabelSet
 from testnuc.protocols import PoolText
 from testnuc.results import Results

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from testnuc._engine.batch import TextBatch
 from testnuc._engine.rows import Rows
-from testnuc._engine.run import Run, TextBatch
+from testnuc._engine.run import Run
 from testnuc.errors import InvalidInputError
 from testnuc.index.nearest import NearestVectors
 from testnuc.labels import LabelSet
