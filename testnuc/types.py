@@ -79,7 +79,8 @@ class Prediction(Brief):
         """Return the labels and their confidences."""
         if self.stated is None:
             sure = "" if self.confidence is None else f" (confidence {self.confidence:.2f})"
-            return f"{self.label!r}{sure}"
+            named = (self.said or "")[:100] if self.label is None else self.label
+            return f"{named!r}{sure}"
         said = _listed(self.labels, self.confidences)
         if self.unmatched:
             more = f"\noutside the label set, not counted: {_listed(self.unmatched)}"
@@ -261,14 +262,14 @@ class Classification(Brief):
         from testnuc._base.html import cut, facts, grid
 
         own = self.prediction
-        said = None if own is None else own.label or own.said or "nothing usable"
+        said = None if own is None else own.in_words()
         votes = ""
         if self.voters > 1:
             votes = ", ".join(f"{label}: {weight:.2f}" for label, weight in self.votes.items())
         summary = facts(
             cut(self.text),
             [
-                ("label", self.label if self.label is not None else "none"),
+                ("label", self.label or "none"),
                 ("trust", self.trust_in_words()),
                 ("the LLM said", said),
                 ("votes", votes or None),

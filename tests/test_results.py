@@ -186,6 +186,17 @@ def test_notebooks_show_results_and_escape_them():
     assert "1.2500" in many._repr_html_()
 
 
+def test_what_the_llm_said_is_shown_where_it_is_no_label():
+    """It was "None", and an answer without labels "nothing usable"."""
+    outside = Classification(0, "rain", None, prediction=Prediction(None, said="weather"))
+    none = Classification(0, "rain", "", prediction=Prediction("", stated=()), shares={})
+    for shown in (outside.explain(), outside._repr_html_()):
+        assert "weather" in shown
+    assert "the LLM said none" in none.explain()
+    assert "nothing usable" not in none._repr_html_()
+    assert none._repr_html_().count(">none<") == 2
+
+
 @pytest.mark.parametrize("kind", ["json", "csv"])
 def test_marks_are_the_arguments_of_tune(tmp_path, kind):
     path = tmp_path / f"marks.{kind}"
