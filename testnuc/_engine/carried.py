@@ -74,7 +74,8 @@ def carried_over(
 
     `was`: label -> the labels of before that it stands for; other labels are what they were. What
     is judged to be a label that is gone, or that several stand for, counts as not answered; so
-    does what had none of the labels, if labels are new. `Judgment.possible` says what it may be.
+    does what had none of the labels, if labels are new. `Judgment.possible` says what it may be; of
+    several labels, also which new ones it may have besides.
     """
     new_names: dict[str, set[str]] = {name: {name} for name in old if name in labels}
     for name, before in was.items():
@@ -91,14 +92,17 @@ def carried_over(
     carried = []
     for judgment in judgments:
         known = judgment.source is not None
-        said = (judgment.label,) if known else judgment.possible
-        found = [of for one in said for of in now(one)]
+        maybe = [of for one in judgment.possible for of in now(one)]
+        found = now(judgment.label) if known else maybe
         given = set[str | None]().union(*found)
         here = [name for name in labels.names if name in given]
         if known and all(len(of) == 1 for of in found):
             label = None if None in given else SEPARATOR.join(here)
-            carried.append(replace(judgment, label=label))
+            new = {*added} if labels.multilabel else set[str | None]()
+            besides = new.union(*maybe) - given
+            also = tuple(name for name in labels.names if name in besides)
+            carried.append(replace(judgment, label=label, possible=also))
         else:
-            maybe = (*here, *given & {None}) if all(found) else ()
-            carried.append(replace(judgment, label=None, source=None, possible=maybe))
+            could_be = (*here, *given & {None}) if all(found) else ()
+            carried.append(replace(judgment, label=None, source=None, possible=could_be))
     return carried

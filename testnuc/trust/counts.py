@@ -247,19 +247,22 @@ def debiased(results: Sequence[Classification], learned: Learned) -> dict[str, l
 
     A value is 1 or 0 by the LLM's label; of a text that was judged and drawn at random, the LLM's
     error, divided by the probability of being drawn, is added. So it can be far from 0 and 1. It is
-    NaN where a text came after the last draw.
+    NaN where a text came after the last draw, or the label after the judgments.
 
     Sources: Robins, Rotnitzky and Zhao 1994; Egami and others 2023, "Using imperfect surrogates for
     downstream inference: design-based supervised learning" (NeurIPS).
     """
     texts, own = _said(results)
     counting = _Counting(texts, own, learned.judged, learned.labels, None)
-    used = counting.drawn & ~counting.missing.any(1)
-    rows, said = counting.rows[used], counting.own.astype(np.float64)
-    sizes, judged = (np.bincount(of[of >= 0]) for of in (counting.cohort, counting.cohort[rows]))
-    values = np.where(counting.cohort[:, None] >= 0, said, np.nan)
-    inverse = (sizes / np.maximum(judged, 1))[counting.cohort[rows]]
-    values[rows] += (counting.hits[used] - said[rows]) * inverse[:, None]
+    cohort, rows, said = counting.cohort, counting.rows, counting.own.astype(np.float64)
+    known = counting.drawn[:, None] & ~counting.missing
+    sizes = np.bincount(cohort[cohort >= 0])[:, None]
+    judged = np.zeros((len(sizes), said.shape[1]))
+    np.add.at(judged, cohort[rows], known)
+    # of a cohort without judgments nothing is known
+    values = np.where((cohort[:, None] >= 0) & (judged[cohort] > 0), said, np.nan)
+    inverse = (sizes / np.maximum(judged, 1))[cohort[rows]]
+    values[rows] += known * (counting.hits - said[rows]) * inverse
     made = values[counting.place].T.tolist()
     return {label: column for label, column in zip(counting.labels, made, strict=True) if label}
 
@@ -384,14 +387,20 @@ class _Counting:
         for at, one in enumerate(used):
             known = one.source is not None
             several = [one.label] if one.label in labels else split_labels(one.label)
-            names = several if known else one.possible
-            here = {number.get(name and cut(name), -1) for name in names}
-            if known or len(here) == 1:
-                self.hits[at, [*here - {-1}] or [-1]] = True
-            else:
-                self.missing[at, [*here] or slice(None)] = True
+            given, maybe = (
+                {number.get(name and cut(name), -1) for name in names}
+                for names in (several if known else (), one.possible)
+            )
+            if not known and len(maybe) == 1:
+                known, given, maybe = True, maybe, given
+            if known:
+                self.hits[at, [*given - {-1}] or [-1]] = True
+            # what may have others may not have none
+            maybe = maybe - given if given - {-1} or not maybe else maybe | {-1}
+            self.missing[at, [*maybe] or slice(0 if known else None)] = True
         #: Whether no text has several labels, so that the shares of all add up to 1.
-        self.exclusive = max(self.own.sum(1).max(), self.hits.sum(1).max(initial=0)) <= 1
+        most = self.hits.sum(1) + (self.hits.any(1) & self.missing.any(1))
+        self.exclusive = max(self.own.sum(1).max(), most.max(initial=0)) <= 1
         if not self.drawn.any():
             raise InvalidInputError(
                 f"none of these texts was drawn at random and judged ({elsewhere:,} judged texts "
@@ -407,8 +416,8 @@ class _Counting:
             )
         if skipped := int(self.missing.any(1).sum()):
             self.notes.append(
-                f"{skipped:,} judged texts were skipped, or their label was split since, which "
-                "widens the intervals"
+                f"{skipped:,} judged texts were skipped, or a label was split or added since, "
+                "which widens the intervals"
             )
 
     def _cohorts(self, drawn_from: Sequence[int]) -> Int64s:

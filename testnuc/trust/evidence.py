@@ -273,7 +273,8 @@ class Judgment(Brief):
     #: Whether several people said the same; None: one judged it.
     agreed: bool | None = None
     #: Where it is not known which label was meant, as it was split since: those that it may be,
-    #: None = none of the labels; (): any.
+    #: None = none of the labels; (): any. With a `source`, of several labels: those that it may
+    #: have besides, as they were added since.
     possible: tuple[str | None, ...] = ()
 
     def record(self) -> list[Any]:

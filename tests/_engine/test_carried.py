@@ -84,3 +84,19 @@ def test_each_of_several_labels_is_followed():
     assert carried(new, "rate; fee", was) == ("cost", "person")
     assert carried(new, "", was) == ("", "person")
     assert carried(LabelSet(["card", "loan"], multilabel=True), "card; fee") == (None, None)
+
+
+def test_a_label_that_was_added_may_apply_besides_those_that_were_judged():
+    def possible(old, new, *judgments):
+        found = carried_over(judgments, old, LabelSet(new, multilabel=True), {})
+        assert [Judgment.of(one.record()) for one in found] == found
+        return found
+
+    first = possible(OLD, [*OLD, "app"], judged("card; fee"), judged(""))
+    assert [(one.label, one.source, one.possible) for one in first] == [
+        ("card; fee", "person", ("app",)),
+        ("", "person", ("app",)),
+    ]
+    # and once more: what was open stays open
+    second = possible([*OLD, "app"], [*OLD, "app", "atm"], *first, judged("app"))
+    assert [one.possible for one in second] == [("app", "atm"), ("app", "atm"), ("atm",)]

@@ -228,6 +228,27 @@ def test_a_judgment_of_a_label_that_was_split_widens_the_intervals_of_its_parts_
     assert first.records() == second.records()
 
 
+def test_a_label_that_was_added_is_not_counted_as_absent_from_what_was_judged_before():
+    texts, right, said = world(wrong=0.0)
+    judged = judged_at_random(texts, right, 150)
+    labels = [*LABELS, "angry"]
+    before = [replace(one, possible=("angry",)) for one in judged]
+    # as many were judged since as before
+    since = [replace(one, label=f"{one.label}; angry") for one in judged[:75]]
+    some = [*since, *before[75:]]
+    for one, low in ((before, 0), (some, 0.4)):
+        shares = {count.label: count.share for count in count_labels(texts, said, one, labels)}
+        assert shares["angry"].low == pytest.approx(low, abs=0.15)
+        assert shares["angry"].high > 0.9
+        assert shares["refund"].high - shares["refund"].low < 0.05
+    results = [result(at, text, said[at][0]) for at, text in enumerate(texts)]
+    columns = debiased(results, SimpleNamespace(judged=some, labels=labels))
+    assert np.mean(columns["angry"]) == pytest.approx(1)
+    assert np.mean(columns["refund"]) == pytest.approx(right.count("refund") / 300)
+    columns = debiased(results, SimpleNamespace(judged=before, labels=labels))
+    assert np.isnan(columns["angry"]).all()
+
+
 def test_texts_that_came_after_the_draws_are_counted_apart():
     texts, right, said = world()
     judged = judged_at_random(texts, right, 100)
