@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from testnuc._dispatch.inflight import Ask, Outcome
@@ -20,6 +21,7 @@ from testnuc.limits.budget import Price, Reservation
 from testnuc.limits.policies import BatchPolicy
 from testnuc.protocols import Store, StoredBatch, TokenUsage, WireProvider, implements
 from testnuc.transport import AuxiliaryRequests, Transport
+from testnuc.types import Usage
 
 _log = logging.getLogger("testnuc.batch")
 
@@ -57,6 +59,14 @@ def batch_api(provider: object, exchanges: AuxiliaryRequests) -> BatchAPI:
 def has_batches(provider: object) -> bool:
     """Whether a provider has a supported batch API."""
     return getattr(provider, "batch_format", None) in _FORMATS
+
+
+class _TakenError(Exception):
+    """Another process was first to send some of the texts of a batch."""
+
+
+def _keys(batch: StoredBatch) -> set[bytes]:
+    return {wanted.key for item in unpack(batch.items) for wanted in item}
 
 
 class BatchLane:
@@ -139,8 +149,7 @@ class BatchLane:
         for batch in await self._store.batches(self._predictor.scope):
             if batch.id not in self._known:
                 self._known.add(batch.id)
-                keys = [wanted.key for item in unpack(batch.items) for wanted in item]
-                self._begin(self._resumed(batch), keys)
+                self._begin(self._resumed(batch), _keys(batch))
 
     async def answer(self, asks: tuple[Ask, ...]) -> list[Outcome]:
         """Return a prediction or an error for each ask.
@@ -197,6 +206,10 @@ class BatchLane:
         async for load in self._loads(requests, self._queue.limit):
             await self._slots.acquire()
             keys = [ask.key for pack in load.packs for ask in pack]
+            if not self._pending_keys.keys().isdisjoint(keys):
+                # of another process, and adopted meanwhile: the next round awaits it
+                self._slots.release()
+                continue
             alone.update(pack[0].key for pack in load.packs if len(pack) == 1)
             task = self._begin(self._run_batch(load), keys)
             task.add_done_callback(lambda _: self._slots.release())
@@ -209,7 +222,7 @@ class BatchLane:
             outcomes.update((key, found[key]) for key in wanted & found.keys())
         return outcomes
 
-    def _begin(self, work: Awaitable[Outcomes], keys: Sequence[bytes]) -> asyncio.Task[Outcomes]:
+    def _begin(self, work: Awaitable[Outcomes], keys: Collection[bytes]) -> asyncio.Task[Outcomes]:
         async def run() -> Outcomes:
             try:
                 return await work
@@ -219,7 +232,9 @@ class BatchLane:
                 return dict.fromkeys(keys, error)
             finally:
                 for key in keys:
-                    self._pending_keys.pop(key, None)
+                    # a batch of another process that was adopted meanwhile may predict it
+                    if self._pending_keys.get(key) is task:
+                        del self._pending_keys[key]
 
         task = asyncio.create_task(run(), name="testnuc-batch")
         self._tasks.add(task)
@@ -305,6 +320,8 @@ class BatchLane:
         await self._queue.acquire(load.input_tokens)
         try:
             return await self._created_and_followed(load, reservation)
+        except _TakenError:
+            return {}
         finally:
             self._queue.release(load.input_tokens)
 
@@ -362,7 +379,11 @@ class BatchLane:
     async def _created(self, batch: StoredBatch, load: PendingBatch) -> StoredBatch:
         # one at a time: the requests may take hundreds of megabytes
         async with self._writing:
+            batch = replace(batch, created=time.time())
             await self._lifecycle.intend(batch)
+            if await self._is_taken(batch):
+                await self._store.end_batch(batch.id, "never created", Usage())
+                raise _TakenError
             # other batch lanes see the intent; live lanes must not wait for hours
             self.scheduler.release([ask.key for pack in load.packs for ask in pack])
             lines = await self._lines(load)
@@ -374,6 +395,22 @@ class BatchLane:
             creating.add_done_callback(self._creating.discard)
             # do not cancel between the creation and storing its id
             return await asyncio.shield(creating)
+
+    async def _is_taken(self, batch: StoredBatch) -> bool:
+        """Whether another process sends some texts of a batch, or has, since this one looked.
+
+        Of two that are meant to be created at the same time, the later one is not.
+        """
+        keys, mine = _keys(batch), asyncio.current_task()
+        if any(self._pending_keys.get(key) is not mine for key in keys):
+            return True
+        for other in await self._store.batches(batch.scope):
+            if other.id == batch.id:
+                break
+            if other.id not in self._known and not keys.isdisjoint(_keys(other)):
+                return True
+        stored = await self._store.get_predictions(list(keys))
+        return any(prediction is not None for prediction in stored)
 
     def _count(
         self,

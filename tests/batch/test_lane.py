@@ -471,6 +471,27 @@ async def test_two_processes_follow_one_batch_and_one_counts_it(model, lane):
         assert sorted((first.usage.calls, second.usage.calls)) == [0, 80]
 
 
+async def test_processes_that_begin_at_the_same_time_send_what_they_share_once(model, lane):
+    """Each looks for batches of the other before either has one."""
+    texts = messages(160)
+    store = MemoryStore()
+    async with (
+        BatchLLM(confident, batches=Batches(polls=20)) as llm,
+        lane(llm, model=model, store=store, policy={"max_requests": 20}) as first,
+        lane(llm, model=model, store=store, policy={"max_requests": 20}) as second,
+    ):
+        one, two = await asyncio.gather(
+            first.classify_many(texts[:120], lane="batch"),
+            second.classify_many(texts[40:], lane="batch"),
+        )
+        assert not one.errors
+        assert not two.errors
+        assert one.labels[40:] == two.labels[:80]
+        assert llm.calls == 160
+        assert first.usage.calls + second.usage.calls == 160
+        assert all(batch.outcome is not None for batch in await store.batches(ended=True))
+
+
 class Subclass(OpenAI):
     """A provider of ours, changed by its user."""
 
