@@ -187,8 +187,8 @@ def _is(number: int) -> str:
 
 def _columns(results: Results) -> dict[str, list[Any]]:
     rows = [{"text": result.text, **row(result)} for result in results]
-    tree = len(results) > 0 and results[0].path is not None
-    more = ("labels",) if results.multilabel else ("path", "path_trusts") if tree else ()
+    some = ("labels", "path", "path_trusts")
+    more = [name for name in some if any(name in fields for fields in rows)]
     names = ("text", *more, *CELLS)
     return {name: [fields.get(name) for fields in rows] for name in names}
 
@@ -275,7 +275,9 @@ class Results(Sequence[Classification]):
     @property
     def multilabel(self) -> bool:
         """Whether a text can have several labels."""
-        return len(self) > 0 and self[0].multilabel
+        # the record of a text that was not asked about does not say
+        said = (row.multilabel for row in self if row.multilabel or row.error is None)
+        return next(said, False)
 
     @property
     def label_lists(self) -> list[list[str] | None]:

@@ -10,6 +10,7 @@ import pytest
 
 import testnuc
 from testnuc.errors import InvalidInputError, MissingDependencyError, RateLimitedError
+from testnuc.report import render
 from testnuc.results import Results
 from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis, Interval
 from testnuc.types import Classification, Neighbor, Prediction, Usage
@@ -184,6 +185,21 @@ def test_notebooks_show_results_and_escape_them():
     assert "0.80 to 0.95" in shown[2]
     assert "and 15 more" in many._repr_html_()
     assert "1.2500" in many._repr_html_()
+
+
+def test_a_first_text_that_was_not_asked_about_does_not_say_what_the_others_have():
+    """Of several labels, and of a tree, their columns were missing."""
+    empty = Classification(0, "", None, error=InvalidInputError("is empty"))
+    several = Classification(1, "rain", "", shares={})
+    deep = Classification(1, "rain", "a > b", path=("a", "b"))
+    results = Results([empty, several], Usage(), 1.0)
+    assert results.multilabel
+    assert results.to_pandas()["labels"].to_list() == [None, []]
+    assert results.to_polars()["labels"].to_list() == [None, []]
+    assert '"several":true' in render(results)
+    assert Results([empty, deep], Usage(), 1.0).to_pandas()["path"].to_list() == [None, ["a", "b"]]
+    assert not Results([empty, replace(several, shares=None)], Usage(), 1.0).multilabel
+    assert not Results([empty], Usage(), 1.0).multilabel
 
 
 def test_what_the_llm_said_is_shown_where_it_is_no_label():

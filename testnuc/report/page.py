@@ -94,7 +94,7 @@ def render(
     )
     choices = getattr(run, "choices", ()) if review is None else review.labels
     if several is None:
-        several = bool(listed) and listed[0].multilabel
+        several = any(row.multilabel for row in listed)
     several = several or (review is not None and review.multilabel)
     shown = contents(listed, choices, descriptions or {}, review, most=most, several=several) | {
         "model": model,
