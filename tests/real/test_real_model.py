@@ -11,6 +11,7 @@ import pytest
 
 import testnuc
 from testnuc import VotePolicy
+from testnuc.cli.label_files import read_labels, write_labels
 from testnuc.embedders.openai import OpenAIEmbedder
 from testnuc.errors import ReplyError
 from testnuc.progress import Silent
@@ -166,3 +167,31 @@ async def test_the_embeddings_endpoint_gives_neighbors(embeddings_url, labels, m
     await embedder.close()
     assert not results.errors
     assert all(len(result.neighbors) == 3 for result in results)
+
+
+@pytest.mark.parametrize("base_url", ["llama.cpp"], indirect=True)
+async def test_labels_are_found_and_can_be_used(base_url, messages, tmp_path):
+    """The names are as weak as the model: what holds is that a run ends with a usable file."""
+    topics = ("login problem", "discount code", "refund status", "app problem")
+    texts = [
+        message["text"]
+        for topic in topics
+        for message in [m for m in messages if m["label"] == topic and len(m["text"]) < 80][:5]
+    ]
+    # left alone, the model rambles on
+    short = testnuc.Sampling(request_options={"max_tokens": 60})
+    limits = testnuc.Limits(concurrency=2, retry=PATIENT)
+    given = {"limits": limits, "embedder": EMBEDDER, "base_url": base_url}
+    found = await testnuc.discover(texts, "openai/smollm2", n=2, sampling=short, **given)
+    print(f"\n{found.usage.calls} calls to find labels in {len(texts)} texts\n{found}")
+    print(f"dropped: {', '.join(found.dropped)}")
+    assert set(found.examples) == set(found.labels)
+    assert sum(found.sizes.values()) <= len(texts)
+    file = str(tmp_path / "labels.json")
+    # the model may name one topic, or none
+    others = {"left over": "", "the rest": ""}
+    write_labels(file, found.labels | others)
+    async with testnuc.TestNUC(read_labels(file), "local/zero-shot", embedder=EMBEDDER, k=0) as nuc:
+        results = await nuc.classify_many(texts)
+    assert not results.errors
+    assert {result.label for result in results} <= {*found.labels, *others}
