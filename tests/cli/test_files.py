@@ -20,6 +20,7 @@ from testnuc.cli.label_files import read_labels
 from testnuc.cli.reading import Table, read_table
 from testnuc.errors import InvalidInputError, ProviderError
 from testnuc.records import result_of
+from testnuc.results import read_results
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from testnuc.types import Classification, Prediction
 from tests.cli.in_process import command_line, run_here
@@ -210,6 +211,23 @@ def test_each_format_in_and_out(tmp_path, kind):
     assert [row["nuc_own_label"] for row in made.rows] == [gold(t) for t in texts]
     assert [str(row["id"]) for row in made.rows] == [str(i) for i in range(12)]
     assert made.columns[:3] == ["id", "text", "nuc_label"]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_several_labels_are_read_as_they_were_written(tmp_path, kind):
+    """A row of a Parquet file names the labels of all: `probabilities` failed on what is null."""
+    several = [
+        Classification(0, "a", "x", shares={"x": 0.9, "y": 0.2}, trusts={"x": None}),
+        Classification(1, "b", "z", shares={"z": 0.8}, trusts={"z": 0.7}),
+        Classification(2, "c", "", shares={}),
+    ]
+    table = Table([{"text": row.text} for row in several], ["text"], "text")
+    path = tmp_path / f"out.{kind}"
+    write_results(str(path), table, dict(enumerate(several)), {})
+    back = read_results(read_table(str(path), "text").rows, str(path))
+    for one, read in zip(several, back, strict=True):
+        assert (read.shares, read.trusts, read.labels) == (one.shares, one.trusts, one.labels)
+        assert read.probabilities == one.probabilities
 
 
 def test_lines_end_where_editors_end_them(tmp_path):
