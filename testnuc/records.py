@@ -59,7 +59,6 @@ def result_of(record: Mapping[str, Any], index: int, text_column: str) -> Classi
         said, error = error.removeprefix(_OUTSIDE), None
     text, label = record[text_column], text_of(record["nuc_label"])
     labels, shares = _structure(record.get("nuc_labels"), None), None
-    trusts = _parts(record.get("nuc_trusts"))
     if labels is not None:
         # they are those of `nuc_label`, which a person may have edited; "" is a text without labels
         label, shares = _text(record["nuc_label"]), _parts(record.get("nuc_shares"))
@@ -67,12 +66,11 @@ def result_of(record: Mapping[str, Any], index: int, text_column: str) -> Classi
             raise TypeError(f"nuc_labels is {labels!r:.60}, which is not a list")
         # a row of a Parquet file names the labels of all
         shares = {name: share for name, share in shares.items() if share is not None}
-        trusts = {name: trust for name, trust in trusts.items() if name in labels}
     return Classification(
         **_path(record),
         label=label,
         shares=shares,
-        trusts=trusts,
+        trusts={n: t for n, t in _parts(record.get("nuc_trusts")).items() if n in (labels or ())},
         prediction=_prediction(record, said, several=labels is not None),
         index=index,
         text=text if isinstance(text, str) else "" if text is None else str(text),

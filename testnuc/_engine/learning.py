@@ -421,13 +421,12 @@ def _without(data: bytes, gone: frozenset[bytes]) -> tuple[bytes, frozenset[byte
         rest = [one for one in week.sample if hash_text(one.text) not in gone]
         if len(week.sample) == week.size:
             # others were left out for those that go, so that the next text would be sure to be in
-            week.size = max(week.size - len(week.sample) + len(rest), 1)
+            week.size = max(len(rest), 1)
         week.sample = rest
         return week.to_bytes() if held else data, held
     if data.startswith(b"{"):
         # of an audit: numbers alone
         return data, frozenset()
     learned = Learned.from_bytes(data)
-    left = learned.without(gone)
-    held = gone & {one.hash for one in learned.judged}
+    left, held = learned.without(gone), gone & {one.hash for one in learned.judged}
     return data if left is learned else left.to_bytes(), held

@@ -210,11 +210,10 @@ class Service:
             asked = read(body, self.settings)
         if served.audit is not None:
             await served.audit.flush()
-        try:
-            return _json({"erased": await served.nuc.remove(asked.texts, erase=True)})
-        finally:
-            # last: until then they are neighbors of other texts
-            served.recent.clear()
+        erased = await served.nuc.remove(asked.texts, erase=True)
+        # last: until then they are neighbors of other texts
+        served.recent.clear()
+        return _json({"erased": erased})
 
     async def _classify(self, request: web.Request) -> web.StreamResponse:
         self._refuse_if_closing()
