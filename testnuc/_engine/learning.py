@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from testnuc._base.checks import checked_whole, hash_text
+from testnuc._base.checks import checked_whole
 from testnuc._engine.argmax_learning import ArgmaxFit
 from testnuc._engine.carried import added_labels, judgments_of
 from testnuc._engine.components import Components, today
@@ -417,12 +417,7 @@ def _without(data: bytes, gone: frozenset[bytes]) -> tuple[bytes, frozenset[byte
     """Return what was learned, or set aside, without texts; and those that it held."""
     if is_audit(data):
         week = AuditWeek.of(data)
-        held = gone & {hash_text(one.text) for one in week.sample}
-        rest = [one for one in week.sample if hash_text(one.text) not in gone]
-        if len(week.sample) == week.size:
-            # others were left out for those that go, so that the next text would be sure to be in
-            week.size = max(len(rest), 1)
-        week.sample = rest
+        held = week.erase(gone)
         return week.to_bytes() if held else data, held
     if data.startswith(b"{"):
         # of an audit: numbers alone

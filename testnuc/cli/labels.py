@@ -4,6 +4,7 @@ import random
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +24,8 @@ from testnuc.types import Classification
 
 #: Different answers outside the labels, at most, that are grouped by meaning.
 _MOST_GROUPED = 1_000
+#: Labels that an error names.
+_CLOSEST = 3
 #: Options that the next command repeats.
 _REPEATED = ("model", "base_url", "embedder", "instructions")
 
@@ -83,9 +86,11 @@ def _merges(given: Sequence[str], names: Sequence[str]) -> dict[str, str]:
         sides = [(merge[:at].strip(), merge[at + 1 :].strip()) for at in cuts]
         known = [(one, other) for one, other in sides if one in names and other in names]
         if not known:
+            unknown = next((one for pair in sides for one in pair if one not in names), merge)
+            close = map(repr, get_close_matches(unknown, names, _CLOSEST, 0))
             raise InvalidInputError(
-                f"--merge {merge!r}: give two of the labels, 'LABEL = OTHER'; they are "
-                + ", ".join(map(repr, names))
+                f"--merge {merge!r}: give two of the {len(names):,} labels, 'LABEL = OTHER'; those "
+                f"closest to {unknown!r} are {', '.join(close)}"
             )
         label, other = known[0]
         other = merged.get(other, other)

@@ -243,7 +243,7 @@ class TrafficSample:
         self._size, self._clock = size, clock
         #: What is not in the store yet, by week and labels.
         self._waiting: dict[tuple[str, Sequence[str]], AuditWeek] = {}
-        self._wake, self._closing = asyncio.Event(), False
+        self._wake, self._flushing, self._closing = asyncio.Event(), asyncio.Lock(), False
         self._writing: asyncio.Task[None] | None = None
         #: What the last `testnuc audit` said.
         self.summary: dict[str, Any] = {}
@@ -303,18 +303,22 @@ class TrafficSample:
             last = self._closing
             await self.flush()
 
-    async def flush(self) -> None:
-        """Write what is waiting; what fails keeps waiting."""
-        waiting, self._waiting = self._waiting, {}
-        for place, week in sorted(waiting.items()):
-            new = replace(week, texts=0, given={}, sample=[])
-            try:
-                stored = await changed(self._store, new, methodcaller("merge", week))
-                if week.labels == self._facts[0]:
-                    self.latest, self.summary = stored, await summary_of(self._store, week)
-            except StoreError as exc:
-                _log.warning("texts for an audit are not stored yet: %s", exc)
-                self._waiting.setdefault(place, new).merge(week)
+    async def flush(self, gone: frozenset[bytes] = frozenset()) -> None:
+        """Write what is waiting; what fails keeps waiting, but for texts that are gone."""
+        # not while another one writes, which could write what is gone
+        async with self._flushing:
+            waiting, self._waiting = self._waiting, {}
+            for place, week in sorted(waiting.items()):
+                new = replace(week, texts=0, given={}, sample=[])
+                try:
+                    stored = await changed(self._store, new, methodcaller("merge", week))
+                    if week.labels == self._facts[0]:
+                        self.latest, self.summary = stored, await summary_of(self._store, week)
+                except StoreError as exc:
+                    _log.warning("texts for an audit are not stored yet: %s", exc)
+                    self._waiting.setdefault(place, new).merge(week)
+            for week in (*self._waiting.values(), self.latest):
+                week.erase(gone)
 
 
 async def changed(store: Any, new: AuditWeek, change: Callable[[AuditWeek], object]) -> AuditWeek:

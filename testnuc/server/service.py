@@ -20,6 +20,7 @@ import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from testnuc._base.checks import hash_text
 from testnuc._version import __version__
 from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError, TestNUCError
@@ -209,7 +210,7 @@ class Service:
         async with self.bodies.read(request) as body:
             asked = read(body, self.settings)
         if served.audit is not None:
-            await served.audit.flush()
+            await served.audit.flush(frozenset(map(hash_text, asked.texts)))
         erased = await served.nuc.remove(asked.texts, erase=True)
         # last: until then they are neighbors of other texts
         served.recent.clear()

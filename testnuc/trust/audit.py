@@ -125,6 +125,16 @@ class AuditWeek(Brief):
             self.given[name] = self.given.get(name, 0) + number
         self.keep(other.sample)
 
+    def erase(self, gone: frozenset[bytes]) -> frozenset[bytes]:
+        """Drop texts by their hashes; return those of which there was something."""
+        held = gone & {hash_text(one.text) for one in self.sample}
+        rest = [one for one in self.sample if hash_text(one.text) not in held]
+        if len(self.sample) == self.size:
+            # others were left out for those that go, so that the next text would be sure to be in
+            self.size = max(len(rest), 1)
+        self.sample = rest
+        return held
+
     def to_bytes(self) -> bytes:
         """Return the week as a store holds it."""
         return _FORMAT + orjson.dumps(self) + b"}"

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from testnuc.cli.labels import _merges
+from testnuc.errors import InvalidInputError
 from testnuc.testing import LoopbackLLM
 from tests.cli.in_process import run_here
 from tests.cli.test_judging import TEXTS, true_label
@@ -86,7 +88,7 @@ def test_what_cannot_be_merged_is_refused(labeled):
     for given, said in (
         (["--merge", "money back = refund"], "--merge 'LABEL = OTHER' and -o"),
         (["-o", "merged.csv"], "--merge 'LABEL = OTHER' and -o"),
-        (["--merge", "money = refund", "-o", "a.csv"], "they are 'refund', 'money back'"),
+        (["--merge", "money = refund", "-o", "a.csv"], "closest to 'money' are 'money back', "),
         (["--merge", "refund = refund", "-o", "a.csv"], "'refund' is merged already"),
         ([*(w for m in every for w in ("--merge", m)), "-o", "a.csv"], "leaves one label"),
         (["--merge", "money back = refund", "-o", "out.csv"], "one file"),
@@ -109,3 +111,14 @@ def test_what_is_no_file_of_results_is_told():
         code, _, err = run_here("labels", "check", file)
         assert code == 2, err
         assert said in err
+
+
+def test_a_wrong_label_to_merge_gets_the_closest_ones():
+    names = [f"topic {number}" for number in range(200)]
+    with pytest.raises(InvalidInputError) as raised:
+        _merges(["topic 7 = topic 199x"], names)
+    assert "two of the 200 labels" in str(raised.value)
+    assert "closest to 'topic 199x' are 'topic 199', " in str(raised.value)
+    assert str(raised.value).count("topic") < 8
+    with pytest.raises(InvalidInputError, match="closest to 'topic 7' are 'topic 7'"):
+        _merges(["topic 7"], names)

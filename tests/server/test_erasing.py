@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from testnuc.errors import StoreError
 from testnuc.server import page_of
 from tests.conftest import messages
 from tests.server.serving import served
@@ -86,3 +87,23 @@ async def test_what_is_shown_meanwhile_is_not_on_the_page_after_it(tmp_path):
         status, answer = await post(session, "/v1/erase", {"text": GONE})
         assert (status, answer["error"]["type"]) == (503, "closing")
         service.closing = False
+
+
+async def test_what_no_flush_could_store_is_erased_from_memory(tmp_path):
+    store = tmp_path / "labels.db"
+    async with served(opened(store=store), audit=20) as (service, session):
+        sample = service.sets[""].audit
+        kept, sample._store = sample._store, Unwritable()
+        await post(session, "/v1/classify", {"texts": [*messages(2), GONE]})
+        assert await post(session, "/v1/erase", {"text": GONE}) == (200, {"erased": 1})
+        sample._store = kept
+    (week,) = await weeks_in(store)
+    assert {text.text for text in week.sample} == {*messages(2)}
+    assert week.texts == 3
+    for file in tmp_path.glob("labels.db*"):
+        assert b"Ada" not in file.read_bytes(), file
+
+
+class Unwritable:
+    async def get_learned(self, _):
+        raise StoreError("the disk is full")
