@@ -211,8 +211,7 @@ def expected_cost(
     calls = 2 * clusters + packed + topics
     answers = calls + sum(several) - packed
     usage = TokenUsage(int(size / _BYTES_PER_TOKEN) + _OVERHEAD * calls, _OUTPUT * answers)
-    # nothing is sent, so no key is needed
-    price = _parts(model, {**client, "api_key": "not-needed"}).prices[0]
+    price = _parts(model, client).prices[0]
     pico = None if price is None else price.charge(usage)
     return calls, usage.input_tokens, None if pico is None else pico / PICO
 

@@ -12,6 +12,7 @@ import testnuc
 from testnuc import Limits, SmallPoolWarning, TestNUC
 from testnuc._engine.parameters import client_arguments
 from testnuc.testing import HashEmbedder, LoopbackLLM
+from testnuc.types import row
 from tests.conftest import LABELS, confident, gold, messages
 from tests.naive import PRESETS, as_float32
 from tests.naive import vote as naive_vote
@@ -195,6 +196,19 @@ async def test_stream_of_an_async_iterable_with_invalid_texts_in_small_windows(c
     assert isinstance(results[30].error, testnuc.InvalidInputError)
     assert "30" in str(results[30].error)
     assert sum(r.error is not None for r in results.values()) == 2
+
+
+@pytest.mark.parametrize("form", ["one", "several", "tree"])
+async def test_an_invalid_text_of_a_stream_has_the_form_of_the_others(client_of, form):
+    labels = ["a > b", "a > c", "refund"] if form == "tree" else LABELS
+    async with LoopbackLLM(confident) as llm:
+        given = client_of(llm, labels=labels, multilabel=form == "several")
+        async with TestNUC(**given) as nuc:
+            found = {r.text: r async for r in nuc.stream(["refund please", " "])}
+    assert (found[" "].multilabel, found[" "].path) == {
+        "one": (False, None), "several": (True, None), "tree": (False, ()),
+    }[form]  # fmt: skip
+    assert row(found["refund please"]).keys() - row(found[" "]).keys() <= {"own_confidences"}
 
 
 async def test_a_shared_call_goes_on_while_anyone_waits_for_it(client_of):

@@ -46,7 +46,7 @@ async def stream_windows(
             if isinstance(item, Exception):
                 raise item
             window, position = item
-            yield window.result(position, stream.stopped)
+            yield window.result(position, stream)
             window.untaken -= 1
             # creating results takes CPU time: yield to other tasks in between
             await asyncio.sleep(0)
@@ -74,13 +74,16 @@ class _Window:
         #: None: an error ended the stream before.
         self.run: Run | None = None
 
-    def result(self, position: int, stopped: Exception | None) -> Classification:
-        """Return the classification of a completed text; `stopped`: the error of the stream."""
+    def result(self, position: int, stream: "_Stream") -> Classification:
+        """Return the classification of a completed text."""
         text, index, problem = self.texts[position], self.start + position, self.problems[position]
         if problem is None and self.run is not None:
             return classification(self.run, self.places[position], index, text)
-        error = stopped if problem is None else InvalidInputError(f"text {index} {problem}")
-        return Classification(index, text, None, error=error)
+        error = stream.stopped if problem is None else InvalidInputError(f"text {index} {problem}")
+        labels = stream.pipeline.labels
+        shares: dict[str, float] | None = {} if labels.multilabel else None
+        path = None if labels.tree is None else ()
+        return Classification(index, text, None, error=error, shares=shares, path=path)
 
 
 @dataclass(eq=False)

@@ -55,15 +55,13 @@ def decoded(raw: bytes, name: str, encoding: str | None = None) -> tuple[str, st
     try:
         # utf-16-le keeps the mark
         content = raw.decode(encoding).removeprefix("\ufeff")
-    except UnicodeDecodeError as exc:
-        line = raw.count(b"\n", 0, exc.start) + 1
+    except ValueError as exc:
+        where = ""
+        if isinstance(exc, UnicodeDecodeError):  # "punycode" does not say where
+            line = raw.count(b"\n", 0, exc.start) + 1
+            where = f": the byte 0x{raw[exc.start]:02x} in line {line}"
         raise InvalidInputError(
-            f"{name} is not text in {encoding}: the byte 0x{raw[exc.start]:02x} in line {line}; "
-            "name its --encoding, or save it as UTF-8"
-        ) from exc
-    except ValueError as exc:  # "punycode" does not say where
-        raise InvalidInputError(
-            f"{name} is not text in {encoding}; name its --encoding, or save it as UTF-8"
+            f"{name} is not text in {encoding}{where}; name its --encoding, or save it as UTF-8"
         ) from exc
     strange = _NO_TEXT.search(content)
     if strange is not None:

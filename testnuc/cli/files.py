@@ -5,6 +5,7 @@ import io
 import os
 import sys
 from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -138,9 +139,12 @@ def write_results(
     # what an earlier run wrote would stand beside the new labels
     own = [name for name in table.columns if not name.startswith(PREFIX)]
     types = _types_of(results.values(), full=run is not None)
+    empty: dict[str, Any] = dict.fromkeys(name for name in types if name not in _LEVELS)
+    fields = short_row if run is None else partial(file_row, full=lines)
     rows = []
     for at, row in enumerate(table.rows):
-        cells = _cells(results.get(at), problems.get(at), types, full=run is not None, votes=lines)
+        made = fields(results[at]) if at in results else {"nuc_error": problems.get(at)}
+        cells = empty | made
         cells[CERTIFIED] = None if certified is None else "yes" if at in certified else "no"
         rows.append({name: row[name] for name in own if name in row} | cells)
     if lines and run is not None:
@@ -199,20 +203,6 @@ def _write_out(text: str) -> None:
         if isinstance(exc, BrokenPipeError):
             return  # the reader has enough
         raise InvalidInputError(f"stdout cannot be written: {exc.strerror or exc}") from exc
-
-
-def _cells(
-    result: Classification | None,
-    problem: str | None,
-    types: Mapping[str, str],
-    *,
-    full: bool,
-    votes: bool,
-) -> dict[str, Any]:
-    cells: dict[str, Any] = dict.fromkeys(name for name in types if name not in _LEVELS)
-    if result is None:
-        return cells | {"nuc_error": problem}
-    return cells | (file_row(result, full=votes) if full else short_row(result))
 
 
 def _csv_cell(name: str, value: Any) -> Any:

@@ -24,8 +24,6 @@ from testnuc.types import Classification
 
 #: Different answers outside the labels, at most, that are grouped by meaning.
 _MOST_GROUPED = 1_000
-#: Labels that an error names.
-_CLOSEST = 3
 #: Options that the next command repeats.
 _REPEATED = ("model", "base_url", "embedder", "instructions")
 
@@ -87,7 +85,7 @@ def _merges(given: Sequence[str], names: Sequence[str]) -> dict[str, str]:
         known = [(one, other) for one, other in sides if one in names and other in names]
         if not known:
             unknown = next((one for pair in sides for one in pair if one not in names), merge)
-            close = map(repr, get_close_matches(unknown, names, _CLOSEST, 0))
+            close = map(repr, get_close_matches(unknown, names, 3, 0))
             raise InvalidInputError(
                 f"--merge {merge!r}: give two of the {len(names):,} labels, 'LABEL = OTHER'; those "
                 f"closest to {unknown!r} are {', '.join(close)}"
@@ -127,8 +125,10 @@ async def discover_labels(given: SimpleNamespace) -> None:
     client = await with_embedder(client, store.where)
     options = client_arguments(client.but(store=None if given.dry_run else store.where))
     labels, model = options.pop("labels"), options.pop("model")
+    # nothing is sent by a dry run, so it needs no key
+    key = {"api_key": "not-needed"} if given.dry_run else {}
+    calls, tokens, usd = expected_cost(texts, model, given.n, tree=given.tree, **options, **key)
     if given.dry_run:
-        calls, tokens, usd = expected_cost(texts, model, given.n, tree=given.tree, **options)
         price = "price unknown" if usd is None else f"about {usd:.2f} USD"
         said = f"at most {calls:,} calls, about {tokens:,} input tokens, {price}"
         print(f"{model}: nothing was sent; {said}")
@@ -140,6 +140,11 @@ async def discover_labels(given: SimpleNamespace) -> None:
         "Ctrl-C, the same command goes on where it was"
     )
     found = await discover(texts, model, labels=known, n=given.n, tree=given.tree, **options)
+    if not found.labels:
+        raise InvalidInputError(
+            f"no text has any label that {model} named, so {output} is not written; say in "
+            "--instructions what labels are for, or give another --model or a higher -n"
+        )
     write_labels(output, found.labels, found.examples)
     print(found)
     parts = (f"{len(found.labels):,} labels, written to {output}", cost(found.usage))

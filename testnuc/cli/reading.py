@@ -83,14 +83,12 @@ def read_table(
     quiet: bool = False,
     option: str | None = "--text-column",
     guess: bool = True,
-    named_options: bool = False,
 ) -> Table:
     """Read a file of texts, or `STANDARD`: stdin.
 
     Encoding and delimiter are recognized by default, and noted on stderr if unusual (not if
-    `quiet`), with the options that name them where the command has them. `limit` is a number of
-    rows, `option` the command's option that names the column of texts. In a file of results that
-    lacks `text_column` that column is guessed, with `guess`.
+    `quiet`). `limit` is a number of rows, `option` the command's option that names the column of
+    texts. In a file of results that lacks `text_column` that column is guessed, with `guess`.
     """
     if limit is not None and limit < 1:
         raise InvalidInputError(f"--limit is {limit}; give a number of at least 1")
@@ -119,15 +117,13 @@ def read_table(
             if kind == ".csv":
                 own = given or (guessed if len(columns) > 1 else ",")
             if not quiet and given is None and own != ",":
-                remedy = " (--delimiter)" if named_options else ""
-                to_stderr(f"note: {file} is read with {named(own)} between columns{remedy}")
+                to_stderr(f"note: {file} is read with {named(own)} between columns")
         else:
             # the record of a run, written by `classify --full`, is not a text
             rows = [row for row in _json_rows(file, content) if "nuc_run" not in row]
             columns = list(dict.fromkeys(name for row in rows for name in row))
         if not quiet and encoding is None and not found.startswith("utf-8"):
-            remedy = "name its --encoding" if named_options else "save it as UTF-8"
-            to_stderr(_about_encoding(file, content, found, remedy))
+            to_stderr(_about_encoding(file, content, found))
     if not rows:
         raise InvalidInputError(f"{file} has no texts; give a file with at least two")
     text_column = column_of_results(file, text_column, columns, rows, guess=guess)
@@ -144,7 +140,6 @@ def read_input(given: SimpleNamespace, *, guess: bool = True) -> Table:
         delimiter=given.delimiter,
         limit=given.limit,
         guess=guess,
-        named_options=True,
     )
 
 
@@ -176,13 +171,13 @@ def column_of_results(
     return known or name
 
 
-def _about_encoding(file: str, content: str, encoding: str, remedy: str) -> str:
+def _about_encoding(file: str, content: str, encoding: str) -> str:
     """Return how a file was decoded, with an example by which to see an error."""
     line = f"note: {file} is read as {encoding}"
     if encoding == "cp1252":
         words = (found[0] for found in _WORD.finditer(content) if not found[0].isascii())
         example = next(words, "")[:_EXAMPLE]
-        line += f", as in {example!r}; if that looks wrong, {remedy}"
+        line += f", as in {example!r}; if that looks wrong, save it as UTF-8"
     return line
 
 

@@ -1,7 +1,7 @@
 """Request and response bodies of ``POST /v1/classify``."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.resources import files
 from itertools import repeat
@@ -63,9 +63,8 @@ class ClassifyRequest:
 
     def failed(self) -> list[dict[str, Any]]:
         """Return the results of the texts that cannot be labeled."""
-        failed = Classification(0, "", None, 0.0, 0.0, 0, complete=True, prediction=None)
         return [
-            _record(replace(failed, error=InvalidInputError(problem)), self, place)
+            _record(Classification(0, "", None, error=InvalidInputError(problem)), self, place)
             for place, problem in self.refused.items()
         ]
 

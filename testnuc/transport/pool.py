@@ -13,6 +13,7 @@ import asyncio
 import logging
 import re
 import select
+import socket
 from collections.abc import Mapping
 from functools import partial
 from itertools import count
@@ -179,6 +180,13 @@ class ConnectionPool(aiohttp.TCPConnector):
     def __init__(self, limit: int) -> None:
         super().__init__(limit=limit)
         self._factory = partial(_Connection, loop=self._loop)  # type: ignore[assignment]
+
+    async def _resolve_host(self, *name: Any, **more: Any) -> Any:
+        try:
+            return await super()._resolve_host(*name, **more)
+        except RuntimeError as exc:
+            # aiohttp takes the first of the addresses
+            raise socket.gaierror(socket.EAI_NONAME, "the name has no address") from exc
 
     async def post(self, post: Post, body: bytes, limits: aiohttp.ClientTimeout) -> PostResponse:
         """Send a request without a proxy, and read the head of the response; raises as aiohttp."""

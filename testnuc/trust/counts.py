@@ -267,18 +267,18 @@ def debiased(results: Sequence[Classification], learned: Learned) -> dict[str, l
     return {label: column for label, column in zip(counting.labels, made, strict=True) if label}
 
 
-def _said(results: Sequence[Classification]) -> tuple[list[str], list[Sequence[str]]]:
+def _said(results: Sequence[Classification]) -> tuple[list[str], list[Sequence[str] | None]]:
     """Return the texts of results, and the LLM's labels; the given ones where it was not asked."""
-    own: list[Sequence[str]] = []
+    own: list[Sequence[str] | None] = []
     for result in results:
-        unasked = () if result.source == "person" else result.labels
+        unasked = None if result.source == "person" else result.labels or None
         own.append(unasked if result.prediction is None else result.prediction.labels)
     return [result.text for result in results], own
 
 
 def count_labels(
     texts: Sequence[str],
-    own: Sequence[Sequence[str]],
+    own: Sequence[Sequence[str] | None],
     judged: Sequence[Judgment],
     labels: Sequence[str],
     groups: Sequence[str | None] | None = None,
@@ -296,9 +296,9 @@ def count_labels(
     none of the former, it raises an `InvalidInputError`.
 
     `texts` are those of each row, and may occur in several; `own` are the LLM's own labels of each
-    row; `labels` is the label set. A row whose group is None is in no group. If groups are
-    `periods`, the later half of the rows is also compared with the earlier half. The other
-    arguments are those of `Results.count_labels`.
+    row, None where they are unknown; `labels` is the label set. A row whose group is None is in no
+    group. If groups are `periods`, the later half of the rows is also compared with the earlier
+    half. The other arguments are those of `Results.count_labels`.
     """
     checked_number("confidence", confidence, 0.5, 0.9999)
     checked_number("judge_error", judge_error, 0, 0.4)
@@ -346,7 +346,7 @@ class _Counting:
     def __init__(
         self,
         texts: Sequence[str],
-        own: Sequence[Sequence[str]],
+        own: Sequence[Sequence[str] | None],
         judged: Sequence[Judgment],
         labels: Sequence[str],
         level: int | None,
@@ -365,7 +365,8 @@ class _Counting:
         #: bool[n, C]: the LLM's labels of each distinct text.
         self.own = np.zeros((len(places), len(self.labels)), dtype=np.bool_)
         for place, some in zip(self.place.tolist(), own, strict=True):
-            self.own[place, [number[cut(name)] for name in some if cut(name) in number]] = True
+            said = [number[cut(name)] for name in some or () if cut(name) in number]
+            self.own[place, said or [-1] * (some is not None)] = True
         people = any(one.source == "person" for one in judged)
         judge = "person" if people else "referee"
         # of a text that was skipped and not drawn at random, nothing is known
@@ -497,6 +498,8 @@ class _Counting:
         sample = JudgedSample(places, self.drawn[here], self.missing[here])
         judged, own = int(sample.drawn.sum()), self.own[inside]
         llm = (copies[inside] @ own) / max(len(rows), 1)
+        # not a stratum
+        own[:, -1] = False
         shares: list[Share | None] = [None] * len(self.labels)
         more = LEAST_JUDGED - judged
         if judged >= min(LEAST_JUDGED, len(inside)) > 0:

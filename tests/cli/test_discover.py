@@ -88,3 +88,19 @@ def test_the_next_command_can_be_run_as_it_stands():
         code, _, err = run_here(*words)
         assert code == 0, err
         assert Path("out-2.csv").exists()
+
+
+def test_without_labels_or_a_key_nothing_is_written(tickets):
+    before = {*Path().iterdir()}
+    code, _, err = run_here("discover", tickets, "-n", "4", key=None)
+    assert code == 2, err
+    assert "OPENAI_API_KEY" in err
+    assert {*Path().iterdir()} == before
+    namer = Namer()
+    namer.labels = []
+    with LoopbackLLM(namer) as llm:
+        code, _, err = run_here("discover", tickets, "-n", "4", "--base-url", llm.base_url)
+    assert code == 2, err
+    assert "no text has any label that openai/gpt-4o-mini named" in err
+    assert "next" not in err
+    assert not Path("labels.yaml").exists()

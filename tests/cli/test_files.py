@@ -10,7 +10,6 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +17,7 @@ from testnuc.cli import xlsx
 from testnuc.cli.decoding import decoded, delimiter_of
 from testnuc.cli.files import write_results
 from testnuc.cli.label_files import read_labels
-from testnuc.cli.reading import Table, read_input, read_table
+from testnuc.cli.reading import Table, read_table
 from testnuc.errors import InvalidInputError, ProviderError
 from testnuc.records import result_of
 from testnuc.results import read_results
@@ -56,16 +55,6 @@ def test_encoding_and_delimiter_are_recognized_and_noted(tmp_path, capsys, encod
     given = {"encoding": encoding, "delimiter": "tab" if delimiter == "\t" else delimiter}
     assert read_table(str(file), "message", **given).texts == table.texts
     assert capsys.readouterr().err == ""
-
-
-def test_a_note_names_the_options_of_a_command_that_has_them(tmp_path, capsys):
-    file = tmp_path / "in.csv"
-    file.write_bytes("id;text\n1;größer\n2;kleiner".encode("cp1252"))
-    given = {"file": str(file), "text_column": "text", "limit": None}
-    read_input(SimpleNamespace(**given, encoding=None, delimiter=None))
-    err = capsys.readouterr().err
-    assert "(--delimiter)" in err
-    assert "name its --encoding" in err
 
 
 def test_the_line_in_which_excel_names_the_delimiter(tmp_path):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from email.utils import formatdate
 from random import Random
 
+import aiohttp
 import orjson
 import pytest
 from aiohttp import web
@@ -39,6 +40,7 @@ from tests.transport.small_server import (
     SECRET,
     TWO,
     Waits,
+    Wire,
     cut_off,
     said,
     sending,
@@ -277,6 +279,23 @@ async def test_no_server():
             await transport.call(wire, ONE)
         assert caught.value.attempts == 3
         assert "127.0.0.1" in str(caught.value)
+        assert spent(transport.account) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("trust_env", [False, True])
+async def test_a_name_without_an_address(monkeypatch, trust_env):
+    """Some resolvers return no address instead of an error."""
+
+    async def nothing(*_, **__):
+        return []
+
+    monkeypatch.setattr(aiohttp.resolver.DefaultResolver, "resolve", nothing)
+    wire = Wire("http://no-address.example/v1")
+    policy = RetryPolicy(attempts=2, initial_wait=0.001)
+    async with sending(retry=policy, budget=Budget(calls=1), trust_env=trust_env) as transport:
+        with pytest.raises(ConnectionFailedError) as caught:
+            await asyncio.gather(*(transport.call(wire, ONE) for _ in range(3)))
+        assert "no-address.example (the name has no address); check base_url" in str(caught.value)
         assert spent(transport.account) == (0, 0, 0)
 
 

@@ -10,7 +10,7 @@ import pytest
 from testnuc._base.checks import hash_text
 from testnuc.errors import InvalidInputError
 from testnuc.trust import counts as counts_module
-from testnuc.trust.counts import count_labels, debiased
+from testnuc.trust.counts import count_labels, counted, debiased
 from testnuc.trust.evidence import Judgment
 from testnuc.types import Classification, Prediction
 
@@ -176,6 +176,24 @@ def test_none_of_the_labels_is_counted_where_it_was_judged():
     none = counts[-1].share
     assert none.low <= right.count("login") / 300 <= none.high
     assert "(none of these)" in str(counts)
+
+
+def test_texts_to_which_the_llm_gives_no_label_count_as_none():
+    """It was shown to say so of no text."""
+    texts, right, said = world()
+    judged = judged_at_random(texts, [None if x == "login" else x for x in right], 150)
+    answers = [() if x == ["login"] else x for x in said]
+    unknown = [None if x == ["login"] else x for x in said]
+    none, unasked = (count_labels(texts, own, judged, LABELS) for own in (answers, unknown))
+    assert none[-1].llm == said.count(["login"]) / 300
+    assert unasked[-1].llm == 0
+    assert [one.share for one in none] == [one.share for one in unasked]
+    results = [
+        Classification(at, text, None, prediction=Prediction(None, said="x") if at % 3 else None)
+        for at, text in enumerate(texts)
+    ]
+    learned = SimpleNamespace(judged=judged, labels=LABELS)
+    assert counted(results, learned)[-1].llm == pytest.approx(2 / 3)
 
 
 def test_what_counts_is_said():
