@@ -143,8 +143,7 @@ def write_results(
     fields = short_row if run is None else partial(file_row, full=lines)
     rows = []
     for at, row in enumerate(table.rows):
-        made = fields(results[at]) if at in results else {"nuc_error": problems.get(at)}
-        cells = empty | made
+        cells = empty | (fields(results[at]) if at in results else {"nuc_error": problems.get(at)})
         cells[CERTIFIED] = None if certified is None else "yes" if at in certified else "no"
         rows.append({name: row[name] for name in own if name in row} | cells)
     if lines and run is not None:

@@ -185,7 +185,8 @@ class ConnectionPool(aiohttp.TCPConnector):
         try:
             return await super()._resolve_host(*name, **more)
         except RuntimeError as exc:
-            # aiohttp takes the first of the addresses
+            if not isinstance(exc.__cause__, StopIteration):
+                raise
             raise socket.gaierror(socket.EAI_NONAME, "the name has no address") from exc
 
     async def post(self, post: Post, body: bytes, limits: aiohttp.ClientTimeout) -> PostResponse:

@@ -299,6 +299,16 @@ async def test_a_name_without_an_address(monkeypatch, trust_env):
         assert spent(transport.account) == (0, 0, 0)
 
 
+async def test_another_error_of_a_resolver_is_not_taken_for_it(monkeypatch):
+    async def closed(*_, **__):
+        raise RuntimeError("cannot schedule new futures after shutdown")
+
+    monkeypatch.setattr(aiohttp.resolver.DefaultResolver, "resolve", closed)
+    async with sending() as transport:
+        with pytest.raises(RuntimeError, match="after shutdown"):
+            await transport.call(Wire("http://no-address.example/v1"), ONE)
+
+
 @pytest.mark.slow
 async def test_calls_that_wait_fail_with_the_one_that_finds_no_server():
     async with serving(lambda n, r: said()) as (wire, _):
