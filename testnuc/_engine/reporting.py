@@ -292,10 +292,13 @@ def _neighbors(parts: Components, results: Results) -> Iterator[str]:
 
 def _judgments(learned: Learned | None, joined: JoinedReview | None) -> Iterator[str]:
     judged = () if learned is None else learned.judged
+    drawn = sum(one.probability is not None for one in judged)
     yield (
-        f"{len(judged):,} texts were drawn with known probabilities, {len(_at_random(learned)):,} "
+        f"{drawn:,} texts were drawn with known probabilities, {len(_at_random(learned)):,} "
         "of them at random from all.\n"
     )
+    if chosen := len(judged) - drawn:
+        yield f"{chosen:,} more were chosen, not drawn: they correct labels, and prove nothing.\n"
     by = Counter((one.day or "before dates were noted", one.source) for one in judged)
     for (day, source), n in sorted(by.items(), key=str):
         said = f"judged by {source}" if source else "skipped, or without agreement"

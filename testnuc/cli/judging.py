@@ -179,6 +179,9 @@ async def learn(given: SimpleNamespace) -> None:
             f"{labels:,} labels, {people:,} of them judged by a person, written to {output}"
             + (f"; {kept:,} texts keep what {source} says of them" if kept else "")
         )
+    drawn = [judgment for judgment in learned.judged if judgment.probability is not None]
+    if drawn and all(judgment.uniform for judgment in drawn):
+        to_stderr(f"how many texts have each label: {next_command('count', given)}")
     to_stderr(_after(learned, certificate, given))
 
 

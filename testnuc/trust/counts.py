@@ -198,6 +198,8 @@ class Counts(Brief, Sequence[LabelCount]):
             for axes, label in zip_longest(panels.flat, chosen):
                 if label is None:
                     axes.set_axis_off()
+                    # the panel above is the last one of its column
+                    panels[max(len(panels) - 2, 0), 1].tick_params(labelbottom=True)
                     continue
                 of_label = [
                     (groups.index(item.group), item)
@@ -227,7 +229,9 @@ def _draw(axes: Any, points: Sequence[tuple[int, LabelCount]], *, by_group: bool
     # a marker at the edge is drawn whole
     marks: dict[str, Any] = {"color": "gray", "markersize": 8, "clip_on": False}
     axes.plot(*pairs[0], "D", fillstyle="none", label="LLM alone", **marks)
-    axes.errorbar(*pairs[1], **bars, fmt="o", markersize=4, capsize=3, label="with judgments")
+    few = ", where enough" if np.isnan(value).any() else ""
+    marks = {"fmt": "o", "markersize": 4, "capsize": 3, "clip_on": False}
+    axes.errorbar(*pairs[1], **bars, **marks, label=f"with judgments{few}")
     axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -456,20 +460,25 @@ class _Counting:
         texts = {name: np.unique(self.place[rows]) for name, rows in members.items()}
         judged = {name: int(self.drawn[np.isin(self.rows, of)].sum()) for name, of in texts.items()}
         few = {g: m for g, m in judged.items() if m < min(LEAST_JUDGED, len(texts[g]))}
-        if few and max(judged.values()) < LEAST_JUDGED:
+        most, enough = max(judged.values(), default=0), max(LEAST_JUDGED, len(judged))
+        if few and most < LEAST_JUDGED and self.drawn.sum() < enough:
             raise InvalidInputError(
                 f"none of the {len(judged):,} groups has {LEAST_JUDGED} texts that were drawn at "
-                f"random and judged, the most have {max(judged.values())}; group by fewer values "
+                f"random and judged, the most have {most}; group by fewer values "
                 "(dates by a longer period), or judge more, with the goal count"
             )
         if few:
-            shares = [(LEAST_JUDGED - m) / len(texts[g]) for g, m in few.items()]
-            more = max(shares) * len(self.own)
+            # two standard deviations more than are expected to do
+            more = max(
+                (1 + math.sqrt(1 + LEAST_JUDGED - m)) ** 2 * len(self.own) / len(texts[g])
+                for g, m in few.items()
+            )
+            more = min(more, len(self.own) - len(self.rows))
             shown = [f"{name} ({some})" for name, some in islice(sorted(few.items()), _SHOWN)]
             self.notes.append(
                 f"too few judged texts for an interval, fewer than {LEAST_JUDGED}, are in "
                 f"{', '.join(shown)}{', ..' if len(few) > _SHOWN else ''}; about "
-                f"{math.ceil(more):,} more judgments, drawn at random, give each group one"
+                f"{math.ceil(more):,} more judgments, drawn at random, probably give each group one"
             )
         for name in sorted(members):
             rows = members[name]

@@ -67,8 +67,8 @@ class Share:
         chance = z * sqrt(mean * (1 - mean) * (1 / texts + 1 / others))
         return Share(
             value,
-            value - hypot(self.value - self.low, other.high - other.value, chance),
-            value + hypot(self.high - self.value, other.value - other.low, chance),
+            max(value - hypot(self.value - self.low, other.high - other.value, chance), -1.0),
+            min(value + hypot(self.high - self.value, other.value - other.low, chance), 1.0),
         )
 
 

@@ -25,7 +25,9 @@ def labeled():
         assert run_here("classify", "tickets.csv", *options(llm), "-o", "out.csv")[0] == 0
         assert run_here("review", "out.csv", "-n", "90", "--goal", "count")[0] == 0
         judged("review.json")
-        assert run_here("learn", "out.csv", "review.json")[0] == 0
+        code, _, err = run_here("learn", "out.csv", "review.json")
+        assert code == 0, err
+        assert "how many texts have each label: testnuc count out.csv" in err
         yield llm
 
 

@@ -104,9 +104,9 @@ def test_a_group_of_few_judged_texts_has_no_share_but_a_number():
     assert new.share is None
     assert new.number is None
     assert (new.judged, new.judgments_needed) == (1, 9)
-    # (10 - 1) * 300 / 20
+    # as many as are left: (1 + 10 ** 0.5) ** 2 * 300 / 20 are more
     assert "too few judged texts for an interval, fewer than 10, are in " in str(counts)
-    assert "new (1); about 135 more judgments" in str(counts)
+    assert "new (1); about 210 more judgments" in str(counts)
     assert not any(line.startswith("new ") for line in str(counts).splitlines())
 
 
@@ -117,6 +117,28 @@ def test_a_column_of_values_that_differ_is_refused():
         count_labels(texts, said, judged, LABELS, [f"id {at}" for at in range(300)])
     with pytest.raises(InvalidInputError, match="the most have 9"):
         count_labels(texts, said, judged[:9], LABELS, ["one"] * 300)
+
+
+def test_where_every_group_has_few_judged_texts_all_are_counted():
+    texts, right, said = world()
+    months = [f"2026-{1 + at % 12:02}" for at in range(300)]
+    counts = count_labels(texts, said, judged_at_random(texts, right, 30), LABELS, months)
+    assert {count.group for count in counts if count.share is not None} == {None}
+    more = int(str(counts).split("; about ")[1].split()[0])
+    enough = count_labels(
+        texts, said, judged_at_random(texts, right, 30 + more), LABELS, months, periods=True
+    )
+    assert None not in {count.share for count in enough}
+
+
+def test_no_difference_of_shares_is_above_one():
+    texts, right, said = world()
+    right = ["refund" if at < 20 else "login" for at in range(300)]
+    groups = ["new" if at < 20 else "old" for at in range(300)]
+    counts = count_labels(texts, said, judged_at_random(texts, right, 290), LABELS, groups)
+    apart = [count.difference for count in counts if count.difference is not None]
+    assert max(one.high for one in apart) == 1
+    assert min(one.low for one in apart) == -1
 
 
 def test_a_text_counts_as_often_as_it_occurs():
@@ -349,6 +371,12 @@ def test_a_plot_by_group():
     shown = [axes for axes in by_month.axes if axes.axison]
     assert {axes.get_title(loc="left") for axes in shown} == set(LABELS)
     assert [tick.get_text() for tick in shown[-1].get_xticklabels()] == ["2024-01", "2024-02"]
+    # three labels in two columns: below the right one there is no panel
+    assert [any(t.label1.get_visible() for t in a.xaxis.get_major_ticks()) for a in shown] == [
+        False,
+        True,
+        True,
+    ]
     dark = count_labels(texts, said, judged, LABELS).plot(["login"], dark=True)
     (axes,) = dark.axes
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["login"]
