@@ -61,8 +61,8 @@ class Sampling(Brief):
     shortlist: int | Literal["auto", "levels", "all"] | None = "auto"
 
     def __post_init__(self) -> None:
-        checked_number("temperature", self.temperature, 0.0, 2.0)
-        checked_number("top_p", self.top_p, 0.0, 1.0)
+        checked_number("temperature", self.temperature, 0.0, 2.0, none=True)
+        checked_number("top_p", self.top_p, 0.0, 1.0, none=True)
         checked_choice("confidence", self.confidence, ("verbalized", "logprobs"))
         checked_whole("texts_per_call", self.texts_per_call, least=1)
         if not isinstance(self.score_labels, bool):

@@ -78,13 +78,14 @@ def checked_positive(name: str, value: Any, *, zero: bool = False) -> float:
     return float(value)
 
 
-def checked_number(name: str, value: Any, low: float, high: float) -> float | None:
-    """Return `value` if it is None or a number from `low` to `high`."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise InvalidInputError(f"{name} is {value!r}; give a number from {low} to {high}, or None")
-    return float(value)
+def checked_number(name: str, value: Any, low: float, high: float, *, none: bool = False) -> None:
+    """Check that `value` is a number from `low` to `high`, or None with `none`."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if (none and value is None) or (number and low <= value <= high):
+        return
+    percent = number and value >= 50 and low <= value / 100 <= high <= 1
+    hint = f", such as {value / 100:g}" if percent else ", or None" if none else ""
+    raise InvalidInputError(f"{name} is {value!r}; give a number from {low} to {high}{hint}")
 
 
 def checked_choice(name: str, value: Any, choices: Sequence[str]) -> str:

@@ -515,7 +515,9 @@ def _open_standard_files() -> None:
 
 def _of_usage(error: Any) -> str:
     """Return a mistake in an option, and where it is if not on the command line."""
-    message, parameter = str(error.format_message()), getattr(error, "param", None)
+    # what a check of the value says of itself comes first
+    message = str(error.format_message()).replace("Value error, ", "", 1)
+    parameter = getattr(error, "param", None)
     if parameter is None or error.ctx is None:
         return message
     source = source_of(error.ctx, parameter.name)

@@ -4,7 +4,7 @@ import csv
 import io
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import date
 from pathlib import Path
@@ -31,6 +31,9 @@ from testnuc.trust.review import Review
 #: Of dates with slashes or hyphens; the time that follows a date.
 _ORDERS = ("%d-%m-%Y", "%m-%d-%Y")
 _TIME = re.compile(r"(?<=\d)[ ,T].*")
+_SHORT_YEAR = re.compile(r"\d\d?([-./])\d\d?\1\d\d")
+#: Different dates that are perhaps not meant as groups.
+_MANY = 50
 _PERIODS = {"year": "%Y", "quarter": "%Y-Q", "month": "%Y-%m", "week": "%G-W%V", "day": "%Y-%m-%d"}
 
 
@@ -74,29 +77,36 @@ def _groups(source: str, table: Table, column: str, period: str | None) -> list[
     """Return the group of each row, or the period of its date; None: the cell is empty."""
     require_column(source, table.columns, column, "name one of them", option="--by")
     cells = ["" if (value := row.get(column)) is None else str(value) for row in table.rows]
-    if period is None:
-        return [cell or None for cell in cells]
     # as it is written, in any time zone
     days = [_TIME.sub("", cell.strip()) for cell in cells]
+    if period is None:
+        dates = {*days} - {""}
+        if len(dates) > _MANY and all(any(_date(day, of) for of in _ORDERS) for day in dates):
+            to_stderr(f"note: {column!r} holds dates; to count by month, add --period month")
+        return [cell or None for cell in cells]
     groups = {
         day: f"{of:{_PERIODS[period]}}".replace("Q", f"Q{(of.month + 2) // 3}")
-        for day, of in _dates({*days} - {""}, column).items()
+        for day, of in _dates(days, column).items()
     }
     return list(map(groups.get, days))
 
 
-def _dates(days: Iterable[str], column: str) -> dict[str, Any]:
+def _dates(days: Sequence[str], column: str) -> dict[str, Any]:
     """Return the date of each day; all of a column say whether the day or the month is first."""
-    first, second = ({day: _date(day, order) for day in days} for order in _ORDERS)
+    first, second = ({day: _date(day, order) for day in {*days} - {""}} for order in _ORDERS)
     readings = [one for one in (first, second) if None not in one.values()]
     if len(readings) == 1 or (readings and first == second):
         return readings[0]
     unread = [day for day in first if first[day] is second[day] is None]
     problem = "is no date" if unread else "may have the day or the month first"
-    one = min(unread or [day for day in first if first[day] != second[day]])
+    wrong = {*unread} or {day for day in first if first[day] != second[day]}
+    rows = [row for row, day in enumerate(days, 1) if day in wrong]
+    one = days[rows[0] - 1]
+    short = " (a year needs four digits)" if _SHORT_YEAR.fullmatch(one) else ""
     raise InvalidInputError(
-        f"the column {column!r}: {one[:40]!r} {problem}; --period takes dates such as 2026-03-31, "
-        "31.3.2026 or, where other dates show what comes first, 3/31/2026: convert it"
+        f"the column {column!r}, row {rows[0]}: {one[:40]!r} {problem}{short}; such cells: "
+        f"{len(rows):,}; --period takes dates such as 2026-03-31, 31.3.2026 or, where other dates "
+        "show what comes first, 3/31/2026: convert it"
     )
 
 

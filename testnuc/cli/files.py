@@ -68,8 +68,9 @@ def require_new(output: str | None, *kinds: str, overwrite: bool, what: str = "o
     if kinds:
         require_kind(output, *kinds, what=what)
     if output is not None and not overwrite and Path(output).exists():
+        named = "-o" if what == "output" else f"--{what}"
         raise InvalidInputError(
-            f"{output} exists; add --overwrite to replace it, or name another -o"
+            f"{output} exists; add --overwrite to replace it, or name another {named}"
         )
 
 

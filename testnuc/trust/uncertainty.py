@@ -61,7 +61,8 @@ class UncertaintySampling:
 
     def __post_init__(self) -> None:
         checked_number("min_agreement", self.min_agreement, 0, 1)
-        if not checked_number("max_fraction", self.max_fraction, 0, 1):
+        checked_number("max_fraction", self.max_fraction, 0, 1)
+        if not self.max_fraction:
             raise InvalidInputError("max_fraction is 0; give a fraction above 0")
 
     def where_proved(self, texts: int, n_classes: int) -> UncertaintySampling:

@@ -72,7 +72,10 @@ def test_labels_are_counted_by_month(tickets):
             (["--by", "date"], "has no column 'date'"),
             (["--by", "nuc_label", "--period", "month"], "is no date"),
             (["--period", "month"], "--period needs --by"),
-            (["--confidence", "2"], "confidence is 2"),
+            (["--confidence", "2"], "give a number from 0.5 to 0.9999\n"),
+            (["--confidence", "95"], "give a number from 0.5 to 0.9999, such as 0.95"),
+            (["--period", "monat"], "'--period': 'monat' is not one of 'year'"),
+            (["--plot", "months.svg"], "add --overwrite to replace it, or name another --plot"),
             (["--plot", "a.txt"], "name a .png"),
             (["-o", "counts.json"], "exists"),
         ):
@@ -121,10 +124,13 @@ def test_other_dates_of_the_column_say_which_comes_first():
 @pytest.mark.parametrize(
     ("cells", "said"),
     [
-        (["3/3/2026", "1/3/2026"], "'1/3/2026' may have the day or the month first; --period "),
+        (["3/3/2026", "1/3/2026"], "row 2: '1/3/2026' may have the day or the month first; such"),
         (["13/3/2026", "3/13/2026"], "'13/3/2026' may have the day or the month first"),
-        (["31.12.26"], "'31.12.26' is no date"),
-        (["2026-12-31", "soon"], "the column 'at': 'soon' is no date"),
+        (["31.12.26"], r"row 1: '31.12.26' is no date \(a year needs four digits\)"),
+        (
+            ["2026-12-31", "soon", None, "n/a", "soon"],
+            "the column 'at', row 2: 'soon' is no date; such cells: 3; --period takes",
+        ),
         (["31.13.2026"], "is no date"),
         # a number of seconds
         ([1774915200], "'1774915200' is no date"),
@@ -133,3 +139,12 @@ def test_other_dates_of_the_column_say_which_comes_first():
 def test_what_is_not_clear_is_refused_with_its_value(cells, said):
     with pytest.raises(InvalidInputError, match=said):
         periods(cells)
+
+
+def test_many_dates_without_a_period_are_told(capsys):
+    days = [f"{1 + at % 28}.{1 + at // 28}.2026" for at in range(60)]
+    assert periods(days, None) == days
+    assert "'at' holds dates; to count by month, add --period month" in capsys.readouterr().err
+    for others in (days[:50], [*days, "n/a"], [f"customer {at}" for at in range(60)]):
+        periods(others, None)
+    assert not capsys.readouterr().err
