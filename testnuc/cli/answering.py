@@ -29,7 +29,8 @@ _HELP = (
 )
 #: The keys of the page; the second for labels of which one is "0".
 _NONE = ("0", "-")
-#: Labels that are listed when the beginning of a label is ambiguous.
+#: Labels that are listed at the start; when the beginning of a label is ambiguous.
+_ALL = 30
 _LISTED = 8
 #: Neighbors that are shown with a text.
 _NEIGHBORS = 3
@@ -62,8 +63,8 @@ def answer(review: Review, path: str) -> None:
     # the numbers of candidates would be ambiguous among labels such as "1"
     numbered = not any(map(_NUMBER.fullmatch, review.labels))
     file, at = ReviewFile(review, path), _next_open(review, 0)
-    hint = _HELP if numbered else _HELP.removeprefix("a number, ").replace("0 =", "- =")
-    to_stderr(f"several labels, separated by commas; each {hint}" if review.multilabel else hint)
+    hint = _hint(review, numbered=numbered)
+    to_stderr(hint)
     while at < len(review):
         item = review[at]
         shown = _show(item, numbered=numbered, of=len(review))
@@ -75,6 +76,9 @@ def answer(review: Review, path: str) -> None:
         key = None if said in review.labels else said
         if key == "q":
             break
+        if key in {"", "?"}:
+            to_stderr(hint)
+            continue
         if key == "n":
             at = _next_open(review, at + 1)
             continue
@@ -92,6 +96,17 @@ def answer(review: Review, path: str) -> None:
         file.save()
         to_stderr(review[at].answer or "none of these")
         at = _next_open(review, at + 1)
+
+
+def _hint(review: Review, *, numbered: bool) -> str:
+    """Return what can be typed, and the labels."""
+    hint = _HELP if numbered else _HELP.removeprefix("a number, ").replace("0 =", "- =")
+    if review.multilabel:
+        hint = f"several labels, separated by commas; each {hint}"
+    names = ", ".join(review.labels)
+    if len(review.labels) > _ALL:
+        names = f"{len(review.labels):,}; what you type lists those that begin so"
+    return f"{hint}, Enter = this help\nlabels: {names}"
 
 
 def _next_open(review: Review, start: int) -> int:

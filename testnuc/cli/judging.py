@@ -119,12 +119,14 @@ def _judge(
         from testnuc.cli import app
 
         app(words)
-    elif review.judged:
+        return
+    if not done:
+        again = f"testnuc review {shlex.quote(path)}{' --answer' if given.by_hand else ''}"
+        left = len(review) - len(review.judged)
+        to_stderr(f"{left:,} {'is' if left == 1 else 'are'} open; to continue: {again}")
+    if review.judged:
         joined = f"who shared the texts out learns from {path} and the other files together"
         to_stderr(f"next: {joined if part else then}")
-    else:
-        again = f"testnuc review {shlex.quote(path)}{' --answer' if given.by_hand else ''}"
-        to_stderr(f"continue with: {again}")
 
 
 async def learn(given: SimpleNamespace) -> None:

@@ -108,6 +108,21 @@ def test_what_another_terminal_saved_meanwhile_is_kept(gone, tmp_path, capsys):
     assert [item.answer for item in Review.load(path)] == ["login", None, "refund"]
 
 
+@pytest.mark.parametrize("asked", ["", "?"])
+def test_the_labels_are_listed_at_the_start_and_when_asked_for(asked, tmp_path, capsys):
+    path = tmp_path / "review.json"
+    _, told = answered(review_of(1), path, [asked], capsys)
+    assert told.count("\nlabels: refund, refund status, delivery, login\n") == 2
+    assert told.count("q = save and quit, Enter = this help\n") == 2
+    many = [f"label {at}" for at in range(31)]
+    _, told = answered(review_of(1, labels=many), path, [], capsys)
+    assert "labels: 31; what you type lists those that begin so" in told
+    assert "label 7" not in told
+    # a label may be called so
+    found, _ = answered(review_of(1, labels=("?", "a")), path, ["?"], capsys)
+    assert found == [("?", "person")]
+
+
 def test_undo_goes_back_and_a_new_answer_replaces_the_old(tmp_path, capsys):
     path = tmp_path / "review.json"
     found, told = answered(review_of(2), path, ["u", "1", "u", "login", "2"], capsys)
