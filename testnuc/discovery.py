@@ -225,7 +225,13 @@ def _parts(model: str | Provider | WireProvider, client: Mapping[str, Any]) -> C
 def _clusters_of(texts: int, n: int | None, model: object) -> int:
     """Return the number of clusters of so many texts, with about `n` labels."""
     if texts < _FEWEST:
-        raise InvalidInputError(f"there are {texts} different texts; give {_FEWEST} at least")
+        raise InvalidInputError(
+            f"different texts: {texts}; give {_FEWEST} at least, or write the labels by hand"
+        )
+    if model == "local/zero-shot":
+        raise InvalidInputError(
+            f"model {model!r} chooses among labels and names none; give an LLM, or {KEYWORDS!r}"
+        )
     if n is None:
         fine = min(max(texts // _PER_CLUSTER, 2 * _FINENESS), _MOST_CLUSTERS)
     else:

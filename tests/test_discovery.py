@@ -191,13 +191,15 @@ def test_a_wrong_key_ends_after_one_call():
 
 def test_wrong_input_is_refused():
     for texts, more, said in (
-        (["one", "two"], {}, "there are 2 different texts; give 20 at least"),
+        (["one", "two"], {}, "different texts: 2; give 20 at least, or write the labels by hand"),
         (texts_of(), {"n": 1}, "n is 1"),
         (texts_of(), {"labels": ["a", "a"]}, "duplicate label"),
         (["", *texts_of()], {}, "is empty"),
+        (texts_of(), {"model": "local/zero-shot"}, "names none; give an LLM, or 'local/keywords'"),
     ):
+        given = {"model": KEYWORDS, "embedder": HashEmbedder(), **more}
         with pytest.raises(InvalidInputError, match=said):
-            asyncio.run(testnuc.discover(texts, KEYWORDS, embedder=HashEmbedder(), **more))
+            asyncio.run(testnuc.discover(texts, **given))
 
 
 def test_a_failing_provider_raises():

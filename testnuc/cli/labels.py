@@ -118,6 +118,7 @@ async def discover_labels(given: SimpleNamespace) -> None:
     table = read_input(given, guess=False)
     _, valid = usable(table, given.file)
     texts = list(dict.fromkeys(str(table.texts[at]) for at in valid))
+    of = f" of {len(table.texts):,}" if len(texts) < len(table.texts) else ""
     if len(texts) > MOST_TEXTS:
         to_stderr(f"labels are found in {MOST_TEXTS:,} texts of {len(texts):,}, drawn at random")
         texts = random.Random(0).sample(texts, MOST_TEXTS)  # noqa: S311 - the same in every run
@@ -136,8 +137,8 @@ async def discover_labels(given: SimpleNamespace) -> None:
     store.create_folder()
     known = None if labels is None else read_labels(labels)
     to_stderr(
-        f"embedding and clustering {len(texts):,} texts; then {model} names the clusters; after "
-        "Ctrl-C, the same command goes on where it was"
+        f"embedding and clustering {len(texts):,} different texts{of}; then {model} names the "
+        "clusters; after Ctrl-C, the same command goes on where it was"
     )
     found = await discover(texts, model, labels=known, n=given.n, tree=given.tree, **options)
     if not found.labels:
@@ -151,6 +152,11 @@ async def discover_labels(given: SimpleNamespace) -> None:
     to_stderr(", ".join(filter(None, (f"{found.usage.calls:,} calls", *parts))))
     if 10 * len(found.misfits) > found.drawn:
         to_stderr("many texts fit none of the labels: a higher -n finds more labels")
+    if model == KEYWORDS:
+        to_stderr(
+            f"these are words that set texts apart: edit {output}, or give an LLM as --model, "
+            "before you label with it"
+        )
     asked = client.given(_REPEATED[2:] if model == KEYWORDS else _REPEATED)
     asked |= {"labels": output, "none_label": "none of these"}
     label = command(

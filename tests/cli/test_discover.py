@@ -28,7 +28,7 @@ def test_texts_become_a_label_file(tickets):
         code, out, err = run_here("discover", tickets, *options)
         assert code == 0, err
         assert "4 labels, 4 new, 0 dropped" in out
-        assert "embedding and clustering 160 texts; then openai/gpt-4o-mini names" in err
+        assert "embedding and clustering 160 different texts; then openai/gpt-4o-mini names" in err
         assert f"{llm.calls} calls, 4 labels, written to labels.yaml" in err
         assert "testnuc classify tickets.csv" in err
         labels = read_labels("labels.yaml")
@@ -52,7 +52,8 @@ def test_words_name_labels_without_a_key(tickets):
     labels = read_labels("found.json")
     assert list(labels)[:2] == ["refund", "other"]
     assert len(labels) > 2
-    assert "--model" not in err
+    assert "these are words that set texts apart: edit found.json" in err
+    assert "--model" not in err.rpartition("next, label the texts")[2]
     code, out, err = run_here("discover", tickets, "-n", "16", "--tree", "--dry-run")
     assert code == 0, err
     # 48 clusters: their names, as many pairs, 96 texts on trial, the list, the same texts
