@@ -57,7 +57,7 @@ _FINENESS = 3
 #: Central and border texts that name a cluster, their characters, and central texts that are
 #: labeled to try out the labels; random ones, which say how many texts fit none; these in a call.
 _CENTRAL, _BORDER, _CHARACTERS, _TRIED, _RANDOM, _PACKED = 10, 5, 300, 2, 100, 10
-#: Rejected texts that end a run: fewer may be rejected because of what they say.
+#: Rejected texts, or unreadable answers in a row, that end a run: fewer may be due to the texts.
 _MOST_REJECTED = 20
 #: Similarity of two labels, by names and texts, from which the LLM is asked whether they are one.
 _ALIKE = 0.6
@@ -308,6 +308,8 @@ class _Run:
     described: dict[str, str]
     answered: bool = False
     rejected: list[ProviderError] = field(default_factory=list)
+    #: Of answers about one text, the last ones in a row that could not be read.
+    unreadable: list[ReplyError] = field(default_factory=list)
 
     async def discovered(self, random: np.random.Generator) -> Discovery:
         """Name clusters, merge names, and drop those that no text has."""
@@ -521,6 +523,9 @@ class _Run:
     async def _answers(self, task: Task, texts: tuple[str, ...]) -> list[Answer | None]:
         """Ask about texts in one call; None: the answer is unreadable, or the text is rejected."""
         answers: Sequence[Answer | ProviderError]
+        if len(self.unreadable) >= _MOST_REJECTED:
+            # each is paid for
+            raise ReplyError(f"{len(self.unreadable)} answers in a row: {self.unreadable[-1]}")
         try:
             request = Request(task, writing.user_prompt(texts), texts)
             answers = (await self.parts.predictor.call(request)).answers
@@ -532,8 +537,12 @@ class _Run:
                 # one of them may be at fault
                 found += await self._answers(task, (text,))
                 continue
-            if isinstance(answer, Answer | ReplyError):
+            if isinstance(answer, Answer):
                 self.answered = True
+                self.unreadable.clear()
+            elif isinstance(answer, ReplyError):
+                self.answered = True
+                self.unreadable.append(answer)
             else:
                 self.rejected.append(answer)
                 # because of this text, if others are answered; a wrong key fails once

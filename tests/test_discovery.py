@@ -13,7 +13,9 @@ from testnuc.errors import (
     BadRequestError,
     ContentRefusedError,
     InvalidInputError,
+    ReplyError,
     ServerError,
+    UnreadableReplyError,
 )
 from testnuc.protocols import Answer, Reply
 from testnuc.testing import HashEmbedder, LoopbackLLM
@@ -278,6 +280,26 @@ def test_a_text_that_is_rejected_does_not_fail_those_in_its_call():
     assert len(found.misfits) == 1
     # twelve clusters, the list, eight calls of ten texts, and alone those of one, on each trial
     assert provider.calls <= 12 + 1 + 8 + 2 * 10
+
+
+def test_answers_that_cannot_be_read_end_a_run_soon(tmp_path):
+    """Each text of a packed call was asked about alone: ten times the calls that were promised."""
+
+    class Rambling(Filtered):
+        def rejects(self, text):
+            return "Central texts" not in text
+
+    provider = Rambling(UnreadableReplyError)
+    given = {"n": 4, "embedder": HashEmbedder(), "store": tmp_path / "answers.db"}
+    with pytest.raises(ReplyError, match="20 answers in a row: blocked"):
+        asyncio.run(testnuc.discover(texts_of(), provider, **given))
+    # three tries for each answer
+    assert provider.calls < 90
+    # names are stored
+    sober = Filtered(UnreadableReplyError, topics=())
+    found = asyncio.run(testnuc.discover(texts_of(), sober, **given))
+    assert set(found.labels) == set(LABELS)
+    assert not any(text.startswith("Central texts:") for text in sober.namer.asked[:5])
 
 
 class Librarian(Namer):
