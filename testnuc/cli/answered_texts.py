@@ -130,11 +130,13 @@ async def labeled(nuc: TestNUC, table: Table, source: str) -> LabeledTable:
     found = LabeledTable(await nuc.classify_many(texts), valid, problems, before)
     now = found.merged()
     edited = RunNote.of(source).edited(rows[at] for at in now) if rows else []
-    edited = [row for row in edited if (row.label or "") != (now[row.index].label or "")]
+    # what the file says is kept of others; what a person said is known
+    used = {(at, r.label or "") for at, r in now.items() if r.source == "person" or at in before}
+    edited = [row for row in edited if (row.index, row.label or "") not in used]
     if edited:
         take = command("learn", source, {}, source, "-o", free_name("better.csv"))
         to_stderr(
-            f"note: {len(edited):,} labels in {source} were edited and are not used, as "
+            f"note: labels in {source} that were edited and are not used: {len(edited):,}, as "
             f"{edited[0].label!r} in row {edited[0].index + 1}; as your judgments they are: {take}"
         )
     return found

@@ -101,12 +101,10 @@ def answer(review: Review, path: str) -> None:
 def _hint(review: Review, *, numbered: bool) -> str:
     """Return what can be typed, and the labels."""
     hint = _HELP if numbered else _HELP.removeprefix("a number, ").replace("0 =", "- =")
-    if review.multilabel:
-        hint = f"several labels, separated by commas; each {hint}"
-    names = ", ".join(review.labels)
-    if len(review.labels) > _ALL:
-        names = f"{len(review.labels):,}; what you type lists those that begin so"
-    return f"{hint}, Enter = this help\nlabels: {names}"
+    several = "several labels, separated by commas; each " if review.multilabel else ""
+    many = f"{len(review.labels):,}; what you type lists those that begin so"
+    names = ", ".join(review.labels) if len(review.labels) <= _ALL else many
+    return f"{several}{hint}, Enter = this help\nlabels: {names}"
 
 
 def _next_open(review: Review, start: int) -> int:
@@ -135,8 +133,6 @@ def _label(said: str, review: Review, shown: list[str]) -> str | None:
         return said
     if said in _NONE:
         return None
-    if not said:
-        raise InvalidInputError(_HELP)
     if shown and _NUMBER.fullmatch(said):
         if not 1 <= int(said) <= len(shown):
             raise InvalidInputError(f"there is no number {said}; give 1 to {len(shown)}")

@@ -142,8 +142,12 @@ _ALARM = 3
 
 def audit(given: SimpleNamespace) -> None:
     """Let a person judge the texts of past weeks; print what all judged ones say, and alarms."""
-    _check_audit(given)
     store, path = given.place, given.review
+    require_store(store)
+    require_kind(path, ".json", what="review")
+    require_new(given.output, ".csv", ".json", overwrite=given.overwrite)
+    if given.since is not None and not re.fullmatch(r"\d{4}-W\d\d", given.since):
+        raise InvalidInputError(f"--since is {given.since!r}; give a week such as 2026-W07")
     weeks, running = run_to_end(_read(store))
     if weeks:
         weeks = run_to_end(_answered(store, weeks, _answers(path, weeks[-1])))
@@ -166,14 +170,6 @@ def audit(given: SimpleNamespace) -> None:
         write_counts(found.counts, given.output)
     if found.moves:
         raise typer.Exit(_ALARM)
-
-
-def _check_audit(given: SimpleNamespace) -> None:
-    require_store(given.place)
-    require_kind(given.review, ".json", what="review")
-    require_new(given.output, ".csv", ".json", overwrite=given.overwrite)
-    if given.since is not None and not re.fullmatch(r"\d{4}-W\d\d", given.since):
-        raise InvalidInputError(f"--since is {given.since!r}; give a week such as 2026-W07")
 
 
 async def _read(store: str) -> tuple[list[AuditWeek], AuditWeek | None]:

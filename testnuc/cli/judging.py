@@ -88,10 +88,8 @@ def review(given: SimpleNamespace) -> None:
 
 def _share_out(parts: Sequence[Review], output: str, run: Sequence[str]) -> None:
     """Write a file for each judge."""
-    files = [str(Path(output).with_stem(f"{Path(output).stem}-{n + 1}")) for n in range(len(parts))]
-    for file in files:
-        if Path(file).exists():
-            raise InvalidInputError(f"{file} exists; name another -o")
+    names = (f"{Path(output).stem}-{n}" for n in range(1, len(parts) + 1))
+    files = [_new_review(str(Path(output).with_stem(name))) for name in names]
     for part, file in zip(parts, files, strict=True):
         part.save(file)
         to_stderr(f"{len(part):,} texts to judge, written to {file}: testnuc review {file}")
@@ -122,8 +120,7 @@ def _judge(
         return
     if not done:
         again = f"testnuc review {shlex.quote(path)}{' --answer' if given.by_hand else ''}"
-        left = len(review) - len(review.judged)
-        to_stderr(f"{left:,} {'is' if left == 1 else 'are'} open; to continue: {again}")
+        to_stderr(f"still open: {len(review) - len(review.judged):,}; to continue: {again}")
     if review.judged:
         joined = f"who shared the texts out learns from {path} and the other files together"
         to_stderr(f"next: {joined if part else then}")
@@ -229,7 +226,7 @@ def _lesson(
     given: SimpleNamespace, former: Mapping[str, Sequence[str]]
 ) -> Callable[..., Awaitable[Learned]]:
     """Read what was judged; returns a function by which a client learns from it, with options."""
-    files, at_random = given.judged, given.at_random
+    files, at_random, places = given.judged, given.at_random, list[str]()
     if all(map(_is_review, files)):
         judged = _read_reviews(files)
         if not judged.judged:
@@ -253,12 +250,14 @@ def _lesson(
         if not edited:
             raise InvalidInputError(f"no label in {file} differs from what was written there")
         texts, labels = [row.text for row in edited], [row.label for row in edited]
+        places = [f"{file}, row {row.index + 1}" for row in edited]
     else:
         texts, right = read_marks(existing(files[0]))
         labels = [*right]
     if at_random:
         return lambda nuc, **how: nuc.learn(texts, labels, **how)
-    return lambda nuc, **how: nuc.learn(_chosen_by_hand(texts, labels, nuc), **how)
+    places = places or [f"{', '.join(files)}, {text[:60]!r}" for text in texts]
+    return lambda nuc, **how: nuc.learn(_chosen_by_hand(texts, labels, places, nuc), **how)
 
 
 async def _from_store(
@@ -416,12 +415,15 @@ def _new_review(output: str | None) -> str:
     return output
 
 
-def _chosen_by_hand(texts: list[str], labels: list[Any], nuc: TestNUC) -> Review:
+def _chosen_by_hand(texts: list[str], labels: list[Any], places: list[str], nuc: TestNUC) -> Review:
     """Return marks as a review whose texts were chosen: they correct, and prove nothing."""
     items = [ReviewItem(at, text, hash_text(text)) for at, text in enumerate(texts)]
     made = Review(items, nuc.labels.names, len(nuc), nuc.model, multilabel=nuc.labels.multilabel)
     for at, label in enumerate(labels):
-        made.answer(at, made.as_given(label) if isinstance(label, str | None) else label)
+        try:
+            made.answer(at, made.as_given(label) if isinstance(label, str | None) else label)
+        except InvalidInputError as exc:
+            raise InvalidInputError(f"{places[at]}: {exc}") from exc
     return made
 
 

@@ -88,10 +88,11 @@ class RunNote:
         kinds = {"store": str, "text_column": str, "written": str, "options": dict, "rows": str}
         places = (_folder_of(output) / _NOTE, _copy_of(output))
         noted = next(filter(None, (_facts(place, **kinds) for place in places)), None)
-        if noted is None and (written := _digest(output)) is not None:
-            # a copy under another name
+        written = _digest(output)
+        if written is not None and (noted is None or noted.get("written") != written):
+            # a copy under another name, also in place of what was here
             others = (_facts(place, **kinds) for place in PROJECT.glob("output-*.json"))
-            noted = next((facts for facts in others if facts.get("written") == written), None)
+            noted = next((facts for facts in others if facts.get("written") == written), noted)
         return cls(**noted or {})
 
     def place(self, output: str) -> Path | None:

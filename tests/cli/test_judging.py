@@ -787,7 +787,7 @@ def test_labels_that_are_edited_in_the_results_are_named_and_can_be_taken(ticket
 
     code, _, err = run_here("describe", "out.csv")
     assert code == 0, err
-    assert "note: 3 labels in out.csv were edited and are not used, as " in err
+    assert "note: labels in out.csv that were edited and are not used: 3, as " in err
     assert "testnuc learn out.csv out.csv -o better.csv" in err
     code, out, err = run_here("learn", "out.csv", "./out.csv", "-o", "better.csv")
     assert code == 0, err
@@ -815,4 +815,38 @@ def test_labels_that_are_edited_in_the_results_are_named_and_can_be_taken(ticket
     edited(rows)
     code, _, err = run_here("learn", "out.csv", "out.csv")
     assert code == 2
-    assert "did you mean 'refund'?" in err
+    said = "the label 'refnd' is not in the label set; did you mean 'refund'?"
+    assert f"out.csv, row 1: {said}" in err
+    Path("marks.csv").write_text("text,right_label\nlost,refund\nfound,refnd\n")
+    code, _, err = run_here("learn", "out.csv", "marks.csv")
+    assert (code, f"marks.csv, 'found': {said}" in err) == (2, True), err
+
+
+@pytest.mark.slow
+def test_edits_that_agree_with_what_was_learned_are_named_and_a_copy_has_none(tickets):
+    """They were left out, though `learn` took them."""
+    with LoopbackLLM(wrong_at_random) as llm:
+        assert run_here("classify", tickets, *options(llm), "-o", "out.csv")[0] == 0
+    assert run_here("review", "out.csv", "-n", "60")[0] == 0
+    judged("review.json")
+    assert run_here("learn", "out.csv", "review.json", "-o", "better.csv")[0] == 0
+    written, better = (read_table(f"{name}.csv", "text").rows for name in ("out", "better"))
+    one = next(
+        row
+        for row, new in zip(written, better, strict=True)
+        if new["nuc_source"] != "person" and row["nuc_label"] != new["nuc_label"]
+    )
+    one["nuc_label"] = better[written.index(one)]["nuc_label"]
+    with Path("out.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(written[0]))
+        writer.writeheader()
+        writer.writerows(written)
+    code, _, err = run_here("describe", "out.csv")
+    assert code == 0, err
+    assert "note: labels in out.csv that were edited and are not used: 1, as" in err
+    code, out, err = run_here("learn", "out.csv", "out.csv", "-o", "better-2.csv")
+    assert (code, "61 of 240 texts are judged" in out) == (0, True), out
+    assert "edited" not in run_here("describe", "out.csv")[2]
+    # what another output holds was not edited
+    Path("better.csv").replace("out.csv")
+    assert "edited" not in run_here("describe", "out.csv")[2]

@@ -216,7 +216,7 @@ def test_one_command_from_labels_to_corrected_ones(person, monkeypatch):
         monkeypatch.setattr("builtins.input", lambda _: next(lines))
         code, _, err = run_here("review", "out.csv", "-n", "3", "--answer", "-o", "third.json")
         assert (code, "2 of 3 texts are judged" in err) == (0, True), err
-        assert "1 is open; to continue: testnuc review third.json --answer\nnext: testnuc l" in err
+        assert "still open: 1; to continue: testnuc review third.json --answer\nnext" in err
         # who judges without the results saves, and is told what to do with the file
         Path("out.csv").rename("elsewhere.csv")
         person(lambda self: self.send("done", None))
