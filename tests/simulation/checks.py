@@ -83,9 +83,11 @@ def endings(world: World) -> Iterator[str]:
             and operation.kind in {"many", "one", "pool"}
         ):
             yield f"{operation} took {seconds:.1f} s to notice that the server is down"
+        # a run may be at the first of three reads of a store that takes over a minute for each
+        reads = 3 if process.store.trouble else 1
         if (
             process.closed_at is not None
-            and operation.ended > process.closed_at + AFTER_CLOSE
+            and operation.ended > process.closed_at + reads * AFTER_CLOSE
             and not process.sleeps
         ):
             yield f"{operation} ended {operation.ended - process.closed_at:.0f} s after aclose"
@@ -195,7 +197,8 @@ def _denied(world: World, operation: Operation) -> Iterator[str]:
         if p.asked[0] == process.scope and p.at < operation.started - BEFORE
     }
     known = {text for text in earlier if hash_text(text) in stored}
-    if isinstance(error, BadRequestError) and known and not kept:
+    # of several samples, one may be stored
+    if isinstance(error, BadRequestError) and known and not kept and process.samples == 1:
         yield f"{operation} raised {type(error).__name__} although {len(known)} texts are stored"
 
 
