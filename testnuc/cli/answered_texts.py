@@ -128,11 +128,16 @@ async def labeled(nuc: TestNUC, table: Table, source: str) -> LabeledTable:
             "answer; run `testnuc classify` first, or name another --text-column"
         )
     found = LabeledTable(await nuc.classify_many(texts), valid, problems, before)
-    now = found.merged()
-    edited = RunNote.of(source).edited(rows[at] for at in now) if rows else []
-    # what the file says is kept of others; what a person said is known
-    used = {(at, r.label or "") for at, r in now.items() if r.source == "person" or at in before}
-    edited = [row for row in edited if (row.index, row.label or "") not in used]
+    places = dict.fromkeys([*valid, *before])
+    if edited := RunNote.of(source).edited(rows[at] for at in places) if rows else []:
+        now = found.merged()
+        # what the file says is kept of others; what a person said is known
+        kept = {at for at, row in now.items() if row.source == "person" or at in before}
+        edited = [
+            row
+            for row in edited
+            if row.index not in kept or (row.label or "") != (now[row.index].label or "")
+        ]
     if edited:
         take = command("learn", source, {}, source, "-o", free_name("better.csv"))
         to_stderr(
