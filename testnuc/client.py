@@ -249,8 +249,10 @@ class TestNUC:
         await self._ready()
         erased = await erase_texts(parts.store, hashes) if erase else ()
         removed = await parts.pool.remove(hashes)
-        await self._learning.load()
-        parts.pipeline.pool_predictions.forget_diagnosis()
+        if erase:
+            await self._learning.load()
+        if removed or erase:
+            parts.pipeline.pool_predictions.forget_diagnosis()
         return len(erased) if erase else removed
 
     async def forget(self, *, model: str | None = None) -> int:
