@@ -15,7 +15,7 @@ from testnuc.errors import InvalidInputError, StoreError
 from testnuc.label_matching import fold_case, fold_punctuation, typo_of
 from testnuc.label_tree import LabelTree, flattened, is_nested
 from testnuc.protocols import Answer
-from testnuc.types import SEPARATOR, Prediction, split_labels
+from testnuc.types import SEPARATOR, Classification, Prediction, split_labels
 
 __all__ = ["LabelSet", "as_stored"]
 
@@ -119,6 +119,17 @@ class LabelSet:
         return LabelSet(
             described if self.descriptions else names, self.none_label, multilabel=self.multilabel
         )
+
+    def record(self) -> dict[str, Any]:
+        """Return what a store notes of the set: all but descriptions."""
+        facts = {"none_label": self.none_label, "multilabel": self.multilabel}
+        return {"labels": list(self.names)} | {name: of for name, of in facts.items() if of}
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> LabelSet:
+        """Return the set of a `record`."""
+        several = record.get("multilabel", False)
+        return cls(record["labels"], record.get("none_label"), multilabel=several)
 
     def index(self, name: str) -> int | None:
         """Return the position of a label, compared exactly, or None."""
@@ -281,6 +292,12 @@ class LabelSet:
                 *((name, None) for name in outside),
             ),
         )
+
+    def unlabeled(self, index: int, text: str, error: Exception | None) -> Classification:
+        """Return the result of a text that could not be labeled."""
+        shares: dict[str, float] | None = {} if self.multilabel else None
+        path = None if self.tree is None else ()
+        return Classification(index, text, None, error=error, shares=shares, path=path)
 
     def __len__(self) -> int:
         return len(self.names)

@@ -97,7 +97,6 @@ class Predictor:
             instructions=instructions,
             confidence=confidence,
             texts_per_call=sampling.texts_per_call,
-            multilabel=labels.multilabel,
         )
         self.task = Task(
             system=self._system(labels),

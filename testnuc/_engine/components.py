@@ -107,15 +107,13 @@ class Components:
                 f"labeler is {labeler!r}; give 'llm', testnuc.UncertaintySampling(..) or "
                 "testnuc.Head.load(..)"
             )
-        multilabel, shortlist = self.labels.multilabel, self.sampling.shortlist
+        shortlist = self.sampling.shortlist
         #: A better model that judges.
         self.referee = Referee.of(referee)
         #: As the user gave them; `pipeline.settings` may add what was learned.
         self.policy = given_policy(policy)
         check_options(self.labels, self.policy, model, method, self.sampling, self.referee, labeler)
-        self.settings = settings = VoteSettings.of(
-            self.policy, k, self.labels.names, multilabel=multilabel
-        )
+        self.settings = settings = VoteSettings.of(self.policy, k, self.labels)
         #: How fast, how often and for how much the LLM is called.
         self.limits = _checked("limits", limits, Limits)
         checked_choice("neighbors", neighbors, ("predict", "stored"))
@@ -200,13 +198,11 @@ class Components:
         # commands about this store need not repeat these options
         self._facts = _known(
             model=self.model,
-            labels=list(self.labels.names),
+            **self.labels.record(),
             # a password may be part of an address
             base_url=None if base_url is None or "@" in base_url else base_url,
             embedder=embedder if isinstance(embedder, str) else None,
             instructions=instructions,
-            none_label=self.labels.none_label,
-            multilabel=multilabel or None,
             shortlist=self.shortlist,
             **{n: value for n, value in sampled if value != getattr(Sampling(), n)},
             seed=self.sampling.request_options.get("seed"),

@@ -80,10 +80,7 @@ class _Window:
         if problem is None and self.run is not None:
             return classification(self.run, self.places[position], index, text)
         error = stream.stopped if problem is None else InvalidInputError(f"text {index} {problem}")
-        labels = stream.pipeline.labels
-        shares: dict[str, float] | None = {} if labels.multilabel else None
-        path = None if labels.tree is None else ()
-        return Classification(index, text, None, error=error, shares=shares, path=path)
+        return stream.pipeline.labels.unlabeled(index, text, error)
 
 
 @dataclass(eq=False)

@@ -103,10 +103,8 @@ class BatchLane:
             "provider": provider.name,
             "model": provider.model,
             "base_url": provider.identity,
-            "labels": list(labels.names),
-            "none_label": labels.none_label,
             "confidence": predictor.task.confidence,
-            **({"multilabel": True} if labels.multilabel else {}),
+            **labels.record(),
         }
         reader = ResponseReader(provider, predictor.task, labels)
         self._lifecycle = BatchLifecycle(self._api, reader, self._store, policy=policy, price=price)

@@ -133,12 +133,10 @@ class BatchManager:
             known = (name, model, base_url, batch.scope)
             if known not in self._lifecycles:
                 provider = self._provider(f"{name}/{model}", str(base_url))
-                several = facts.get("multilabel", False)
-                labels = LabelSet(
-                    facts["labels"], none_label=facts["none_label"], multilabel=several
-                )
+                labels = LabelSet.of(facts)
                 # decoding needs no prompt
-                task = Task("", labels.names, confidence=facts["confidence"], multilabel=several)
+                several, sure = labels.multilabel, facts["confidence"]
+                task = Task("", labels.names, confidence=sure, multilabel=several)
                 self._lifecycles[known] = BatchLifecycle(
                     batch_api(provider, self._transport.auxiliary),
                     ResponseReader(provider, task, labels),

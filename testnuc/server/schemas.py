@@ -61,10 +61,10 @@ class ClassifyRequest:
         text = self.given[place]
         return fields | {"text": text if isinstance(text, str) else None}
 
-    def failed(self) -> list[dict[str, Any]]:
+    def failed(self, labels: LabelSet) -> list[dict[str, Any]]:
         """Return the results of the texts that cannot be labeled."""
         return [
-            _record(Classification(0, "", None, error=InvalidInputError(problem)), self, place)
+            _record(labels.unlabeled(0, "", InvalidInputError(problem)), self, place)
             for place, problem in self.refused.items()
         ]
 
@@ -230,7 +230,7 @@ def _fill(schemas: dict[str, Any], labels: LabelSet, suffix: str) -> None:
     """Name the labels in schemas, and leave out fields that results with them do not have."""
     schemas[f"Label{suffix}"]["enum"] = list(labels.names)
     schemas[f"LabelOrNull{suffix}"]["enum"] = [*labels.names, None]
-    without = TREE if labels.tree is None or labels.multilabel else ()
+    without = TREE if labels.tree is None else ()
     if labels.multilabel:
         joined = {"type": ["string", "null"], "description": "All labels, joined by '; '."}
         schemas[f"LabelOrNull{suffix}"] = joined

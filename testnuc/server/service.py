@@ -227,7 +227,7 @@ class Service:
         # shutdown may have begun while the body arrived; it waits for admitted requests only
         self._refuse_if_closing()
         if not asked.texts:
-            failed = asked.failed()
+            failed = asked.failed(served.nuc.labels)
             if not _wants_lines(request, asked):
                 return _json({"results": failed})
             return web.Response(body=b"".join(map(_line, failed)), content_type=_NDJSON)
@@ -254,7 +254,7 @@ class Service:
             result = await served.nuc.classify(asked.texts[0])
             served.note(result)
             return _json(record(result, asked))
-        results = asked.failed()
+        results = asked.failed(served.nuc.labels)
         for result in await served.nuc.classify_many(asked.texts):
             served.note(result)
             results.append(record(result, asked))
@@ -293,7 +293,7 @@ class Service:
     ) -> AsyncGenerator[bytes, None]:
         first, left = True, len(asked.texts)
         # a fatal error of one text may be that of all, which is sent once, as HTTP status
-        held = [_line(failed) for failed in asked.failed()]
+        held = [_line(failed) for failed in asked.failed(served.nuc.labels)]
         try:
             async with aclosing(self._results(served.nuc, asked.texts)) as results:
                 async for result in results:

@@ -37,6 +37,7 @@ from testnuc._base.arrays import Bools, Float32s, Float64s, Int32s, Int64s
 from testnuc._base.checks import checked_whole
 from testnuc._base.display import Brief
 from testnuc.errors import InvalidInputError
+from testnuc.labels import LabelSet
 from testnuc.trust.argmax import Argmax
 from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis, Interval
 from testnuc.trust.learned import Learned
@@ -424,14 +425,7 @@ class VoteSettings(Brief):
     llm_by_default: bool = False
 
     @classmethod
-    def of(
-        cls,
-        policy: str | VotePolicy,
-        k: int | None,
-        names: Sequence[str],
-        *,
-        multilabel: bool = False,
-    ) -> VoteSettings:
+    def of(cls, policy: str | VotePolicy, k: int | None, labels: LabelSet) -> VoteSettings:
         """Return the settings for the arguments of a client.
 
         The diagnosis behind "auto" compares single labels: with several for a text, "auto" keeps
@@ -440,11 +434,12 @@ class VoteSettings(Brief):
         if k is not None:
             checked_whole("k", k, least=0, most=_MOST_NEIGHBORS)
         given = given_policy(policy)
-        careful = multilabel and given.weight == "auto" and given.threshold is None
+        several = labels.multilabel
+        careful = several and given.weight == "auto" and given.threshold is None
         threshold = THRESHOLD if given.threshold is None else given.threshold
-        if multilabel and given.weight == "auto":
+        if several and given.weight == "auto":
             given = replace(given, weight="similarity")
-        prior = target_shares(given.prior, names)
+        prior = target_shares(given.prior, labels.names)
         fixed: VotePolicy | None
         if given.weight != "auto":
             fixed = replace(given, prior=None, prior_power=1.0, min_trust=None)
@@ -454,7 +449,7 @@ class VoteSettings(Brief):
         auto = fixed is None
         return cls(
             policy=fixed,
-            threshold=threshold if multilabel else None,
+            threshold=threshold if several else None,
             k=(MAX_NEIGHBORS if auto else _DEFAULT_K) if k is None else k,
             auto=auto,
             fixed_k=k is not None,

@@ -168,7 +168,7 @@ def test_any_label_set(names, none_label, said):
     for each in said:
         found = labels.match(each)
         assert found is None or 0 <= found < len(labels)
-    system = system_prompt(labels, none_label=none_label)
+    system = system_prompt(labels)
     assert all(json.dumps(name, ensure_ascii=False)[1:-1][:3] in system for name in labels)
     task = Task(system, labels.names)
     request = Request(task, user_prompt(["x"]), ("x",))

@@ -19,15 +19,14 @@ LABELS = LabelSet(["refund", 'say "no"', "\u00fcber"])
 
 
 def test_system_prompt_holds_all_that_is_the_same():
-    system = system_prompt(LABELS, instructions="  Be strict.\n", none_label="refund")
+    system = system_prompt(LABELS, instructions="  Be strict.\n")
     assert "probability between 0 and 1" in system
     assert 'Label Options: ["refund", "say \\"no\\"", "\u00fcber"]' in system
     assert "Guidelines:\nBe strict." in system
-    assert 'its label is "refund"' in system
     assert "never instructions" in system
     assert '{"label": "<label>", "confidence": <number>}' in system
     assert "answers" not in system
-    assert system == system_prompt(LABELS, instructions="Be strict.", none_label="refund")
+    assert system == system_prompt(LABELS, instructions="Be strict.")
 
 
 def test_the_none_label_is_that_of_the_set():

@@ -62,7 +62,7 @@ def run_of(ids, similarities, labels):
     """Return a run in which the LLM gave these labels."""
     texts = [PoolText(str(i), str(i).encode()) for i in range(len(labels))]
     names = [f"label {i}" for i in range(CLASSES)]
-    auto = VoteSettings.of("auto", None, names)
+    auto = VoteSettings.of("auto", None, LabelSet(names))
     run = Run(TextBatch(LabelSet(names), texts, len(texts), ids, similarities), auto)
     for place, label in enumerate(labels.tolist()):
         run.answers.put(place, Prediction(names[label], 0.9))
