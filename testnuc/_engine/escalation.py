@@ -60,11 +60,11 @@ class RefereeModel:
         self._transport = parts.internals.transport(
             max_concurrency=parts.limits.concurrency,
             retry=parts.limits.retry,
+            account=parts.transport.account,
             price=self.price,
             trust_env=getattr(provider, "trust_env", False),
             meter=self.meter,
         )
-        self._transport.share(self._transport.admission, parts.transport.account, by_tokens=False)
         #: Shows all labels.
         self.predictor = self._predictor(parts.labels)
         self._scheduler = Scheduler(

@@ -17,10 +17,11 @@ from testnuc._engine.reporting import few_neighbors, few_predictions
 from testnuc.client import TestNUC
 from testnuc.errors import ConfigurationError, InvalidInputError
 from testnuc.labels import LabelSet
+from testnuc.limits.budget import Meter
 from testnuc.limits.policies import Limits
 from testnuc.methods import Sampling
 from testnuc.protocols import Embedder, Method, Provider, WireProvider
-from testnuc.ray.limits import SharedLimits
+from testnuc.ray.labeler import Labeler
 from testnuc.ray.stages import BuildIndex, Embed, Predict, Vote, columns_of, hash_texts
 from testnuc.ray.workers import Settings, Shard, Voting, stored_learned
 from testnuc.trust.diagnosis import Diagnosis
@@ -44,6 +45,8 @@ _REFUSED = {
 #: CPUs reserved by an actor, if there are enough: waiting for a provider needs little.
 _CPUS = {"embed": 1.0, "predict": 0.25, "index": 0.1}
 _SHARD = {"num_cpus": 0, "max_concurrency": 1_000, "scheduling_strategy": "SPREAD"}
+#: The actor that calls the LLM: another process takes over from a dead one.
+_LABELER = {**_SHARD, "max_restarts": 3, "max_task_retries": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +108,11 @@ def classify_dataset(
         Stores predictions and embeddings, so that an interrupted job can resume:
         ``"postgresql://.."``; on a cluster of one machine, a path (SQLite).
     limits : Limits, optional
-        Of all actors together.
-    embed_actors, predict_actors, vote_actors : int
+        Of the whole job.
+    embed_actors, vote_actors : int
         Actors of each stage.
+    predict_actors : int
+        Batches that are predicted at a time, by one client within the `limits`.
     shards : int
         Actors with the pool, whose vectors must fit into their memory.
     batch_size : int
@@ -150,15 +155,11 @@ def classify_dataset(
     for name, number in {**given, "shards": shards, "batch_size": batch_size}.items():
         checked_whole(name, number, least=1)
     auto = _check(dataset, client, column, prefix)
-    name = f"testnuc-limits-{uuid4().hex}"
+    name = f"testnuc-labeler-{uuid4().hex}"
     # all prompts of a job show all labels
     sampling = replace(client.get("sampling") or Sampling(), shortlist=None)
     job = Settings({**client, "sampling": sampling}, name, ray.get_runtime_context().namespace)
-    shared = (
-        ray.remote(SharedLimits)
-        .options(name=name, num_cpus=0, max_concurrency=10_000)
-        .remote(client["limits"])
-    )
+    labeler = ray.remote(Labeler).options(name=name, **_LABELER).remote(job)
     pool = [ray.remote(Shard).options(**_SHARD).remote() for _ in range(shards)]
 
     cpus = max(1.0, ray.cluster_resources().get("CPU", 1.0))
@@ -190,20 +191,20 @@ def classify_dataset(
             .map_batches(BuildIndex, fn_constructor_args=(pool,), **stage("index"))
             .materialize()
         )
-        counts = put.to_pandas() if put.count() else None
-        number = 0 if counts is None else int(counts["texts"].sum())
-        dim = 1 if counts is None else int(counts["dim"].iloc[0])
+        counts = put.take_all()
+        number, dim = sum(row["texts"] for row in counts), counts[0]["dim"] if counts else 1
+        usage = Meter.sum(mark for row in counts for mark in row["usage"])
+        ray.get(labeler.close.remote())
         diagnosis = _in_cluster(ray, 1, _diagnosed, job, pool, dim) if auto else None
         learned = None if store is None else _in_cluster(ray, 0, _read_learned, job)
-        usage = ray.get(shared.usage.remote())
     except Exception:
         for actor in pool:
             ray.kill(actor)
-        failure = ray.get(shared.failure.remote())
+        failure = ray.get(labeler.failure.remote())
         if failure is None:
             raise
     finally:
-        ray.kill(shared)
+        ray.kill(labeler)
     if failure is not None:
         # outside of the handler: Ray's error references its frames, and would keep the actors alive
         raise failure

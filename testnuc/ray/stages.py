@@ -6,7 +6,6 @@ sent as fixed-size binary, float16. `LabelByHead` labels without an LLM.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +18,9 @@ from testnuc._base.loop_thread import Background
 from testnuc.embedders.cache import EmbeddingCache
 from testnuc.errors import InvalidInputError
 from testnuc.head import Head
-from testnuc.labels import LabelSet, as_stored
+from testnuc.labels import LabelSet
 from testnuc.protocols import Embedder, PoolText
-from testnuc.ray.limits import LimitsClient
-from testnuc.ray.workers import Outcome, Settings, Shards, Vectors, Voting, without_votes
+from testnuc.ray.workers import Outcome, Settings, Shards, Vectors, Voting
 from testnuc.types import Prediction, error_text, row
 
 if TYPE_CHECKING:
@@ -106,79 +104,35 @@ class Embed:
 
 
 class Predict:
-    """Adds the prediction of each text, or its error, within the limits that all workers share."""
+    """Adds the prediction of each text, or its error, and the usage to one row of a batch."""
 
     def __init__(self, settings: Settings) -> None:
-        import ray
-
-        self._settings = settings
-        self._loop = Background()
-        #: Of the current texts, for a provider that uses them.
-        self._vectors = Vectors()
-        actor = ray.get_runtime_context().get_actor_id()
-
-        async def start() -> None:
-            self._parts = without_votes(settings, self._vectors)
-            own = self._parts.limits
-            self._limits = LimitsClient(
-                settings.limits, self._parts.meter.mark, budget=own.budget, actor=actor or ""
-            )
-            self._limits.open()
-            shared: Any = self._limits  # is both
-            by_tokens = own.tokens_per_minute is not None
-            self._parts.transport.share(shared, shared, by_tokens=by_tokens)
-
-        with settings.reporting_errors():
-            self._loop.run(start())
+        self._labeler = settings.labeler
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """Predict a batch; raises if no call can succeed."""
+        import ray
+
         entries, rejected = _texts(table), table["rejected"].to_pylist()
-        self._vectors.of = {
+        vectors = {
             entry.hash: vector
             for entry, vector, why in zip(entries, _vectors(table), rejected, strict=True)
             if why is None
         }
-        with self._settings.reporting_errors():
-            outcomes = self._loop.run(self._predict(entries))
-        said = [as_stored(o) if isinstance(o, Prediction) else Prediction(None) for o in outcomes]
-        errors = [error_text(o) if isinstance(o, Exception) else None for o in outcomes]
+        outcomes, usage = ray.get(self._labeler.predict.remote(entries, vectors))
+        said = [one if isinstance(one, Prediction) else Prediction(None) for one in outcomes]
         return _with_columns(
             table,
             label=([p.label for p in said], "string"),
             confidence=([p.confidence for p in said], "float64"),
             said=([p.said for p in said], "string"),
-            error=(errors, "string"),
+            error=([one if isinstance(one, str) else None for one in outcomes], "string"),
+            usage=([usage, *[None] * (len(entries) - 1)], ["int64"]),
         )
-
-    async def _predict(self, entries: Sequence[PoolText]) -> list[Prediction | Exception]:
-        await self._parts.ready()
-        pipeline = self._parts.pipeline
-        run = pipeline.retriever.alone(entries, pipeline.settings)
-        try:
-            await pipeline.predict_own(run)
-        finally:
-            await self._limits.flush()
-        if self._limits.broken is not None:
-            raise self._limits.broken
-        known = run.answers
-        return [known.predictions[i] or known.errors[i] for i in range(len(entries))]
-
-    async def _close(self) -> None:
-        """Disconnect from the shared limits once calls in flight are answered."""
-        try:
-            await self._parts.aclose()
-        finally:
-            await self._limits.close()
-
-    def __del__(self) -> None:
-        # Ray deletes the object when the actor exits: close connections, cancel tasks
-        with contextlib.suppress(Exception):
-            self._loop.leave(self._close)
 
 
 class BuildIndex:
-    """Adds texts, vectors and predictions to the shards; returns their number and dimension."""
+    """Adds texts, vectors and predictions to the shards; returns their number, and the usage."""
 
     def __init__(self, shards: Sequence[Any]) -> None:
         self._loop = Background()
@@ -199,7 +153,8 @@ class BuildIndex:
         vectors = _vectors(table)
         rejected = table["rejected"].to_pylist()
         self._loop.run(self._shards.put(texts, vectors, outcomes, rejected))
-        return pa.table({"texts": [len(texts)], "dim": [vectors.shape[1]]})
+        usage = [mark for mark in table["usage"].to_pylist() if mark is not None]
+        return pa.table({"texts": [len(texts)], "dim": [vectors.shape[1]], "usage": [usage]})
 
 
 class Vote:

@@ -208,13 +208,13 @@ _OF_VOTES = frozenset({"labels", "k", "policy"})
 
 
 class Settings:
-    """The arguments of a job, as every actor gets them, and the name of its `SharedLimits`.
+    """The arguments of a job, as every actor gets them, and the name of its `Labeler`.
 
     Pickled as a whole: Ray would share the arrays of the user's embedder between actors, which
     makes them read-only.
     """
 
-    def __init__(self, client: Mapping[str, Any], limits: str, namespace: str) -> None:
+    def __init__(self, client: Mapping[str, Any], labeler: str, namespace: str) -> None:
         from ray import cloudpickle
 
         for name, value in client.items():
@@ -226,7 +226,7 @@ class Settings:
                     "its name where it has one, or an object that can be pickled"
                 ) from exc
         self._pickled: bytes = cloudpickle.dumps(dict(client))
-        self._limits = limits
+        self._labeler = labeler
         self._namespace = namespace
 
     @functools.cached_property
@@ -238,11 +238,11 @@ class Settings:
         return given
 
     @property
-    def limits(self) -> Any:
-        """The actor of `SharedLimits`."""
+    def labeler(self) -> Any:
+        """The actor that calls the LLM."""
         import ray
 
-        return ray.get_actor(self._limits, namespace=self._namespace)
+        return ray.get_actor(self._labeler, namespace=self._namespace)
 
     @contextlib.contextmanager
     def reporting_errors(self) -> Iterator[None]:
@@ -252,7 +252,7 @@ class Settings:
         try:
             yield
         except TestNUCError as error:
-            ray.get(self.limits.fail.remote(error))
+            ray.get(self.labeler.fail.remote(error))
             raise
 
     def __getstate__(self) -> dict[str, Any]:

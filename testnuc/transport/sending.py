@@ -45,7 +45,8 @@ class Transport:
 
     Belongs to the event loop of its first call; call `aclose` on that loop. `rate_limit` is the
     user's own limit per minute; the provider's headers are obeyed in any case. `max_concurrency`
-    bounds calls in flight and connections. Without a `price`, usd is unknown. `trust_env`, the
+    bounds calls in flight and connections. `account`: of a budget that another transport shares.
+    Without a `price`, usd is unknown. `trust_env`, the
     proxies of the environment, triples the CPU time of a call. Clock, sleep, jitter and connections
     can be replaced for tests.
     """
@@ -57,6 +58,7 @@ class Transport:
         max_concurrency: int = 64,
         retry: RetryPolicy | None = None,
         budget: Budget | None = None,
+        account: BudgetAccount | None = None,
         price: Price | None = None,
         trust_env: bool = False,
         meter: Meter | None = None,
@@ -78,7 +80,7 @@ class Transport:
             Admission(
                 rate_limit, max_concurrency, self._retry, clock=clock, wall=wall, rng=self._rng
             ),
-            BudgetAccount(budget),
+            BudgetAccount(budget) if account is None else account,
             self.meter,
             price=price,
             telemetry=telemetry,
@@ -106,15 +108,6 @@ class Transport:
     def account(self) -> BudgetAccount:
         """The budget's account."""
         return self._accounting.account
-
-    def share(self, admission: Admission, account: BudgetAccount, *, by_tokens: bool) -> None:
-        """Use limits and a budget that are shared with others; call before the first call.
-
-        `by_tokens`: whether the shared rate limit counts tokens.
-        """
-        self._accounting.admission = admission
-        self._accounting.account = account
-        self._limits_tokens = by_tokens
 
     @contextmanager
     def observed(self, observer: Callable[[ProviderError], object] | None) -> Iterator[None]:

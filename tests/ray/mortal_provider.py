@@ -14,7 +14,7 @@ from testnuc.testing import HashEmbedder
 from tests.conftest import confident
 
 #: The answer before which the process dies.
-_LAST = 60
+LAST = 60
 
 
 class Choosy(HashEmbedder):
@@ -44,7 +44,7 @@ class Mortal:
 
     async def answer(self, request):
         self.count += 1
-        if self.count == _LAST and not self.killed.exists():
+        if self.count == LAST and not self.killed.exists():
             self.killed.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         with self.asked.open("a") as log:

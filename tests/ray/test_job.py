@@ -14,9 +14,11 @@ import testnuc
 from testnuc import Limits
 from testnuc.ray import classify_dataset
 from testnuc.ray.job import _shares
+from testnuc.ray.labeler import Labeler
+from testnuc.ray.workers import Settings
 from testnuc.testing import HashEmbedder, LoopbackLLM, by_hash
 from tests.conftest import LABELS, confident, gold, messages
-from tests.ray.mortal_provider import Choosy, Mortal
+from tests.ray.mortal_provider import LAST, Choosy, Mortal
 
 # what Ray and its dependencies warn about is not ours
 pytestmark = [
@@ -84,7 +86,7 @@ def wrong_sometimes(text):
 
 
 def test_a_job_means_what_one_process_means_within_one_rate_and_budget():
-    # the server counts what exceeds it, as it would if each actor had a limit of its own
+    # the server counts what exceeds it, as it would if each stage had a limit of its own
     limit, choosy = testnuc.RateLimit(requests_per_minute=4_000), {"embedder": Choosy(TEXTS[100])}
     limits = testnuc.Limits(4_000, budget=testnuc.Budget(calls=301))
     with LoopbackLLM(wrong_sometimes, rate_limit=limit) as llm:
@@ -131,9 +133,27 @@ def test_a_killed_actor_loses_nothing_and_auto_decides_as_one_process_does(tmp_p
     assert set(asked) == set(TEXTS)
     # asked again is only what was in flight when the actor died
     assert asked.total() <= len(set(TEXTS)) + given["limits"].concurrency
-    assert 292 <= labeled.usage.calls <= 300  # a dead actor cannot report its last calls
+    # a dead process cannot report the calls of its last batches
+    assert 300 - LAST <= labeled.usage.calls <= 300
     assert labeled.diagnosis.predictions == 300
     assert rows_of(labeled) == one_process(None, **more)
+
+
+async def test_under_a_budget_no_process_takes_over_from_a_dead_one():
+    budget = Limits(budget=testnuc.Budget(calls=1))
+    with LoopbackLLM(confident) as llm:
+        for again, limits, fails in ((True, budget, True), (True, None, False)):
+            job = Settings({"labels": LABELS, **settings(llm.base_url), "limits": limits}, "x", "y")
+            labeler = Labeler(job, again=again)
+            entries = [testnuc.protocols.PoolText.of(TEXTS[0])]
+            if fails:
+                with pytest.raises(testnuc.TestNUCError, match="unknown; run the job again"):
+                    await labeler.predict(entries, {})
+                assert "has died" in str(await labeler.failure())
+            else:
+                [outcome], usage = await labeler.predict(entries, {})
+                assert (outcome.label, usage[0]) == (gold(TEXTS[0]), 1)
+            await labeler.close()
 
 
 def test_a_job_applies_what_was_learned(tmp_path):
