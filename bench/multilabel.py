@@ -96,7 +96,7 @@ def _kernels(names: list[str], repeats: int) -> Report:
 
 
 def _scores(right: NDArray[np.bool_], given: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return micro F1, macro F1, Jaccard index and exact match, as `score_multilabel` does."""
+    """Return micro F1, macro F1, Jaccard index and exact match, as `score` does."""
     hits, count, support = (right & given).sum(0), given.sum(0), right.sum(0)
     occurs = count + support > 0
     union = (right | given).sum(1)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from testnuc.errors import InvalidInputError
-from testnuc.metrics import score_multilabel
+from testnuc.metrics import score
 from testnuc.testing import LoopbackLLM
 from tests._engine.test_multilabel import labels_of
 from tests.cli.in_process import run_here
@@ -24,7 +24,7 @@ def test_scores_equal_those_of_scikit_learn(seed):
     # a label that occurs nowhere has no F1
     gold[0] = True
     names = np.array(list("abcde"))
-    found = score_multilabel([names[row] for row in gold], [names[row] for row in given])
+    found = score([names[row] for row in gold], [names[row] for row in given])
     assert found.micro_f1 == pytest.approx(metrics.f1_score(gold, given, average="micro"))
     assert found.macro_f1 == pytest.approx(metrics.f1_score(gold, given, average="macro"))
     assert found.exact_match == pytest.approx(metrics.accuracy_score(gold, given))
@@ -34,10 +34,10 @@ def test_scores_equal_those_of_scikit_learn(seed):
 
 
 def test_unknown_labels_are_errors():
-    found = score_multilabel([["a"], []], [None, None])
+    found = score([["a"], []], [None, None])
     assert (found.unlabeled, found.micro_f1, found.jaccard, found.exact_match) == (2, 0, 0, 0)
-    with pytest.raises(InvalidInputError, match="gold has 1 texts, and 0"):
-        score_multilabel([["a"]], [])
+    with pytest.raises(InvalidInputError, match="gold has 1 labels"):
+        score([["a"]], [])
 
 
 def written(path, gold):

@@ -31,7 +31,7 @@ from testnuc.cli.reading import (
     usable,
 )
 from testnuc.errors import InvalidInputError
-from testnuc.metrics import MultilabelScores, Scores, score, score_multilabel
+from testnuc.metrics import Scores, score
 from testnuc.records import text_of
 from testnuc.results import Results, read_results
 from testnuc.scoring import compare
@@ -94,20 +94,24 @@ def run(given: SimpleNamespace) -> None:
         labeled, _ = label_all(texts, client, kept)
         results = labeled
     where, results = _not_judged(where, results, file)
-    right = [gold[at] for at in where]
-    scores: Sequence[Scores] | Sequence[MultilabelScores]
     if several:
-        sets = list(map(split_labels, right))
         results = [with_empty_set(result) for result in results]
-        both = [[r.own_label for r in results], [r.label for r in results]]
-        scores = [score_multilabel(sets, list(map(_set, labels))) for labels in both]
-    else:
-        sure = [None if r.prediction is None else r.prediction.confidence for r in results]
-        alone = score(right, [r.own_label for r in results], sure)
-        scores = [alone, score(right, [r.label for r in results], [r.trust for r in results])]
-    _show(scores, _SEVERAL if several else _ONE)
+
+    def labels(said: str | None) -> list[str] | None:
+        return None if said is None else split_labels(said, several=several)
+
+    right = [split_labels(gold[at], several=several) for at in where]
+    sure = [None if r.prediction is None else r.prediction.confidence for r in results]
+    alone = score(right, [labels(r.own_label) for r in results], sure)
+    voted = score(right, [labels(r.label) for r in results], [r.trust for r in results])
+    rows = _SEVERAL if several else _ONE
+    _show(alone, voted, rows)
     if output is not None:
-        content = dict(zip(("alone", "voted"), map(asdict, scores), strict=True))
+        content = {
+            name: {field: getattr(scores, field) for field in rows.values()}
+            | {"per_class": [asdict(one) for one in scores.per_class]}
+            for name, scores in (("alone", alone), ("voted", voted))
+        }
         write_whole(output, [(json.dumps(content, indent=2) + "\n").encode()])
     if labeled is not None:
         end(labeled, kept)
@@ -148,10 +152,6 @@ def _gold(rows: Sequence[Mapping[str, Any]], column: str, *, several: bool) -> d
     return gold
 
 
-def _set(label: str | None) -> list[str] | None:
-    return None if label is None else split_labels(label)
-
-
 def _take_labels(client: Options, gold: dict[int, str], label_column: str, file: str) -> None:
     """Use the labels in the file; if labels are given, check that they include all of these."""
     several = client.several
@@ -175,8 +175,7 @@ def _take_labels(client: Options, gold: dict[int, str], label_column: str, file:
             )
 
 
-def _show(scores: Sequence[Scores] | Sequence[MultilabelScores], rows: Mapping[str, str]) -> None:
-    alone, voted = scores
+def _show(alone: Scores, voted: Scores, rows: Mapping[str, str]) -> None:
     figures = ((n, _figure(getattr(alone, f)), _figure(getattr(voted, f))) for n, f in rows.items())
     print(columns([("", "alone", "voted"), *figures]))
     print("\nthe labels, voted, those with the lowest F1 first")

@@ -9,7 +9,7 @@ import pytest
 
 from testnuc import InvalidInputError, StoreError
 from testnuc._engine.threshold_learning import learn_thresholds
-from testnuc.metrics import score_multilabel
+from testnuc.metrics import score
 from testnuc.trust.evidence import Draws, Judged
 from testnuc.trust.head import FOLDS, fit_folds, predict_folds
 from testnuc.trust.learned import Learned
@@ -78,7 +78,7 @@ def test_scores_hold_votes_and_answers_and_are_scored_as_sets_are():
     right = labels_of(gold)
     for given in (scores.given, scores.own, scores.vote.share > 0.2):
         said = sets_of(scores, given)
-        found = score_multilabel([set(map(str, np.flatnonzero(row))) for row in gold], said)
+        found = score([set(map(str, np.flatnonzero(row))) for row in gold], said)
         assert jaccard(*counts(scores, right, given)).mean() == pytest.approx(found.jaccard)
         assert exact(scores, right, given).mean() == pytest.approx(found.exact_match)
     rows = np.array([7, 3, 3])
@@ -140,8 +140,8 @@ def test_judgments_prove_a_gain_or_leave_labels_as_they_are():
     assert learned.decides in {"thresholds", "head"}
     assert learned.gain.low > 0
     right = [{str(c) for c in np.flatnonzero(row)} for row in gold]
-    before = score_multilabel(right, sets_of(scores, scores.given)).jaccard
-    after = score_multilabel(right, sets_of(scores, learned.rule.decide(scores).is_given())).jaccard
+    before = score(right, sets_of(scores, scores.given)).jaccard
+    after = score(right, sets_of(scores, learned.rule.decide(scores).is_given())).jaccard
     assert after > before + 0.1
     assert abs(learned.gain.value - (after - before)) < 0.1
     assert set(learned.thresholds) == set(learned.labels)
