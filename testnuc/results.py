@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import asdict
+from dataclasses import KW_ONLY, InitVar, asdict, dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any, overload
 
@@ -40,27 +40,22 @@ __all__ = ["Results", "read_results", "run_record"]
 _SHOWN = 10
 #: The only field of the record that describes the run instead of a text.
 _RUN = "nuc_run"
+#: Attributes of results that are texts in that record.
+_TEXTS = ("model", "none_label", "instructions", "learned", "escalated")
 
 
 def run_record(results: Results) -> dict[str, Any]:
     """Return the record of a run: model, labels, seconds and usage."""
-    return {
-        _RUN: {
-            "model": results.model,
-            "labels": list(results.choices),
-            "none_label": results.none_label,
-            "descriptions": dict(results.descriptions),
-            "instructions": results.instructions,
-            "seconds": rounded(results.seconds),
-            "usage": asdict(results.usage),
-            "stopped": None if results.stopped is None else str(results.stopped),
-            "learned": results.learned,
-            "escalated": results.escalated,
-            "referee_usage": (
-                None if results.referee_usage is None else asdict(results.referee_usage)
-            ),
-        }
+    stopped, referee = results.stopped, results.referee_usage
+    record = {name: getattr(results, name) for name in _TEXTS} | {
+        "labels": list(results.choices),
+        "descriptions": dict(results.descriptions),
+        "seconds": rounded(results.seconds),
+        "usage": asdict(results.usage),
+        "stopped": None if stopped is None else str(stopped),
+        "referee_usage": None if referee is None else asdict(referee),
     }
+    return {_RUN: record}
 
 
 def read_results(
@@ -103,19 +98,16 @@ def read_results(
         descriptions = {str(k): str(v) for k, v in (run.get("descriptions") or {}).items()}
     except (ValueError, TypeError, AttributeError, RecursionError) as exc:
         raise InvalidInputError(f"{source}: {_RUN} was not written by testnuc: {exc!r}") from exc
+    texts: dict[str, Any] = {name: text_of(run.get(name)) for name in _TEXTS}
     stopped = text_of(run.get("stopped"))
     return Results(
         rows,
         usage,
         seconds,
-        model=run.get("model"),
+        **texts,
         choices=labels,
-        none_label=text_of(run.get("none_label")),
         descriptions=descriptions,
-        instructions=text_of(run.get("instructions")),
         stopped=None if stopped is None else TestNUCError(stopped),
-        learned=text_of(run.get("learned")),
-        escalated=text_of(run.get("escalated")),
         referee_usage=referee_usage,
     )
 
@@ -199,62 +191,50 @@ def _outcome(row: Classification) -> tuple[list[str] | None, Prediction | None, 
     return labels, row.prediction, row.error is not None
 
 
+@dataclass(eq=False, repr=False)
 class Results(Sequence[Classification]):
     """The classifications of `classify_many`, in the order of the texts.
 
     Rows may be created on access, so that a million results stay small.
     """
 
-    def __init__(
-        self,
-        rows: Sequence[Classification],
-        usage: Usage,
-        seconds: float,
-        *,
-        model: str | None = None,
-        choices: Sequence[str] = (),
-        none_label: str | None = None,
-        descriptions: Mapping[str, str] | None = None,
-        instructions: str | None = None,
-        stopped: Exception | None = None,
-        learned: str | None = None,
-        escalated: str | None = None,
-        referee_usage: Usage | None = None,
-        diagnosis: Diagnosis | None = None,
-        notes: Sequence[str] = (),
-        coverage: Mapping[str, int] | None = None,
-    ) -> None:
+    rows: InitVar[Sequence[Classification]]
+    #: Usage of this run alone.
+    usage: Usage
+    #: Wall-clock seconds of the run.
+    seconds: float
+    _: KW_ONLY
+    #: The model, as ``provider/name``; None if unknown.
+    model: str | None = None
+    #: The label set; empty if unknown.
+    choices: Sequence[str] = ()
+    #: The label that means "none of these".
+    none_label: str | None = None
+    #: Descriptions of labels, as far as they are known.
+    descriptions: Mapping[str, str] = field(default_factory=dict)
+    #: The user's own instructions for the LLM.
+    instructions: str | None = None
+    #: The error that ended the run early (a wrong key, an exhausted quota, a failed store); texts
+    #: that were not answered by then have it as their error. None: the run completed.
+    stopped: Exception | None = None
+    #: What `TestNUC.learn` had learned by then, as text; None: nothing.
+    learned: str | None = None
+    #: What the referee labeled, or why it labeled nothing; None: nothing is escalated.
+    escalated: str | None = None
+    #: Usage of the referee in this run; it is not part of `usage`. None: there is no referee.
+    referee_usage: Usage | None = None
+    #: The diagnosis behind the decision of policy "auto"; None: there was nothing to decide.
+    diagnosis: Diagnosis | None = None
+    #: Which texts the LLM was not asked about and why, which labels prompts showed and how the
+    #: answers compare with those by all labels.
+    notes: Sequence[str] = ()
+    #: Label -> the number of distinct texts whose shortlist held it; empty without shortlists.
+    coverage: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self, rows: Sequence[Classification]) -> None:
         self._rows = rows
-        #: Usage of this run alone.
-        self.usage = usage
-        #: Wall-clock seconds of the run.
-        self.seconds = seconds
-        #: The model, as ``provider/name``; None if unknown.
-        self.model = model
-        #: The label set; empty if unknown.
-        self.choices = tuple(choices)
-        #: The label that means "none of these".
-        self.none_label = none_label
-        #: Descriptions of labels, as far as they are known.
-        self.descriptions = dict(descriptions or {})
-        #: The user's own instructions for the LLM.
-        self.instructions = instructions
-        #: The error that ended the run early (a wrong key, an exhausted quota, a failed store);
-        #: texts that were not answered by then have it as their error. None: the run completed.
-        self.stopped = stopped
-        #: What `TestNUC.learn` had learned by then, as text; None: nothing.
-        self.learned = learned
-        #: What the referee labeled, or why it labeled nothing; None: nothing is escalated.
-        self.escalated = escalated
-        #: Usage of the referee in this run; it is not part of `usage`. None: there is no referee.
-        self.referee_usage = referee_usage
-        #: The diagnosis behind the decision of policy "auto"; None: there was nothing to decide.
-        self.diagnosis = diagnosis
-        #: Which texts the LLM was not asked about and why, which labels prompts showed and how the
-        #: answers compare with those by all labels.
-        self.notes = tuple(notes)
-        #: Label -> the number of distinct texts whose shortlist held it; empty without shortlists.
-        self.coverage = dict(coverage or {})
+        self.choices, self.notes = tuple(self.choices), tuple(self.notes)
+        self.descriptions = dict(self.descriptions or {})
 
     def with_rows(self, rows: Sequence[Classification]) -> Results:
         """Return results of the same run with other rows."""

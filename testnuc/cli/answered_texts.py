@@ -18,7 +18,7 @@ from testnuc.errors import InvalidInputError, SmallPoolWarning
 from testnuc.index.matching import scanned
 from testnuc.labels import as_stored
 from testnuc.protocols import StoredPrediction
-from testnuc.results import Results, read_results
+from testnuc.results import Results
 from testnuc.types import Classification, Prediction, split_labels
 
 #: Texts that are read from a pool at a time.
@@ -61,7 +61,7 @@ async def opened(
     nuc = client_of(client, store=kept.where, neighbors="stored", api_key="not-needed")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SmallPoolWarning)
-        answered = [] if table is None else _answered(nuc, table, source)
+        answered = [] if table is None else _answered(nuc, table)
         kept.create_folder()
         async with nuc:
             if answered:
@@ -75,10 +75,13 @@ async def opened(
             yield nuc, table
 
 
-async def texts_for(nuc: TestNUC, given: Table | None, source: str, output: str | None) -> Table:
+async def texts_for(
+    nuc: TestNUC, table: Table | None, source: str, output: str | None = None
+) -> Table:
     """Return the texts of a file or a store, once it is known that the output can be written."""
-    table = await _stored_texts(nuc, source) if given is None else given
-    check_output(output, source, table)
+    if table is None:
+        table = await _stored_texts(nuc, source)
+    check_output(output, table)
     return table
 
 
@@ -95,7 +98,7 @@ async def _stored_texts(nuc: TestNUC, store: str) -> Table:
             "this model answered with these labels and settings: give the options of the run that "
             "filled it"
         )
-    return Table(rows, ["text"], "text")
+    return Table(rows, ["text"], "text", store)
 
 
 async def stored_results(store: str, client: Options) -> Results:
@@ -105,16 +108,16 @@ async def stored_results(store: str, client: Options) -> Results:
         return await nuc.classify_many(table.texts)
 
 
-async def labeled(nuc: TestNUC, table: Table, source: str) -> LabeledTable:
+async def labeled(nuc: TestNUC, table: Table) -> LabeledTable:
     """Label the texts of a file or a store by what was learned; it makes no call.
 
     A text that the run did not ask about keeps what the file says.
     """
-    problems, valid = usable(table, source)
+    source, (problems, valid) = table.file, usable(table)
     parts, before = parts_of(nuc), dict[int, Classification]()
     rows: Sequence[Classification] = ()
     if holds_rows(source):
-        rows = read_results(table.rows, source, table.text_column)
+        rows = table.results
         keys = [parts.predictor.key(table.texts[at]) for at in valid]
         stored = await parts.store.get_predictions(keys)
         unasked = {at for at, answer in zip(valid, stored, strict=True) if answer is None}
@@ -147,12 +150,12 @@ async def labeled(nuc: TestNUC, table: Table, source: str) -> LabeledTable:
     return found
 
 
-async def newest(nuc: TestNUC, table: Table, source: str) -> Results:
+async def newest(nuc: TestNUC, table: Table) -> Results:
     """Return the results of a file, after judgments with what was learned from them."""
-    results = read_results(table.rows, source, table.text_column)
+    results = table.results
     if nuc.learned is None:
         return results
-    by_now = await labeled(nuc, table, source)
+    by_now = await labeled(nuc, table)
     rows = by_now.merged()
     made = by_now.results.with_rows(
         [replace(rows.get(at, row), index=at) for at, row in enumerate(results)]
@@ -161,10 +164,10 @@ async def newest(nuc: TestNUC, table: Table, source: str) -> Results:
     return made
 
 
-def _answered(nuc: TestNUC, table: Table, source: str) -> list[Classification]:
+def _answered(nuc: TestNUC, table: Table) -> list[Classification]:
     """Return the results of a file that hold the LLM's answer."""
-    usable(table, source)
-    of_cells = table.texts if kind_of(source) == ".xlsx" else ()
+    usable(table)
+    source, of_cells = table.file, table.texts if kind_of(table.file) == ".xlsx" else ()
     cut = (at for at, text in enumerate(of_cells, 1) if isinstance(text, str) and xlsx.is_cut(text))
     if (row := next(cut, None)) is not None:
         raise InvalidInputError(
@@ -172,8 +175,7 @@ def _answered(nuc: TestNUC, table: Table, source: str) -> list[Classification]:
             "a cell; run the same `testnuc classify` with -o to a .csv, and take that (the answers "
             "are stored)"
         )
-    results = read_results(table.rows, source, table.text_column)
-    answered = [r for r in results if valid_text(r.text) is None]
+    answered = [r for r in table.results if valid_text(r.text) is None]
     if nuc.labels.multilabel:
         answered = [with_empty_set(result) for result in answered]
     answered = [result for result in answered if result.prediction is not None]

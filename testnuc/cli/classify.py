@@ -11,7 +11,7 @@ from typing import Literal, NoReturn, TypeAlias, TypeVar
 from testnuc._base.loop_thread import run_to_end
 from testnuc._engine.learning import LEAST_TEXTS
 from testnuc._engine.reporting import prompt_of
-from testnuc.cli.files import check_output, held_by, write_results
+from testnuc.cli.files import check_output, write_results
 from testnuc.cli.memory import AnswerStore, RunNote, about_lessons
 from testnuc.cli.options import OF_ANSWERS, Options
 from testnuc.cli.options_of_run import client_of, command, completed
@@ -55,14 +55,13 @@ def run(given: SimpleNamespace) -> None:
     output = None if given.output == STANDARD else given.output
     table = read_input(given, guess=False)
     asked, (client, store) = client, completed(client, output)
-    same, added = held_by(output, table)
+    problems, valid = usable(table)
+    texts = [table.texts[at] for at in valid]
     # nothing is lost if a run replaces what it wrote before: the answers are stored
     asked_for = client.but(embedder=asked["embedder"])
-    again = same and not added and RunNote.of(str(output)).says(str(output), asked_for)
-    overwrite = given.overwrite or given.dry_run or given.show_prompt or (again and not store.new)
-    check_output(output, given.file, table, overwrite=overwrite)
-    problems, valid = usable(table, given.file)
-    texts = [table.texts[at] for at in valid]
+    again = not store.new and RunNote.of(str(output)).says(str(output), asked_for, texts)
+    overwrite = given.overwrite or given.dry_run or given.show_prompt or again
+    check_output(output, table, overwrite=overwrite)
     if given.show_prompt:
         # nothing is sent, so no key is needed
         nuc = client_of(client, store=None, api_key="not-needed")

@@ -46,9 +46,9 @@ async def run(given: SimpleNamespace) -> None:
     if given.period is not None and given.by is None:
         raise InvalidInputError("--period needs --by, a column of dates")
     async with opened(source, given.client, given.text_column) as (nuc, held):
-        table = await texts_for(nuc, held, source, None)
-        groups = None if given.by is None else _groups(source, table, given.by, given.period)
-        found = await labeled(nuc, table, source)
+        table = await texts_for(nuc, held, source)
+        groups = None if given.by is None else _groups(table, given.by, given.period)
+        found = await labeled(nuc, table)
         if nuc.learned is None:
             raise InvalidInputError(
                 f"nothing was judged in {source} yet; draw texts, judge them and learn: {more}; "
@@ -73,9 +73,9 @@ async def run(given: SimpleNamespace) -> None:
     to_stderr(f"more judgments, drawn at random, narrow the intervals: {more}")
 
 
-def _groups(source: str, table: Table, column: str, period: str | None) -> list[str | None]:
+def _groups(table: Table, column: str, period: str | None) -> list[str | None]:
     """Return the group of each row, or the period of its date; None: the cell is empty."""
-    require_column(source, table.columns, column, "name one of them", option="--by")
+    require_column(table.file, table.columns, column, "name one of them", option="--by")
     cells = ["" if (value := row.get(column)) is None else str(value) for row in table.rows]
     # as it is written, in any time zone
     days = [_TIME.sub("", cell.strip()) for cell in cells]

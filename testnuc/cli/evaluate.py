@@ -18,14 +18,13 @@ from testnuc.cli.answering import judge
 from testnuc.cli.classify import end, estimate_of, label_all, show_estimate
 from testnuc.cli.files import require_kind, require_new
 from testnuc.cli.label_files import read_labels
-from testnuc.cli.memory import AnswerStore, RunNote
+from testnuc.cli.memory import AnswerStore
 from testnuc.cli.options import Options, client_options
 from testnuc.cli.options_of_run import client_of, completed, stored_runs
 from testnuc.cli.reading import (
     Table,
     read_input,
     read_table,
-    require_column,
     require_labels,
     to_stderr,
     usable,
@@ -33,7 +32,7 @@ from testnuc.cli.reading import (
 from testnuc.errors import InvalidInputError
 from testnuc.metrics import Scores, score
 from testnuc.records import text_of
-from testnuc.results import Results, read_results
+from testnuc.results import Results
 from testnuc.scoring import compare
 from testnuc.trust.choice import choose, in_order
 from testnuc.trust.review import Review
@@ -65,7 +64,7 @@ def run(given: SimpleNamespace) -> None:
     file, output, label_column = given.file, given.output, given.label_column
     client: Options = given.client
     table = read_input(given)
-    require_labels(file, table.columns, label_column)
+    require_labels(table, label_column)
     require_new(output, ".json", overwrite=given.overwrite)
     several = client.several
     try:
@@ -81,10 +80,10 @@ def run(given: SimpleNamespace) -> None:
     kept = AnswerStore(client["store"])
     if "nuc_label" in table.columns:
         where = sorted(gold)
-        results = read_results([table.rows[at] for at in where], file, table.text_column)
+        results = [table.results[at] for at in where]
         to_stderr(f"{file} holds results: no call was made")
     else:
-        where = [at for at in usable(table, file)[1] if at in gold]
+        where = [at for at in usable(table)[1] if at in gold]
         _take_labels(client, gold, label_column, file)
         client, _ = completed(client, None)
         texts = [table.texts[at] for at in where]
@@ -200,8 +199,8 @@ def compare_files(given: SimpleNamespace) -> None:
     """Print how many labels differ, by pair of labels, and the accuracy if the truth is known."""
     files, column = (given.first, given.second), given.label_column
     tables = [read_table(file, given.text_column) for file in files]
-    for file, table in zip(files, tables, strict=True):
-        require_labels(file, table.columns, column)
+    for table in tables:
+        require_labels(table, column)
     first, second = (_labels_in(table, column) for table in tables)
     found = compare(first, second)
     if found.only_first or found.only_second:
@@ -274,7 +273,7 @@ def _labeled_by_each(given: SimpleNamespace) -> tuple[dict[str, Results], dict[s
     if len(given.files) > 1 or len(set(given.models)) < 2:
         raise InvalidInputError("give one file of texts, and two or more different --model")
     table = read_table(given.files[0], given.text_column)
-    every = in_order({str(table.texts[at]) for at in usable(table, given.files[0])[1]})
+    every = in_order({str(table.texts[at]) for at in usable(table)[1]})
     texts, given.among = every[: given.sample], given.among or len(every)
     runs, costs = dict[str, Results](), dict[str, float]()
     for model in given.models:
@@ -304,20 +303,9 @@ def _given_runs(given: SimpleNamespace) -> dict[str, Results]:
         )
     if given.cheapest or given.dry_run:
         raise InvalidInputError("--cheapest and --dry-run need --model: files name no price")
-    runs = {file: _results_of(file, given.text_column) for file in given.files}
+    runs = {file: read_table(file, given.text_column).results for file in given.files}
     _require_same_labels(runs)
     return runs
-
-
-def _results_of(file: str, text_column: str) -> Results:
-    table = read_table(file, text_column)
-    require_column(file, table.columns, "nuc_label", "name files that `testnuc classify` wrote")
-    results = read_results(table.rows, file, table.text_column)
-    # a .csv has no label set
-    labels = RunNote.of(file).options.get("labels") or ()
-    results.choices = results.choices or tuple(map(str, labels))
-    results.descriptions = results.descriptions or (labels if isinstance(labels, dict) else {})
-    return results
 
 
 def _require_same_labels(runs: dict[str, Results]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from testnuc._base.jsonl import write_whole
 from testnuc.cli import parquet, xlsx
 from testnuc.cli.decoding import require_filled
-from testnuc.cli.reading import STANDARD, Table, kind_of, read_table, to_stderr
+from testnuc.cli.reading import STANDARD, Table, kind_of, to_stderr
 from testnuc.errors import InvalidInputError
 from testnuc.records import (
     CERTIFIED,
@@ -83,24 +83,7 @@ def free_name(output: str) -> str:
     return str(path)
 
 
-def held_by(output: str | None, table: Table) -> tuple[bool, set[str]]:
-    """Return whether an output holds these texts, or the first of them.
-
-    Also return columns that they lack: those that were added since a run wrote it, such as correct
-    labels, must not be lost. A .txt output holds no texts by which to recognize it.
-    """
-    try:
-        if output is None or Path(output).suffix.lower() == ".txt":
-            return False, set()
-        held = read_table(output, table.text_column, quiet=True)
-    except InvalidInputError:
-        return False, set()
-    added = {name for name in held.columns if not name.startswith(PREFIX)} - set(table.columns)
-    there, texts = list(map(str, held.texts)), list(map(str, table.texts))
-    return there == texts[: len(there)], added
-
-
-def check_output(output: str | None, file: str, table: Table, *, overwrite: bool = True) -> None:
+def check_output(output: str | None, table: Table, *, overwrite: bool = True) -> None:
     """Check that the output can be written, before any call."""
     if output is None or output == STANDARD:
         return
@@ -109,7 +92,7 @@ def check_output(output: str | None, file: str, table: Table, *, overwrite: bool
         raise InvalidInputError(f"{output} is a folder; name a file in it")
     require_new(output, overwrite=overwrite)
     if kind not in {".json", ".jsonl", ".txt"}:
-        require_filled(file, len(table.columns), len(table.rows), sum(map(len, table.rows)))
+        require_filled(table.file, len(table.columns), len(table.rows), sum(map(len, table.rows)))
     if kind == ".parquet":
         parquet.schema_of(table.rows, table.schema, {})
     if kind == ".xlsx":

@@ -24,7 +24,7 @@ from testnuc.cli.reading import existing, holds_rows, read_table, to_stderr
 from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError
 from testnuc.report.marks import read_marks
-from testnuc.results import Results, read_results, run_record
+from testnuc.results import Results, run_record
 from testnuc.trust.certificates import Certificate
 from testnuc.trust.joining import join_reviews
 from testnuc.trust.learned import Learned
@@ -57,7 +57,7 @@ def review(given: SimpleNamespace) -> None:
     async def draw() -> tuple[Review, Results | None]:
         async with opened(source, given.client, given.text_column) as (nuc, table):
             review = await nuc.review(given.n, goal=given.goal)
-            results = None if table is None else await newest(nuc, table, source)
+            results = None if table is None else await newest(nuc, table)
         # what the file says of them, or will say after `learn`
         rows = {row.text: row for row in results or ()}
         items = [
@@ -144,7 +144,7 @@ async def learn(given: SimpleNamespace) -> None:
         else:
             table = await texts_for(nuc, held, source, output)
             learned = await take(nuc, protect=protect)
-            found = await labeled(nuc, table, source)
+            found = await labeled(nuc, table)
     if holds_rows(source):
         store = AnswerStore.of_results(given.client["store"], source)
         LessonNote.write(store, source, learned, options)
@@ -244,8 +244,7 @@ def _lesson(
         return partial(_from_store, store=files[0], former=former)
     elif Path(file := files[0]) == Path(given.source) and not at_random:
         # what a person edited in it
-        table = read_table(file, given.text_column)
-        rows = read_results(table.rows, file, table.text_column)
+        rows = read_table(file, given.text_column).results
         edited = RunNote.of(file).edited(row for row in rows if valid_text(row.text) is None)
         if not edited:
             raise InvalidInputError(f"no label in {file} differs from what was written there")
@@ -316,7 +315,7 @@ async def certify(given: SimpleNamespace) -> None:
             given.accuracy, given.confidence, level=given.level, label=label
         )
         table = await texts_for(nuc, held, source, output)
-        found = await labeled(nuc, table, source)
+        found = await labeled(nuc, table)
     results = found.results
     covered = results.certified(certificate)
     hashes = [hash_text(result.text) for result in results]

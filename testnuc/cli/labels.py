@@ -40,7 +40,7 @@ async def check(given: SimpleNamespace) -> None:
         names, described = nuc.labels.names, nuc.labels.descriptions
         merged = _merges(given.merge, names)
         table = await texts_for(nuc, held, source, output)
-        found = await labeled(nuc, table, source)
+        found = await labeled(nuc, table)
         if output is None:
             checked = found.results.check_labels(nuc.learned)
             embedder, said = parts_of(nuc).embedder, [*checked.outside][:_MOST_GROUPED]
@@ -116,7 +116,7 @@ async def discover_labels(given: SimpleNamespace) -> None:
     output, client = given.output, given.client
     require_new(output, ".yaml", ".yml", ".json", overwrite=given.overwrite or given.dry_run)
     table = read_input(given, guess=False)
-    _, valid = usable(table, given.file)
+    _, valid = usable(table)
     texts = list(dict.fromkeys(str(table.texts[at]) for at in valid))
     of = f" of {len(table.texts):,}" if len(texts) < len(table.texts) else ""
     if len(texts) > MOST_TEXTS:

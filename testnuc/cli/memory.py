@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -138,9 +138,10 @@ class RunNote:
         known = dict(re.findall("(.{12})(.{4})", self.rows))
         return [row for row in rows if known.get((mark := _mark(row))[0], mark[1]) != mark[1]]
 
-    def says(self, output: str, options: Mapping[str, Any]) -> bool:
-        """Whether an output is known to be what a run with these options wrote."""
-        if not self.options:
+    def says(self, output: str, options: Mapping[str, Any], texts: Sequence[str]) -> bool:
+        """Whether an output is what a run with these options wrote of these texts, or the first."""
+        held = re.findall("(.{12}).{4}", self.rows)
+        if not held or held != [hash_text(text).hex()[:12] for text in texts[: len(held)]]:
             return False
         # an embedder that is not named is that of the store
         known = {} if options["embedder"] else {"embedder": self.options.get("embedder")}

@@ -98,7 +98,7 @@ TEXT_COLUMN = typer.Option("text", help="Column or field with the text.")
 
 def _texts(
     text_column: str = TEXT_COLUMN,
-    limit: int | None = _files(None, help="Read only the first texts, for a trial."),
+    limit: int | None = _files(None, min=1, help="Read only the first texts, for a trial."),
     encoding: str | None = rare(None, help="Such as cp1252.", show_default="recognized"),
     delimiter: str | None = rare(None, help="Of columns, or tab.", show_default="recognized"),
 ) -> None:

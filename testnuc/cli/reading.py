@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +32,7 @@ from testnuc.cli.decoding import (
 from testnuc.cli.memory import RunNote
 from testnuc.errors import InvalidInputError
 from testnuc.records import PREFIX, unguarded
+from testnuc.results import Results, read_results
 
 KINDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".xlsx", ".txt")
 #: The file name that means stdin or stdout.
@@ -48,23 +51,44 @@ _WORD = re.compile(r'[^\s,;|"]+')
 _EXAMPLE = 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Table:
-    """The rows of a file of texts."""
+    """The rows of a file of texts, or the texts of a store."""
 
     rows: list[dict[str, Any]]
     columns: list[str]
     text_column: str
+    #: The file or store, for messages.
+    file: str = "the table"
     #: The schema of a Parquet file.
     schema: Any = None
     #: Of a CSV file; an output in CSV has it, too.
     delimiter: str = ","
     encoding: str = "utf-8"
+    #: The record of the run that wrote the file, if the file holds one.
+    run: Sequence[Mapping[str, Any]] = ()
 
     @property
     def texts(self) -> list[Any]:
         """The text of each row."""
         return [row.get(self.text_column) for row in self.rows]
+
+    @cached_property
+    def results(self) -> Results:
+        """The rows as results; their label set, if the file does not hold it, is of its note."""
+        results = read_results(chain(self.rows, self.run), self.file, self.text_column)
+        if not results.choices:
+            options = RunNote.of(self.file).options
+            name_labels(results, options.get("labels") or (), options.get("none_label"))
+        return results
+
+
+def name_labels(
+    results: Results, labels: Sequence[str] | Mapping[str, str], none_label: str | None
+) -> None:
+    """Name the label set of results: all labels, and not only those that occur, can be chosen."""
+    results.choices = tuple(dict.fromkeys(filter(None, [*labels, none_label])))
+    results.descriptions = dict(labels) if isinstance(labels, Mapping) else {}
 
 
 def to_stderr(line: str) -> None:
@@ -90,11 +114,9 @@ def read_table(
     `quiet`). `limit` is a number of rows, `option` the command's option that names the column of
     texts. In a file of results that lacks `text_column` that column is guessed, with `guess`.
     """
-    if limit is not None and limit < 1:
-        raise InvalidInputError(f"--limit is {limit}; give a number of at least 1")
     given = checked_delimiter(delimiter)
     kind = None if file == STANDARD else kind_of(file)
-    schema, own, found = None, ",", "utf-8"
+    schema, own, found, run = None, ",", "utf-8", list[dict[str, Any]]()
     rows: list[dict[str, Any]]
     if kind == ".parquet":
         rows, schema = parquet.read_rows(existing(file))
@@ -120,7 +142,9 @@ def read_table(
                 to_stderr(f"note: {file} is read with {named(own)} between columns")
         else:
             # the record of a run, written by `classify --full`, is not a text
-            rows = [row for row in _json_rows(file, content) if "nuc_run" not in row]
+            rows = []
+            for row in _json_rows(file, content):
+                (run if "nuc_run" in row else rows).append(row)
             columns = list(dict.fromkeys(name for row in rows for name in row))
         if not quiet and encoding is None and not found.startswith("utf-8"):
             to_stderr(_about_encoding(file, content, found))
@@ -128,7 +152,7 @@ def read_table(
         raise InvalidInputError(f"{file} has no texts; give a file with at least two")
     text_column = column_of_results(file, text_column, columns, rows, guess=guess)
     _require_columns(file, columns, text_column, rows, given, option)
-    return Table(rows[:limit], columns, text_column, schema, own, found)
+    return Table(rows[:limit], columns, text_column, file, schema, own, found, run)
 
 
 def read_input(given: SimpleNamespace, *, guess: bool = True) -> Table:
@@ -265,10 +289,10 @@ def require_column(
     )
 
 
-def require_labels(file: str, columns: Sequence[str], name: str) -> None:
+def require_labels(table: Table, name: str) -> None:
     """Check that a file has the column of labels."""
     remedy = "name the column of labels with --label-column"
-    require_column(file, columns, name, remedy, option="--label-column")
+    require_column(table.file, table.columns, name, remedy, option="--label-column")
 
 
 def _require_columns(
@@ -316,13 +340,13 @@ def _longest(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str |
     return max(sizes, key=lambda column: sizes[column]) if any(sizes.values()) else None
 
 
-def usable(table: Table, file: str) -> tuple[dict[int, str], list[int]]:
+def usable(table: Table) -> tuple[dict[int, str], list[int]]:
     """Return the problem of each invalid text, and the rows with a valid text, at least one."""
     problems = {at: p for at, text in enumerate(table.texts) if (p := _problem(text))}
     valid = [at for at in range(len(table.rows)) if at not in problems]
     if not valid:
         at, problem = next(iter(problems.items()))
-        raise InvalidInputError(f"{file} has no usable text: row {at + 1} {problem}")
+        raise InvalidInputError(f"{table.file} has no usable text: row {at + 1} {problem}")
     return problems, valid
 
 

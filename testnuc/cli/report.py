@@ -3,7 +3,7 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-from testnuc._base.jsonl import table, write_whole
+from testnuc._base.jsonl import write_whole
 from testnuc._base.loop_thread import run_to_end
 from testnuc.cli.answered_texts import labeled, opened, stored_results, texts_for
 from testnuc.cli.files import require_kind, require_new
@@ -11,18 +11,10 @@ from testnuc.cli.judging import what_next
 from testnuc.cli.label_files import read_labels
 from testnuc.cli.memory import RunNote
 from testnuc.cli.options_of_run import next_command
-from testnuc.cli.reading import (
-    KINDS,
-    column_of_results,
-    existing,
-    holds_rows,
-    read_table,
-    to_stderr,
-)
+from testnuc.cli.reading import KINDS, existing, holds_rows, name_labels, read_table, to_stderr
 from testnuc.errors import InvalidInputError
 from testnuc.report import write
 from testnuc.report.page import page_of
-from testnuc.results import read_results
 from testnuc.trust.review import Review
 
 
@@ -42,28 +34,15 @@ def run(given: SimpleNamespace) -> None:
         if "://" not in file:
             existing(file)
         results = run_to_end(stored_results(file, client))
-    elif kind == ".jsonl":
-        # streamed, and with the record of the run, which `read_table` drops
-        first = next(table(existing(file)), {})
-        given.text_column = column_of_results(file, given.text_column, [*first], [first])
-        results = read_results(table(existing(file)), file, given.text_column)
     else:
-        found = read_table(file, given.text_column)
-        results = read_results(found.rows, file, found.text_column)
-    note = RunNote.of(file)
-    given_labels = client["labels"] or (not results.choices and note.options.get("labels"))
-    if given_labels:
-        # all labels, and not only those that occur, can be chosen
-        labels = read_labels(given_labels)
-        none = note.options.get("none_label")
-        if none is not None and none not in labels:
-            labels = labels | {none: ""} if isinstance(labels, dict) else [*labels, none]
-        results.choices = tuple(labels)
-        results.descriptions = dict(labels) if isinstance(labels, dict) else {}
+        results = read_table(file, given.text_column).results
+    options = RunNote.of(file).options
+    if client["labels"]:
+        name_labels(results, read_labels(client["labels"]), options.get("none_label"))
     then = next_command("learn", given, "marks.json")
     title = given.title or f"testnuc: {Path(file).name}"
     # a .csv does not say it
-    several = client.several or note.options.get("multilabel")
+    several = client.several or options.get("multilabel")
     judged = sum(result.source == "person" for result in results)
     if results.learned is None and judged:
         results.learned = f"labels and trust are learned from judgments, {judged:,} of these texts"
@@ -99,8 +78,8 @@ async def summary(given: SimpleNamespace) -> None:
 async def _page(given: SimpleNamespace, reviews: dict[str, Review], *, brief: bool = False) -> str:
     source = given.source
     async with opened(source, given.client, given.text_column) as (nuc, held):
-        table = await texts_for(nuc, held, source, None)
-        found = await labeled(nuc, table, source)
+        table = await texts_for(nuc, held, source)
+        found = await labeled(nuc, table)
         results = found.results.with_rows([row for _, row in sorted(found.merged().items())])
         page = await nuc.describe(results, reviews, brief=brief)
         return (

@@ -74,7 +74,7 @@ async def erase(given: SimpleNamespace) -> None:
     """Delete all that a store holds of the texts in a file; counts go to stderr."""
     require_store(given.place)
     read = read_table(given.file, given.text_column)
-    hashes = {hash_text(read.texts[row]) for row in usable(read, given.file)[1]}
+    hashes = {hash_text(read.texts[row]) for row in usable(read)[1]}
     async with opened_store(given.place) as opened:
         found = await erase_texts(opened, hashes)
     to_stderr(f"erased {len(found):,} of {len(hashes):,} texts")

@@ -84,7 +84,7 @@ def test_runs_that_do_not_fit_are_refused():
         (["a.csv"], "two or more different files"),
         (["a.csv", "./a.csv"], "two or more different files"),
         (["a.csv", "b.csv"], "different labels"),
-        (["a.csv", "plain.csv"], "name files that `testnuc classify` wrote"),
+        (["a.csv", "plain.csv"], "give a file written by `testnuc classify`"),
     ]:
         code, _, err = run_here("choose", *files)
         assert code == 2, err

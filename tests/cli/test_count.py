@@ -106,7 +106,7 @@ def test_dates_are_read_as_they_are_written(cell):
 
 
 def periods(cells, period="month"):
-    return _groups("out.csv", Table([{"at": cell} for cell in cells], ["at"], "at"), "at", period)
+    return _groups(Table([{"at": cell} for cell in cells], ["at"], "at"), "at", period)
 
 
 def test_other_dates_of_the_column_say_which_comes_first():

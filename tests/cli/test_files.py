@@ -473,7 +473,7 @@ def test_a_trial_of_the_first_texts_is_part_of_the_whole_run(tmp_path):
         assert (len(read_table(str(out), "text").rows), llm.calls) == (20, 20)
         code, _, err = classify(llm, file, "--limit", "0")
         assert code == 2
-        assert "--limit is 0" in err
+        assert "'--limit': Input should be greater than or equal to 1" in err
 
 
 def test_with_a_store_a_run_on_the_same_texts_replaces_its_own_output_only(tmp_path):
@@ -500,6 +500,8 @@ def test_with_a_store_a_run_on_the_same_texts_replaces_its_own_output_only(tmp_p
         notes.write_text("of mine\n")
         assert classify(llm, file, "-o", notes, store=store)[0] == 2
         assert notes.read_text() == "of mine\n"
+        plain = tmp_path / "labels.txt"
+        assert [classify(llm, file, "-o", plain, store=store)[0] for _ in range(2)] == [0, 0]
 
 
 @pytest.mark.parametrize(

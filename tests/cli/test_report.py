@@ -104,7 +104,7 @@ def test_lines_within_a_text_are_no_lines_of_the_file(tmp_path):
         ("results.docx", [], "is not an SQLite file"),
         ("results.jsonl", ["-o", "report.pdf"], "name a .html or .htm file"),
         ("results.jsonl", ["-o", "no/such/report.html"], "there is no folder no/such"),
-        ("results.jsonl", ["--text-column", "body"], "has no field 'body'"),
+        ("results.jsonl", ["--text-column", "body"], "did you mean --text-column 'text'?"),
         ("results.jsonl", ["--rows", "0"], "'--rows'"),
         ("results.csv", [], "has no field 'nuc_label'"),
     ],
