@@ -139,7 +139,7 @@ def _measured(name: str, data: Unions, draws: int) -> Iterator[dict[str, Any]]:
 
 def _given(learned: Learned, scores: LabelScores) -> NDArray[np.bool_]:
     assert isinstance(learned.rule, Thresholds)
-    return learned.rule.decide(scores).is_given()
+    return learned.rule.decide(scores).given
 
 
 def _row(name: str, way: str, scores: NDArray[np.float64], chosen: str) -> dict[str, Any]:

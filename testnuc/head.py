@@ -30,7 +30,7 @@ from testnuc.trust.calibration import SetRule
 from testnuc.trust.certificates import Certificate
 from testnuc.trust.head import LinearHead
 from testnuc.types import SEPARATOR, Classification, Usage
-from testnuc.voting import Labels
+from testnuc.voting import Labels, starts_of_rows
 
 if TYPE_CHECKING:
     import os
@@ -272,7 +272,6 @@ class Head:
         # what is wrong with a value of the header shows when it is used
         text = np.zeros((1, made.dim), np.float16)
         rated = made.labels_of(text).trust
-        assert rated is not None
         if not str(made) or not np.isfinite([made.least_trust, *rated]).all():
             raise ValueError("trust is not a number")
         if embedder is not None:
@@ -365,15 +364,15 @@ class Head:
         probabilities = self._linear.probabilities(vectors)
         given, chances, trust = self.sets.apply(probabilities)
         rows, label = np.nonzero(given | (probabilities >= _SHOWN))
-        return Labels.pairs(
-            len(vectors),
-            rows,
-            label,
+        return Labels(
+            starts_of_rows(rows, len(vectors)),
+            label.astype(np.int32),
             probabilities[rows, label],
-            given=given[rows, label],
-            chance=chances[rows, label],
-            trust=trust.astype(np.float64),
-        )
+            np.ones(len(vectors), np.bool_),
+            given[rows, label],
+            chances[rows, label].astype(np.float64),
+            trust.astype(np.float64),
+        ).by_share()
 
     def _check(self, vectors: Floats) -> None:
         if vectors.ndim != 2 or vectors.shape[1] != self.dim:
@@ -433,13 +432,9 @@ class Head:
     def _said(self, vectors: Float16s) -> Iterator[tuple[float, list[_Candidate]]]:
         """Yield the trust of each text, and the labels that anything speaks for."""
         labels = self.labels_of(vectors)
-        # a text with one label has one candidate
-        chance = labels.trust if labels.chance is None else labels.chance
-        assert labels.trust is not None
-        assert chance is not None
         names = [self.labels[one] for one in labels.label.tolist()]
-        given, share = labels.is_given().tolist(), labels.share.tolist()
-        candidates = list(zip(names, given, share, chance.tolist(), strict=True))
+        given, share = labels.given.tolist(), labels.share.tolist()
+        candidates = list(zip(names, given, share, labels.chance.tolist(), strict=True))
         for trust, (first, end) in zip(
             labels.trust.tolist(), pairwise(labels.starts.tolist()), strict=True
         ):

@@ -42,7 +42,7 @@ async def apply_learned(run: Run, embedding: EmbeddingCache) -> None:
     label = _single if isinstance(rule, Argmax) else _several
     labels = await asyncio.to_thread(label, run, learned, vectors)
     later = learned.later([entry.hash for entry in run.batch.own])
-    if any(later) and labels.trust is not None:
+    if any(later):
         said = about_later(learned, np.array(later), labels.trust, labels.first())
         run.notes.extend([said] if said else [])
     here = np.ones(run.batch.n_own, dtype=np.bool_)
@@ -99,7 +99,7 @@ def _single(run: Run, learned: Learned, vectors: Float16s | None) -> Labels:
     judged = judged_classes(run, places, learned)
     run.judge({place: of for place, of in judged.items() if place < n_own})
     if vectors is None:
-        return Labels.single(kept, trust=np.full(n_own, np.nan))
+        return Labels.single(kept)
     known = taught_classes(run, judged, places, learned)
     texts = Texts(
         vectors,

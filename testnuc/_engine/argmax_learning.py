@@ -157,7 +157,6 @@ class ArgmaxFit:
     def extended(self, before: Learned) -> Learned:
         """Return the same with the trust of texts that came later."""
         labels = self._labeled(before)
-        assert labels.trust is not None
         return before.extended(labels.trust.astype(np.float32), labels.first(), [*self.rows])
 
     def checked(self, before: Learned, judgments: tuple[Judgment, ...]) -> Learned:
@@ -194,7 +193,6 @@ class ArgmaxFit:
         texts, own = self._texts, self._texts.own
         if learned is not None:
             labels = self._labeled(learned)
-            assert labels.trust is not None
             return labels.first(), np.nan_to_num(labels.trust)
         probabilities = default_model(self._candidates).probabilities(texts)
         trust = probabilities[np.arange(len(texts)), np.maximum(own, 0)].astype(np.float64)

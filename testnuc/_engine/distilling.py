@@ -132,8 +132,8 @@ def _several(run: Run, sample: _Sample) -> _Trained:
     """Fit a head that gives several labels."""
     labels, vectors, folds, judged, used = sample
     n_classes = len(run.batch.labels.names)
-    taught = labels.table(n_classes, labels.is_given())
-    gold = judged.right.table(n_classes, judged.right.is_given())
+    taught = labels.table(n_classes, labels.given)
+    gold = judged.right.table(n_classes, judged.right.given)
     targets = taught.astype(np.float32)
     out = predict_folds(fit_folds(vectors, targets, folds, several=True), vectors, folds)
     by = None if used is None else (judged.rows[used], gold[used], sample.weights())

@@ -280,7 +280,7 @@ class Escalation:
         parts, learned, layer = self._parts, self._learning.learned, run.layers.get("learned")
         rule = None if learned is None else learned.rule
         assert self.referee is not None
-        if not isinstance(rule, Argmax) or layer is None or layer.labels.trust is None:
+        if not isinstance(rule, Argmax) or layer is None:
             return "nothing was escalated: there are too few answers to judge the referee"
         if not rule.referee_better:
             backed, alone = rule.dissent

@@ -44,7 +44,7 @@ class Rows(Sequence[Classification]):
     def _distinct(self) -> list[list[str] | None]:
         """Return the labels of each own text."""
         labels, names = self._labels, self._run.batch.labels.names
-        starts, given = labels.starts.tolist(), labels.is_given().tolist()
+        starts, given = labels.starts.tolist(), labels.given.tolist()
         of = [names[one] for one in labels.label.tolist()]
         return [
             [of[at] for at in range(first, last) if given[at]] if known else None
@@ -134,20 +134,18 @@ def _of_labels(run: Run, place: int, fields: dict[str, Any]) -> Classification:
     """Return the record of a text that can have several labels."""
     names, row = run.batch.labels.names, np.array([place])
     labels, voted = run.labels(row), run.votes.of_each_label(row)
-    assert voted.voters is not None
-    assert voted.weight is not None
     voters, weight, known = int(voted.voters[0]), float(voted.weight[0]), bool(labels.known[0])
     of = [names[one] for one in labels.label.tolist()]
-    given, share = labels.is_given(), min_side(labels, voters)
+    given, share = labels.given, min_side(labels, voters)
     shares = dict(zip(of, labels.share.tolist(), strict=True))
     chosen = [name for name, passed in zip(of, given.tolist(), strict=True) if passed]
     if run.labeler(place) == "vote":
         trust = share if voters >= LEAST_VOTERS else None
         trusts = {name: shares[name] if voters >= LEAST_VOTERS else None for name in chosen}
     else:
-        trust = _or_none(labels.trust, 0)
+        trust = _or_none(labels.trust[0])
         at = np.flatnonzero(given).tolist()
-        trusts = {name: _or_none(labels.chance, i) for name, i in zip(chosen, at, strict=True)}
+        trusts = {name: _or_none(labels.chance[i]) for name, i in zip(chosen, at, strict=True)}
     return Classification(
         **fields,
         label=SEPARATOR.join(chosen) if known else None,
@@ -165,12 +163,12 @@ def _of_labels(run: Run, place: int, fields: dict[str, Any]) -> Classification:
 
 def min_side(labels: Labels, voters: int) -> float:
     """Return the weight on the side of the closest decision of one text, as a share."""
-    sides = np.where(labels.is_given(), labels.share, 1 - labels.share)
+    sides = np.where(labels.given, labels.share, 1 - labels.share)
     return float(sides.min(initial=1.0 if voters else 0.0))
 
 
-def _or_none(values: Float64s | None, at: int) -> float | None:
-    return None if values is None or np.isnan(values[at]) else float(values[at])
+def _or_none(value: np.float64) -> float | None:
+    return None if np.isnan(value) else float(value)
 
 
 def _levels_of(
@@ -195,7 +193,7 @@ def _levels_of(
     shares = [_share_of_node(weights, tree.nodes(level), winner) for level in levels]
     trusts = [trust] * len(path)
     for level in levels[:-1]:
-        if trust is not None and labels.level_trust is not None:
+        if trust is not None and labels.level_trust.size:
             above = float(labels.level_trust[0, level - 1])
             trusts[level - 1] = trust if np.isnan(above) else above
         elif trust is not None and run.labeler(place) == "vote":

@@ -18,7 +18,7 @@ from testnuc.errors import EmbeddingError
 from testnuc.trust.auto_policy import MAX_NEIGHBORS, VoteSettings
 from testnuc.trust.model import HeadModel
 from testnuc.types import Reason, error_text
-from testnuc.voting import Labels, VoteResult
+from testnuc.voting import Labels, VoteResult, starts_of_rows
 
 #: Judgments: place -> the classes, None = none of the labels, and "person" or "referee".
 Said: TypeAlias = Mapping[int, tuple[tuple[int, ...] | None, str]]
@@ -73,7 +73,7 @@ class Run:
         here[list(self.judges)] = True
         known, trust = here.copy(), np.full(n, np.nan)
         pairs: list[tuple[int, int]] = []
-        for place, (classes, source) in self.judges.items():
+        for place, (classes, source) in sorted(self.judges.items()):
             if classes is None:
                 known[place] = False
             elif source == "person":
@@ -81,8 +81,9 @@ class Run:
                 trust[place] = 1.0
             pairs += [(place, one) for one in classes or ()]
         rows, label = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-        ones = np.ones(len(rows), dtype=np.float32)
-        labels = Labels.pairs(n, rows, label, ones, chance=trust[rows], trust=trust, known=known)
+        starts, ones = starts_of_rows(rows, n), np.ones(len(rows), dtype=np.float32)
+        of_rows = starts, label.astype(np.int32), ones
+        labels = Labels(*of_rows, known, chance=trust[rows], trust=trust)
         if self.judges:
             self.layers["judged"] = Layer(labels, here)
 
@@ -179,7 +180,7 @@ class Run:
         has the weight of each label in the votes that trust rests on, and their number.
         """
         if self.labeler(place) != "vote":
-            chance = np.nan if labels.trust is None else float(labels.trust[0])
+            chance = float(labels.trust[0])
             return None if np.isnan(chance) else chance
         winner = int(labels.first()[0])
         if winner < 0 or not self.votes.complete[place]:
@@ -194,8 +195,8 @@ class Run:
     ) -> tuple[int, float] | None:
         """Return the other label that is trusted most, and its trust; None: unknown, or none."""
         labeler = self.labeler(place)
-        if labeler == "learned" and labels.chance is not None:
-            chance = np.where(labels.is_given() | np.isnan(labels.chance), 0, labels.chance)
+        if labeler == "learned":
+            chance = np.where(labels.given | np.isnan(labels.chance), 0, labels.chance)
             if not len(chance) or chance.max() <= 0:
                 return None
             best = int(chance.argmax())

@@ -105,8 +105,7 @@ class ThresholdFit:
         else:
             assert isinstance(before.rule, Thresholds)
             labels = before.rule.decide(scores)
-            assert labels.trust is not None
-            likely, given, trust = labels.share, labels.is_given(), labels.trust
+            likely, given, trust = labels.share, labels.given, labels.trust
         names, kept_own = parts.labels.names, parts.pipeline.settings.keeps_llm_labels
 
         def kept_label(row: int) -> str:
@@ -164,7 +163,7 @@ class ThresholdFit:
         place[judged.rows] = np.arange(m)
         # the last row: texts that are not judged
         truth = np.zeros((m + 1, n_classes), dtype=np.bool_)
-        truth[:m] = judged.right.table(n_classes, judged.right.is_given())
+        truth[:m] = judged.right.table(n_classes, judged.right.given)
         given = np.zeros_like(truth)
         at = place[rule.given_rows], rule.given_labels
         given[at] = True
@@ -221,10 +220,8 @@ def learn_thresholds(
     exact = exactly(some, truth, rule.given(some))
     rule = rule.calibrated(taught, right, exact[used])
     labels, applies = rule.decide(scores), np.zeros(len(scores.own), dtype=np.bool_)
-    assert labels.chance is not None
-    assert labels.trust is not None
     applies[places_of(scores.vote.starts, rows)[0]] = some.vote.among(truth)
-    given = np.flatnonzero(labels.is_given())
+    given = np.flatnonzero(labels.given)
     rule = replace(
         rule,
         given_rows=labels.rows[given].astype(np.int32),
@@ -241,5 +238,5 @@ def learn_thresholds(
         texts=len(labels),
         trust=labels.trust.astype(np.float32),
         **of_judged(judged, exact, exactly(some, truth, some.own)),
-        fewer=fallen(names, *(scores.vote.label[of] for of in (scores.given, labels.is_given()))),
+        fewer=fallen(names, *(scores.vote.label[of] for of in (scores.given, labels.given))),
     )

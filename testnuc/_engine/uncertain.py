@@ -34,9 +34,8 @@ class HeadRule:
     def label(self, run: Run, vectors: Float16s, rows: Int64s) -> Int64s:
         """Label the sure ones of some own texts; returns the others."""
         labels = self.head.labels_of(vectors[rows])
-        trust = np.zeros(0) if labels.trust is None else labels.trust
         labels = replace(labels, label=self.order[labels.label])
-        sure = trust >= self.least
+        sure = labels.trust >= self.least
         run.layers["head"] = _layer(run.batch.n_own, rows[sure], labels.at(np.flatnonzero(sure)))
         if sure.any():
             run.notes.append(

@@ -231,7 +231,7 @@ def note_of_kept(votes: Votes, n: int) -> str:
     if threshold is None or not settings.keeps_llm_labels or settings.learned is not None:
         return ""
     voted = votes.of_each_label(slice(0, n))
-    other = (voted.share > threshold) != voted.is_given()
+    other = (voted.share > threshold) != voted.given
     # at the threshold, the text itself decides
     changed = len(np.unique(voted.rows[other & (voted.share != threshold)]))
     if not changed:

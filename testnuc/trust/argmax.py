@@ -19,7 +19,7 @@ from testnuc.label_tree import LabelTree
 from testnuc.trust.calibration import UNCALIBRATED, chances
 from testnuc.trust.head import FOLDS, LinearHead
 from testnuc.trust.model import MOST_CELLS, Ground, HeadModel, Texts, VoteModel
-from testnuc.voting import Labels
+from testnuc.voting import Labels, starts_of_rows
 
 #: Parts of `MOST_CELLS` cells that are applied one by one to more texts.
 _PARTS = 8
@@ -205,21 +205,20 @@ def labels_of(
     given = chosen[rows, columns]
     # of what is left: label and alternative together are at most 1
     rest = np.where(next_best[rows, columns], (1 - trust[rows]) * part[rows], np.nan)
-    levels = None
+    levels = np.empty((b, 0))
     if tree is not None:
         levels = trust_of_level(trust[:, None], parts_by_level(found, label, tree))
-    return Labels.pairs(
-        b,
-        rows,
-        columns,
+    return Labels(
+        starts_of_rows(rows, b),
+        columns.astype(np.int32),
         # the label first, also where no shares are known
         shown[rows, columns] if shares else given.astype(np.float32),
-        given=given,
+        label >= 0,
+        given,
         chance=np.where(given, trust[rows], rest),
         trust=np.where(label >= 0, trust, np.nan),
-        known=label >= 0,
         level_trust=levels,
-    )
+    ).by_share()
 
 
 def second(found: Float32s, label: Int32s) -> tuple[Int32s, Float64s]:

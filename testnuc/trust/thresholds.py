@@ -25,7 +25,7 @@ from testnuc._base.arrays import Array, Bools, Float32s, Float64s, Floats, Int32
 from testnuc._base.display import Brief
 from testnuc.trust.calibration import LABEL_PRIOR, Prior, by_fold, log_odds
 from testnuc.trust.head import FOLDS, LinearHead, predict_folds
-from testnuc.voting import Labels, places_of, starts_of
+from testnuc.voting import Labels, places_of, starts_of_rows
 
 #: Cells of texts times labels that are in memory at a time.
 _CELLS = 1 << 22
@@ -59,7 +59,7 @@ class LabelScores(Brief):
     @property
     def given(self) -> Bools:
         """Which labels the vote gives under the vote settings, bool[T]."""
-        return self.vote.is_given()
+        return self.vote.given
 
     def at(self, rows: Int64s) -> LabelScores:
         """Return the scores of some texts."""
@@ -106,15 +106,14 @@ def scores_of(
         part = slice(start, min(start + step, n))
         rows = np.arange(n)[part]
         vote, said = voted.at(rows), pool.at(rows)
-        assert vote.voters is not None
         shares = vote.table(n_classes)
-        given = vote.table(n_classes, vote.is_given())
+        given = vote.table(n_classes, vote.given)
         mine = said.table(n_classes, np.ones(len(said.label), np.bool_))
         head = shares
         if heads and vectors is not None:
             head = predict_folds(heads, vectors[part], folds[part])
         at = np.nonzero((shares > 0) | mine | given | (head >= _LEAST))
-        starts = starts_of(np.bincount(at[0], minlength=len(rows)))
+        starts = starts_of_rows(at[0], len(rows))
         label = at[1].astype(np.int32)
         votes.append(Labels(starts, label, shares[at], vote.voters > 0, given[at]))
         by_head.append(head[at])
@@ -318,17 +317,7 @@ class Thresholds(Brief):
 
     def apply(self, scores: LabelScores) -> Labels:
         """Label texts."""
-        labels = self.decide(scores)
-        return Labels.pairs(
-            len(labels),
-            labels.rows,
-            labels.label,
-            labels.share,
-            given=labels.given,
-            chance=labels.chance,
-            trust=labels.trust,
-            known=labels.known,
-        )
+        return self.decide(scores).by_share()
 
     def packed(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """Return its plain values and its arrays."""

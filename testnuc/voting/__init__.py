@@ -27,7 +27,7 @@ confidences are float32, and thresholds are compared as float32.
 
 from testnuc.voting.labels import Labels as Labels
 from testnuc.voting.labels import places_of as places_of
-from testnuc.voting.labels import starts_of as starts_of
+from testnuc.voting.labels import starts_of_rows as starts_of_rows
 from testnuc.voting.policy import VotePolicy as VotePolicy
 from testnuc.voting.votes import THRESHOLD as THRESHOLD
 from testnuc.voting.votes import VoteResult as VoteResult

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,9 @@ import numpy as np
 from testnuc._base.arrays import Array, Bools, Float32s, Float64s, Floats, Int32s, Int64s, Ints
 from testnuc._base.display import Brief
 from testnuc.errors import InvalidInputError
+
+#: An array that has its neutral values.
+_LEFT_OUT: Any = None
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -30,18 +33,32 @@ class Labels(Brief):
     share: Float32s
     #: bool[n], whether the labels of the text are known.
     known: Bools
-    #: bool[m], whether the text has the label; None: all.
-    given: Bools | None = None
-    #: float64[m], the probability that the label applies; NaN and None: unknown.
-    chance: Float64s | None = None
-    #: float64[n], the probability that the labels of the text are right; NaN and None: unknown.
-    trust: Float64s | None = None
-    #: int32[n], the number of texts that voted, the text itself included; None: no vote.
-    voters: Int32s | None = None
+    #: bool[m], whether the text has the label. Left out: it has all.
+    given: Bools = _LEFT_OUT
+    #: float64[m], the probability that the label applies; NaN = unknown, as where it is left out.
+    chance: Float64s = _LEFT_OUT
+    #: float64[n], the probability that the labels of the text are right; likewise.
+    trust: Float64s = _LEFT_OUT
+    #: int32[n], the number of texts that voted, the text itself included. Left out: no vote.
+    voters: Int32s = _LEFT_OUT
     #: float32[n], their weight.
-    weight: Float32s | None = None
-    #: float64[n, depth - 1], of labels in a tree: the trust of each level above the label.
-    level_trust: Float64s | None = None
+    weight: Float32s = _LEFT_OUT
+    #: float64[n, depth - 1], of labels in a tree: the trust of each level above the label; NaN =
+    #: unknown. Left out: float64[n, 0].
+    level_trust: Float64s = _LEFT_OUT
+
+    def __post_init__(self) -> None:
+        n, m = len(self.known), len(self.label)
+        for name, shape, value, dtype in (
+            ("given", m, True, np.bool_),
+            ("chance", m, np.nan, np.float64),
+            ("trust", n, np.nan, np.float64),
+            ("voters", n, 0, np.int32),
+            ("weight", n, 0, np.float32),
+            ("level_trust", (n, 0), np.nan, np.float64),
+        ):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, np.full(shape, value, dtype))
 
     @classmethod
     def of(cls, given: Sequence[Sequence[tuple[int, float | None]] | None]) -> Labels:
@@ -60,46 +77,22 @@ class Labels(Brief):
         cls, label: Int32s, share: Floats | None = None, trust: Float64s | None = None
     ) -> Labels:
         """Return one label for each text, int32[n], or none where it is -1."""
-        known = label >= 0
+        known, unknown = label >= 0, np.full(len(label), np.nan)
+        share = unknown if share is None else share
+        trust = unknown if trust is None else trust
         return cls(
             starts_of(known),
             label[known].astype(np.int32),
-            np.full(int(known.sum()), np.nan, np.float32)
-            if share is None
-            else share[known].astype(np.float32),
+            share[known].astype(np.float32),
             known,
+            chance=trust[known],
             trust=trust,
         )
 
-    @classmethod
-    def pairs(
-        cls,
-        n: int,
-        rows: Ints,
-        label: Ints,
-        share: Floats,
-        *,
-        given: Bools | None = None,
-        chance: Floats | None = None,
-        trust: Float64s | None = None,
-        known: Bools | None = None,
-        level_trust: Float64s | None = None,
-    ) -> Labels:
-        """Return the labels of n texts, from pairs of text and label in any order.
-
-        The candidates of a text are ordered by share, largest first.
-        """
-        order = np.lexsort((-share, rows))
-        return cls(
-            starts_of(np.bincount(rows, minlength=n)),
-            label[order].astype(np.int32),
-            share[order].astype(np.float32),
-            np.ones(n, dtype=np.bool_) if known is None else known,
-            None if given is None else given[order],
-            None if chance is None else chance[order].astype(np.float64),
-            trust,
-            level_trust=level_trust,
-        )
+    def by_share(self) -> Labels:
+        """Return the same with the candidates of each text by share, largest first."""
+        order = np.lexsort((-self.share, self.rows))
+        return replace(self, **{name: getattr(self, name)[order] for name in _OF_CANDIDATES})
 
     def __len__(self) -> int:
         return len(self.known)
@@ -109,14 +102,10 @@ class Labels(Brief):
         """The text of each candidate, int64[m]."""
         return np.repeat(np.arange(len(self)), np.diff(self.starts))
 
-    def is_given(self) -> Bools:
-        """Return whether the text has each candidate, bool[m]."""
-        return np.ones(len(self.label), np.bool_) if self.given is None else self.given
-
     def first(self) -> Int32s:
         """Return the first label that each text has, int32[n]; -1 = none."""
         first = np.full(len(self), -1, dtype=np.int32)
-        given = np.flatnonzero(self.is_given())[::-1]
+        given = np.flatnonzero(self.given)[::-1]
         first[self.rows[given]] = self.label[given]
         return first
 
@@ -134,7 +123,7 @@ class Labels(Brief):
         """Return the labels of some of the texts."""
         at, starts = places_of(self.starts, rows)
         arrays: dict[str, Any] = {
-            name: None if (array := getattr(self, name)) is None else array[by]
+            name: getattr(self, name)[by]
             for names, by in ((_OF_CANDIDATES, at), (_OF_TEXTS, rows))
             for name in names
         }
@@ -161,8 +150,14 @@ class Labels(Brief):
     def stacked(cls, parts: Sequence[Labels]) -> Labels:
         """Return the labels of the texts of all parts, one part after the other."""
         counts = np.concatenate([np.diff(part.starts) for part in parts])
-        arrays: dict[str, Any] = {name: _joined(name, parts) for name in _ARRAYS}
-        return cls(starts_of(counts), **arrays)
+        levels = [part.level_trust for part in parts]
+        depth = max(of.shape[1] for of in levels)
+        arrays: dict[str, Any] = {
+            name: np.concatenate([getattr(part, name) for part in parts])
+            for name in (*_OF_CANDIDATES, *_OF_TEXTS[:-1])
+        }
+        deep = [of if of.shape[1] else np.full((len(of), depth), np.nan) for of in levels]
+        return cls(starts_of(counts), **arrays, level_trust=np.concatenate(deep))
 
     def check(self, n_classes: int) -> None:
         """Raise an `InvalidInputError` if an array is invalid: a kernel would write outside."""
@@ -206,30 +201,16 @@ class Labels(Brief):
 
 _OF_CANDIDATES = ("label", "share", "given", "chance")
 _OF_TEXTS = ("known", "trust", "voters", "weight", "level_trust")
-_ARRAYS = (*_OF_CANDIDATES, *_OF_TEXTS)
-#: What stands for an array that is None where the other one is not.
-_NEUTRAL: dict[str, Any] = {"given": True, "voters": 0, "weight": 0}
-
-
-def _joined(name: str, parts: Sequence[Labels]) -> Array | None:
-    arrays = [getattr(part, name) for part in parts]
-    there = next((array for array in arrays if array is not None), None)
-    if there is None:
-        return None
-    sizes = [len(part.label) if name in _OF_CANDIDATES else len(part) for part in parts]
-    return np.concatenate(
-        [
-            np.full((size, *there.shape[1:]), _NEUTRAL.get(name, np.nan), there.dtype)
-            if array is None
-            else array
-            for array, size in zip(arrays, sizes, strict=True)
-        ]
-    )
 
 
 def starts_of(sizes: Array) -> Int64s:
     """Return where the items of each row start, int64[n + 1], by their number in each."""
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+
+def starts_of_rows(rows: Ints, n: int) -> Int64s:
+    """Return where the items of each of n rows start, by the row of each item, in their order."""
+    return starts_of(np.bincount(rows, minlength=n))
 
 
 def places_of(starts: Int64s, rows: Ints) -> tuple[Int64s, Int64s]:

@@ -425,7 +425,7 @@ def keep_own(voted: Labels, own_ids: Int64s, pool: Labels) -> Labels:
     """
     own = pool.at(own_ids)
     mine = voted.among(own)
-    return replace(voted, given=np.where(own.known[voted.rows], mine, voted.is_given()))
+    return replace(voted, given=np.where(own.known[voted.rows], mine, voted.given))
 
 
 def _read(pool: Labels, policy: VotePolicy) -> tuple[Array, ...]:

@@ -44,7 +44,7 @@ def by_row(found):
         listed = zip(
             found.label[part].tolist(),
             found.share[part].tolist(),
-            found.is_given()[part].tolist(),
+            found.given[part].tolist(),
             strict=True,
         )
         rows.append((list(listed), float(found.weight[i]), int(found.voters[i])))

@@ -141,7 +141,7 @@ def test_judgments_prove_a_gain_or_leave_labels_as_they_are():
     assert learned.gain.low > 0
     right = [{str(c) for c in np.flatnonzero(row)} for row in gold]
     before = score(right, sets_of(scores, scores.given)).jaccard
-    after = score(right, sets_of(scores, learned.rule.decide(scores).is_given())).jaccard
+    after = score(right, sets_of(scores, learned.rule.decide(scores).given)).jaccard
     assert after > before + 0.1
     assert abs(learned.gain.value - (after - before)) < 0.1
     assert set(learned.thresholds) == set(learned.labels)
@@ -149,7 +149,7 @@ def test_judgments_prove_a_gain_or_leave_labels_as_they_are():
     good, gold, heads, _ = made(missed=0.02, wrong=0.02)
     kept = learned_of(good, gold, heads, 60)
     assert kept.decides == "settings"
-    assert np.array_equal(kept.rule.decide(good).is_given(), good.given)
+    assert np.array_equal(kept.rule.decide(good).given, good.given)
     assert kept.thresholds == {}
 
 
@@ -158,7 +158,7 @@ def test_trust_is_calibrated_and_what_was_learned_survives_bytes():
     scores, gold, heads, _ = made(1_500)
     learned = learned_of(scores, gold, heads, 300)
     found = learned.rule.decide(scores)
-    given, chances, trust = found.is_given(), found.chance, found.trust
+    given, chances, trust = found.given, found.chance, found.trust
     right = labels_of(gold)
     is_exact, applies = exact(scores, right, given), scores.vote.among(right)
     assert trust.mean() == pytest.approx(is_exact.mean(), abs=0.05)
