@@ -17,7 +17,7 @@ from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.records import file_row, line_of, result_of, rounded, text_of, usage_of
 from testnuc.trust.counts import counted
 from testnuc.trust.counts import debiased as pseudo_outcomes
-from testnuc.trust.label_check import checked_labels
+from testnuc.trust.label_check import checked_labels, grouped
 from testnuc.types import CELLS, SEPARATOR, UNKNOWN, Classification, Usage, error_text, row
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from testnuc.trust.review import Review
     from testnuc.types import Prediction
 
-__all__ = ["Results", "read_results", "run_record"]
+__all__ = ["Results", "cost", "outcome", "read_results", "run_record"]
 
 #: Rows shown in a notebook.
 _SHOWN = 10
@@ -112,69 +112,56 @@ def read_results(
     )
 
 
-def summary(results: Results) -> str:
-    """Return the outcome of a run in a few sentences."""
+def outcome(results: Results, *, invalid: int = 0, output: str | None = None) -> list[str]:
+    """Return the outcome of a run in lines: what failed, counts and cost, the referee's work.
+
+    `invalid` texts were not part of it; `output` is the file that holds the results.
+    """
     errors, outside = results.errors, results.unmatched
-    unlabeled = results.labels.count(None)
-    stopped = results.stopped
-    usage = results.usage
-    labeled = len(results) - unlabeled
-    sentences = [
-        f"{_count(len(results), 'text')}: {labeled:,} with a label, {unlabeled:,} without."
-    ]
+    stopped, unlabeled = results.stopped, results.labels.count(None)
+    lines = []
     if stopped is not None:
-        sentences.append(f"The run stopped early ({error_text(stopped)}).")
-    if errors:
-        first = "" if errors[0].error is stopped else f" ({error_text(errors[0].error)})"
-        sentences.append(f"{_count(len(errors), 'text')} failed{first}.")
-    if outside:
-        said = next((p.unmatched[0] for row in outside if (p := row.prediction) and p.said), None)
-        example = "" if said is None else f", such as {said[:60]!r}"
-        sentences.append(
-            f"{_count(len(outside), 'answer')} {'names' if len(outside) == 1 else 'name'} a label "
-            f"outside the set{example}: it does not count."
-        )
-    sentences.extend(_never_listed(results.coverage))
-    changed = _count(results.changed, "label")
-    if results.learned is None and results.referee_usage is None:
-        sentences.append(f"The vote changed {changed}.")
-    else:
-        verb = "differs" if results.changed == 1 else "differ"
-        sentences.append(f"{changed} {verb} from what the LLM said.")
+        lines.append(f"stopped early: {error_text(stopped)}")
+    elif errors:
+        lines.append(f"first error: {error_text(errors[0].error)}")
+    said = grouped(one for row in outside if (own := row.prediction) for one in own.unmatched)
+    if said:
+        often = ", ".join(f"{what[:60]!r} ({n:,})" for what, n in [*said.items()][:3])
+        lines.append(f"answers outside the labels, most often: {often}")
+    counts = {
+        "without a label": unlabeled,
+        "failed": len(errors),
+        "answered outside the labels": len(outside),
+        "without a usable text": invalid,
+        "labels changed" if results.learned else "labels changed by the vote": results.changed,
+    }
+    parts = [
+        f"{len(results) + invalid:,} texts in {results.seconds:.1f} s",
+        f"{len(results) - unlabeled:,} labeled",
+        *(f"{number:,} {what}" for what, number in counts.items() if number),
+        f"{results.usage.calls:,} calls",
+        f"{results.usage.store_hits:,} stored" if results.usage.store_hits else "",
+        cost(results.usage),
+        f"written to {output}" if output else "",
+    ]
+    lines.append(", ".join(filter(None, parts)))
     if results.escalated is not None:
-        said = results.escalated
-        # the name of a model keeps its case
-        sentences.append(f"{said}." if "/" in said.split()[0] else f"{said[0].upper()}{said[1:]}.")
-    sentences.append(f"{_count(usage.calls, 'call')}, {_price(usage)}, {results.seconds:.1f} s.")
-    if results.referee_usage is not None:
-        spent = results.referee_usage
-        sentences.append(f"The referee: {_count(spent.calls, 'call')}, {_price(spent)}.")
-    if results.learned is not None:
-        sentences.append(" ".join(results.learned.splitlines()))
-    elif results.diagnosis is not None and stopped is None:
-        sentences.append(f"{results.diagnosis.sentence()}.")
-    return " ".join(sentences)
+        lines.append(results.escalated)
+    if (spent := results.referee_usage) is not None:
+        calls = f"{spent.calls:,} calls"
+        lines.append(", ".join(filter(None, ("the referee", calls, cost(spent)))))
+    return lines
 
 
-def _never_listed(coverage: Mapping[str, int]) -> Iterator[str]:
-    never = [label for label, texts in coverage.items() if not texts]
-    if never:
-        yield (
-            f"{_count(len(never), 'label')} of {len(coverage):,} {_is(len(never))} in the "
-            f"shortlist of no text, such as {never[0][:60]!r}."
-        )
-
-
-def _price(usage: Usage) -> str:
-    return "price unknown" if usage.usd is None else f"{usage.usd:.4f} USD"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" + ("" if number == 1 else "s")
-
-
-def _is(number: int) -> str:
-    return "is" if number == 1 else "are"
+def cost(usage: Usage) -> str:
+    """Format tokens and dollars; empty where nothing was spent."""
+    tokens = None
+    if usage.input_tokens is not None and usage.output_tokens is not None:
+        tokens = usage.input_tokens + usage.output_tokens
+    if not tokens:
+        return "" if tokens == 0 else "tokens unknown"
+    usd = "price unknown" if usage.usd is None else f"{usage.usd:.4f} USD"
+    return f"{tokens:,} tokens, {usd}"
 
 
 def _columns(results: Results) -> dict[str, list[Any]]:
@@ -370,8 +357,16 @@ class Results(Sequence[Classification]):
         return checked_labels(self, self.choices, learned, self.diagnosis, self.none_label)
 
     def summary(self) -> str:
-        """Return the outcome of the run in a few sentences: labels, failures, calls and cost."""
-        return summary(self)
+        """Return the outcome of the run in a few lines: labels, failures, calls and cost."""
+        lines = outcome(self)
+        if never := [label for label, texts in self.coverage.items() if not texts]:
+            listed = f"{len(never):,} labels of {len(self.coverage):,}"
+            lines.append(f"{listed} are in the shortlist of no text, such as {never[0][:60]!r}")
+        if self.learned is not None:
+            lines.append(self.learned)
+        elif self.diagnosis is not None and self.stopped is None:
+            lines.append(self.diagnosis.sentence())
+        return "\n".join(lines)
 
     def to_pandas(
         self, debiased: Learned | None = None, *, probabilities: bool = False

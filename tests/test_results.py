@@ -141,21 +141,20 @@ def test_a_missing_library_names_the_extra(monkeypatch, name):
         getattr(some_results(), f"to_{name}")()
 
 
-def test_a_summary_in_plain_sentences():
+def test_a_summary_in_lines():
     results = some_results()
     assert results.summary() == (
-        "3 texts: 2 with a label, 1 without. 1 text failed (RateLimitedError: slow down). "
-        "The vote changed 1 label. 3 calls, price unknown, 1.5 s."
+        "first error: RateLimitedError: slow down\n"
+        "3 texts in 1.5 s, 2 labeled, 1 without a label, 1 failed, 1 labels changed by the vote, "
+        "3 calls, 1 stored, tokens unknown"
     )
     odd = [*results, replace(results[2], label=None, prediction=Prediction(None, None, "Dunno."))]
     results = Results(odd, Usage(4, usd=0.5), 1.5)
     assert [row.index for row in results.unmatched] == [2]
     assert results.unmatched[0].prediction.said == "Dunno."
-    assert (
-        "1 answer names a label outside the set, such as 'Dunno.': it does not count."
-        in results.summary()
-    )
-    assert "0.5000 USD" in results.summary()
+    assert "answers outside the labels, most often: 'Dunno.' (1)" in results.summary()
+    spent = Usage(4, input_tokens=10, output_tokens=2, usd=0.5)
+    assert "4 calls, 12 tokens, 0.5000 USD" in Results(odd, spent, 1.5).summary()
     assert "failed" not in Results(results[2:], Usage(), 0.0).summary()
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Literal, NoReturn, TypeAlias, TypeVar
@@ -23,11 +23,11 @@ from testnuc.errors import InvalidInputError, SmallPoolWarning, StoreError
 from testnuc.limits.budget import context_window
 from testnuc.limits.policies import BatchPolicy
 from testnuc.progress import LineProgress, display_of
-from testnuc.results import Results, run_record
+from testnuc.results import Results, outcome, run_record
 from testnuc.trust.diagnosis import FIRST_REVIEW
-from testnuc.trust.label_check import MOST_CHECKED, grouped
+from testnuc.trust.label_check import MOST_CHECKED
 from testnuc.trust.learned import Learned
-from testnuc.types import Estimate, Usage, error_text
+from testnuc.types import Estimate
 
 T = TypeVar("T")
 #: Called with a client before it labels texts; it may ask about some of them.
@@ -183,18 +183,10 @@ def end(
 
     1: no text has a label, because of errors. 3: some have none, because of errors.
     """
-    _print_failures(results, store)
-    to_stderr(_summary(results, invalid, output))
-    for note in (*results.notes, results.escalated, _about_labels(results, output)):
-        if note:
-            to_stderr(note)
-    if (spent := results.referee_usage) is not None:
-        to_stderr(_listed("the referee", f"{spent.calls:,} calls", cost(spent)))
-    if store.folder is not None:
-        to_stderr(
-            f"{store.folder} has the answers, the embeddings and what is learned: later runs with "
-            "these labels use them; keep it while you label more"
-        )
+    said = *outcome(results, invalid=invalid, output=output), *results.notes
+    for line in (*said, *_remedies(results, store), _about_labels(results, output)):
+        if line is not None:
+            to_stderr(line)
     # a .txt output holds no texts
     source = None if output is None or output.endswith(".txt") else output
     if source is None and store.folder is None:
@@ -211,6 +203,22 @@ def end(
             to_stderr(step)
     if any(result.label is None for result in results.errors):
         sys.exit(3 if any(label is not None for label in results.labels) else 1)
+
+
+def _remedies(results: Results, store: AnswerStore) -> Iterator[str]:
+    """Yield how to retry, what to do where the LLM named no label, and what the store is for."""
+    if results.errors and store.where is not None:
+        yield f"to retry those, run the command again: the others are stored in {store.where}"
+    if unmatched := sum(row.label is None for row in results.unmatched):
+        yield (
+            f"{unmatched:,} texts with such answers have no label (nuc_error holds them): add what "
+            "is missing to --labels, or judge some texts, so that `learn` labels the others"
+        )
+    if store.folder is not None:
+        yield (
+            f"{store.folder} has the answers, the embeddings and what is learned: later runs with "
+            "these labels use them; keep it while you label more"
+        )
 
 
 def _about_labels(results: Results, output: str | None) -> str | None:
@@ -254,27 +262,6 @@ def _next_step(results: Results, source: str | None, client: Options) -> str | N
     more = () if few else ("-n", str(FIRST_REVIEW))
     judging = command("review", source, options, *more)
     return f"next, judge {'them' if few else 'fifty texts (about three minutes)'}: {judging}"
-
-
-def _print_failures(results: Results, store: AnswerStore) -> None:
-    """Print the first error, how to retry, and the answers outside the labels."""
-    errors, outside = results.errors, results.unmatched
-    if results.stopped is not None:
-        to_stderr(f"stopped early: {error_text(results.stopped)}")
-    elif errors:
-        to_stderr(f"first error: {error_text(errors[0].error)}")
-    if errors and store.where is not None:
-        to_stderr(f"to retry those, run the command again: the others are stored in {store.where}")
-    said = grouped(own.said for row in outside if (own := row.prediction))
-    if said:
-        often = ", ".join(f"{what[:60]!r} ({n:,})" for what, n in [*said.items()][:3])
-        to_stderr(f"answers outside the labels, most often: {often}")
-    open_ = sum(row.label is None for row in outside)
-    if open_:
-        to_stderr(
-            f"{open_:,} of these texts have no label (nuc_error holds the answer): add what is "
-            "missing to --labels, or judge some texts, so that `learn` labels the others"
-        )
 
 
 def _interrupted(nuc: TestNUC, progress: LineProgress, store: AnswerStore, lane: str) -> NoReturn:
@@ -330,41 +317,6 @@ def show_estimate(
                 f"note: the run would stop early: it needs up to {value:,.6g} {name[7:]}, more "
                 f"than --{name.replace('_', '-')} {client[name]}"
             )
-
-
-def _summary(results: Results, invalid: int, output: str | None) -> str:
-    unlabeled = results.labels.count(None)
-    counts = {
-        "without a label": unlabeled,
-        "failed": len(results.errors),
-        "answered outside the labels": len(results.unmatched),
-        "without a usable text": invalid,
-        "labels changed" if results.learned else "labels changed by the vote": results.changed,
-    }
-    return _listed(
-        f"{len(results) + invalid:,} texts in {results.seconds:.1f} s",
-        f"{len(results) - unlabeled:,} labeled",
-        *(f"{number:,} {what}" for what, number in counts.items() if number),
-        f"{results.usage.calls:,} calls",
-        f"{results.usage.store_hits:,} stored" if results.usage.store_hits else "",
-        cost(results.usage),
-        f"written to {output}" if output else "",
-    )
-
-
-def _listed(*parts: str) -> str:
-    return ", ".join(filter(None, parts))
-
-
-def cost(usage: Usage) -> str:
-    """Format tokens and dollars; empty where nothing was spent."""
-    tokens = None
-    if usage.input_tokens is not None and usage.output_tokens is not None:
-        tokens = usage.input_tokens + usage.output_tokens
-    if not tokens:
-        return "" if tokens == 0 else "tokens unknown"
-    usd = "price unknown" if usage.usd is None else f"{usage.usd:.4f} USD"
-    return f"{tokens:,} tokens, {usd}"
 
 
 async def _about_embedder(nuc: TestNUC, texts: Sequence[str]) -> str | None:

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 from testnuc._engine.parameters import client_arguments
 from testnuc.cli.answered_texts import labeled, opened, texts_for
-from testnuc.cli.classify import cost
 from testnuc.cli.files import free_name, require_new, write_results
 from testnuc.cli.label_files import read_labels, write_labels
 from testnuc.cli.memory import AnswerStore, RunNote
@@ -20,6 +19,7 @@ from testnuc.client import parts_of
 from testnuc.discovery import KEYWORDS, MOST_TEXTS, discover, expected_cost
 from testnuc.embedders.openai import OpenAIEmbedder
 from testnuc.errors import InvalidInputError, TestNUCError
+from testnuc.results import cost
 from testnuc.types import Classification
 
 #: Different answers outside the labels, at most, that are grouped by meaning.

@@ -16,12 +16,12 @@ from testnuc._base.jsonl import part_of, table
 from testnuc._engine.learning import erase_texts
 from testnuc.batch.manager import BatchManager, BatchState
 from testnuc.cli import parquet
-from testnuc.cli.classify import cost
 from testnuc.cli.files import require_store
 from testnuc.cli.options import require_folder
 from testnuc.cli.options_of_run import opened_store, stored_runs
 from testnuc.cli.reading import existing, read_table, to_stderr, usable
 from testnuc.errors import InvalidInputError, TestNUCError
+from testnuc.results import cost
 from testnuc.stores import export as moving
 from testnuc.stores.export import Record
 

@@ -46,9 +46,9 @@ async def test_calls_are_foreseen_and_counted_apart(servers, tmp_path):
         assert 40 < asked <= 140
         assert results.usage.input_tokens == small.input_tokens
         assert results.referee_usage.input_tokens == big.input_tokens
-        assert f"The referee: {asked} calls" in results.summary()
-        assert "openai/gpt-4o labeled the 40 least trusted texts." in results.summary()
-        assert "differ from what the LLM said" in results.summary()
+        assert f"the referee, {asked} calls" in results.summary()
+        assert "openai/gpt-4o labeled the 40 least trusted texts\n" in results.summary()
+        assert "labels changed" in results.summary()
         path = tmp_path / "r.jsonl"
         results.to_jsonl(path)
         again = Results.from_jsonl(path)
@@ -108,7 +108,7 @@ async def test_labels_are_not_lost_with_the_referee(servers, caplog):
             results = await nuc.classify_many(TEXTS)
             assert results.labels.count(None) == 0
             assert results.escalated.startswith("the referee failed: AuthenticationError")
-            assert "The referee failed: AuthenticationError" in results.summary()
+            assert "the referee failed: AuthenticationError" in results.summary()
             assert "the referee failed" in caplog.text
             rows = [row async for row in nuc.stream(TEXTS)]
             assert len(rows) == len(TEXTS)
