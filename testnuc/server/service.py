@@ -446,7 +446,8 @@ class Service:
             _log.warning("%s %s: %d, %s", request_id(request), route, refused.status, exc)
         except ConnectionError:
             _log.debug("%s: the client has disconnected", route)
-            raise
+            # raised, it would be an error with a traceback in aiohttp's log
+            return web.Response(status=499)
         except Exception as exc:  # noqa: BLE001 - logged, and returned as 500
             refused = request_error(exc)
             _log.exception("%s %s failed", request_id(request), route)

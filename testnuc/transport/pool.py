@@ -184,9 +184,11 @@ class ConnectionPool(aiohttp.TCPConnector):
     async def _resolve_host(self, *name: Any, **more: Any) -> Any:
         try:
             return await super()._resolve_host(*name, **more)
-        except RuntimeError as exc:
-            if not isinstance(exc.__cause__, StopIteration):
+        except (RuntimeError, KeyError) as exc:
+            if not isinstance(exc, KeyError) and not isinstance(exc.__cause__, StopIteration):
                 raise
+            # or it would be remembered; those that waited for it find nothing there
+            self.clear_dns_cache(*name[:2])
             raise socket.gaierror(socket.EAI_NONAME, "the name has no address") from exc
 
     async def post(self, post: Post, body: bytes, limits: aiohttp.ClientTimeout) -> PostResponse:

@@ -11,6 +11,7 @@ from base64 import b64encode
 from contextlib import suppress
 
 import pytest
+from aiohttp import ClientError, web
 
 from testnuc import Limits, TestNUC
 from testnuc.protocols import Answer, Reply
@@ -274,6 +275,28 @@ async def test_a_client_that_takes_no_answer_is_let_go(stream):
             assert got < 10_000_000
         async with session.post("/v1/classify", json={"text": "refund please"}) as response:
             assert response.status == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_at_the_end_of_a_response_is_no_error(
+    stream, caplog, monkeypatch
+):
+    held, write_eof = Held(), web.StreamResponse.write_eof
+    held.gate.set()
+    async with served(client(held, k=0)) as (service, session):
+
+        async def leave(response, *data):
+            for connection in service.used:
+                connection.transport.abort()
+            await write_eof(response, *data)
+
+        monkeypatch.setattr(web.StreamResponse, "write_eof", leave)
+        with pytest.raises(ClientError):
+            body = {"texts": ["refund please"], "stream": stream}
+            async with session.post("/v1/classify", json=body) as response:
+                await response.read()
+        await until(lambda: not service.queue.pending)
+    assert [record for record in caplog.records if record.exc_info] == []
 
 
 async def test_noise_and_halves_leave_the_service_well():

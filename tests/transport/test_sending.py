@@ -299,6 +299,23 @@ async def test_a_name_without_an_address(monkeypatch, trust_env):
         assert spent(transport.account) == (0, 0, 0)
 
 
+async def test_a_name_has_an_address_as_soon_as_the_resolver_says_so(monkeypatch):
+    """aiohttp remembers for ten seconds what a resolver said, also that it knows no address."""
+    said_so, resolve = [], aiohttp.resolver.DefaultResolver.resolve
+
+    async def late(self, host, port, family):
+        said_so.append(host)
+        return [] if len(said_so) == 1 else await resolve(self, "127.0.0.1", port, family)
+
+    monkeypatch.setattr(aiohttp.resolver.DefaultResolver, "resolve", late)
+    async with serving(lambda n, r: said()) as (wire, seen):
+        wire.url = wire.url.replace("127.0.0.1", "late.example")
+        async with sending(retry=RetryPolicy(attempts=2, initial_wait=0.001)) as transport:
+            await asyncio.gather(*(transport.call(wire, ONE) for _ in range(3)))
+    assert len(said_so) == 2
+    assert len(seen) == 3
+
+
 async def test_another_error_of_a_resolver_is_not_taken_for_it(monkeypatch):
     async def closed(*_, **__):
         raise RuntimeError("cannot schedule new futures after shutdown")
