@@ -26,7 +26,7 @@ from testnuc.index.memory_pool import Pool
 from testnuc.protocols import Answer, PoolText, Reply
 from testnuc.results import Results
 from testnuc.stores.memory import MemoryStore
-from testnuc.trust.calibration import SetRule
+from testnuc.trust.calibration import SetRule, chance_of
 from testnuc.trust.certificates import Certificate
 from testnuc.trust.head import LinearHead
 from testnuc.types import SEPARATOR, Classification, Usage
@@ -81,7 +81,8 @@ class Head:
     weights : float32[dim + 1, C]
         The last row is the bias.
     curve : tuple of float
-        Intercept and slope of the log odds that a label is right, by those of the classifier.
+        Intercept and slope of the log odds that the label, or all labels of a text, are right, by
+        those of the classifier.
     embedder : str or Embedder
         An object, or a name that testnuc can load.
     trained_on : TrainedOn
@@ -157,7 +158,7 @@ class Head:
     @cached_property
     def identity(self) -> str:
         """As a model: what tells its stored answers from those of another head."""
-        rule = None if self.sets is None else asdict(self.sets)
+        rule = None if self.sets is None else asdict(self.sets) | {"of_text": self.curve}
         said = repr((self.labels, *self.curve, rule))
         return sha256(np.ascontiguousarray(self.weights).tobytes() + said.encode()).hexdigest()
 
@@ -362,7 +363,7 @@ class Head:
     def _several(self, vectors: Floats) -> Labels:
         assert self.sets is not None
         probabilities = self._linear.probabilities(vectors)
-        given, chances, trust = self.sets.apply(probabilities)
+        given, chances, odds = self.sets.apply(probabilities)
         rows, label = np.nonzero(given | (probabilities >= _SHOWN))
         return Labels(
             starts_of_rows(rows, len(vectors)),
@@ -371,7 +372,7 @@ class Head:
             np.ones(len(vectors), np.bool_),
             given[rows, label],
             chances[rows, label].astype(np.float64),
-            trust.astype(np.float64),
+            chance_of(odds, self.curve).astype(np.float32).astype(np.float64),
         ).by_share()
 
     def _check(self, vectors: Floats) -> None:

@@ -178,19 +178,15 @@ class LabelSet:
         """
         if len(said) > self._too_long:
             return None
-        folded = fold_case(said)
-        place = self._strict.get(folded)
-        if place is None:
-            place = self._loose.get(fold_punctuation(folded.replace("`", " ")), -1)
+        case = fold_case(said)
+        folded = fold_punctuation(case.replace("`", " "))
+        place = self._strict.get(case, self._loose.get(folded, -1))
         return None if place < 0 else place
 
     def _match_folded(self, said: str) -> int | None:
-        folded = fold_case(said)
-        place = self._strict.get(folded)
-        if place is not None:
-            return place
-        folded = fold_punctuation(folded)
-        place = self._loose.get(folded)
+        case = fold_case(said)
+        folded = fold_punctuation(case)
+        place = self._strict.get(case, self._loose.get(folded))
         if place is None:
             similar = typo_of(folded, self._loose.keys())
             place = -1 if similar is None else self._loose[similar]
@@ -214,11 +210,6 @@ class LabelSet:
         if label is None or not self.knows(label):
             return None
         return tuple(self._index[name] for name in self.split(label))
-
-    def stated(self, answer: Answer) -> Sequence[tuple[str, float | None]]:
-        """Return the labels of an answer, each with its confidence."""
-        several = answer.labels if self.multilabel else None
-        return ((answer.label, answer.confidence),) if several is None else several
 
     def joined(self, names: object) -> str | None:
         """Return the labels of one text as one string; None: they are not distinct labels."""
@@ -245,7 +236,7 @@ class LabelSet:
             Its label is None if the answer matches no label of the set.
         """
         if self.multilabel:
-            return self._several(self.stated(answer))
+            return self._several(answer.stated)
         index = self.match(answer.label)
         label = None if index is None else self.names[index]
         said = None if label == answer.label else answer.label

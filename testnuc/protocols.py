@@ -97,6 +97,11 @@ class Answer(Brief):
     #: Of a text that can have several labels: each with its confidence, in the order of the answer.
     labels: tuple[tuple[str, float | None], ...] | None = None
 
+    @property
+    def stated(self) -> tuple[tuple[str, float | None], ...]:
+        """Its labels, one or several, each with its confidence."""
+        return ((self.label, self.confidence),) if self.labels is None else self.labels
+
 
 #: Of the texts of a request, in their order.
 Answers: TypeAlias = tuple[Answer | ReplyError, ...]

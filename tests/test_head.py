@@ -385,7 +385,7 @@ def test_a_stage_of_ray_adds_label_and_trust(tmp_path):
     expected = head.predict(texts)
     assert table["nuc_label"].to_pylist() == expected.labels
     assert table["nuc_trust"].to_pylist() == [row.trust for row in expected]
-    small(embedder=Wide(), sets=SetRule(0.5, (0.0, 1.0), (0.0, 1.0))).save(tmp_path / "b.head")
+    small(embedder=Wide(), sets=SetRule(0.5, (0.0, 1.0))).save(tmp_path / "b.head")
     stage = LabelByHead(str(tmp_path / "b.head"), column="body", embedder=Wide())
     table = stage(pa.table({"body": texts}))
     sets = Head.load(tmp_path / "b.head", Wide()).predict(texts).label_lists

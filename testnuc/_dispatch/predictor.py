@@ -450,7 +450,7 @@ class Predictor:
 
     @staticmethod
     def _checked(answer: Answer, labels: LabelSet) -> Prediction | Exception:
-        for label, confidence in labels.stated(answer):
+        for label, confidence in answer.stated:
             error = _malformed(label, confidence)
             if error is not None:
                 return error

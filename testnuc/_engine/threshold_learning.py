@@ -226,7 +226,6 @@ def learn_thresholds(
         rule,
         given_rows=labels.rows[given].astype(np.int32),
         given_labels=labels.label[given],
-        given_chances=labels.chance[given].astype(np.float32),
         given_right=applies[given],
     )
     return Learned(

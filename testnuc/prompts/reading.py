@@ -69,15 +69,18 @@ def parse_reply(
     """
     if len(content) > _LONGEST:
         return _all_errors(UnreadableReplyError, "the reply is too long", content, n)
+    # a list of labels alone is an answer to one text
+    alone = multilabel and n == 1
     try:
         whole: Any = orjson.loads(content)
     except ValueError:
-        found, alone = _within(content, n, multilabel=multilabel, truncated=truncated)
+        found = _after_cut(content, n) if truncated else _values(content, n, several=alone)
+        # in prose it may be the label options; a code fence is none
+        alone = alone and bool(_after_cut(content, 1))
     else:
         # JSON has no more values than answers to `n` texts may have
         readable = sum(map(content.count, ",[{")) <= _MOST_VALUES + _MOST_OF_TEXT * n
         found = [whole] if readable else []
-        alone = multilabel and n == 1
     answer_of = _several if multilabel else _answer
     items: list[dict[str, Any]] = []
     for value in found:
@@ -108,17 +111,6 @@ def _only(items: list[dict[str, Any]], answers: Answers, content: str) -> Answer
     ):
         return _error(MismatchedReplyError, "the reply has answers for other texts", content)
     return answers[0]
-
-
-def _within(content: str, n: int, *, multilabel: bool, truncated: bool) -> tuple[list[Any], bool]:
-    """Return the JSON values in a reply, and whether the labels alone are an answer.
-
-    They are where the reply is nothing else but a code fence: a list in prose may be the label
-    options.
-    """
-    several = multilabel and n == 1
-    found = _after_cut(content, n) if truncated else _values(content, n, several=several)
-    return found, several and bool(_after_cut(content, 1))
 
 
 def without_thinking(content: str) -> str:

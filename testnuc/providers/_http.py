@@ -407,15 +407,16 @@ class HTTPProvider(ABC):
         """Return an answer that quotes no key, which would be stored; a label is no secret."""
         if isinstance(answer, ReplyError):
             return type(answer)(self.shown(str(answer)), content=self.shown(answer.content or ""))
-        names = [answer.label] if answer.labels is None else [name for name, _ in answer.labels]
+        names = [name for name, _ in answer.stated]
         hidden = [self.shown(name[:_SHOWN]) for name in names]
         if hidden == names:
             return answer
-        kept = [a if a in task.labels else b for a, b in zip(names, hidden, strict=True)]
-        if answer.labels is None:
-            return replace(answer, label=kept[0])
-        sure = [confidence for _, confidence in answer.labels]
-        return replace(answer, labels=tuple(zip(kept, sure, strict=True)))
+        kept = tuple(
+            (name if name in task.labels else words, sure)
+            for words, (name, sure) in zip(hidden, answer.stated, strict=True)
+        )
+        several = answer.labels is not None
+        return replace(answer, labels=kept) if several else replace(answer, label=kept[0][0])
 
     def _label_alone(self, task: Task, message: Message) -> tuple[Answer, ...]:
         """Return the answer of a reply that is a label and nothing else; () if it is not."""
@@ -455,7 +456,7 @@ class HTTPProvider(ABC):
 def _without_crowd(answers: Answers, task: Task) -> Answers:
     """Return the answers; an error, if so many of their labels are unknown that it takes long."""
     given = [answer for answer in answers if isinstance(answer, Answer)]
-    said = {name for a in given for name, _ in a.labels or ((a.label, None),)}
+    said = {name for a in given for name, _ in a.stated}
     others = said.difference(task.labels)
     if sum(map(len, others)) + len(others) * (_EACH + len(task.labels)) <= _MOST_OTHERS:
         return answers

@@ -144,67 +144,48 @@ def _features(texts: Texts, found: Float32s, label: Int32s) -> Float64s:
 
 @dataclass(frozen=True, slots=True)
 class SetRule:
-    """How a head gives several labels, and how far they are trusted.
+    """How a head gives several labels.
 
-    A label is given above one threshold. The chance that a label applies follows from its
-    probability by a line of log odds; that all labels of a text are right follows likewise from the
-    product of the former.
+    A label is given above one threshold. The chance that it applies follows from its probability by
+    a line of log odds, and that all labels of a text are right by another one, `Head.curve`, from
+    the product of these.
     """
 
     threshold: float
-    #: Start and slope of each line.
+    #: Start and slope.
     of_label: tuple[float, float]
-    of_text: tuple[float, float]
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> SetRule:
         """Return the rule of a record that `dataclasses.asdict` made."""
-        label, text = ([float(x) for x in record[name]] for name in ("of_label", "of_text"))
-        return cls(float(record["threshold"]), (label[0], label[1]), (text[0], text[1]))
+        start, slope = map(float, record["of_label"])
+        return cls(float(record["threshold"]), (start, slope))
 
-    def apply(self, probabilities: Float32s) -> tuple[Bools, Float32s, Float32s]:
+    @classmethod
+    def fitted(cls, probabilities: Float32s, taught: Bools) -> SetRule:
+        """Fit a rule on the labels that a head was taught.
+
+        So judged texts, of which a certificate is made, do not choose which texts come first.
+        `probabilities`, float32[n, C], are those of heads that were fitted without the text.
+        """
+
+        def jaccard(threshold: float) -> float:
+            given = probabilities > threshold
+            both, either = (given & taught).sum(axis=1), (given | taught).sum(axis=1)
+            index = np.where(either > 0, both / np.maximum(either, 1), 1.0)
+            return float(index.mean()) if len(taught) else 0.0
+
+        likely = probabilities >= _LEAST
+        odds, ones = log_odds(probabilities[likely]), np.ones(int(likely.sum()))
+        return cls(max(_GRID.tolist(), key=jaccard), fit_line(odds, taught[likely], ones))
+
+    def apply(self, probabilities: Float32s) -> tuple[Bools, Float32s, Float64s]:
         """Label n texts, by the probability float32[n, C] of each label alone.
 
-        Returns the labels given, bool[n, C], the chance that each applies, and the trust of each
-        text.
+        Returns the labels given, bool[n, C], the chance that each applies, and the log odds that
+        all of a text are right, were they independent.
         """
         given = probabilities > np.float32(self.threshold)
         chances = chance_of(log_odds(probabilities), self.of_label)
-        trust = chance_of(_text_odds(given, chances), self.of_text)
-        return given, chances.astype(np.float32), trust.astype(np.float32)
-
-
-def fit_set_rule(
-    probabilities: Float32s, taught: Bools, judged: tuple[Int64s, Bools, Floats] | None = None
-) -> SetRule:
-    """Fit a rule.
-
-    The threshold and the chance of a label are fitted on the labels that the head was taught, so
-    that judged texts, of which a certificate is made, do not choose which texts come first.
-
-    `probabilities`, float32[n, C], are those of heads that were fitted without the text. `judged`,
-    if given, are judged texts, int64[m], their right labels, bool[m, C], and weights, float[m]:
-    trust is calibrated on them.
-    """
-    sizes = taught.sum(axis=1)
-
-    def jaccard(threshold: float) -> float:
-        given = probabilities > threshold
-        both, either = (given & taught).sum(axis=1), (given | taught).sum(axis=1)
-        index = np.where(either > 0, both / np.maximum(either, 1), 1.0)
-        return float(index.mean()) if len(sizes) else 0.0
-
-    threshold = max(_GRID.tolist(), key=jaccard)
-    given = probabilities > np.float32(threshold)
-    likely = probabilities >= _LEAST
-    of_label = fit_line(log_odds(probabilities[likely]), taught[likely], np.ones(int(likely.sum())))
-    chances = chance_of(log_odds(probabilities), of_label)
-    odds = _text_odds(given, chances)
-    rows, right, weights = judged or (np.arange(len(taught)), taught, np.ones(len(taught)))
-    exact = (given[rows] == right).all(axis=1)
-    return SetRule(threshold, of_label, fit_line(odds[rows], exact, weights))
-
-
-def _text_odds(given: Bools, chances: Float64s) -> Float64s:
-    """Return the log odds that all labels are right, were they independent, float64[n]."""
-    return log_odds(np.exp(np.log(np.where(given, chances, 1 - chances)).sum(axis=1)))
+        logs = np.log(np.where(given, chances, 1 - chances)).sum(axis=1)
+        return given, chances.astype(np.float32), log_odds(np.exp(logs))

@@ -216,7 +216,6 @@ _ARRAYS = (
     "of_text",
     "given_rows",
     "given_labels",
-    "given_chances",
     "given_right",
 )
 
@@ -239,11 +238,10 @@ class Thresholds(Brief):
     #: float64[FOLDS, 3] and float64[FOLDS, 2]: what trust is made of.
     of_label: Float64s = field(default_factory=lambda: np.tile([0.0, 1.0, 0.0], (FOLDS, 1)))
     of_text: Float64s = field(default_factory=lambda: np.tile(_TEXT_PRIOR.mean, (FOLDS, 1)))
-    #: int32[G], int32[G], float32[G], bool[G]: the text and the number of each given label, the
-    #: chance that it applies, and whether a judgment says that it does.
+    #: int32[G], int32[G], bool[G]: the text and the number of each given label, and whether a
+    #: judgment says that it applies.
     given_rows: Int32s = field(default_factory=lambda: np.empty(0, np.int32))
     given_labels: Int32s = field(default_factory=lambda: np.empty(0, np.int32))
-    given_chances: Float32s = field(default_factory=lambda: np.empty(0, np.float32))
     given_right: Bools = field(default_factory=lambda: np.empty(0, np.bool_))
     #: Labels that stay where the vote settings give them.
     protected: tuple[int, ...] = ()
