@@ -11,7 +11,7 @@ from aiohttp import web
 
 from testnuc.errors import ProviderError
 from testnuc.labels import LabelSet
-from testnuc.limits.policies import RetryPolicy
+from testnuc.limits.policies import Limits, RetryPolicy
 from testnuc.prompts.writing import system_prompt, user_prompt
 from testnuc.protocols import Request, Task
 from testnuc.providers.anthropic import Anthropic
@@ -177,7 +177,7 @@ async def _one(exchange: Exchange, seen: Seen, base_url: str) -> None:
         confidence=confidence,
         options=exchange.request.get("options") or {},
     )
-    transport = Transport(max_concurrency=1, retry=RetryPolicy(attempts=1))
+    transport = Transport(Limits(concurrency=1, retry=RetryPolicy(attempts=1)))
 
     def failed(error: ProviderError) -> None:
         seen.error = seen.error or error

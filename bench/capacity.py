@@ -10,7 +10,7 @@ import selectors
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from bench._report import Report
 from testnuc._base.checks import hash_text
 from testnuc.limits.admission import Admission
 from testnuc.limits.budget import PICO, Price
-from testnuc.limits.policies import RateLimit
+from testnuc.limits.policies import Limits
 from testnuc.protocols import PoolText, StoredPrediction, TokenUsage
 from testnuc.stores.postgres import PostgresStore
 from testnuc.types import Prediction
@@ -169,12 +169,12 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def simulate(
-    calls: int, limit: RateLimit, *, concurrency: int, latency: float, tokens: tuple[int, int]
+    calls: int, limit: Limits, *, concurrency: int, latency: float, tokens: tuple[int, int]
 ) -> float:
     """Return the runtime of `calls` calls under the real limiter, in virtual seconds."""
 
     async def main(loop: _VirtualLoop) -> float:
-        admission = Admission(limit, concurrency, clock=loop.time)
+        admission = Admission(replace(limit, concurrency=concurrency), clock=loop.time)
         left = iter(range(calls))
 
         async def work() -> None:
@@ -195,7 +195,7 @@ def simulate(
 
 def hours(
     calls: int,
-    limit: RateLimit,
+    limit: Limits,
     *,
     concurrency: int,
     latency: float,
@@ -219,7 +219,7 @@ def hours(
 def _lines(given: argparse.Namespace, units: Units) -> Iterator[dict[str, Any]]:
     provider, _, model = given.model.partition("/")
     price = Price.of(provider, model, given.base_url)
-    limit = RateLimit(given.requests_per_minute, given.tokens_per_minute)
+    limit = Limits(given.requests_per_minute, given.tokens_per_minute)
     tokens = (given.input_tokens, given.output_tokens)
     for texts in given.texts:
         calls = math.ceil(texts * (1 - given.duplicates))

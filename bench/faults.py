@@ -6,11 +6,10 @@ import argparse
 import asyncio
 import sys
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from bench._report import Report
-from testnuc import Limits, RateLimit, Sampling, SmallPoolWarning, TestNUC
+from testnuc import Limits, Sampling, SmallPoolWarning, TestNUC
 from testnuc.errors import ReplyError
 from testnuc.testing import CURABLE_KINDS, Faults, HashEmbedder, LoopbackLLM, by_hash
 from testnuc.testing.faults import PACKED_KINDS
@@ -39,7 +38,7 @@ async def _run(
     kinds: tuple[str, ...] = (),
     per_call: int = 1,
     killed_for: float = 0.0,
-    limit: RateLimit | None = None,
+    limit: Limits | None = None,
 ) -> dict[str, Any]:
     rate = _REFUSED_RATE if kinds == ("refused",) else _RATE
     faults = Faults(rate, kinds, seed=1, stall=0.2) if kinds else None
@@ -54,7 +53,7 @@ async def _run(
             embedder=HashEmbedder(),
             k=0,
             sampling=Sampling(texts_per_call=per_call),
-            limits=Limits(**asdict(limit or RateLimit())),
+            limits=limit or Limits(),
         ) as nuc,
     ):
         started = time.perf_counter()
@@ -124,7 +123,7 @@ async def _all(n: int, killed_for: float, kinds: tuple[str, ...]) -> Report:
         packed = f", {per_call} texts per call" if per_call > 1 else ""
         report.row(fault=f"server killed for {killed_for:g} s{packed}", **row)
     # takes six seconds at the rate limit
-    limit = RateLimit(requests_per_minute=n * 10)
+    limit = Limits(requests_per_minute=n * 10)
     row = await _run(many[: n // 2], kinds=kinds, limit=limit)
     report.row(fault=f"mixed, limit of {n * 10:,} requests per minute", **row)
     report.note(

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from testnuc.limits.policies import BatchPolicy as BatchPolicy
     from testnuc.limits.policies import Budget as Budget
     from testnuc.limits.policies import Limits as Limits
-    from testnuc.limits.policies import RateLimit as RateLimit
     from testnuc.limits.policies import RetryPolicy as RetryPolicy
     from testnuc.methods import BestOfN as BestOfN
     from testnuc.methods import Sampling as Sampling
@@ -73,7 +72,7 @@ _HOMES = {
     "head": "Head",
     "label_tree": "LabelTree",
     "labels": "LabelSet",
-    "limits.policies": "BatchPolicy Budget Limits RateLimit RetryPolicy",
+    "limits.policies": "BatchPolicy Budget Limits RetryPolicy",
     "methods": "BestOfN Sampling SelfConsistency StandardPrompting TopKICL TopKICLP "
     "WeightedBestOfN",
     "providers.anthropic": "Anthropic",

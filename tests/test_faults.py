@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from testnuc import Limits, RateLimit, RetryPolicy, Sampling, TestNUC
+from testnuc import Limits, RetryPolicy, Sampling, TestNUC
 from testnuc.testing import CURABLE_KINDS, Faults, LoopbackLLM, by_hash
 from testnuc.testing.faults import LOST_KINDS
 
@@ -142,7 +142,7 @@ async def test_a_server_that_is_killed_in_the_middle(arguments, per_call):
 async def test_no_sliding_window_is_ever_exceeded(arguments):
     # the limit of a minute is used up within seconds: then the client has to wait, and may not
     # know; here all fits in, and pacing is what is tried
-    limit = RateLimit(requests_per_minute=60_000, tokens_per_minute=12_000_000)
+    limit = Limits(requests_per_minute=60_000, tokens_per_minute=12_000_000)
     texts, faults = texts_of(2_000), failing()
     async with (
         LoopbackLLM(answer, faults=faults, rate_limit=limit) as llm,
@@ -156,7 +156,7 @@ async def test_no_sliding_window_is_ever_exceeded(arguments):
 
 async def test_a_limit_that_binds_is_not_exceeded(arguments):
     # a burst of one second's worth, then one request every 20 ms
-    limit = RateLimit(requests_per_minute=3_000)
+    limit = Limits(requests_per_minute=3_000)
     texts = texts_of(150)
     async with (
         LoopbackLLM(answer, faults=failing(["500", "429"]), rate_limit=limit) as llm,

@@ -65,7 +65,9 @@ def write_json(value: Any) -> bytes:
 
 def count(value: Any) -> int | None:
     """Return a valid number of tokens, else None; some servers write it as 7.0 or "7"."""
-    whole = isinstance(value, float) and value.is_integer()
-    if whole or (isinstance(value, str) and _DIGITS.fullmatch(value)):
+    if type(value) is not int:
+        whole = isinstance(value, float) and value.is_integer()
+        if not whole and not (isinstance(value, str) and _DIGITS.fullmatch(value)):
+            return None
         value = int(value)
-    return value if type(value) is int and 0 <= value <= MOST_TOKENS else None
+    return value if 0 <= value <= MOST_TOKENS else None

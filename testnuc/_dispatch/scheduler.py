@@ -375,7 +375,8 @@ class Scheduler:
         first = not self.answered
         try:
             outcomes, failure = await self._answered(bundle)
-            if not self._valid and any(map(self._is_suspect, outcomes)):
+            failed = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+            if not self._valid and any(map(self._is_suspect, failed)):
                 self._valid = await self._has_answers()
         except BaseException:
             # cancelled by `close`
@@ -383,10 +384,10 @@ class Scheduler:
             raise
         finally:
             self._calls -= 1
-        if any(isinstance(outcome, NotSentError) for outcome in outcomes):
+        if any(isinstance(outcome, NotSentError) for outcome in failed):
             bundle, outcomes = self._without_unsent(bundle, outcomes)
         # another call may have been answered while this one was rejected
-        if any(self._is_suspect(outcome) or (first and _is_fatal(outcome)) for outcome in outcomes):
+        if any(self._is_suspect(outcome) or (first and _is_fatal(outcome)) for outcome in failed):
             self._suspects.append((bundle, outcomes))
         else:
             self._settle(bundle, outcomes, failure)

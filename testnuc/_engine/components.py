@@ -140,10 +140,7 @@ class Components:
         self.telemetry = Telemetry.of(provider.name, provider.model, url)
         self.embedding.telemetry = self.telemetry
         self.transport = internals.transport(
-            rate_limit=self.limits.rate,
-            max_concurrency=self.limits.concurrency,
-            retry=self.limits.retry,
-            budget=self.limits.budget,
+            self.limits,
             price=price,
             trust_env=getattr(provider, "trust_env", False),
             meter=self.meter,

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 import numpy as np
 
@@ -58,8 +59,7 @@ class RefereeModel:
         self.meter = Meter()
         self._provider = provider
         self._transport = parts.internals.transport(
-            max_concurrency=parts.limits.concurrency,
-            retry=parts.limits.retry,
+            replace(parts.limits, requests_per_minute=None, tokens_per_minute=None),
             account=parts.transport.account,
             price=self.price,
             trust_env=getattr(provider, "trust_env", False),

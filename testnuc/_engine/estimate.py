@@ -15,7 +15,6 @@ from testnuc._engine.uncertain import asked_first
 from testnuc.batch import has_batches
 from testnuc.index.matching import scanned
 from testnuc.limits.budget import PICO, Price
-from testnuc.limits.policies import RateLimit
 from testnuc.prompts import writing
 from testnuc.prompts.writing import Demonstration
 from testnuc.protocols import PoolText, Request, Task, TokenUsage
@@ -213,7 +212,7 @@ class Estimator:
 
     def _seconds(self, calls: int, tokens: int | None) -> float | None:
         """Return a lower bound on the seconds of the live lane, by its limits per minute."""
-        limit = self._parts.limits.rate or RateLimit()
+        limit = self._parts.limits
         minutes = [0.0] if not calls else []
         if limit.requests_per_minute is not None:
             minutes.append(calls / limit.requests_per_minute)

@@ -21,7 +21,7 @@ from testnuc.errors import (
     UnknownModelError,
     UnreadableReplyError,
 )
-from testnuc.limits.policies import RateLimit, RetryPolicy
+from testnuc.limits.policies import Limits
 from testnuc.protocols import Reply, Request, Task, TokenUsage
 from testnuc.transport import Transport
 from testnuc.transport.api_errors import as_error, without_key
@@ -68,9 +68,8 @@ class OpenAIEmbedder:
         Default: ``OPENAI_API_KEY``.
     dimensions : int, optional
         Length of vectors, for models with several.
-    rate_limit : RateLimit, optional
+    limits : Limits
         Of the embedding model; separate from the LLM's.
-    retry : RetryPolicy, optional
     truncate : bool
         Whether a text that is too long for the model is cut; else it fails, alone.
 
@@ -87,8 +86,7 @@ class OpenAIEmbedder:
         base_url: str | None = None,
         api_key: str | None = None,
         dimensions: int | None = None,
-        rate_limit: RateLimit | None = None,
-        retry: RetryPolicy | None = None,
+        limits: Limits = Limits(concurrency=8),  # noqa: B008 - it has no state
         truncate: bool = False,
     ) -> None:
         given = base_url or os.environ.get("OPENAI_BASE_URL") or _DEFAULT
@@ -101,7 +99,7 @@ class OpenAIEmbedder:
             )
         self.name = f"openai/{model}" + (f"/{dimensions}" if dimensions else "")
         self._wire = _Embeddings(model, endpoint, key, dimensions)
-        self._transport = Transport(rate_limit=rate_limit, max_concurrency=8, retry=retry)
+        self._transport = Transport(limits)
         self._truncate = truncate
         self._accepted = False
         #: Requests that failed with a 401, 403 or 404 since the last one that was accepted.

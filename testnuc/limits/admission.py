@@ -12,12 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 
-from testnuc._base.checks import checked_whole
 from testnuc.errors import InvalidInputError, RateLimitedError
 from testnuc.limits.budget import granted
 from testnuc.limits.concurrency import Concurrency
 from testnuc.limits.headers import spell
-from testnuc.limits.policies import LONGEST_WAIT, RateLimit, RetryPolicy
+from testnuc.limits.policies import LONGEST_WAIT, Limits
 from testnuc.limits.rates import Forecast, LogEntry, SlidingWindow
 from testnuc.limits.server_quota import ServerQuota
 
@@ -54,32 +53,28 @@ class Waiter:
 class Admission:
     """Admits calls by requests and tokens per minute, concurrency, pauses and server quota.
 
-    Belongs to one event loop; not thread-safe. The waits of `retry` bound the pauses; calls fail at
-    once while the server asks for a wait beyond its deadline. `clock` returns monotonic seconds,
-    `wall` seconds since 1970, for dates in headers.
+    Belongs to one event loop; not thread-safe. The waits of the retries bound the pauses; calls
+    fail at once while the server asks for a wait beyond their deadline. `clock` returns monotonic
+    seconds, `wall` seconds since 1970, for dates in headers.
     """
 
     def __init__(
         self,
-        rate_limit: RateLimit | None = None,
-        max_concurrency: int = 64,
-        retry: RetryPolicy | None = None,
+        limits: Limits | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         rng: Random | None = None,
     ) -> None:
-        checked_whole("max_concurrency", max_concurrency, least=1)
-        rate_limit = rate_limit or RateLimit()
-        retry = retry or RetryPolicy()
-        requests, tokens = rate_limit.requests_per_minute, rate_limit.tokens_per_minute
+        limits = limits or Limits()
+        requests, tokens = limits.requests_per_minute, limits.tokens_per_minute
         self._requests = None if requests is None else SlidingWindow(requests)
         self._tokens = None if tokens is None else SlidingWindow(tokens)
         self._forecast = Forecast()
         rng = rng or Random()  # noqa: S311 - jitter, no secret
-        self._concurrency = Concurrency(max_concurrency, retry, rng)
-        self._deadline = retry.deadline
-        self._quota = ServerQuota(max_concurrency, retry.max_wait)
+        self._concurrency = Concurrency(limits.concurrency, limits.retry, rng)
+        self._deadline = limits.retry.deadline
+        self._quota = ServerQuota(limits.concurrency, limits.retry.max_wait)
         self._clock = clock
         self._wall = wall
         self._again: deque[Waiter] = deque()

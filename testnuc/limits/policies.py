@@ -17,28 +17,6 @@ def _bound(name: str, value: int | None) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class RateLimit:
-    """Requests and tokens allowed in any sliding minute. None: unlimited.
-
-    The provider's rate limit headers are obeyed as well, and alone without a `RateLimit`.
-
-    Parameters
-    ----------
-    requests_per_minute : int, optional
-        Requests, retries included.
-    tokens_per_minute : int, optional
-        Input and output tokens together.
-    """
-
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-
-    def __post_init__(self) -> None:
-        _bound("requests_per_minute", self.requests_per_minute)
-        _bound("tokens_per_minute", self.tokens_per_minute)
-
-
-@dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """Attempts, waits and deadline of one call. All times in seconds.
 
@@ -167,10 +145,14 @@ class BatchPolicy(Brief):
 class Limits(Brief):
     """How fast, how often and for how much a client calls the LLM.
 
+    Limits in the provider's headers are always respected, too.
+
     Parameters
     ----------
-    requests_per_minute, tokens_per_minute : int, optional
-        As for `RateLimit`. Limits in the provider's headers are always respected.
+    requests_per_minute : int, optional
+        Requests in any sliding minute, retries included. None: unlimited.
+    tokens_per_minute : int, optional
+        Input and output tokens together, in any sliding minute. None: unlimited.
     concurrency : int
         The most calls in flight.
     retry : RetryPolicy
@@ -195,14 +177,10 @@ class Limits(Brief):
     batches: BatchPolicy = BatchPolicy()
 
     def __post_init__(self) -> None:
-        RateLimit(self.requests_per_minute, self.tokens_per_minute)
+        _bound("requests_per_minute", self.requests_per_minute)
+        _bound("tokens_per_minute", self.tokens_per_minute)
         checked_whole("concurrency", self.concurrency, least=1)
         for name, kind in (("retry", RetryPolicy), ("budget", Budget), ("batches", BatchPolicy)):
             value = getattr(self, name)
             if not (isinstance(value, kind) or (kind is Budget and value is None)):
                 raise InvalidInputError(f"{name} is {value!r}; give testnuc.{kind.__name__}(..)")
-
-    @property
-    def rate(self) -> RateLimit:
-        """Requests and tokens per minute."""
-        return RateLimit(self.requests_per_minute, self.tokens_per_minute)

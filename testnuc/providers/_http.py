@@ -326,7 +326,7 @@ class HTTPProvider(ABC):
         given = answer.get("id")
         known = self.shown(printable(given[:_IDENTIFIER])) if isinstance(given, str) else None
         served = answer.get("model")
-        if isinstance(served, str) and len(self.served) < _MODELS:
+        if isinstance(served, str) and served not in self.served and len(self.served) < _MODELS:
             self.served.add(self.shown(printable(served[:_IDENTIFIER])))
         message = self.parse({**answer, "id": known})
         # a stream that broke off
@@ -407,14 +407,12 @@ class HTTPProvider(ABC):
         """Return an answer that quotes no key, which would be stored; a label is no secret."""
         if isinstance(answer, ReplyError):
             return type(answer)(self.shown(str(answer)), content=self.shown(answer.content or ""))
-        names = [name for name, _ in answer.stated]
-        hidden = [self.shown(name[:_SHOWN]) for name in names]
-        if hidden == names:
-            return answer
         kept = tuple(
-            (name if name in task.labels else words, sure)
-            for words, (name, sure) in zip(hidden, answer.stated, strict=True)
+            (name if name in task.labels else self.shown(name[:_SHOWN]), sure)
+            for name, sure in answer.stated
         )
+        if kept == answer.stated:
+            return answer
         several = answer.labels is not None
         return replace(answer, labels=kept) if several else replace(answer, label=kept[0][0])
 

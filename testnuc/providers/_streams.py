@@ -110,8 +110,8 @@ def _data(block: bytes) -> list[bytes]:
 def first_choice(answer: dict[str, Any]) -> dict[str, Any]:
     """Return the choice with the lowest index, or an empty one."""
     choices = answer.get("choices")
-    given = choices if isinstance(choices, list) else ()
-    return min((one for one in given if isinstance(one, dict)), key=_index, default={})
+    given = [one for one in choices if isinstance(one, dict)] if isinstance(choices, list) else []
+    return given[0] if len(given) == 1 else min(given, key=_index, default={})
 
 
 def _index(choice: dict[str, Any]) -> int:

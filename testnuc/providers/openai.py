@@ -339,9 +339,9 @@ def _usage(value: Any, tier: Any, prompt: str, completion: str) -> TokenUsage | 
         return None
     details = value.get(f"{prompt}_tokens_details")
     details = details if isinstance(details, dict) else {}
-    cached, written, audio = (
-        count(details.get(f"{kind}_tokens")) or 0 for kind in ("cached", "cache_write", "audio")
-    )
+    cached = count(details.get("cached_tokens")) or 0
+    written = count(details.get("cache_write_tokens")) or 0
+    audio = count(details.get("audio_tokens")) or 0
     if not cached and not value.keys().isdisjoint(_CACHED):
         cached = next(filter(None, (count(value.get(name)) for name in _CACHED)), 0)
     cached = min(cached, sent)

@@ -64,7 +64,7 @@ class LoopbackLLM(Server):
         Errors are returned immediately.
     faults : Faults, optional
         The faults to inject.
-    rate_limit : RateLimit or mapping, optional
+    rate_limit : Limits or mapping, optional
         ``requests_per_minute`` and ``tokens_per_minute`` (input and output), enforced in a sliding
         window of 60 s. A request beyond them gets a 429 and is recorded in `violations`. Responses
         have the rate-limit headers of the provider.

@@ -27,7 +27,7 @@ from testnuc.errors import (
 )
 from testnuc.limits.admission import Admission, Permit
 from testnuc.limits.budget import BudgetAccount, Meter, Price, require_price
-from testnuc.limits.policies import Budget, RateLimit, RetryPolicy
+from testnuc.limits.policies import Limits
 from testnuc.protocols import Provider, Reply, Request, WireProvider
 from testnuc.transport.accounting import CallAccounting
 from testnuc.transport.auxiliary import AuxiliaryRequests
@@ -43,21 +43,17 @@ _log = logging.getLogger("testnuc.transport")
 class Transport:
     """Sends calls within rate limits and budget, and retries them.
 
-    Belongs to the event loop of its first call; call `aclose` on that loop. `rate_limit` is the
-    user's own limit per minute; the provider's headers are obeyed in any case. `max_concurrency`
-    bounds calls in flight and connections. `account`: of a budget that another transport shares.
-    Without a `price`, usd is unknown. `trust_env`, the
-    proxies of the environment, triples the CPU time of a call. Clock, sleep, jitter and connections
-    can be replaced for tests.
+    Belongs to the event loop of its first call; call `aclose` on that loop. The provider's headers
+    are obeyed in any case; `limits.concurrency` bounds connections, too. `account`: of a budget
+    that another transport shares, in place of that of `limits`. Without a `price`, usd is unknown.
+    `trust_env`, the proxies of the environment, triples the CPU time of a call. Clock, sleep,
+    jitter and connections can be replaced for tests.
     """
 
     def __init__(
         self,
+        limits: Limits | None = None,
         *,
-        rate_limit: RateLimit | None = None,
-        max_concurrency: int = 64,
-        retry: RetryPolicy | None = None,
-        budget: Budget | None = None,
         account: BudgetAccount | None = None,
         price: Price | None = None,
         trust_env: bool = False,
@@ -69,31 +65,30 @@ class Transport:
         rng: Random | None = None,
         connections: Connections | None = None,
     ) -> None:
-        require_price(budget, price, "the model")
-        self._retry = retry or RetryPolicy()
+        limits = limits or Limits()
+        require_price(limits.budget, price, "the model")
+        self._retry = limits.retry
         self._rng = rng or Random()  # noqa: S311 - jitter, no secret
         #: Counts usage and cost.
         self.meter = Meter(price) if meter is None else meter
         if self.meter.price is None:
             self.meter.price = price
         self._accounting = CallAccounting(
-            Admission(
-                rate_limit, max_concurrency, self._retry, clock=clock, wall=wall, rng=self._rng
-            ),
-            BudgetAccount(budget) if account is None else account,
+            Admission(limits, clock=clock, wall=wall, rng=self._rng),
+            BudgetAccount(limits.budget) if account is None else account,
             self.meter,
             price=price,
             telemetry=telemetry,
             wall=wall,
         )
-        self._limits_tokens = rate_limit is not None and rate_limit.tokens_per_minute is not None
+        self._limits_tokens = limits.tokens_per_minute is not None
         self._telemetry = telemetry
         self._clock = clock
         self._sleep = sleep
         #: See `observed`.
         self._observers: list[Callable[[ProviderError], object]] = []
         self._outage = Outage()
-        self._connections = connections or Connections(max_concurrency, trust_env=trust_env)
+        self._connections = connections or Connections(limits.concurrency, trust_env=trust_env)
         #: HTTP requests other than calls; not rate-limited.
         self.auxiliary = AuxiliaryRequests(
             self._connections, self._retry, rng=self._rng, clock=clock, wall=wall, sleep=sleep
@@ -281,7 +276,7 @@ class Transport:
         timer = Timer(max(0.0, min(self._retry.timeout, left)))
         try:
             if call.wire is not None:
-                call.key, own = await key_headers(call.wire)
+                call.key, own = (None, None) if keys is None else await key_headers(call.wire)
                 answer = await self._connections.post(
                     call.wire, call.body, reached=accounting.reached, headers=own
                 )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bench import _clusters, capacity, retrieval, scale
-from testnuc.limits.policies import RateLimit
+from testnuc.limits.policies import Limits
 
 
 def rows(path):
@@ -98,9 +98,9 @@ def test_capacity_names_a_file_it_cannot_read(tmp_path):
 
 
 def test_the_simulation_keeps_the_limit_and_waits_for_answers():
-    limit = RateLimit(600)
+    limit = Limits(600)
     options = {"concurrency": 50, "latency": 0.5, "tokens": (10, 1)}
     assert capacity.simulate(1_200, limit, **options) == pytest.approx(122, abs=3)
     # few calls at once: the latency decides
-    slow = capacity.simulate(100, RateLimit(60_000), concurrency=1, latency=2.0, tokens=(1, 1))
+    slow = capacity.simulate(100, Limits(60_000), concurrency=1, latency=2.0, tokens=(1, 1))
     assert slow == pytest.approx(200, abs=2)

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 from testnuc.errors import InvalidInputError, RateLimitedError
 from testnuc.limits.admission import Admission
-from testnuc.limits.policies import Budget, RateLimit, RetryPolicy
+from testnuc.limits.policies import Budget, Limits, RetryPolicy
 from testnuc.limits.rates import Forecast
 from tests.virtual import run
 
 
-def admission_of(loop, rate_limit=None, concurrency=64, **retry):
+def admission_of(loop, limits=None, concurrency=64, **retry):
     return Admission(
-        rate_limit,
-        concurrency,
-        RetryPolicy(**retry),
+        replace(limits or Limits(), concurrency=concurrency, retry=RetryPolicy(**retry)),
         clock=loop.time,
         wall=lambda: loop.time() + 1_700_000_000,
         rng=Random(0),
@@ -28,10 +27,10 @@ def admission_of(loop, rate_limit=None, concurrency=64, **retry):
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: RateLimit(0), "requests_per_minute"),
-        (lambda: RateLimit(tokens_per_minute=-5), "tokens_per_minute"),
-        (lambda: RateLimit(1.5), "1.5"),
-        (lambda: RateLimit(True), "True"),
+        (lambda: Limits(0), "requests_per_minute"),
+        (lambda: Limits(tokens_per_minute=-5), "tokens_per_minute"),
+        (lambda: Limits(1.5), "1.5"),
+        (lambda: Limits(True), "True"),
         (lambda: RetryPolicy(attempts=0), "attempts"),
         (lambda: RetryPolicy(attempts=None), "None"),
         (lambda: RetryPolicy(deadline=0), "deadline"),
@@ -42,7 +41,7 @@ def admission_of(loop, rate_limit=None, concurrency=64, **retry):
         (lambda: Budget(usd=float("nan")), "usd"),
         (lambda: Budget(tokens=0), "tokens"),
         (lambda: Budget(calls=2.0), "calls"),
-        (lambda: Admission(max_concurrency=0), "max_concurrency"),
+        (lambda: Limits(concurrency=0), "concurrency"),
     ],
 )
 def test_wrong_values_are_named(make, says):
@@ -55,7 +54,7 @@ def test_wrong_values_are_named(make, says):
 
 def test_a_request_beyond_a_whole_minute_is_refused():
     async def main(loop):
-        admission = admission_of(loop, RateLimit(tokens_per_minute=1000))
+        admission = admission_of(loop, Limits(tokens_per_minute=1000))
         with pytest.raises(InvalidInputError, match=r"1500.*1000"):
             admission.try_acquire(1500, 10)
         with pytest.raises(InvalidInputError, match=r"1500.*1000"):
@@ -68,7 +67,7 @@ def test_a_request_beyond_a_whole_minute_is_refused():
 
 def test_a_large_request_is_not_overtaken():
     async def main(loop):
-        admission = admission_of(loop, RateLimit(tokens_per_minute=1000))
+        admission = admission_of(loop, Limits(tokens_per_minute=1000))
         admission.answered(await admission.acquire(900))
         order = []
 
@@ -84,7 +83,7 @@ def test_a_large_request_is_not_overtaken():
 
 def test_requests_are_paced():
     async def main(loop):
-        admission = admission_of(loop, RateLimit(600))
+        admission = admission_of(loop, Limits(600))
         burst = 0
         while admission.try_acquire() is not None:
             burst += 1
@@ -97,7 +96,7 @@ def test_requests_are_paced():
 
 def test_tokens_given_back_let_others_go():
     async def main(loop):
-        admission = admission_of(loop, RateLimit(tokens_per_minute=6000))
+        admission = admission_of(loop, Limits(tokens_per_minute=6000))
         permit = await admission.acquire(100, 5900)
         assert admission.try_acquire(100) is None
         admission.answered(permit, 90, 5)
@@ -109,7 +108,7 @@ def test_tokens_given_back_let_others_go():
 
 def test_one_call_of_many_tokens_delays_others_for_a_minute_at_most():
     async def main(loop):
-        admission = admission_of(loop, RateLimit(tokens_per_minute=20_000), concurrency=4)
+        admission = admission_of(loop, Limits(tokens_per_minute=20_000), concurrency=4)
         for number in range(200):
             permit = await admission.acquire(364, 122)
             admission.answered(permit, 90_000 if number == 5 else 150, 10)
@@ -132,7 +131,7 @@ def test_waiting_does_not_spin():
             return call_later(delay, callback, *arguments)
 
         loop.call_later = counted
-        admission = Admission(RateLimit(60_000), 10_000, clock=loop.time, rng=Random(0))
+        admission = Admission(Limits(60_000, concurrency=10_000), clock=loop.time, rng=Random(0))
         await asyncio.gather(*[admission.acquire() for _ in range(3000)])
         assert loop.time() - 1000 == pytest.approx(2.03, abs=0.1)
         assert ticks <= 2.2 / 0.005

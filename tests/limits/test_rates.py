@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testnuc.limits.admission import Admission
-from testnuc.limits.policies import RateLimit
+from testnuc.limits.policies import Limits
 from tests.virtual import run
 
 calls = st.tuples(
@@ -40,9 +40,7 @@ def most_in_a_window(log, seconds):
 )
 def test_no_sliding_minute_exceeds_the_limit(plan, requests, tokens, concurrency):
     async def main(loop):
-        admission = Admission(
-            RateLimit(requests, tokens), concurrency, clock=loop.time, rng=Random(0)
-        )
+        admission = Admission(Limits(requests, tokens, concurrency), clock=loop.time, rng=Random(0))
         sent = []
         order = []
         peak = 0
@@ -90,7 +88,7 @@ def test_the_server_sees_no_more_either(limit, jitter, seed):
 
     async def main(loop):
         rng = Random(seed)
-        admission = Admission(RateLimit(limit), 10_000, clock=loop.time)
+        admission = Admission(Limits(limit, concurrency=10_000), clock=loop.time)
         arrived = []
         for _ in range(3 * limit):
             permit = await admission.acquire()
@@ -112,7 +110,7 @@ def test_cancelled_waiters_cost_nothing(sizes, data):
     doomed = data.draw(st.sets(st.integers(0, len(sizes) - 1)))
 
     async def main(loop):
-        admission = Admission(RateLimit(1000, 1000), 3, clock=loop.time)
+        admission = Admission(Limits(1000, 1000, 3), clock=loop.time)
         held = [admission.try_acquire(10), admission.try_acquire(10)]
         done = []
 
@@ -142,7 +140,7 @@ def test_cancelled_waiters_cost_nothing(sizes, data):
 @pytest.mark.parametrize("limit", [1, 3, 60, 1000])
 def test_the_rate_is_used_up(limit):
     async def main(loop):
-        admission = Admission(RateLimit(limit), 10, clock=loop.time)
+        admission = Admission(Limits(limit, concurrency=10), clock=loop.time)
         for _ in range(10 * limit):
             admission.answered(await admission.acquire())
         return loop.time() - 1000

@@ -8,7 +8,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from testnuc.limits.policies import RetryPolicy
+from testnuc.limits.policies import Limits, RetryPolicy
 from testnuc.providers.openai import OpenAI
 from testnuc.transport import Transport
 from tests.providers.chat_bodies import LABELS, completion, request, task
@@ -80,7 +80,7 @@ async def test_every_call_is_answered_and_then_nothing_is_refused(model, answer)
     app.router.add_post("/v1/{path:.*}", handle)
     runner = web.AppRunner(app)
     await runner.setup()
-    transport = Transport(max_concurrency=CALLS, retry=RetryPolicy(attempts=1))
+    transport = Transport(Limits(concurrency=CALLS, retry=RetryPolicy(attempts=1)))
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         port = runner.addresses[0][1]

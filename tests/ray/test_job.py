@@ -87,7 +87,7 @@ def wrong_sometimes(text):
 
 def test_a_job_means_what_one_process_means_within_one_rate_and_budget():
     # the server counts what exceeds it, as it would if each stage had a limit of its own
-    limit, choosy = testnuc.RateLimit(requests_per_minute=4_000), {"embedder": Choosy(TEXTS[100])}
+    limit, choosy = testnuc.Limits(requests_per_minute=4_000), {"embedder": Choosy(TEXTS[100])}
     limits = testnuc.Limits(4_000, budget=testnuc.Budget(calls=301))
     with LoopbackLLM(wrong_sometimes, rate_limit=limit) as llm:
         labeled = classify_dataset(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 from random import Random
 
@@ -17,7 +18,7 @@ from testnuc.errors import (
     ServerError,
     UnreadableReplyError,
 )
-from testnuc.limits.policies import RetryPolicy
+from testnuc.limits.policies import Limits, RetryPolicy
 from testnuc.protocols import Answer, Reply, Request, Task, TokenUsage
 from testnuc.transport import Transport
 from tests.accounts import reserved
@@ -107,11 +108,12 @@ async def serving(answer):
 
 
 @asynccontextmanager
-async def sending(**options):
+async def sending(*, price=None, meter=None, clock=time.monotonic, trust_env=False, **limits):
     """A transport that does not sleep between tries, and what it would have slept."""
     waits = Waits()
-    options.setdefault("retry", RetryPolicy(initial_wait=0.002))
-    transport = Transport(sleep=waits, rng=Random(0), **options)
+    limits.setdefault("retry", RetryPolicy(initial_wait=0.002))
+    options = {"price": price, "meter": meter, "clock": clock, "trust_env": trust_env}
+    transport = Transport(Limits(**limits), sleep=waits, rng=Random(0), **options)
     transport.waits = waits
     try:
         yield transport

@@ -22,7 +22,7 @@ from testnuc.errors import (
     ServerError,
 )
 from testnuc.limits.budget import Price
-from testnuc.limits.policies import Budget, RateLimit, RetryPolicy
+from testnuc.limits.policies import Budget, Limits, RetryPolicy
 from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.transport import Transport
 from tests.accounts import reserved, spent
@@ -142,7 +142,7 @@ async def test_a_gateway_that_did_not_wait_books_the_reservation(status):
 
 async def test_usd_needs_a_price():
     with pytest.raises(ConfigurationError, match="price"):
-        Transport(budget=Budget(usd=1))
+        Transport(Limits(budget=Budget(usd=1)))
 
 
 # -- rates -----------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ async def test_usd_needs_a_price():
 async def test_too_large_for_the_rate_is_said_before_sending():
     async with (
         serving(lambda n, r: said()) as (wire, seen),
-        sending(rate_limit=RateLimit(tokens_per_minute=100), budget=Budget(calls=1)) as transport,
+        sending(tokens_per_minute=100, budget=Budget(calls=1)) as transport,
     ):
         wire.size = (101, 5)
         with pytest.raises(InvalidInputError, match="101"):
@@ -185,7 +185,7 @@ async def test_cancelling_leaves_nothing_behind():
     before = asyncio.all_tasks()
     async with (
         serving(lambda n, r: stall()) as (wire, seen),
-        sending(max_concurrency=2, budget=Budget(calls=3)) as transport,
+        sending(concurrency=2, budget=Budget(calls=3)) as transport,
     ):
         tasks = [asyncio.create_task(transport.call(wire, ONE)) for _ in range(6)]
         await until(lambda: len(seen) == 2)
@@ -207,7 +207,7 @@ async def test_cancelling_between_tries():
         await asyncio.sleep(30)
 
     async with serving(lambda n, r: web.Response(status=500)) as (wire, seen):
-        transport = Transport(sleep=forever, budget=Budget(calls=1))
+        transport = Transport(Limits(budget=Budget(calls=1)), sleep=forever)
         task = asyncio.create_task(transport.call(wire, ONE))
         await until(lambda: seen and not transport.admission.in_flight)
         task.cancel()

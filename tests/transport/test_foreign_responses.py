@@ -524,7 +524,7 @@ async def labels_of_repeated(connections, *, every, name="chatcmpl-{:032x}", tex
 
     async with (
         raw(respond) as (wire, requests),
-        sending(max_concurrency=connections) as transport,
+        sending(concurrency=connections) as transport,
     ):
         asked = [Request(ONE.task, str(i), (str(i),)) for i in range(texts)]
         replies = await asyncio.gather(*(transport.call(wire, request) for request in asked))

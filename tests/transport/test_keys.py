@@ -48,7 +48,7 @@ async def test_a_rejected_key_is_replaced_once_for_all_calls(kind, protocol):
     async with LoopbackLLM(answers, api_key="key-2") as llm:
         ask = function if kind == "function" else coroutine
         provider = protocol("m", base_url=llm.base_url, api_key=ask)
-        transport = Transport(max_concurrency=8)
+        transport = Transport(Limits(concurrency=8))
         try:
             calls = [transport.call(provider, request()) for _ in range(8)]
             replies = await asyncio.gather(*calls)

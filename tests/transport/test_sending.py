@@ -108,7 +108,7 @@ async def test_no_more_in_flight_than_allowed():
         now -= 1
         return said()
 
-    async with serving(lambda n, r: slow()) as (wire, _), sending(max_concurrency=4) as transport:
+    async with serving(lambda n, r: slow()) as (wire, _), sending(concurrency=4) as transport:
         await asyncio.gather(*[transport.call(wire, ONE) for _ in range(24)])
         assert peak == 4
         assert transport.meter.calls == 24
@@ -226,7 +226,7 @@ async def test_a_wait_beyond_the_deadline_ends_the_call_and_those_that_wait():
     def answer(n, request):
         return web.Response(status=429, headers={"Retry-After": "3600"})
 
-    async with serving(answer) as (wire, seen), sending(max_concurrency=1) as transport:
+    async with serving(answer) as (wire, seen), sending(concurrency=1) as transport:
         calls = [transport.call(wire, ONE) for _ in range(5)]
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert all(isinstance(r, RateLimitedError) for r in results)
@@ -331,7 +331,7 @@ async def test_calls_that_wait_fail_with_the_one_that_finds_no_server():
     async with serving(lambda n, r: said()) as (wire, _):
         pass
     policy = RetryPolicy(attempts=3, initial_wait=0.2)
-    transport = Transport(retry=policy, max_concurrency=1)
+    transport = Transport(Limits(retry=policy, concurrency=1))
     calls = [transport.call(wire, ONE) for _ in range(30)]
     errors = await asyncio.gather(*calls, return_exceptions=True)
     assert all(type(e) is ConnectionFailedError and e.fatal for e in errors)
@@ -352,7 +352,7 @@ async def test_a_restart_is_outlasted():
     waits = Waits()
     policy = RetryPolicy(attempts=2, deadline=1, initial_wait=0.01)
     async with serving(lambda n, r: said()) as (wire, _):
-        transport = Transport(retry=policy, sleep=waits, rng=Random(0))
+        transport = Transport(Limits(retry=policy), sleep=waits, rng=Random(0))
         await transport.call(wire, ONE)
     with pytest.raises(ConnectionFailedError) as caught:
         await transport.call(wire, ONE)
@@ -436,7 +436,7 @@ async def test_a_queue_is_no_part_of_the_deadline():
 
     async with (
         serving(slow) as (wire, _),
-        sending(retry=policy, max_concurrency=1, clock=clock_of(loop)) as transport,
+        sending(retry=policy, concurrency=1, clock=clock_of(loop)) as transport,
     ):
         await asyncio.gather(*[transport.call(wire, ONE) for _ in range(5)])
         assert transport.meter.calls == 5
@@ -541,7 +541,7 @@ async def test_calls_that_wait_follow_a_new_encoding_before_they_are_sent(budget
             held.append(reserved(transport.account)[1])
         return said() if n else web.Response(status=400, text="wrong dialect")
 
-    options = {"max_concurrency": 1, "budget": budget}
+    options = {"concurrency": 1, "budget": budget}
     async with serving(answer) as (wire, seen), sending(**options) as transport:
         await asyncio.gather(*[transport.call(wire, ONE) for _ in range(4)])
         assert [body["dialect"] for _, body in seen] == [1, 2, 2, 2, 2]
@@ -615,7 +615,7 @@ def given_up(refuses, starts):
 
     async def main(loop):
         provider, failed = Busy(loop, refuses), []
-        transport = Transport(max_concurrency=4, clock=loop.time, rng=Random(0))
+        transport = Transport(Limits(concurrency=4), clock=loop.time, rng=Random(0))
 
         async def call(start):
             await asyncio.sleep(start)

@@ -59,7 +59,10 @@ async def test_a_wait_without_end_ends(headers, status, monkeypatch):
     retry = RetryPolicy(initial_wait=0.002, attempts=2)
     async with serving(answer) as (wire, seen):
         transport = Transport(
-            retry=retry, sleep=asyncio.sleep, rng=Random(0), clock=lambda: time.monotonic() + ahead
+            Limits(retry=retry),
+            sleep=asyncio.sleep,
+            rng=Random(0),
+            clock=lambda: time.monotonic() + ahead,
         )
         try:
             await transport.call(wire, ONE)
@@ -138,7 +141,7 @@ def test_nothing_is_sent_so_late_that_its_answer_cannot_arrive(asked):
     async def main(loop):
         Slow.starts.clear()
         policy = RetryPolicy(deadline=60, timeout=20)
-        transport = Transport(retry=policy, clock=loop.time, rng=Random(0))
+        transport = Transport(Limits(retry=policy), clock=loop.time, rng=Random(0))
         try:
             await transport.answer(Slow(), ONE)
         except ServerError:
