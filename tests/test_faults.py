@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
@@ -142,11 +142,11 @@ async def test_a_server_that_is_killed_in_the_middle(arguments, per_call):
 async def test_no_sliding_window_is_ever_exceeded(arguments):
     # the limit of a minute is used up within seconds: then the client has to wait, and may not
     # know; here all fits in, and pacing is what is tried
-    limit = Limits(requests_per_minute=60_000, tokens_per_minute=12_000_000)
+    limits = replace(LIMITS, requests_per_minute=60_000, tokens_per_minute=12_000_000)
     texts, faults = texts_of(2_000), failing()
     async with (
-        LoopbackLLM(answer, faults=faults, rate_limit=limit) as llm,
-        TestNUC(**arguments(llm, limits=replace(LIMITS, **asdict(limit)))) as nuc,
+        LoopbackLLM(answer, faults=faults, rate_limit=limits) as llm,
+        TestNUC(**arguments(llm, limits=limits)) as nuc,
     ):
         assert_right(await nuc.classify_many(texts))
         assert nuc.usage.calls == llm.calls
@@ -156,11 +156,11 @@ async def test_no_sliding_window_is_ever_exceeded(arguments):
 
 async def test_a_limit_that_binds_is_not_exceeded(arguments):
     # a burst of one second's worth, then one request every 20 ms
-    limit = Limits(requests_per_minute=3_000)
+    limits = replace(LIMITS, requests_per_minute=3_000)
     texts = texts_of(150)
     async with (
-        LoopbackLLM(answer, faults=failing(["500", "429"]), rate_limit=limit) as llm,
-        TestNUC(**arguments(llm, limits=replace(LIMITS, **asdict(limit)))) as nuc,
+        LoopbackLLM(answer, faults=failing(["500", "429"]), rate_limit=limits) as llm,
+        TestNUC(**arguments(llm, limits=limits)) as nuc,
     ):
         results = await nuc.classify_many(texts)
     assert_right(results)

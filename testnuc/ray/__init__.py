@@ -2,8 +2,8 @@
 
 ::
 
-    rows ─ distinct texts ─ embed ─ predict ─ index ─┐
-      └───────────────────────────────────────────── vote ─ rows with labels
+    rows ─ distinct texts ─ embed ─ predict ─┐
+      └───────────────────────────────────── vote ─ rows with labels
 
 Each stage is a ``map_batches`` of Ray Data. `labeler` is the one client that calls the LLM;
 `workers` has the settings of a job, the pool in parts that are searched together, and what votes;

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 from testnuc import methods
 from testnuc._base.checks import checked_whole, needing
@@ -22,7 +21,7 @@ from testnuc.limits.policies import Limits
 from testnuc.methods import Sampling
 from testnuc.protocols import Embedder, Method, Provider, WireProvider
 from testnuc.ray.labeler import Labeler
-from testnuc.ray.stages import BuildIndex, Embed, Predict, Vote, columns_of, hash_texts
+from testnuc.ray.stages import Embed, Predict, Vote, columns_of, hash_texts
 from testnuc.ray.workers import Settings, Shard, Voting, stored_learned
 from testnuc.trust.diagnosis import Diagnosis
 from testnuc.trust.learned import Learned
@@ -43,7 +42,7 @@ _REFUSED = {
     "labeler": "the LLM labels all texts; LabelByHead is a stage without an LLM",
 }
 #: CPUs reserved by an actor, if there are enough: waiting for a provider needs little.
-_CPUS = {"embed": 1.0, "predict": 0.25, "index": 0.1}
+_CPUS = {"embed": 1.0, "predict": 0.25}
 _SHARD = {"num_cpus": 0, "max_concurrency": 1_000, "scheduling_strategy": "SPREAD"}
 #: The actor that calls the LLM: another process takes over from a dead one.
 _LABELER = {**_SHARD, "max_restarts": 3, "max_task_retries": 3}
@@ -150,16 +149,15 @@ def classify_dataset(
         "limits": limits or Limits(),
         **settings,
     }
-    stages = {"embed": embed_actors, "predict": predict_actors, "vote": vote_actors, "index": 1}
+    stages = {"embed": embed_actors, "predict": predict_actors, "vote": vote_actors}
     given = {f"{name}_actors": number for name, number in stages.items()}
     for name, number in {**given, "shards": shards, "batch_size": batch_size}.items():
         checked_whole(name, number, least=1)
     auto = _check(dataset, client, column, prefix)
-    name = f"testnuc-labeler-{uuid4().hex}"
     # all prompts of a job show all labels
     sampling = replace(client.get("sampling") or Sampling(), shortlist=None)
-    job = Settings({**client, "sampling": sampling}, name, ray.get_runtime_context().namespace)
-    labeler = ray.remote(Labeler).options(name=name, **_LABELER).remote(job)
+    job = Settings({**client, "sampling": sampling})
+    labeler = ray.remote(Labeler).options(**_LABELER).remote(job)
     pool = [ray.remote(Shard).options(**_SHARD).remote() for _ in range(shards)]
 
     cpus = max(1.0, ray.cluster_resources().get("CPU", 1.0))
@@ -177,7 +175,7 @@ def classify_dataset(
     failure: Exception | None = None
     try:
         texts = dataset.map_batches(
-            hash_texts, batch_format="pyarrow", fn_kwargs={"column": column, "settings": job}
+            hash_texts, batch_format="pyarrow", fn_kwargs={"column": column, "labeler": labeler}
         ).materialize()
         blocks = _BLOCKS_PER_CPU * int(cpus)
         blocks = max(blocks, -(-texts.size_bytes() // _BLOCK_BYTES))
@@ -186,14 +184,13 @@ def classify_dataset(
         once = groups.aggregate(Min("text", alias_name="text")).materialize()
         embedding = stage("embed", **(embed_options or {}))
         put = (
-            once.map_batches(Embed, fn_constructor_args=(job,), **embedding)
-            .map_batches(Predict, fn_constructor_args=(job,), **stage("predict"))
-            .map_batches(BuildIndex, fn_constructor_args=(pool,), **stage("index"))
+            once.map_batches(Embed, fn_constructor_args=(job, labeler), **embedding)
+            .map_batches(Predict, fn_constructor_args=(labeler, pool), **stage("predict"))
             .materialize()
         )
         counts = put.take_all()
         number, dim = sum(row["texts"] for row in counts), counts[0]["dim"] if counts else 1
-        usage = Meter.sum(mark for row in counts for mark in row["usage"])
+        usage = Meter.sum(row["usage"] for row in counts)
         ray.get(labeler.close.remote())
         diagnosis = _in_cluster(ray, 1, _diagnosed, job, pool, dim) if auto else None
         learned = None if store is None else _in_cluster(ray, 0, _read_learned, job)

@@ -5,8 +5,9 @@ So limits and budget of a job are those of a client, and a call needs nothing of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from testnuc._base.arrays import Float16s
 from testnuc.errors import TestNUCError
@@ -18,6 +19,18 @@ from testnuc.types import Prediction, error_text
 if TYPE_CHECKING:
     from testnuc._engine.components import Components
     from testnuc.limits.budget import Mark
+
+
+@contextmanager
+def reporting_errors(labeler: Any) -> Iterator[None]:
+    """Report an error of testnuc to the job: Ray passes on its text only."""
+    import ray
+
+    try:
+        yield
+    except TestNUCError as error:
+        ray.get(labeler.fail.remote(error))
+        raise
 
 
 class Labeler:

@@ -1,4 +1,4 @@
-"""The stages of a job, as Ray Data runs them: embed, predict, index, vote.
+"""The stages of a job, as Ray Data runs them: embed, predict, vote.
 
 Each is a class whose instances live in actors, with Arrow tables as input and output. Vectors are
 sent as fixed-size binary, float16. `LabelByHead` labels without an LLM.
@@ -20,8 +20,9 @@ from testnuc.errors import InvalidInputError
 from testnuc.head import Head
 from testnuc.labels import LabelSet
 from testnuc.protocols import Embedder, PoolText
-from testnuc.ray.workers import Outcome, Settings, Shards, Vectors, Voting
-from testnuc.types import Prediction, error_text, row
+from testnuc.ray.labeler import reporting_errors
+from testnuc.ray.workers import Settings, Shards, Vectors, Voting
+from testnuc.types import error_text, row
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,12 +56,12 @@ def _lists(labels: LabelSet) -> dict[str, str]:
     return {} if labels.tree is None else {"path": "string", "path_trusts": "float64"}
 
 
-def hash_texts(table: pa.Table, column: str, settings: Settings) -> pa.Table:
+def hash_texts(table: pa.Table, column: str, labeler: Any) -> pa.Table:
     """Return the texts of a table with their hashes; raises on invalid texts."""
     import pyarrow as pa
 
     texts = table[column].to_pylist()
-    with settings.reporting_errors():
+    with reporting_errors(labeler):
         for text in texts:
             problem = valid_text(text)
             if problem is not None:
@@ -75,13 +76,13 @@ def hash_texts(table: pa.Table, column: str, settings: Settings) -> pa.Table:
 class Embed:
     """Adds the vector of each text, or the error of one that the embedder rejects."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, labeler: Any) -> None:
+        self._labeler = labeler
         self._loop = Background()
         store = stores.resolve(settings.client.get("store"))
         embedder = embedders.resolve(settings.client["embedder"])
         self._embedding = EmbeddingCache(embedder, store, Vectors())
-        with settings.reporting_errors():
+        with reporting_errors(labeler):
             self._loop.run(store.open())
 
     def __call__(self, table: pa.Table) -> pa.Table:
@@ -89,7 +90,7 @@ class Embed:
         import pyarrow as pa
 
         texts = _texts(table)
-        with self._settings.reporting_errors():
+        with reporting_errors(self._labeler):
             vectors, errors = self._loop.run(self._embedding.each(texts))
             if errors and not vectors.shape[1]:
                 # no text was accepted yet, so that the length of a vector is unknown
@@ -104,57 +105,31 @@ class Embed:
 
 
 class Predict:
-    """Adds the prediction of each text, or its error, and the usage to one row of a batch."""
+    """Has texts predicted by the job's `Labeler`, and puts them into the shards.
 
-    def __init__(self, settings: Settings) -> None:
-        self._labeler = settings.labeler
+    Returns the number of texts, the length of a vector, and the usage.
+    """
+
+    def __init__(self, labeler: Any, shards: Sequence[Any]) -> None:
+        self._loop = Background()
+        self._labeler, self._shards = labeler, Shards(shards)
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """Predict a batch; raises if no call can succeed."""
+        import pyarrow as pa
         import ray
 
-        entries, rejected = _texts(table), table["rejected"].to_pylist()
-        vectors = {
+        entries, vectors, rejected = _texts(table), _vectors(table), table["rejected"].to_pylist()
+        embedded = {
             entry.hash: vector
-            for entry, vector, why in zip(entries, _vectors(table), rejected, strict=True)
+            for entry, vector, why in zip(entries, vectors, rejected, strict=True)
             if why is None
         }
-        outcomes, usage = ray.get(self._labeler.predict.remote(entries, vectors))
-        said = [one if isinstance(one, Prediction) else Prediction(None) for one in outcomes]
-        return _with_columns(
-            table,
-            label=([p.label for p in said], "string"),
-            confidence=([p.confidence for p in said], "float64"),
-            said=([p.said for p in said], "string"),
-            error=([one if isinstance(one, str) else None for one in outcomes], "string"),
-            usage=([usage, *[None] * (len(entries) - 1)], ["int64"]),
+        outcomes, usage = ray.get(self._labeler.predict.remote(entries, embedded))
+        self._loop.run(self._shards.put(entries, vectors, outcomes, rejected))
+        return pa.table(
+            {"texts": [len(entries)], "dim": [vectors.shape[1]], "usage": [list(usage)]}
         )
-
-
-class BuildIndex:
-    """Adds texts, vectors and predictions to the shards; returns their number, and the usage."""
-
-    def __init__(self, shards: Sequence[Any]) -> None:
-        self._loop = Background()
-        self._shards = Shards(shards)
-
-    def __call__(self, table: pa.Table) -> pa.Table:
-        """Add a batch to the shards."""
-        import pyarrow as pa
-
-        texts = _texts(table)
-        outcomes: list[Outcome] = [
-            error if error is not None else Prediction(label, confidence, said)
-            for label, confidence, said, error in zip(
-                *(table[name].to_pylist() for name in ("label", "confidence", "said", "error")),
-                strict=True,
-            )
-        ]
-        vectors = _vectors(table)
-        rejected = table["rejected"].to_pylist()
-        self._loop.run(self._shards.put(texts, vectors, outcomes, rejected))
-        usage = [mark for mark in table["usage"].to_pylist() if mark is not None]
-        return pa.table({"texts": [len(texts)], "dim": [vectors.shape[1]], "usage": [usage]})
 
 
 class Vote:

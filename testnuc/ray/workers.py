@@ -6,9 +6,8 @@ number of shards if all of them search exactly.
 """
 
 import asyncio
-import contextlib
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
 import numpy as np
@@ -208,13 +207,13 @@ _OF_VOTES = frozenset({"labels", "k", "policy"})
 
 
 class Settings:
-    """The arguments of a job, as every actor gets them, and the name of its `Labeler`.
+    """The arguments of a job, as every actor gets them.
 
     Pickled as a whole: Ray would share the arrays of the user's embedder between actors, which
     makes them read-only.
     """
 
-    def __init__(self, client: Mapping[str, Any], labeler: str, namespace: str) -> None:
+    def __init__(self, client: Mapping[str, Any]) -> None:
         from ray import cloudpickle
 
         for name, value in client.items():
@@ -226,8 +225,6 @@ class Settings:
                     "its name where it has one, or an object that can be pickled"
                 ) from exc
         self._pickled: bytes = cloudpickle.dumps(dict(client))
-        self._labeler = labeler
-        self._namespace = namespace
 
     @functools.cached_property
     def client(self) -> dict[str, Any]:
@@ -236,24 +233,6 @@ class Settings:
 
         given: dict[str, Any] = cloudpickle.loads(self._pickled)
         return given
-
-    @property
-    def labeler(self) -> Any:
-        """The actor that calls the LLM."""
-        import ray
-
-        return ray.get_actor(self._labeler, namespace=self._namespace)
-
-    @contextlib.contextmanager
-    def reporting_errors(self) -> Iterator[None]:
-        """Report an error of testnuc to the job: Ray passes on its text only."""
-        import ray
-
-        try:
-            yield
-        except TestNUCError as error:
-            ray.get(self.labeler.fail.remote(error))
-            raise
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "client"}

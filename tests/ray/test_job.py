@@ -143,7 +143,7 @@ async def test_under_a_budget_no_process_takes_over_from_a_dead_one():
     budget = Limits(budget=testnuc.Budget(calls=1))
     with LoopbackLLM(confident) as llm:
         for again, limits, fails in ((True, budget, True), (True, None, False)):
-            job = Settings({"labels": LABELS, **settings(llm.base_url), "limits": limits}, "x", "y")
+            job = Settings({"labels": LABELS, **settings(llm.base_url), "limits": limits})
             labeler = Labeler(job, again=again)
             entries = [testnuc.protocols.PoolText.of(TEXTS[0])]
             if fails:
@@ -298,8 +298,8 @@ def test_the_page_runs(tmp_path, monkeypatch):
 @pytest.mark.parametrize("actors", [(1, 2, 1), (1, 4, 1), (2, 40, 4), (8, 1, 8)])
 def test_all_actors_of_a_pipeline_fit_into_the_cluster_at_once(cpus, actors):
     embed, predict, vote = actors
-    shares = _shares({"embed": embed, "predict": predict, "index": 1, "vote": vote}, cpus)
-    assert embed * shares["embed"] + predict * shares["predict"] + shares["index"] <= cpus
+    shares = _shares({"embed": embed, "predict": predict, "vote": vote}, cpus)
+    assert embed * shares["embed"] + predict * shares["predict"] <= cpus
     assert vote * shares["vote"] + 1 <= cpus
     if cpus == 64:
-        assert shares == {"embed": 1.0, "predict": 0.25, "index": 0.1, "vote": 1.0}
+        assert shares == {"embed": 1.0, "predict": 0.25, "vote": 1.0}
