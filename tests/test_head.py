@@ -31,7 +31,7 @@ from tests._engine.test_learning import (
     judge,
     texts_of,
 )
-from tests.cli.in_process import run_here
+from tests.cli.in_process import ran, run_here
 
 CLASSES, DIM = 5, 8
 ON = TrainedOn(100, 0, "some/model", "2026-01-01", "its own", 0.9, "agreement with the labels")
@@ -417,19 +417,16 @@ def test_a_file_is_used_from_the_shell(tmp_path, monkeypatch):
     with LoopbackLLM(lambda text: ("refund" if "refund" in text else "delivery", 0.9)) as llm:
         given = ["--labels", "refund,delivery", "--model", "openai/test"]
         given += ["--base-url", llm.base_url]
-        code, _, err = run_here("classify", "in.txt", *given, "--store", "a.db", "-o", "out.csv")
-        assert code == 0, err
+        ran("classify", "in.txt", *given, "--store", "a.db", "-o", "out.csv")
         calls = llm.calls
-        code, out, err = run_here("distill", "a.db", *given, "-o", "x.head")
-        assert code == 0, err
+        out, _ = ran("distill", "a.db", *given, "-o", "x.head")
         assert "Trained on 120 texts" in out
-        code, _, err = run_here("classify", "in.txt", "--head", "x.head", "-o", "b.csv", key=None)
-        assert code == 0, err
+        _, err = ran("classify", "in.txt", "--head", "x.head", "-o", "b.csv", key=None)
         assert "the head labeled 120 of 120 texts" in err
         # no answer of an LLM is there to be judged
         assert err.splitlines()[-1] == "next, look at the labels: testnuc report b.csv"
         assert "LLM's own labels" not in err
-        assert run_here("report", "b.csv")[0] == 0
+        ran("report", "b.csv")
         with Path("b.csv").open() as file:
             rows = list(csv.DictReader(file))
         assert [row["nuc_label"] for row in rows] == ["refund", "delivery"] * 60
@@ -444,18 +441,12 @@ def test_a_file_is_used_from_the_shell(tmp_path, monkeypatch):
         with np.load("x.head") as file:
             named = orjson.dumps(orjson.loads(file["header"].tobytes()) | {"loadable": True})
             np.savez("y.npz", weights=file["weights"], header=np.frombuffer(named, "u1"))
-        code, _, err = run_here(
-            "classify", "in.txt", "--head", "y.npz", "--head-trust", "1", *given, "-o", "c.csv"
-        )
-        assert code == 0, err
+        ran("classify", "in.txt", "--head", "y.npz", "--head-trust", "1", *given, "-o", "c.csv")
         assert RunNote.of("c.csv").options["embedder"] == HashEmbedder().name
         several = [*given, "--multilabel", "--store", "m.db"]
-        code, _, err = run_here("classify", "in.txt", *several, "-o", "m.csv")
-        assert code == 0, err
-        code, _, err = run_here("distill", "m.db", "-o", "m.head")
-        assert code == 0, err
-        code, _, err = run_here("classify", "in.txt", "--head", "m.head", "-o", "n.jsonl", key=None)
-        assert code == 0, err
+        ran("classify", "in.txt", *several, "-o", "m.csv")
+        ran("distill", "m.db", "-o", "m.head")
+        ran("classify", "in.txt", "--head", "m.head", "-o", "n.jsonl", key=None)
         found = [orjson.loads(line) for line in Path("n.jsonl").read_bytes().splitlines()]
         assert [row["nuc_labels"] for row in found[:120]] == [["refund"], ["delivery"]] * 60
         assert {row["nuc_source"] for row in found[:120]} == {"head"}

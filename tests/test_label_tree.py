@@ -18,7 +18,7 @@ from testnuc import (
     VotePolicy,
 )
 from testnuc.testing import HashEmbedder, LoopbackLLM
-from tests.cli.in_process import run_here
+from tests.cli.in_process import ran
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -218,11 +218,10 @@ def test_the_command_line_reads_a_nested_file_and_writes_levels(tmp_path: Path) 
     with LoopbackLLM(lambda _: ("card > lost", 0.9)) as llm:
         for labels, output in (("labels.json", "out.jsonl"), ("lines.txt", "out.csv")):
             given = ["--labels", tmp_path / labels, "--model", "openai/test", "--k", "1"]
-            code, _, err = run_here(
+            ran(
                 "classify", tmp_path / "in.jsonl", *given, "-o", tmp_path / output,
                 "--base-url", llm.base_url, "--full",
             )  # fmt: skip
-            assert code == 0, err
     for output in ("out.jsonl", "out.csv"):
         results = Results.from_jsonl(tmp_path / output) if output.endswith("jsonl") else None
         if results is None:

@@ -12,7 +12,7 @@ from testnuc.errors import InvalidInputError
 from testnuc.metrics import score
 from testnuc.testing import LoopbackLLM
 from tests._engine.test_multilabel import labels_of
-from tests.cli.in_process import run_here
+from tests.cli.in_process import ran
 from tests.conftest import LABELS, messages
 
 
@@ -59,16 +59,11 @@ def test_the_command_line_labels_and_scores(tmp_path, suffix):
     with LoopbackLLM(labels_of) as llm:
         given = ["--model", "openai/test", "--base-url", llm.base_url, "--multilabel", "--k", "3"]
         given += ["--policy", "weighted"]
-        code, _, err = run_here(
-            "classify", source, "--labels", ",".join(LABELS), *given, "-o", results
-        )
-        assert code == 0, err
-        code, out, err = run_here("evaluate", source, *given, "-o", scores)
-        assert code == 0, err
+        ran("classify", source, "--labels", ",".join(LABELS), *given, "-o", results)
+        ran("evaluate", source, *given, "-o", scores)
         labeled = json.loads(scores.read_text())
         calls = llm.calls
-        code, out, err = run_here("evaluate", results, *given, "-o", scores, "--overwrite")
-        assert code == 0, err
+        out, _ = ran("evaluate", results, *given, "-o", scores, "--overwrite")
         assert llm.calls == calls
     assert "exact match" in out
     held = json.loads(scores.read_text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -40,6 +41,19 @@ def run_here(*arguments, key="test-key", replaced=True, **environment):
         for name, value in environment.items():
             patch.setenv(name, value)
         return in_process(main, ["testnuc", *arguments])
+
+
+def ran(*arguments, **more):
+    """Run the command line, which must succeed; returns stdout, stderr."""
+    code, out, err = run_here(*arguments, **more)
+    assert code == 0, err
+    return out, err
+
+
+def rows_of(path):
+    """Return the rows of a CSV file."""
+    with open(path, newline="", encoding="utf-8-sig") as file:  # noqa: PTH123 - a name or a path
+        return list(csv.DictReader(file))
 
 
 def in_process(program, words):

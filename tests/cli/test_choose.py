@@ -8,7 +8,7 @@ import pytest
 
 from testnuc.testing import LoopbackLLM
 from testnuc.trust.review import Review
-from tests.cli.in_process import run_here
+from tests.cli.in_process import ran, run_here
 
 TEXTS = [f"{'invoice' if at % 2 else 'parcel'} {at}" for at in range(200)]
 
@@ -41,20 +41,17 @@ def judge(path="choose.json"):
 def test_files_are_judged_until_one_is_chosen():
     write("good.csv", right)
     write("poor.csv", wrong_at(3))
-    code, out, err = run_here("choose", "good.csv", "poor.csv", "--no-open", "-n", "5")
-    assert code == 0, err
+    out, err = ran("choose", "good.csv", "poor.csv", "--no-open", "-n", "5")
     assert not out
     assert "5 texts to judge, written to choose.json" in err
     assert "run: testnuc choose good.csv poor.csv --no-open -n 5" in err
     assert "testnuc review choose.json --answer" in err
     assert Path("choose.html").exists()
     judge()
-    code, out, err = run_here("choose", "good.csv", "poor.csv", "--no-open", "-n", "60")
-    assert code == 0, err
+    out, _ = ran("choose", "good.csv", "poor.csv", "--no-open", "-n", "60")
     assert "not decided yet: judge more texts" in out
     judge()
-    code, out, err = run_here("choose", "good.csv", "poor.csv")
-    assert code == 0, err
+    out, _ = ran("choose", "good.csv", "poor.csv")
     assert "choose good.csv: the most accurate run" in out
     assert "worse" in out
     # the judgments are of other texts
@@ -69,8 +66,7 @@ def test_texts_are_judged_in_the_terminal(monkeypatch):
     write("good.csv", right)
     write("poor.csv", wrong_at(2))
     monkeypatch.setattr("testnuc.cli.answering.input", lambda _: "q", raising=False)
-    code, out, err = run_here("choose", "good.csv", "poor.csv", "--answer", "--margin", "1")
-    assert code == 0, err
+    out, err = ran("choose", "good.csv", "poor.csv", "--answer", "--margin", "1")
     assert "next, judge more texts: testnuc choose good.csv poor.csv --answer --margin 1" in err
     assert "not decided yet" in out
 
@@ -89,8 +85,7 @@ def test_runs_that_do_not_fit_are_refused():
         code, _, err = run_here("choose", *files)
         assert code == 2, err
         assert problem in err
-    code, _, err = run_here("choose", "a.csv", "c.csv", "--no-open")
-    assert code == 0, err
+    _, err = ran("choose", "a.csv", "c.csv", "--no-open")
     assert "150 texts of a.csv are not in all files" in err
 
 

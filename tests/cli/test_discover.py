@@ -7,7 +7,7 @@ import pytest
 
 from testnuc.cli.label_files import read_labels, write_labels
 from testnuc.testing import LoopbackLLM
-from tests.cli.in_process import run_here
+from tests.cli.in_process import ran, run_here
 from tests.test_discovery import LABELS, Namer, texts_of
 
 
@@ -21,12 +21,10 @@ def test_texts_become_a_label_file(tickets):
     pytest.importorskip("yaml")
     with LoopbackLLM(Namer()) as llm:
         options = ["-n", "4", "--base-url", llm.base_url]
-        code, out, err = run_here("discover", tickets, *options, "--dry-run")
-        assert code == 0, err
+        out, _ = ran("discover", tickets, *options, "--dry-run")
         assert "nothing was sent; at most 45 calls" in out
         assert llm.calls == 0
-        code, out, err = run_here("discover", tickets, *options)
-        assert code == 0, err
+        out, err = ran("discover", tickets, *options)
         assert "4 labels, 4 new, 0 dropped" in out
         assert "embedding and clustering 160 different texts; then openai/gpt-4o-mini names" in err
         assert f"{llm.calls} calls, 4 labels, written to labels.yaml" in err
@@ -40,22 +38,19 @@ def test_texts_become_a_label_file(tickets):
         assert code == 2
         assert "labels.yaml exists" in err
         # the answers are beside the output
-        code, _, err = run_here("discover", tickets, *options, "--overwrite")
-        assert code == 0, err
+        ran("discover", tickets, *options, "--overwrite")
         assert llm.calls == calls
 
 
 def test_words_name_labels_without_a_key(tickets):
     given = ["--model", "local/keywords", "--labels", "refund,other", "-o", "found.json", "--tree"]
-    code, _, err = run_here("discover", tickets, *given)
-    assert code == 0, err
+    _, err = ran("discover", tickets, *given)
     labels = read_labels("found.json")
     assert list(labels)[:2] == ["refund", "other"]
     assert len(labels) > 2
     assert "these are words that set texts apart: edit found.json" in err
     assert "--model" not in err.rpartition("next, label the texts")[2]
-    code, out, err = run_here("discover", tickets, "-n", "16", "--tree", "--dry-run")
-    assert code == 0, err
+    out, _ = ran("discover", tickets, "-n", "16", "--tree", "--dry-run")
     # 48 clusters: their names, as many pairs, 96 texts on trial, the list, the same texts
     # again and with 100 more, topics of up to 48 labels
     assert f"at most {48 + 48 + 10 + 5 + 10 + 20 + 6} calls" in out
@@ -81,13 +76,11 @@ def test_the_next_command_can_be_run_as_it_stands():
     namer.labels = LABELS[:2]
     with LoopbackLLM(namer) as llm:
         options = ["--text-column", "message", "-n", "4", "--base-url", llm.base_url]
-        code, _, err = run_here("discover", "tickets.csv", *options)
-        assert code == 0, err
+        _, err = ran("discover", "tickets.csv", *options)
         assert "after Ctrl-C, the same command goes on" in err
         assert "many texts fit none of the labels: a higher -n finds more labels" in err
         words = shlex.split(err.rpartition("next, label the texts: testnuc ")[2])
-        code, _, err = run_here(*words)
-        assert code == 0, err
+        ran(*words)
         assert Path("out-2.csv").exists()
 
 

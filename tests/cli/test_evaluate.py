@@ -11,7 +11,7 @@ import pytest
 from testnuc.errors import InvalidInputError
 from testnuc.metrics import score
 from testnuc.testing import LoopbackLLM
-from tests.cli.in_process import run_here
+from tests.cli.in_process import ran, run_here
 from tests.conftest import LABELS, confident, gold, messages
 
 
@@ -32,8 +32,7 @@ def options(llm, **more):
 def test_a_labeled_file_is_labeled_and_scored(tmp_path):
     source, scores = labeled(tmp_path / "in.csv", wrong=(1, 4)), tmp_path / "scores.json"
     with LoopbackLLM(confident) as llm:
-        code, out, err = run_here("evaluate", source, *options(llm), "-o", scores)
-        assert code == 0, err
+        out, _ = ran("evaluate", source, *options(llm), "-o", scores)
         assert llm.calls == 60
     assert "accuracy" in out
     assert "macro-F1" in out
@@ -51,8 +50,7 @@ def test_results_with_a_column_of_right_labels_are_scored_without_a_call(tmp_pat
         given = [*options(llm), "--labels", ",".join(LABELS)]
         run_here("classify", source, *given, "-o", results)
         calls = llm.calls
-        code, out, err = run_here("evaluate", results, *options(llm))
-        assert code == 0, err
+        out, err = ran("evaluate", results, *options(llm))
         assert llm.calls == calls
     assert "no call was made" in err
     assert "1.000" in out
@@ -102,16 +100,13 @@ def test_diagnose_results_and_stores(tmp_path):
     with LoopbackLLM(confident) as llm:
         given = options(llm)[:4]
         more = ["--labels", ",".join(LABELS), "--store", store, "--policy", "weighted"]
-        code, _, err = run_here("classify", source, *given, *more, "-o", results)
-        assert code == 0, err
+        ran("classify", source, *given, *more, "-o", results)
         calls = llm.calls
-        code, of_file, err = run_here("diagnose", results)
-        assert code == 0, err
+        of_file, _ = ran("diagnose", results)
         assert "testnuc review" in of_file
         code, of_file, err = run_here("diagnose", results, "--store", store)
         assert (code, "embedded" in err) == (0, False), err
-        code, of_store, err = run_here("diagnose", store, *given, "--labels", ",".join(LABELS))
-        assert code == 0, err
+        of_store, _ = ran("diagnose", store, *given, "--labels", ",".join(LABELS))
         # the same predictions, the same neighbors, the same finding
         assert of_file.partition("testnuc review")[0] == of_store.partition("testnuc review")[0]
         assert f"testnuc review {results} -n 50 --store {store}" in of_file
@@ -131,7 +126,7 @@ def test_diagnose_results_and_stores(tmp_path):
         assert llm.calls == calls
     pytest.importorskip("matplotlib")
     picture = tmp_path / "found.png"
-    assert run_here("diagnose", results, "--plot", picture)[0] == 0
+    ran("diagnose", results, "--plot", picture)
     assert picture.read_bytes()[:4] == b"\x89PNG"
 
 
@@ -186,8 +181,7 @@ def test_judged_texts_are_not_scored_by_their_judgments(tmp_path):
     lines = [",".join(row) for row in [("text", "label", "nuc_label", "nuc_source"), *rows]]
     given.write_text("\n".join(lines) + "\n")
     scores = tmp_path / "scores.json"
-    code, _, err = run_here("evaluate", given, "-o", scores)
-    assert code == 0, err
+    _, err = ran("evaluate", given, "-o", scores)
     assert "1 texts that a person judged are left out" in err
     assert json.loads(scores.read_text())["voted"]["accuracy"] == 0.5
     given.write_text("\n".join(lines[:2]) + "\n")
@@ -202,10 +196,8 @@ def test_labels_that_a_store_has_with_descriptions_are_not_paid_for_again(tmp_pa
     described.write_text(json.dumps({label: f"about {label}" for label in LABELS}))
     with LoopbackLLM(confident) as llm:
         given = [*options(llm)[:4], "--store", store]
-        code, _, err = run_here("classify", source, *given, "--labels", described)
-        assert code == 0, err
+        ran("classify", source, *given, "--labels", described)
         calls = llm.calls
-        code, _, err = run_here("evaluate", source, *given)
-        assert code == 0, err
+        _, err = ran("evaluate", source, *given)
         assert "the labels are those of run 1, " in err
         assert llm.calls == calls == 24

@@ -23,7 +23,7 @@ from testnuc.records import result_of
 from testnuc.results import read_results
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from testnuc.types import Classification, Prediction
-from tests.cli.in_process import command_line, run_here
+from tests.cli.in_process import command_line, ran, run_here
 from tests.conftest import LABELS, confident, gold, messages
 
 GERMAN = "Wo bleibt mein Päckchen; für 5 €, größer als 3 Stück?"
@@ -298,15 +298,13 @@ def test_judged_texts_of_a_workbook_keep_their_labels(tmp_path):
     with LoopbackLLM(lambda _: (LABELS[0], 0.9)) as llm:
         assert classify(llm, file, "-o", out)[0] == 0
         asked = llm.requests
-        code, _, err = run_here("review", out, "-n", "4", "-o", review)
-        assert code == 0, err
+        ran("review", out, "-n", "4", "-o", review)
         judged = json.loads(review.read_text())
         assert {item["text"] for item in judged["items"]} <= set(texts)
         for item in judged["items"]:
             item["answer"] = LABELS[1]
         review.write_text(json.dumps(judged))
-        code, _, err = run_here("learn", out, review, "-o", tmp_path / "better.csv")
-        assert code == 0, err
+        ran("learn", out, review, "-o", tmp_path / "better.csv")
         assert llm.requests == asked
     labels = {
         r["text"]: r["nuc_label"] for r in read_table(str(tmp_path / "better.csv"), "text").rows

@@ -13,7 +13,7 @@ import pytest
 from bench._batch_api import Batches, BatchLLM
 from testnuc.cli.settings import _is_here
 from testnuc.testing import LoopbackLLM
-from tests.cli.in_process import run_here
+from tests.cli.in_process import ran, run_here
 from tests.conftest import LABELS, confident, messages
 
 ELSEWHERE = "https://models.example/v1"
@@ -24,11 +24,10 @@ def results(tmp_path):
     """Return the file of a run with its options, as somebody may send it."""
     (tmp_path / "in.txt").write_text("\n".join(messages(120)))
     with LoopbackLLM(confident) as llm:
-        code, _, err = run_here(
+        ran(
             "classify", "in.txt", "--labels", ",".join(LABELS), "--model", "openai/test", "--full",
             "--base-url", llm.base_url, "-o", "results.jsonl",
         )  # fmt: skip
-        assert code == 0, err
     return tmp_path / "results.jsonl"
 
 
@@ -73,8 +72,7 @@ def test_stored_vectors_are_read_under_any_name(results, tmp_path):
         store.execute("UPDATE embedders SET name = 'static-minilm'")
         store.commit()
     with_option(results, embedder="static-minilm")
-    code, _, err = run_here("review", "results.jsonl", "-n", "30")
-    assert code == 0, err
+    _, err = ran("review", "results.jsonl", "-n", "30")
     assert "30 of 120 texts to judge" in err
 
 
@@ -113,12 +111,10 @@ def test_an_address_that_the_user_names_is_used(folder):
             (["--base-url", llm.base_url], {}),
             ([], {"TESTNUC_BASE_URL": llm.base_url}),
         ):
-            code, _, err = run_here("classify", "in.txt", *flags, **environment)
-            assert code == 0, err
+            _, err = ran("classify", "in.txt", *flags, **environment)
             assert "testnuc.toml" not in err
         (folder / "testnuc.toml").write_text(f'{SETTINGS}base_url = "{llm.base_url}"\n')
-        code, _, err = run_here("classify", "in.txt")
-        assert code == 0, err
+        _, err = ran("classify", "in.txt")
         # said, and before the first call
         said = "note: testnuc.toml in this folder sets base_url: the texts, and the key in the"
         assert err.startswith(said)
@@ -126,16 +122,14 @@ def test_an_address_that_the_user_names_is_used(folder):
             (["--config", "testnuc.toml"], {}),
             ([], {"TESTNUC_CONFIG": "testnuc.toml"}),
         ):
-            code, _, err = run_here(*flags, "classify", "in.txt", **environment)
-            assert code == 0, err
+            _, err = ran(*flags, "classify", "in.txt", **environment)
             assert "note: testnuc.toml" not in err
 
 
 @pytest.mark.parametrize("command", ["report", "diagnose"])
 def test_a_command_that_sends_nothing_takes_any_address(results, tmp_path, command):
     (tmp_path / "testnuc.toml").write_text(f'base_url = "{ELSEWHERE}"\n')
-    code, _, err = run_here(command, "results.jsonl")
-    assert code == 0, err
+    ran(command, "results.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -169,17 +163,16 @@ def test_a_store_does_not_say_where_the_key_goes(folder, command):
         store = folder / "store.db"
         left_behind(llm, store)
         address = move(store, "http://models.example/v1")
-        code, out, err = run_here("batch", *command, store)
+        _, out, err = run_here("batch", *command, store)
         assert "and the key would be sent there" in out + err
         assert f"--base-url {address}" in out + err
         # another one than the store's is not used, either
-        code, out, err = run_here("batch", *command, store, "--base-url", foreign.base_url)
+        _, out, err = run_here("batch", *command, store, "--base-url", foreign.base_url)
         assert "and the key would be sent there" in out + err
         assert foreign.requests == 0
         move(store, llm.base_url)
         for more in ([], ["--base-url", llm.base_url]):
-            code, out, err = run_here("batch", "list", store, *more)
-            assert code == 0, err
+            out, _ = ran("batch", "list", store, *more)
             assert "in_progress" in out
 
 

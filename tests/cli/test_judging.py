@@ -15,7 +15,7 @@ from testnuc.cli.options_of_run import command
 from testnuc.cli.reading import read_table
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from testnuc.trust.review import Review
-from tests.cli.in_process import run_here
+from tests.cli.in_process import ran, rows_of, run_here
 from tests.report.test_report import data_of
 
 WORDS = {
@@ -66,8 +66,7 @@ def judged(path):
 
 
 def accuracy(path):
-    with Path(path).open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(path)
     assert len(rows) == len(TEXTS)
     return sum(row["nuc_label"] == true_label(row["text"]) for row in rows) / len(rows)
 
@@ -77,8 +76,8 @@ def test_labels_stay_those_of_the_policy_of_the_run(tickets):
     """Too few judgments prove anything, so that nothing but the judged texts may change."""
     with LoopbackLLM(wrong_at_random) as llm:
         given = [*options(llm), "--policy", "majority"]
-        assert run_here("classify", tickets, *given, "-o", "before.csv")[0] == 0
-    assert run_here("review", "before.csv", "-n", "5", "-o", "review.json")[0] == 0
+        ran("classify", tickets, *given, "-o", "before.csv")
+    ran("review", "before.csv", "-n", "5", "-o", "review.json")
     judged("review.json")
     code, out, err = run_here("learn", "before.csv", "review.json", "-o", "after.csv")
     assert (code, "they stay" in out) == (0, True), err
@@ -92,7 +91,7 @@ def test_labels_stay_those_of_the_policy_of_the_run(tickets):
 def test_a_certificate_says_how_many_texts_came_after_the_draws(tickets):
     given = ["--store", "labels.db", "-o"]
     with LoopbackLLM(wrong_at_random) as llm:
-        assert run_here("classify", tickets, *options(llm), *given, "old.csv")[0] == 0
+        ran("classify", tickets, *options(llm), *given, "old.csv")
         assert (
             run_here("review", "old.csv", "-n", "30", "--goal", "certify", *given, "r.json")[0] == 0
         )
@@ -102,7 +101,7 @@ def test_a_certificate_says_how_many_texts_came_after_the_draws(tickets):
         certify = ["--accuracy", "0.5", "--store", "labels.db"]
         assert "came after" not in run_here("certify", "old.csv", *certify)[2]
         Path("new.txt").write_text("\n".join(map(text_of, range(240, 290))))
-        assert run_here("classify", "new.txt", *options(llm), *given, "new.csv")[0] == 0
+        ran("classify", "new.txt", *options(llm), *given, "new.csv")
         # the draws say nothing of them
         code, _, err = run_here("certify", "new.csv", *certify, "-o", "c.csv")
         assert (code, "note: 50 of 50 texts came after the draws" in err) == (3, True), err
@@ -110,10 +109,9 @@ def test_a_certificate_says_how_many_texts_came_after_the_draws(tickets):
         assert "came after" not in run_here("certify", "old.csv", *certify)[2]
         # but draws among them, with the former ones, do
         draw = ["review", "new.csv", "-n", "60", "--goal", "certify", *given, "r2.json"]
-        assert run_here(*draw)[0] == 0
+        ran(*draw)
         judged("r2.json")
-        code, _, err = run_here("learn", "new.csv", "r2.json", "--store", "labels.db")
-        assert code == 0, err
+        ran("learn", "new.csv", "r2.json", "--store", "labels.db")
         code, out, err = run_here("certify", "new.csv", *certify, "-o", "c.csv")
         assert (code, "came after the draws" in err) == (0, False), err
         assert "of 290 distinct texts" in out
@@ -135,13 +133,11 @@ def test_each_command_ends_with_the_next_and_nothing_is_named_twice(tickets, mon
     )
     with LoopbackLLM(wrong_at_random) as llm:
         classify = ["classify", tickets, *options(llm), "--text-column", "message", "-o", "out.csv"]
-        code, _, err = run_here(*classify)
-        assert code == 0, err
+        _, err = ran(*classify)
         assert ".testnuc has the answers, the embeddings" in err
         embedded.clear()
         # as short as the README has it: labels, model, embedder and column are known
-        code, _, err = run_here("review", "out.csv", "-n", "16")
-        assert code == 0, err
+        _, err = ran("review", "out.csv", "-n", "16")
         judged("review.json")
         # nothing is learned where the outcome cannot be written
         code, _, refused = run_here("learn", "out.csv", "review.json", "-o", "better.doc")
@@ -155,8 +151,7 @@ def test_each_command_ends_with_the_next_and_nothing_is_named_twice(tickets, mon
         assert data_of(Path("review.html").read_text(encoding="utf-8"))["then"] == shlex.join(
             ["testnuc", *learn]
         )
-        code, out, err = run_here(*learn)
-        assert code == 0, err
+        out, err = ran(*learn)
         assert "no text was drawn among the" in out
         more = int(re.search(r"about (\d+) more drawn there", out)[1])
         assert f"next, judge {more} more texts, drawn by trust, then learn" in err
@@ -165,23 +160,20 @@ def test_each_command_ends_with_the_next_and_nothing_is_named_twice(tickets, mon
         assert review[2:6] == ["-n", str(more), "--goal", "certify"]
         # the first review is not replaced, and neither is the file of the first labels
         before = Path("review.json").read_bytes()
-        code, _, err = run_here(*review)
-        assert code == 0, err
+        _, err = ran(*review)
         assert Path("review.json").read_bytes() == before
         data = data_of(Path("review-2.html").read_text(encoding="utf-8"))
         assert data["file"] == "review-2.json"
         judged("review-2.json")
         learn = next_command(err)
         assert learn[:5] == ["learn", "out.csv", "review-2.json", "-o", "better-2.csv"]
-        code, out, err = run_here(*learn)
-        assert code == 0, err
+        out, err = ran(*learn)
         assert f"{16 + more} of 240 texts are judged" in out
         last = next_command(err)
         assert last[:2] in (["certify", "out.csv"], ["review", "out.csv"])
         assert embedded == []
         assert llm.calls == 240
-    with Path("better-2.csv").open(newline="") as file:
-        assert {row["id"] for row in csv.DictReader(file)} == {"x"}
+    assert {row["id"] for row in rows_of("better-2.csv")} == {"x"}
 
 
 @pytest.mark.slow
@@ -195,8 +187,8 @@ def test_protected_labels_are_remembered_until_none_is(tickets):
 
     with LoopbackLLM(wrong_at_random) as llm:
         classify = ["classify", tickets, *options(llm), "-o", "out.csv"]
-        assert run_here(*classify)[0] == 0
-        assert run_here("review", "out.csv")[0] == 0
+        ran(*classify)
+        ran("review", "out.csv")
         judged("review.json")
         learn = ["learn", "out.csv", "review.json", "--overwrite", "-o", "better.csv"]
         code, _, err = run_here(*learn, "--protect", "log in")
@@ -211,7 +203,7 @@ def test_protected_labels_are_remembered_until_none_is(tickets):
         assert not all(kept("better.csv"))
         Path("testnuc.toml").write_text('[learn]\nprotect = ["login"]\n')
         assert "from a text: 'login'" in run_here(*learn)[1]
-        assert run_here(*classify)[0] == 0
+        ran(*classify)
         assert all(kept("out.csv"))
         Path("testnuc.toml").write_text('protect = "refund"\n')
         assert "from a text: 'refund'" in run_here(*learn)[1]
@@ -227,12 +219,10 @@ def test_results_without_a_store_keep_what_was_learned_beside_them(tickets):
         before = accuracy("out.csv")
         code, _, err = run_here("certify", "out.csv")
         assert (code, "nothing was learned" in err) == (2, True)
-        assert run_here("review", "out.csv")[0] == 0
+        ran("review", "out.csv")
         judged("review.json")
-        code, _, err = run_here("learn", "out.csv", "review.json")
-        assert code == 0, err
-        code, _, err = run_here(*command)
-        assert code == 0, err
+        ran("learn", "out.csv", "review.json")
+        _, err = ran(*command)
         assert accuracy("out.csv") > before
         assert "texts are judged" in err
         # labels that were changed by hand are not replaced
@@ -244,8 +234,7 @@ def test_results_without_a_store_keep_what_was_learned_beside_them(tickets):
         # other texts join them
         other = tickets.with_name("other.csv")
         other.write_text("text\n" + "\n".join(f"parcel {i} #{i}" for i in range(30)))
-        code, _, err = run_here("classify", other, *options(llm), "-o", "out.csv", "--overwrite")
-        assert code == 0, err
+        ran("classify", other, *options(llm), "-o", "out.csv", "--overwrite")
         code, _, err = run_here("review", "out.csv", "--goal", "certify", "-n", "9")
         assert "9 of 270 texts to judge" in err
 
@@ -260,8 +249,7 @@ def test_results_without_their_store_need_options_and_embed(tickets, tmp_path):
         code, _, err = run_here("review", "moved.csv")
         assert (code, "--labels" in err) == (2, True)
         assert not (tmp_path / "moved.csv.resume").exists()
-        code, _, err = run_here("review", "moved.csv", *options(llm))
-        assert code == 0, err
+        _, err = ran("review", "moved.csv", *options(llm))
         assert "embedding 240 texts" in err
         assert llm.calls == 240
 
@@ -288,8 +276,7 @@ def test_options_that_are_given_win_over_those_of_the_store(tickets):
         assert texts.startswith("240 texts, ")
         for number, strict in ((None, True), ("1", False), ("2", True)):
             named = [] if number is None else ["--run", number]
-            code, _, err = run_here("review", "labels.db", "-n", "20", *named, "-o", "r.json")
-            assert code == 0, err
+            _, err = ran("review", "labels.db", "-n", "20", *named, "-o", "r.json")
             assert ("the newest is used: run 2" in err) is (number is None)
             assert (Review.load("r.json").context.instructions == "Be strict.") is strict
             Path("r.json").unlink()
@@ -304,8 +291,7 @@ def labels_in(path):
     if path.suffix == ".txt":
         return dict(zip(TEXTS, path.read_text().splitlines(), strict=True))
     if path.suffix == ".csv":
-        with path.open(newline="") as file:
-            rows = list(csv.DictReader(file))
+        rows = rows_of(path)
     elif path.suffix == ".parquet":
         rows = pytest.importorskip("pyarrow.parquet").read_table(path).to_pylist()
     else:
@@ -320,7 +306,7 @@ def test_after_a_review_every_output_has_the_corrected_labels(tickets):
         given = options(llm)
         classify = ["classify", tickets, *given, "--store", "labels.db"]
         run_here(*classify, "--full", "-o", "before.jsonl")
-        assert run_here("review", "labels.db", *given, "-n", "60")[0] == 0
+        ran("review", "labels.db", *given, "-n", "60")
         review = judged("review.json")
         # none of the labels is right: no output has a label there
         review.answer(3, None)
@@ -328,8 +314,7 @@ def test_after_a_review_every_output_has_the_corrected_labels(tickets):
         right = {item.text: item.answer for item in review}
         learn = ["learn", "before.jsonl", "review.json", *given, "--store", "labels.db"]
         for name in ("learned.jsonl", "learned.csv"):
-            code, _, err = run_here(*learn, "-o", name)
-            assert code == 0, err
+            _, err = ran(*learn, "-o", name)
             assert f"239 labels, 60 of them judged by a person, written to {name}" in err
         for name, more in {
             "a.csv": [],
@@ -340,14 +325,13 @@ def test_after_a_review_every_output_has_the_corrected_labels(tickets):
             "f.csv": ["--min-trust", "0.99"],
             "g.txt": [],
         }.items():
-            code, _, err = run_here(*classify, *more, "-o", name)
-            assert code == 0, err
+            ran(*classify, *more, "-o", name)
         for path in ("learned.jsonl", "learned.csv", "a.csv", "b.jsonl", "c.jsonl", "d.parquet",
                      "e.csv", "f.csv", "g.txt"):  # fmt: skip
             found = labels_in(path)
             nothing = "" if path == "g.txt" else None
             assert {t: found[t] for t in right} == {t: r or nothing for t, r in right.items()}, path
-        assert run_here("report", "b.jsonl")[0] == 0
+        ran("report", "b.jsonl")
         data = data_of(Path("report.html").read_text(encoding="utf-8"))
         shown = {data["texts"][r["x"]]: r["l"] for r in data["rows"]}
         for text, label in right.items():
@@ -363,8 +347,7 @@ def test_a_review_has_a_page(tickets, monkeypatch):
     with LoopbackLLM(wrong_at_random) as llm:
         given = [*options(llm), "--instructions", "Read it."]
         run_here("classify", tickets, *given, "--full", "-o", "out.jsonl")
-        code, _, err = run_here("review", "out.jsonl", *given)
-        assert code == 0, err
+        _, err = ran("review", "out.jsonl", *given)
         assert "or open review.html in a browser" in err
         assert shown == []
         data = data_of(Path("review.html").read_text(encoding="utf-8"))
@@ -375,8 +358,7 @@ def test_a_review_has_a_page(tickets, monkeypatch):
         command = shlex.split(data["then"])
         assert command[:4] == ["testnuc", "learn", "out.jsonl", "review.json"]
         judged("review.json")
-        code, out, err = run_here(*command[1:])
-        assert code == 0, err
+        out, _ = ran(*command[1:])
         assert "50 of 240 texts are judged" in out
         # continued: the page is made again
         code, _, err = run_here("review", "review.json", "--no-open")
@@ -392,8 +374,7 @@ def test_a_review_has_a_page(tickets, monkeypatch):
 def test_a_review_that_another_terminal_drew_meanwhile_is_kept(named, tickets, monkeypatch):
     monkeypatch.chdir(tickets.parent)
     with LoopbackLLM(wrong_at_random) as llm:
-        code, _, err = run_here("classify", "tickets.csv", *options(llm), "-o", "out.csv")
-        assert code == 0, err
+        ran("classify", "tickets.csv", *options(llm), "-o", "out.csv")
     run_to_end = judging.run_to_end
 
     def slow(work):
@@ -426,13 +407,11 @@ def test_reviews_of_several_people_are_joined(tickets):
         for at in range(4):
             other.answer(at, wrong[at])
         other.save("ben.json")
-        code, out, err = run_here("learn", "labels.db", "ann.json", "ben.json", *given)
-        assert code == 0, err
+        out, err = ran("learn", "labels.db", "ann.json", "ben.json", *given)
         assert "on 4 of 40 that several people judged they differ: 0 settled" in err
         assert "testnuc review ann.json ben.json -o joined.json" in err
         assert "36 of 240 texts are judged" in out
-        code, _, err = run_here("review", "ann.json", "ben.json", "-o", "joined.json")
-        assert code == 0, err
+        ran("review", "ann.json", "ben.json", "-o", "joined.json")
         joined = Review.load("joined.json")
         assert [item.source for item in joined[:5]] == [None] * 4 + ["person"]
         assert joined[0].said == (("ann.json", true_label(joined[0].text)), ("ben.json", wrong[0]))
@@ -464,14 +443,12 @@ def test_marks_correct_but_prove_nothing(tickets, form):
         given = options(llm)
         command = ["classify", tickets, *given, "--store", "labels.db", "-o", "out.csv"]
         run_here(*command)
-        code, out, err = run_here("learn", "labels.db", "marks.json", *given)
-        assert code == 0, err
+        out, err = ran("learn", "labels.db", "marks.json", *given)
         assert "20 of 240 texts are judged" in out
         assert "No strategy is proved" in out
         assert "chosen, not drawn" in err
         run_here(*command)
-        with Path("out.csv").open(newline="") as file:
-            labels = {row["text"]: row["nuc_label"] for row in csv.DictReader(file)}
+        labels = {row["text"]: row["nuc_label"] for row in rows_of("out.csv")}
         assert all(labels[text] == true_label(text) for text in wrong)
 
 
@@ -514,40 +491,35 @@ def test_results_whose_file_name_is_not_utf8(tickets, tmp_path):
         pytest.skip("file names are UTF-8 here")
     out.unlink()
     with LoopbackLLM(wrong_at_random) as llm:
-        assert run_here("classify", tickets, *options(llm), "-o", out)[0] == 0
-        code, _, err = run_here("review", out, "-n", "4", "--no-open", "-o", "review.json")
-        assert code == 0, err
+        ran("classify", tickets, *options(llm), "-o", out)
+        ran("review", out, "-n", "4", "--no-open", "-o", "review.json")
         judged("review.json")
         code, _, err = run_here("learn", out, "review.json", "-o", "better.csv")
     assert code == 0, err
 
 
-def rows_of(path):
-    with Path(path).open(newline="") as file:
-        return {row["text"]: row for row in csv.DictReader(file)}
+def by_text(path):
+    return {row["text"]: row for row in rows_of(path)}
 
 
 @pytest.mark.slow
 def test_texts_that_were_not_asked_about_keep_their_labels(tickets):
     with LoopbackLLM(lambda text: (true_label(text), 0.9)) as llm:
         asked = ["--ask", "unsure", "--most", "0.5"]
-        assert run_here("classify", tickets, *options(llm), *asked, "-o", "out.csv")[0] == 0
-        sent, before = llm.requests, rows_of("out.csv")
-        assert run_here("review", "out.csv", "-n", "20", "--no-open", "-o", "r.json")[0] == 0
+        ran("classify", tickets, *options(llm), *asked, "-o", "out.csv")
+        sent, before = llm.requests, by_text("out.csv")
+        ran("review", "out.csv", "-n", "20", "--no-open", "-o", "r.json")
         review = judged("r.json")
-        code, _, err = run_here("learn", "out.csv", "r.json", "-o", "better.csv")
-        assert code == 0, err
+        _, err = ran("learn", "out.csv", "r.json", "-o", "better.csv")
         assert "texts keep what out.csv says of them" in err
         more = ["-n", "20", "--goal", "certify", "--no-open", "-o", "more.json"]
-        assert run_here("review", "out.csv", *more)[0] == 0
+        ran("review", "out.csv", *more)
         judged("more.json")
-        code, _, err = run_here("learn", "out.csv", "more.json", "-o", "better.csv", "--overwrite")
-        assert code == 0, err
-        code, _, err = run_here("certify", "out.csv", "--accuracy", "0.7", "-o", "sure.csv")
-        assert code == 0, err
+        ran("learn", "out.csv", "more.json", "-o", "better.csv", "--overwrite")
+        _, err = ran("certify", "out.csv", "--accuracy", "0.7", "-o", "sure.csv")
         assert "the certificate says nothing of" in err
         assert llm.requests == sent
-    after, sure = rows_of("better.csv"), rows_of("sure.csv")
+    after, sure = by_text("better.csv"), by_text("sure.csv")
     unasked = {text for text, row in before.items() if not row["nuc_own_label"]}
     assert 0 < len(unasked) < len(TEXTS)
     assert after.keys() == before.keys()
@@ -568,12 +540,12 @@ def test_labels_of_a_referee_stay_but_for_those_of_a_person(tickets):
 
     with LoopbackLLM(two) as llm:
         referee = ["--referee", "openai/better", "--escalate", "20%"]
-        assert run_here("classify", tickets, *options(llm), *referee, "-o", "out.csv")[0] == 0
-        before = rows_of("out.csv")
-        assert run_here("review", "out.csv", "-n", "10", "--no-open", "-o", "r.json")[0] == 0
+        ran("classify", tickets, *options(llm), *referee, "-o", "out.csv")
+        before = by_text("out.csv")
+        ran("review", "out.csv", "-n", "10", "--no-open", "-o", "r.json")
         review = judged("r.json")
-        assert run_here("learn", "out.csv", "r.json", "-o", "better.csv")[0] == 0
-    after, by_hand = rows_of("better.csv"), {item.text for item in review}
+        ran("learn", "out.csv", "r.json", "-o", "better.csv")
+    after, by_hand = by_text("better.csv"), {item.text for item in review}
     given = {text for text, row in before.items() if row["nuc_source"] == "referee"} - by_hand
     assert len(given) >= 0.2 * len(TEXTS) - len(by_hand)
     assert {after[text]["nuc_source"] for text in given} == {"referee"}
@@ -585,11 +557,11 @@ def test_labels_of_a_referee_stay_but_for_those_of_a_person(tickets):
 def test_labels_that_a_run_withheld_are_withheld_after_learning(tickets):
     with LoopbackLLM(wrong_at_random) as llm:
         withheld = ["--min-trust", "0.9"]
-        assert run_here("classify", tickets, *options(llm), *withheld, "-o", "out.csv")[0] == 0
-        assert run_here("review", "out.csv", "-n", "5", "--no-open", "-o", "r.json")[0] == 0
+        ran("classify", tickets, *options(llm), *withheld, "-o", "out.csv")
+        ran("review", "out.csv", "-n", "5", "--no-open", "-o", "r.json")
         judged("r.json")
-        assert run_here("learn", "out.csv", "r.json", "-o", "better.csv")[0] == 0
-    after = rows_of("better.csv").values()
+        ran("learn", "out.csv", "r.json", "-o", "better.csv")
+    after = by_text("better.csv").values()
     assert 0 < sum(not row["nuc_label"] for row in after) < len(TEXTS)
     assert all(float(row["nuc_trust"]) >= 0.9 for row in after if row["nuc_label"])
 
@@ -597,18 +569,17 @@ def test_labels_that_a_run_withheld_are_withheld_after_learning(tickets):
 @pytest.mark.slow
 def test_after_a_change_of_instructions_the_same_reviews_are_learned_again(tickets):
     with LoopbackLLM(wrong_at_random) as llm:
-        assert run_here("classify", tickets, *options(llm), "-o", "out.csv")[0] == 0
-        assert run_here("review", "out.csv", "-n", "20", "--no-open", "-o", "r.json")[0] == 0
+        ran("classify", tickets, *options(llm), "-o", "out.csv")
+        ran("review", "out.csv", "-n", "20", "--no-open", "-o", "r.json")
         review = judged("r.json")
-        assert run_here("learn", "out.csv", "r.json")[0] == 0
+        ran("learn", "out.csv", "r.json")
         changed = [*options(llm), "--instructions", "Read each ticket twice."]
-        assert run_here("classify", tickets, *changed, "-o", "new.csv")[0] == 0
+        ran("classify", tickets, *changed, "-o", "new.csv")
         saved = Path("r.json")
         # by an editor of Windows
         saved.write_bytes(b"\xef\xbb\xbf" + saved.read_bytes())
-        code, _, err = run_here("learn", "new.csv", "r.json", "-o", "better.csv")
-        assert code == 0, err
-    after = rows_of("better.csv")
+        ran("learn", "new.csv", "r.json", "-o", "better.csv")
+    after = by_text("better.csv")
     assert all(after[item.text]["nuc_label"] == item.answer for item in review)
 
 
@@ -622,14 +593,13 @@ def test_a_review_and_a_report_start_from_what_the_newest_file_says(tickets):
     }
     with LoopbackLLM(answers) as llm:
         run = ["classify", tickets, *given, "--base-url", llm.base_url, "-o", "labeled.csv"]
-        assert run_here(*run)[0] == 0
+        ran(*run)
 
     def rows_of(file):
         return {row["text"]: row for row in read_table(file, "text").rows}
 
     def drawn(source, name):
-        code, _, err = run_here("review", source, "-n", "30", "-o", name, "--no-open")
-        assert code == 0, err
+        ran("review", source, "-n", "30", "-o", name, "--no-open")
         return Review.load(name)
 
     def agrees(review, file):
@@ -649,8 +619,7 @@ def test_a_review_and_a_report_start_from_what_the_newest_file_says(tickets):
     answered = Review.load("first.json")
     answered.answer(none, None)
     answered.save("first.json")
-    code, _, err = run_here("learn", "labeled.csv", "first.json", "-o", "better.csv")
-    assert code == 0, err
+    ran("learn", "labeled.csv", "first.json", "-o", "better.csv")
 
     # somebody removed what looks like leftovers of a run
     shutil.rmtree("labeled.csv.resume")
@@ -664,7 +633,7 @@ def test_a_review_and_a_report_start_from_what_the_newest_file_says(tickets):
     assert {data["texts"][row["x"]]: row["l"] for row in data["rows"]}.keys() == {*TEXTS}
     assert data["learned"]
 
-    assert run_here("report", "better.csv", "-o", "better.html")[0] == 0
+    ran("report", "better.csv", "-o", "better.html")
     data = data_of(Path("better.html").read_text(encoding="utf-8"))
     assert data["labels"][: data["choices"]] == [*LABELS, "praise"]
     assert data["learned"] == "labels and trust are learned from judgments, 30 of these texts"
@@ -674,10 +643,9 @@ def test_a_review_and_a_report_start_from_what_the_newest_file_says(tickets):
 @pytest.mark.slow
 def test_two_judges_get_parts_with_a_tenth_in_common_and_what_they_say_of_it_is_counted(tickets):
     with LoopbackLLM(wrong_at_random) as llm:
-        assert run_here("classify", tickets, *options(llm), "-o", "before.csv")[0] == 0
+        ran("classify", tickets, *options(llm), "-o", "before.csv")
     draw = ["review", "before.csv", "-n", "40", "--judges", "2", "--blind", "-o", "review.json"]
-    code, _, err = run_here(*draw)
-    assert code == 0, err
+    _, err = ran(*draw)
     assert "22 texts to judge, written to review-1.json: testnuc review review-1.json" in err
     assert "when all are judged: testnuc learn before.csv review-1.json review-2.json" in err
     assert {item.own_label for part in (1, 2) for item in Review.load(f"review-{part}.json")} == {
@@ -713,8 +681,8 @@ def test_judgments_carry_over_to_other_labels(tickets):
 
     with LoopbackLLM(wrong_at_random) as llm:
         run = ["classify", tickets, *old, "--base-url", llm.base_url, "-o", "old.csv"]
-        assert run_here(*run)[0] == 0
-    assert run_here("review", "old.csv", "-n", "41", "-o", "old.json", "--no-open")[0] == 0
+        ran(*run)
+    ran("review", "old.csv", "-n", "41", "-o", "old.json", "--no-open")
     judged("old.json")
     answered = Review.load("old.json")
     answered.answer(0, None)
@@ -723,7 +691,7 @@ def test_judgments_carry_over_to_other_labels(tickets):
     content = json.loads(Path("old.json").read_text())
     content["items"][1] |= {"answer": None, "source": None}
     Path("old.json").write_text(json.dumps(content))
-    assert run_here("learn", "old.csv", "old.json")[0] == 0
+    ran("learn", "old.csv", "old.json")
     (store,) = Path(".testnuc").glob("*.db")
 
     with LoopbackLLM(renamed) as llm:
@@ -731,8 +699,7 @@ def test_judgments_carry_over_to_other_labels(tickets):
             if output == "new.csv":
                 praised |= {text for text in TEXTS if int(text.split("#")[1]) % 4 == 0}
             given = ["--labels", labels, "--model", "openai/test", "--base-url", llm.base_url]
-            code, _, err = run_here("classify", tickets, *given, "-o", output)
-            assert code == 0, err
+            _, err = ran("classify", tickets, *given, "-o", output)
             assert f"over, then: testnuc learn RESULTS {store} -o better.csv\n" in err
     code, out, err = run_here("learn", "renamed.csv", store, "-o", "better.csv")
     assert (code, "40 judgments of other labels are carried over\n" in err) == (0, True), err
@@ -772,12 +739,11 @@ def test_labels_that_are_edited_in_the_results_are_named_and_can_be_taken(ticket
             writer.writerows(rows)
 
     with LoopbackLLM(wrong_at_random) as llm:
-        assert run_here("classify", tickets, *options(llm), "-o", "out.csv")[0] == 0
+        ran("classify", tickets, *options(llm), "-o", "out.csv")
     code, _, err = run_here("learn", "out.csv", "out.csv", "-o", "better.csv")
     assert code == 2
     assert "no label in out.csv differs from what was written there" in err
-    with Path("out.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of("out.csv")
     wrong = [row for row in rows if row["nuc_label"] != true_label(row["text"])][:3]
     for row in wrong:
         row["nuc_label"] = true_label(row["text"])
@@ -785,12 +751,10 @@ def test_labels_that_are_edited_in_the_results_are_named_and_can_be_taken(ticket
     rows.sort(key=lambda row: row["text"], reverse=True)
     edited([*rows, {**rows[0], "text": "a row that nobody asked about"}])
 
-    code, _, err = run_here("describe", "out.csv")
-    assert code == 0, err
+    _, err = ran("describe", "out.csv")
     assert "note: labels in out.csv that were edited and are not used: 3, as " in err
     assert "testnuc learn out.csv out.csv -o better.csv" in err
-    code, out, err = run_here("learn", "out.csv", "./out.csv", "-o", "better.csv")
-    assert code == 0, err
+    out, err = ran("learn", "out.csv", "./out.csv", "-o", "better.csv")
     assert "3 of 241 texts are judged: 3 by a person" in out
     # they were chosen, and prove nothing
     assert "marked texts were chosen, not drawn" in err
@@ -799,13 +763,11 @@ def test_labels_that_are_edited_in_the_results_are_named_and_can_be_taken(ticket
     assert "0 texts were drawn with known probabilities, 0 of them at random from all." in page
     assert "3 more were chosen, not drawn: they correct labels, and prove nothing." in page
     assert "were edited" not in err
-    with Path("better.csv").open(newline="") as file:
-        better = {row["text"]: row for row in csv.DictReader(file)}
+    better = {row["text"]: row for row in rows_of("better.csv")}
     assert {better[row["text"]]["nuc_label"] == row["nuc_label"] for row in wrong} == {True}
     assert {better[row["text"]]["nuc_source"] for row in wrong} == {"person"}
     for file in ("out.csv", "better.csv"):
-        code, _, err = run_here("describe", file)
-        assert code == 0, err
+        _, err = ran("describe", file)
         assert "were edited" not in err
 
     code, _, err = run_here("learn", "out.csv", "out.csv", "--at-random")
@@ -826,10 +788,10 @@ def test_labels_that_are_edited_in_the_results_are_named_and_can_be_taken(ticket
 def test_edits_that_agree_with_what_was_learned_are_named_and_a_copy_has_none(tickets):
     """They were left out, though `learn` took them."""
     with LoopbackLLM(wrong_at_random) as llm:
-        assert run_here("classify", tickets, *options(llm), "-o", "out.csv")[0] == 0
-    assert run_here("review", "out.csv", "-n", "60")[0] == 0
+        ran("classify", tickets, *options(llm), "-o", "out.csv")
+    ran("review", "out.csv", "-n", "60")
     judged("review.json")
-    assert run_here("learn", "out.csv", "review.json", "-o", "better.csv")[0] == 0
+    ran("learn", "out.csv", "review.json", "-o", "better.csv")
     written, better = (read_table(f"{name}.csv", "text").rows for name in ("out", "better"))
     one = next(
         row
@@ -841,8 +803,7 @@ def test_edits_that_agree_with_what_was_learned_are_named_and_a_copy_has_none(ti
         writer = csv.DictWriter(file, list(written[0]))
         writer.writeheader()
         writer.writerows(written)
-    code, _, err = run_here("describe", "out.csv")
-    assert code == 0, err
+    _, err = ran("describe", "out.csv")
     assert "note: labels in out.csv that were edited and are not used: 1, as" in err
     code, out, err = run_here("learn", "out.csv", "out.csv", "-o", "better-2.csv")
     assert (code, "61 of 240 texts are judged" in out) == (0, True), out

@@ -1,6 +1,5 @@
 """The page that ``testnuc review`` serves, over its socket; a browser's part is in tests/report."""
 
-import csv
 import http.client
 import json
 import subprocess
@@ -14,7 +13,7 @@ import pytest
 from testnuc.cli.answering import judge_on_page
 from testnuc.testing import LoopbackLLM
 from testnuc.trust.review import Review
-from tests.cli.in_process import run_here
+from tests.cli.in_process import ran, rows_of, run_here
 from tests.cli.test_answering import review_of
 from tests.cli.test_judging import TEXTS, options, true_label, wrong_at_random
 from tests.report.test_report import data_of
@@ -191,14 +190,12 @@ def test_one_command_from_labels_to_corrected_ones(person, monkeypatch):
         self.send("done", None)
 
     def labels(path):
-        with Path(path).open(newline="") as file:
-            return {row["text"]: row["nuc_label"] for row in csv.DictReader(file)}
+        return {row["text"]: row["nuc_label"] for row in rows_of(path)}
 
     with LoopbackLLM(wrong_at_random) as llm:
-        assert run_here("classify", "tickets.csv", *options(llm), "-o", "out.csv")[0] == 0
+        ran("classify", "tickets.csv", *options(llm), "-o", "out.csv")
         person(judge)
-        code, out, err = run_here("review", "out.csv", "--open")
-        assert code == 0, err
+        out, err = ran("review", "out.csv", "--open")
         assert "50 of 50 texts are judged, saved in review.json" in err
         assert "50 of 240 texts are judged: 50 by a person" in out
         assert "240 labels, 50 of them judged by a person, written to better.csv" in err

@@ -11,7 +11,7 @@ from testnuc.labels import LabelSet, as_stored
 from testnuc.testing import LoopbackLLM
 from testnuc.trust.review import Review
 from testnuc.types import Classification, Prediction
-from tests.cli.in_process import run_here
+from tests.cli.in_process import ran, run_here
 from tests.cli.test_judging import LABELS, TEXTS, true_label
 from tests.report.test_report import data_of
 
@@ -48,36 +48,31 @@ def judge(path):
 def test_a_file_is_judged_learned_from_and_certified(tickets, output):
     full = ["--full"] if output.endswith(".jsonl") else []
     with LoopbackLLM(says) as llm:
-        code, _, err = run_here(
+        _, err = ran(
             "classify", tickets, "-o", output, *full, "--multilabel", "--labels", ",".join(LABELS),
             "--model", "openai/test", "--base-url", llm.base_url, "--k", "3",
         )  # fmt: skip
-        assert code == 0, err
         calls = llm.calls
     # the options of the run are known
     assert f"testnuc review {output} -n 50" in err
-    code, _, err = run_here("review", output, "-n", "30", "--no-open")
-    assert code == 0, err
+    ran("review", output, "-n", "30", "--no-open")
     assert data_of(Path("review.html").read_text("utf-8"))["several"] is True
     judged = judge("review.json")
-    code, out, err = run_here("learn", output, "review.json", "-o", "better.jsonl")
-    assert code == 0, err
+    out, _ = ran("learn", output, "review.json", "-o", "better.jsonl")
     assert "30 of 80 texts are judged" in out
     rows = list(map(json.loads, Path("better.jsonl").read_text("utf-8").splitlines()))
     rows = [row for row in rows if row.get("text") in judged]
     assert len(rows) == 30
     assert all(set(row["nuc_labels"]) == judged[row["text"]] for row in rows)
     assert {row["nuc_source"] for row in rows} == {"person"}
-    code, out, err = run_here("certify", output, "--accuracy", "0.5")
-    assert code == 0, err
+    _, err = ran("certify", output, "--accuracy", "0.5")
     assert "exactly its labels" in err
     code, out, err = run_here("certify", output, "--label", "login", "-o", "sure.jsonl")
     assert code in {0, 3}, err
     assert "label 'login'" in out or "not certified" in out
     code, _, err = run_here("unlearn", output)
     assert (code, "dropped" in err) == (0, True)
-    code, _, err = run_here("report", output, "-o", "page.html")
-    assert code == 0, err
+    ran("report", output, "-o", "page.html")
     data = data_of(Path("page.html").read_text("utf-8"))
     assert data["several"] is True
     assert set(data["labels"][: data["choices"]]) == set(LABELS)
@@ -87,21 +82,18 @@ def test_a_file_is_judged_learned_from_and_certified(tickets, output):
 @pytest.mark.slow
 def test_sets_are_answered_in_the_terminal(tickets, monkeypatch):
     with LoopbackLLM(says) as llm:
-        code, _, err = run_here(
+        ran(
             "classify", tickets, "--store", "answers.db", "-o", "labeled.csv", "--multilabel",
             "--labels", ",".join(LABELS), "--model", "openai/test", "--base-url", llm.base_url,
             "--limit", "20", "--k", "3",
         )  # fmt: skip
-        assert code == 0, err
     lines = iter(["refund, log", "0", "weather", "9,1", "", "q"])
     monkeypatch.setattr("builtins.input", lambda _: next(lines))
-    code, _, err = run_here("review", "answers.db", "-n", "3", "--answer")
-    assert code == 0, err
+    _, err = ran("review", "answers.db", "-n", "3", "--answer")
     assert [item.answer for item in Review.load("review.json")] == ["refund; login", "", None]
     assert "no label begins with 'weather'" in err
     assert "several labels, separated by commas" in err
-    code, out, err = run_here("learn", "answers.db", "review.json")
-    assert code == 0, err
+    out, _ = ran("learn", "answers.db", "review.json")
     assert "2 of 20 texts are judged" in out
 
 
@@ -113,15 +105,13 @@ def test_answers_outside_the_labels_do_not_damage_another_store(tickets, output)
     with LoopbackLLM(says_banana) as llm:
         options = ["--multilabel", "--labels", ",".join(LABELS), "--model", "openai/test"]
         options += ["--base-url", llm.base_url]
-        assert run_here("classify", tickets, "-o", output, *options)[0] == 0
+        ran("classify", tickets, "-o", output, *options)
         shutil.rmtree(f"{output}.resume")
         shutil.rmtree(".testnuc")
         elsewhere = [*options, "--store", "shared.db"]
-        code, _, err = run_here("review", output, *elsewhere, "-n", "5", "--no-open")
-        assert code == 0, err
+        ran("review", output, *elsewhere, "-n", "5", "--no-open")
         sent = llm.requests
-        code, _, err = run_here("classify", tickets, "-o", "again.csv", *elsewhere)
-        assert code == 0, err
+        ran("classify", tickets, "-o", "again.csv", *elsewhere)
         assert llm.requests == sent
 
 

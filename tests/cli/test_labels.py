@@ -1,6 +1,5 @@
 """``testnuc labels check``: from a labeled file to merged labels."""
 
-import csv
 import json
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 from testnuc.cli.labels import _merges
 from testnuc.errors import InvalidInputError
 from testnuc.testing import LoopbackLLM
-from tests.cli.in_process import run_here
+from tests.cli.in_process import ran, rows_of, run_here
 from tests.cli.test_judging import TEXTS, true_label
 
 LABELS = ("refund", "money back", "delivery", "login", "unused")
@@ -26,29 +25,21 @@ def labeled():
     Path("tickets.csv").write_text("text\n" + "\n".join(TEXTS))
     with LoopbackLLM(wavers) as llm:
         options = ["--labels", ",".join(LABELS), "--base-url", llm.base_url]
-        code, _, err = run_here("classify", "tickets.csv", *options, "-o", "out.csv")
-        assert code == 0, err
+        _, err = ran("classify", "tickets.csv", *options, "-o", "out.csv")
         assert "1 of 5 labels was never given" in err
         assert "testnuc labels check out.csv" in err
         yield llm
 
 
-def rows_of(path):
-    with Path(path).open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 @pytest.mark.slow
 def test_confused_labels_are_shown_and_merged(labeled):
-    code, out, err = run_here("labels", "check", "out.csv")
-    assert code == 0, err
+    out, err = ran("labels", "check", "out.csv")
     assert "refund | money back" in out
     assert "1 of 5 labels was never given: unused" in out
     assert "testnuc labels check out.csv --merge" in err
 
     merge = ["--merge", "money back = refund", "-o", "merged.csv"]
-    code, _, err = run_here("labels", "check", "out.csv", *merge)
-    assert code == 0, err
+    _, err = ran("labels", "check", "out.csv", *merge)
     assert "4 of 5 labels, written to merged.labels.json" in err
     assert json.loads(Path("merged.labels.json").read_bytes()) == [
         "refund", "delivery", "login", "unused",
@@ -58,8 +49,7 @@ def test_confused_labels_are_shown_and_merged(labeled):
     assert {row["nuc_error"] for row in merged} == {""}
 
     # the next command knows the merged labels
-    code, _, err = run_here("review", "merged.csv", "-n", "20")
-    assert code == 0, err
+    ran("review", "merged.csv", "-n", "20")
     review = json.loads(Path("review.json").read_bytes())
     assert review["labels"] == ["refund", "delivery", "login", "unused"]
     assert labeled.calls == len(TEXTS)
@@ -74,11 +64,9 @@ def test_answers_outside_the_labels_are_grouped_by_meaning():
     Path("tickets.txt").write_text("\n".join(TEXTS[:60]))
     with LoopbackLLM(answer) as llm:
         options = ["--labels", "refund,delivery,login", "--base-url", llm.base_url]
-        code, _, err = run_here("classify", "tickets.txt", *options, "-o", "out.csv")
-        assert code == 0, err
+        _, err = ran("classify", "tickets.txt", *options, "-o", "out.csv")
         assert "most often: 'lost card' (2), 'card, lost' (1)" in err
-        code, out, err = run_here("labels", "check", "out.csv")
-        assert code == 0, err
+        out, _ = ran("labels", "check", "out.csv")
         assert "3 answers outside the labels say 'lost card'" in out
 
 

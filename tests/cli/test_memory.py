@@ -14,7 +14,7 @@ import pytest
 from testnuc.cli.memory import AnswerStore, RunNote, _name_of
 from testnuc.cli.options import client_options
 from testnuc.testing import HashEmbedder, LoopbackLLM
-from tests.cli.in_process import command_line, run_here
+from tests.cli.in_process import command_line, ran, run_here
 from tests.conftest import LABELS, confident, messages
 
 
@@ -70,8 +70,7 @@ def judge(*sources, labels=("delivery",) * 30):
     """Learn from marks of the first texts."""
     rows = [f"{text},{label}" for text, label in zip(messages(30), labels, strict=True)]
     Path("judged.csv").write_text("\n".join(["text,right_label", *rows]))
-    code, _, err = run_here("learn", *sources, "judged.csv")
-    assert code == 0, err
+    ran("learn", *sources, "judged.csv")
 
 
 APPLIED = "learned from 30 judgments of out.csv: applied"
@@ -177,8 +176,7 @@ def test_a_copy_of_results_under_another_name_is_known():
     with LoopbackLLM(confident) as llm:
         assert classify(llm, texts("a.txt", 0))[0] == 0
     shutil.copy("out.csv", "final.csv")
-    code, _, err = run_here("review", "final.csv", "-n", "5", "--no-open", key=None)
-    assert code == 0, err
+    ran("review", "final.csv", "-n", "5", "--no-open", key=None)
     judge("final.csv")
 
 
@@ -263,8 +261,7 @@ def test_options_that_came_later_leave_earlier_runs_as_they_were():
         assert (code, llm.calls) == (0, 30), err
         # the settings are for new runs
         Path("testnuc.toml").write_text("temperature = 0")
-        code, _, err = run_here("review", "out.csv", "-n", "5", "--no-open", key=None)
-        assert code == 0, err
+        ran("review", "out.csv", "-n", "5", "--no-open", key=None)
         code, _, err = classify(llm, first, "-o", "other.csv")
         assert (code, llm.calls) == (0, 60), err
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import threading
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from testnuc.index.nearest import NearestVectors
 from testnuc.testing import LoopbackLLM
-from tests.cli.in_process import run_here
+from tests.cli.in_process import ran, rows_of, run_here
 
 KINDS = [f"kind{i:02}" for i in range(30)]
 TEXTS = [f"{KINDS[i % 30]} {KINDS[i % 30]} number {i}" for i in range(600)]
@@ -39,8 +38,7 @@ def llm():
             Path("l.json").write_text(json.dumps(labels))
             given = ["--labels", "l.json", "--model", "openai/test", "--base-url", server.base_url]
             before = server.calls
-            code, _, err = run_here("classify", "a.txt", *given, "-o", output, *more)
-            assert code == 0, err
+            _, err = ran("classify", "a.txt", *given, "-o", output, *more)
             return server.calls - before, err
 
         assert classify(named(KINDS[:29]), output="out.csv")[0] == 600
@@ -52,8 +50,7 @@ def named(kinds):
 
 
 def own_labels(output):
-    with Path(output).open(newline="") as file:
-        return [(row["text"].split()[0], row) for row in csv.DictReader(file)]
+    return [(row["text"].split()[0], row) for row in rows_of(output)]
 
 
 @pytest.mark.slow
@@ -70,7 +67,7 @@ def test_one_label_more_costs_the_texts_that_could_have_it(llm):
     kept = [row for _, row in rows if row["nuc_own_said"].endswith("(of the labels before)")]
     assert len(kept) == 600 - calls
     # later commands, and another run, take them as they are
-    assert run_here("review", "new.csv", "-n", "5", "--no-open", key=None)[0] == 0
+    ran("review", "new.csv", "-n", "5", "--no-open", key=None)
     assert (
         f"{len(kept)} of the LLM's answers are to the labels before"
         in run_here("describe", "new.csv")[1]
@@ -105,7 +102,7 @@ def test_labels_that_are_renamed_merged_or_split(llm):
     assert calls == 0, err
     rows = own_labels("merged.csv")
     assert {row["nuc_own_label"] for kind, row in rows if kind in KINDS[:2]} == {"both"}
-    assert run_here("review", "merged.csv", "-n", "5", "--no-open", key=None)[0] == 0
+    ran("review", "merged.csv", "-n", "5", "--no-open", key=None)
     split = [*named(KINDS[2:29]), *({"label": name, "was": KINDS[:2]} for name in ("x", "y"))]
     # the texts of the kind without a label had the first one
     calls, err = llm(split, "--reuse", output="split.csv")

@@ -12,7 +12,7 @@ from testnuc.cli import options_of_run
 from testnuc.cli.options import Options
 from testnuc.errors import ConfigurationError
 from testnuc.testing import LoopbackLLM
-from tests.cli.in_process import run_here
+from tests.cli.in_process import ran, run_here
 from tests.conftest import LABELS, confident, messages
 from tests.report.test_report import data_of
 
@@ -69,8 +69,7 @@ def test_errors_name_options_and_nothing_of_python(tmp_path, given, says):
 
 def classified(llm, source, store):
     given = ["--labels", ",".join(LABELS), "--model", "openai/test", "--base-url", llm.base_url]
-    code, _, err = run_here("classify", source, *given, "--store", store)
-    assert code == 0, err
+    ran("classify", source, *given, "--store", store)
     return ["--model", "openai/test", "--base-url", llm.base_url]
 
 
@@ -80,11 +79,9 @@ def test_diagnose_and_report_read_a_store(source, tmp_path):
         given = classified(llm, source, store)
         calls = llm.calls
         # the labels are those of the store
-        code, out, err = run_here("diagnose", store, *given, key=None)
-        assert code == 0, err
+        out, _ = ran("diagnose", store, *given, key=None)
         assert out
-        code, _, err = run_here("report", store, "-o", page, *given, key=None)
-        assert code == 0, err
+        _, err = ran("report", store, "-o", page, *given, key=None)
         assert f"24 texts, written to {page}" in err
         assert llm.calls == calls
     data = data_of(page.read_text(encoding="utf-8"))
