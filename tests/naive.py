@@ -250,7 +250,7 @@ def log_evidence(left, draws, wrong, budget, accuracy):
     Lists over strata of lists over cohorts: texts left before the draws, the draws, the wrong ones
     among them.
     """
-    a, b = 0.2, 1 / (1 - accuracy) - 0.2
+    a, b = 1.0, 7 / (1 - accuracy)
     predicted = 0.0
     for n, w in zip(map(sum, draws), map(sum, wrong), strict=True):
         for i in range(w):

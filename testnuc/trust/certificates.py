@@ -35,8 +35,9 @@ from testnuc.types import Classification
 PARTS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 #: Of the error, the first ranking has this part, each later one the same part of what is left.
 _FIRST = 0.9
-#: Draws are predicted as if a part were wrong in a fifth of what it may be: Beta(0.2, 1/p - 0.2).
-_WRONG = 0.2
+#: Draws are predicted as if one draw before them had been wrong, and so many times as many right as
+#: may be for each wrong one: Beta(1, 7/p). A smaller first parameter makes a wrong draw cost more.
+_PER_WRONG = 7
 #: For new texts: the texts are a sample of so many times as many.
 _ENDLESS = 1e5
 #: Lower accuracies that are tried are multiples of this, and at least so high.
@@ -310,7 +311,7 @@ def log_evidence(left: Any, draws: Any, wrong: Any, budget: Any, accuracy: float
 
     left, draws, wrong = (np.asarray(x, dtype=np.float64) for x in (left, draws, wrong))
     budget = np.asarray(budget, dtype=np.float64)
-    a, b = _WRONG, 1 / (1 - accuracy) - _WRONG
+    a, b = 1.0, _PER_WRONG / (1 - accuracy)
     m, bad = draws.sum(axis=-1), wrong.sum(axis=-1)
     predicted = (betaln(a + bad, b + m - bad) - betaln(a, b)).sum(axis=-1)
     left, draws, wrong = (x.reshape(*x.shape[:-2], -1) for x in (left, draws, wrong))
@@ -419,7 +420,7 @@ def _why(strata: Strata, accuracy: float, error: float, *, endless: bool) -> tup
             "are right"
         )
     odds = 1 - accuracy
-    rate = (wrong + _WRONG) / (draws + 1 / odds)
+    rate = (wrong + 1) / (draws + 1 + _PER_WRONG / odds)
     found = strata.evidence(first, accuracy, endless=endless)
     left = int((strata.texts - strata.known - strata.draws)[:first].sum())
     if rate >= odds or not left or np.isinf(found):

@@ -42,6 +42,13 @@ def test_the_evidence_is_not_above_its_definition(seed):
         assert made > expected - 1.0
 
 
+def test_one_wrong_draw_costs_about_as_many_draws_again():
+    needed = -np.log(certificates.error_of(0.9, 0))
+    for draws, wrong in ((26, 0), (53, 1), (76, 2)):
+        counts = [np.array([[count]]) for count in (10_000, draws, wrong)]
+        assert certificates.log_evidence(*counts, certificates.too_many(10_000, 0.9), 0.9) >= needed
+
+
 @pytest.mark.parametrize(
     ("texts", "draws", "accuracy"), [(20, 10, 0.9), (60, 30, 0.9), (200, 80, 0.8)]
 )
