@@ -212,7 +212,10 @@ class LabelSet:
         return tuple(self._index[name] for name in self.split(label))
 
     def joined(self, names: object) -> str | None:
-        """Return the labels of one text as one string; None: they are not distinct labels."""
+        """Return the labels of one text as one string; None: they are not distinct labels.
+
+        In the order of the set, so that equal ones are equal strings.
+        """
         if isinstance(names, str) or not isinstance(names, Iterable):
             return None
         given = list(names)
@@ -220,7 +223,7 @@ class LabelSet:
             return None
         if len(set(given)) < len(given):
             return None
-        return SEPARATOR.join(given)
+        return SEPARATOR.join(name for name in self.names if name in given)
 
     def predicted(self, answer: Answer) -> Prediction:
         """Convert an answer to a prediction.

@@ -295,3 +295,10 @@ def test_a_set_of_labels_is_refused_because_its_order_changes(kind):
 )
 def test_a_whole_reply_that_is_a_label(said, place):
     assert LabelSet(["refund", "card_arrival"]).same(said) == place
+
+
+def test_several_labels_are_one_string_in_the_order_of_the_set():
+    labels = LabelSet(["a", "b", "c"], multilabel=True)
+    assert labels.joined(["c", "a"]) == labels.joined(["a", "c"]) == "a; c"
+    assert labels.joined([]) == ""
+    assert labels.joined(["a", "a"]) is labels.joined("a") is None

@@ -13,10 +13,10 @@ from testnuc.embedders.cache import EmbeddingCache
 from testnuc.labels import LabelSet
 from testnuc.trust.argmax import Argmax
 from testnuc.trust.evidence import Judged, Judgment, draws_of
-from testnuc.trust.head import folds_of
+from testnuc.trust.head import LinearHead, folds_of
 from testnuc.trust.learned import Learned
 from testnuc.trust.model import NEIGHBORS, Texts
-from testnuc.trust.thresholds import Thresholds, scores_of
+from testnuc.trust.thresholds import LabelScores, Thresholds, scores_of
 from testnuc.voting import Labels
 
 
@@ -143,15 +143,19 @@ def _several(run: Run, learned: Learned, vectors: Float16s | None) -> Labels:
     n, rule = run.batch.n_own, learned.rule
     assert isinstance(rule, Thresholds)
     run.judge(judged_classes(run, range(n), learned))
-    scores = scores_of(
-        run.votes.of_each_label(slice(0, n)),
+    return rule.apply(scores_in(run, rule.heads, vectors))
+
+
+def scores_in(run: Run, heads: Sequence[LinearHead], vectors: Float16s | None) -> LabelScores:
+    """Return what speaks for each label of the own texts; without vectors, no head does."""
+    return scores_of(
+        run.votes.of_each_label(slice(0, run.batch.n_own)),
         run.answers.labels(),
         folds_of([entry.hash for entry in run.batch.own]),
         len(run.batch.labels.names),
-        rule.heads if vectors is not None else (),
+        heads if vectors is not None else (),
         vectors,
     )
-    return rule.apply(scores)
 
 
 #: Fewest later texts of which anything is said.

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from testnuc._base.arrays import Bools, Float16s
-from testnuc._engine.applying import judged_of
+from testnuc._engine.applying import judged_of, scores_in
 from testnuc._engine.argmax_learning import MOST_TEXTS, Offer
 from testnuc._engine.components import Components
 from testnuc._engine.run import Run
@@ -28,7 +28,6 @@ from testnuc.trust.thresholds import (
     exactly,
     fit_thresholds,
     jaccard,
-    scores_of,
 )
 from testnuc.types import SEPARATOR
 from testnuc.voting import places_of
@@ -73,16 +72,12 @@ class ThresholdFit:
         most = min(_FITTED, max(1, _CELLS // n_classes))
         if len(used) > most:
             used = used[np.linspace(0, len(used) - 1, most).astype(np.int64)]
-        place = np.full(len(pool), -1, dtype=np.int64)
-        place[used] = np.arange(len(used))
-        row = place[pool.rows]
-        targets = np.zeros((len(used), n_classes), dtype=np.float32)
-        targets[row[row >= 0], pool.label[row >= 0]] = 1
+        said = pool.at(used)
+        targets = said.table(n_classes, said.given.astype(np.float32))
         # a head of the LLM's own labels
         fitted = fit_folds(vectors[used], targets, folds[used], several=True)
         self._heads = tuple(head.rounded() for head in fitted)
-        voted = run.votes.of_each_label(slice(0, n))
-        self._scores = scores_of(voted, pool, folds, n_classes, self._heads, vectors)
+        self._scores = scores_in(run, self._heads, vectors)
 
     @staticmethod
     def wanted(parts: Components) -> tuple[int, int]:

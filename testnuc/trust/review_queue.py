@@ -65,21 +65,19 @@ def _reasons(row: Classification, far: float, copy: float) -> list[tuple[float, 
     if row.error is not None:
         reasons.append((2.0, f"call failed: {row.error}"))
     if row.label is None:
-        said = row.prediction.said if row.prediction is not None else None
-        outside = row.own_label is None and said is not None
-        why = f"the answer {said[:60]!r} matches no label" if outside and said else row.reason
+        said = row.prediction.said if row.prediction and row.own_label is None else None
+        why = f"the answer {said[:60]!r} matches no label" if said else row.reason
         reasons.append((2.0, why or "no label"))
     if row.trust is not None and row.trust < 1:
         share = f"trust is {row.trust:.2f}"
         if row.trust < _HEAVY and row.source in {None, "vote"}:
             share += ": most of the vote went to other labels"
         reasons.append((1 - row.trust, share))
-    own = row.prediction.label if row.prediction is not None else None
-    if own is not None and row.label is not None and own != row.label:
+    if row.changed:
         who = {"head": "a model of your texts", "referee": "the referee"}.get(
             row.source or "", "the vote"
         )
-        reasons.append((_HEAVY, f"{who} changed {own!r} to {row.label!r}"))
+        reasons.append((_HEAVY, f"{who} changed {row.own_label!r} to {row.label!r}"))
     for neighbor in row.neighbors[:1]:
         if neighbor.similarity >= copy and neighbor.label not in {None, row.label}:
             reasons.append(

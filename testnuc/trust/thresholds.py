@@ -108,7 +108,7 @@ def scores_of(
         vote, said = voted.at(rows), pool.at(rows)
         shares = vote.table(n_classes)
         given = vote.table(n_classes, vote.given)
-        mine = said.table(n_classes, np.ones(len(said.label), np.bool_))
+        mine = said.table(n_classes, said.given)
         head = shares
         if heads and vectors is not None:
             head = predict_folds(heads, vectors[part], folds[part])

@@ -293,3 +293,9 @@ def test_a_kept_label_is_not_overruled_by_its_neighbors():
     other = next(i for i, row in enumerate(rows) if row.label != names[labels[i]])
     assert rows[other].reason is None
     assert [row.label for row in rows][twin::97] == Results(rows, Usage(), 0.0).labels[twin::97]
+
+
+def test_the_same_labels_in_another_order_are_no_change():
+    own = Prediction("a; b", stated=(("a", None), ("b", None)))
+    row = Classification(0, "x", "b; a", prediction=own, shares={"b": 0.7, "a": 0.6})
+    assert review_queue([row]) == []
