@@ -1,7 +1,6 @@
 """One result as a record of a file: written, and read back."""
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -20,11 +19,8 @@ LISTS = ("nuc_labels", "nuc_shares", "nuc_trusts", "nuc_own_labels")
 CERTIFIED = "nuc_certified"
 
 
-#: What a spreadsheet may run, also if apostrophes precede it, so that each value can be read back.
-_FORMULA = re.compile(r"'*(?:[=@\t\r]|[+-](?![0-9.,]*\Z))")
 #: In files with few columns, an answer that is no label stands where an error would.
 _OUTSIDE = "the LLM said what is no label: "
-_GUARDED = re.compile(rf"'{_FORMULA.pattern}")
 
 
 def file_row(result: Classification, *, full: bool = False) -> dict[str, Any]:
@@ -184,19 +180,6 @@ def cell_of(value: Any) -> Any:
     """Return a value as a cell of a table, which holds lists and objects as JSON."""
     structured = isinstance(value, dict | list | tuple)
     return orjson.dumps(value, default=str).decode() if structured else value
-
-
-def guarded(value: Any) -> Any:
-    """Return a cell of a CSV file that no spreadsheet runs as a formula: an apostrophe precedes it.
-
-    Numbers and lone signs stay; `unguarded` returns the value.
-    """
-    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
-
-
-def unguarded(value: Any) -> Any:
-    """Return the value of a cell that `guarded` may have changed."""
-    return value[1:] if isinstance(value, str) and _GUARDED.match(value) else value
 
 
 def line_of(record: dict[str, Any]) -> bytes:

@@ -1,7 +1,8 @@
-"""Files whose errors name them: JSON, JSON Lines, CSV with long fields, and atomic writes."""
+"""Files whose errors name them: JSON, JSON Lines, CSV, and atomic writes."""
 
 import csv
 import os
+import re
 import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +15,9 @@ from testnuc.errors import InvalidInputError
 
 #: Characters of a name that the temporary one repeats: a file system allows 255 bytes.
 _KEPT = 40
+#: What a spreadsheet may run, also if apostrophes precede it, so that each value can be read back.
+_FORMULA = re.compile(r"'*(?:[=@\t\r]|[+-](?![0-9.,]*\Z))")
+_GUARDED = re.compile(rf"'{_FORMULA.pattern}")
 
 
 def part_of(path: Path) -> Path:
@@ -81,3 +85,16 @@ def long_fields() -> Iterator[None]:
         yield
     finally:
         csv.field_size_limit(before)
+
+
+def guarded(value: Any) -> Any:
+    """Return a cell of a CSV file that no spreadsheet runs as a formula: an apostrophe precedes it.
+
+    Numbers and lone signs stay; `unguarded` returns the value.
+    """
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
+
+
+def unguarded(value: Any) -> Any:
+    """Return the value of a cell that `guarded` may have changed."""
+    return value[1:] if isinstance(value, str) and _GUARDED.match(value) else value

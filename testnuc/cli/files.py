@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from testnuc._base.jsonl import write_whole
+from testnuc._base.jsonl import guarded, write_whole
 from testnuc.cli import parquet, xlsx
 from testnuc.cli.decoding import require_filled
 from testnuc.cli.reading import STANDARD, Table, kind_of, to_stderr
@@ -21,7 +21,6 @@ from testnuc.records import (
     SHORT,
     cell_of,
     file_row,
-    guarded,
     line_of,
     short_row,
 )

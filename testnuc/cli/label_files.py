@@ -48,16 +48,23 @@ def read_labels(given: str | list[str] | dict[str, str]) -> list[str] | dict[str
                 "least two labels: a,b"
             )
         return found
+    held = _held(given)
+    labels = _labels(held, given)
+    if len(labels) < len(held):
+        to_stderr(f"note: {given} names {len(labels):,} different labels in {len(held):,} rows")
+    return labels
+
+
+def _held(file: str, *, quiet: bool = False) -> Any:
+    """Return what a file of labels holds: rows, a list, or a mapping."""
+    kind = Path(file).suffix.lower()
     if kind in _TABLES:
-        table = read_table(given, _NAME, option=None)
-        rows = [row for row in table.rows if (text_of(row.get(_NAME)) or "").strip()]
-        made = _labels([{name: row.get(name) for name in table.columns} for row in rows], given)
-        if len(made) < len(rows):
-            to_stderr(f"note: {given} names {len(made):,} different labels in {len(rows):,} rows")
-        return made
-    content = content_of(given)[0]
+        table = read_table(file, _NAME, option=None, quiet=quiet)
+        named = (row for row in table.rows if (text_of(row.get(_NAME)) or "").strip())
+        return [{name: row.get(name) for name in table.columns} for row in named]
+    content = content_of(file)[0]
     if kind in {".json", *_YAML}:
-        return _labels(_parsed(content, given, kind), given)
+        return _parsed(content, file, kind)
     return [label for line in content.splitlines() if (label := line.strip())]
 
 
@@ -65,12 +72,7 @@ def read_former(given: Any) -> dict[str, list[str]]:
     """Return label -> its names before, of a file of labels whose rows name them in `was`."""
     if not isinstance(given, str) or not os.path.isfile(given):  # noqa: PTH113
         return {}
-    kind = Path(given).suffix.lower()
-    rows: Any = []
-    if kind in _TABLES:
-        rows = read_table(given, _NAME, option=None, quiet=True).rows
-    elif kind in _LISTS - {".txt"}:
-        rows = _parsed(content_of(given)[0], given, kind)
+    rows = _held(given, quiet=True)
     former: dict[str, list[str]] = {}
     for row in rows if isinstance(rows, list) else ():
         was = row.get(_WAS) if isinstance(row, dict) else None

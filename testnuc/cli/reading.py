@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from testnuc._base.checks import valid_text
-from testnuc._base.jsonl import bytes_of, json_object, json_of, long_fields
+from testnuc._base.jsonl import bytes_of, json_object, json_of, long_fields, unguarded
 from testnuc.cli import parquet, xlsx
 from testnuc.cli.decoding import (
     DELIMITER_LINE,
@@ -31,7 +31,7 @@ from testnuc.cli.decoding import (
 )
 from testnuc.cli.memory import RunNote
 from testnuc.errors import InvalidInputError
-from testnuc.records import PREFIX, unguarded
+from testnuc.records import PREFIX
 from testnuc.results import Results, read_results
 
 KINDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".xlsx", ".txt")

@@ -90,7 +90,7 @@ const formats = (() => {
     // a spreadsheet runs what begins like a formula; read_marks takes the ' away again
     const cell = (value) => {
       const text = value === null ? "" : String(value);
-      return `"${(/^[=+\-@\t\r']/.test(text) ? `'${text}` : text).replaceAll('"', '""')}"`;
+      return `"${(/^'*(?:[=@\t\r]|[+-](?![0-9.,]*$))/.test(text) ? `'${text}` : text).replaceAll('"', '""')}"`;
     };
     const said = (label) => (several && label !== null ? JSON.stringify(partsOf(label, true)) : label);
     const rows = records.map(({ text, label, truth }) => [whole(text), said(label), truth !== null && truth === label, said(truth)]);

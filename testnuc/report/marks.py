@@ -8,12 +8,9 @@ from typing import Any
 
 import orjson
 
-from testnuc._base.jsonl import bytes_of, json_of, long_fields
+from testnuc._base.jsonl import bytes_of, json_of, long_fields, unguarded
 from testnuc.errors import InvalidInputError
 from testnuc.types import SEPARATOR, split_labels
-
-#: The page puts a ' before texts that a spreadsheet would interpret, or that start with one.
-_GUARDED = ("'=", "'+", "'-", "'@", "'\t", "'\r", "''")
 
 
 def read_marks(path: str | os.PathLike[str]) -> tuple[list[str], list[str] | list[list[str]]]:
@@ -90,7 +87,7 @@ def _marks_in(path: str | os.PathLike[str]) -> list[Any]:
                 rows = list(csv.DictReader(io.StringIO(content, newline="")))
         except csv.Error as exc:
             raise InvalidInputError(f"{path} is not CSV: {exc}") from exc
-        return [{name: _unguarded(value) for name, value in row.items()} for row in rows]
+        return [{name: unguarded(value) for name, value in row.items()} for row in rows]
     marks = json_of(content, path)
     if isinstance(marks, dict) and isinstance(marks.get("items"), list):
         # an item that is no object is refused where it is read
@@ -101,7 +98,3 @@ def _marks_in(path: str | os.PathLike[str]) -> list[Any]:
     if not isinstance(marks, list):
         raise InvalidInputError(f"{path} does not hold a list of marks")
     return marks
-
-
-def _unguarded(value: Any) -> Any:
-    return value[1:] if isinstance(value, str) and value.startswith(_GUARDED) else value

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import math
 import re
 import time
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from hashlib import sha256
@@ -42,8 +41,8 @@ from testnuc.server.served import Metrics, ServedSet, Value
 from testnuc.server.settings import ServerSettings
 from testnuc.types import Classification
 
-#: Renders the HTML at ``/results`` from a client and its latest results.
-Page: TypeAlias = "Callable[[TestNUC, Sequence[Classification]], str | Awaitable[str]]"
+#: Renders the HTML at ``/results`` from a client and its latest results, in a thread.
+Page: TypeAlias = "Callable[[TestNUC, Sequence[Classification]], str]"
 
 _log = logging.getLogger("testnuc.server")
 
@@ -369,8 +368,7 @@ class Service:
         served = self._set_of(request)
         # rendering takes a fraction of a second: one page at a time
         async with self._rendering:
-            page = self._page(served.nuc, list(served.recent))
-            html = await page if inspect.isawaitable(page) else page
+            html = await asyncio.to_thread(self._page, served.nuc, list(served.recent))
         # its own policy, in its head, allows its scripts alone
         return web.Response(text=html, content_type="text/html", headers=_page_headers())
 
@@ -483,22 +481,17 @@ def _line(value: dict[str, Any]) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE)
 
 
-async def page_of(nuc: TestNUC, rows: Sequence[Classification]) -> str:
+def page_of(nuc: TestNUC, rows: Sequence[Classification]) -> str:
     """Return the page of a `Service`: the latest results, and the client's usage."""
-
-    def made() -> str:
-        labels = nuc.labels
-        results = Results(
-            # the indices of each request start at 0
-            [replace(row, index=at) for at, row in enumerate(rows)],
-            nuc.usage,
-            math.nan,
-            model=nuc.model,
-            choices=labels.names,
-            descriptions=labels.descriptions,
-        )
-        title = f"testnuc: the latest {len(rows):,} texts" if rows else "testnuc: no text yet"
-        return render(results, title=title, several=labels.multilabel)
-
-    # off the event loop
-    return await asyncio.to_thread(made)
+    labels = nuc.labels
+    results = Results(
+        # the indices of each request start at 0
+        [replace(row, index=at) for at, row in enumerate(rows)],
+        nuc.usage,
+        math.nan,
+        model=nuc.model,
+        choices=labels.names,
+        descriptions=labels.descriptions,
+    )
+    title = f"testnuc: the latest {len(rows):,} texts" if rows else "testnuc: no text yet"
+    return render(results, title=title, several=labels.multilabel)

@@ -344,7 +344,7 @@ async def test_a_fault_of_ours_is_logged_and_not_shown(caplog):
 async def test_metrics_and_the_page(client_of):
     seen = []
 
-    async def page(_, results):
+    def page(_, results):
         seen.extend(results)
         return "<!doctype html><p>here"
 
