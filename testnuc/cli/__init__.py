@@ -498,6 +498,9 @@ def main() -> None:
         _fail(str(exc), 1)
     except typer.Abort:
         _fail("aborted", 1)
+    except KeyboardInterrupt:
+        # while the command line is made
+        _fail("interrupted", 130)
     except _USAGE_ERROR as exc:
         _fail(_of_usage(exc), exc.exit_code)
 

@@ -22,7 +22,7 @@ from testnuc.cli.options import LATER, OF_ANSWERS, Options, client_options
 from testnuc.cli.reading import existing, holds_rows, to_stderr
 from testnuc.cli.settings import has_password
 from testnuc.client import TestNUC
-from testnuc.errors import InvalidInputError
+from testnuc.errors import InvalidInputError, StoreError
 from testnuc.head import Head
 from testnuc.stores.sql_store import TEXT_FACTS
 
@@ -203,9 +203,15 @@ async def stored_runs(store: str | None) -> list[StoredRun]:
         scopes = await opened.scopes()
     held = [(facts, counts.get(scope, 0)) for scope, facts in scopes]
     runs = [StoredRun(0, facts, n) for facts, n in held if n and facts.get("labels")]
-    return [
-        replace(run, number=at) for at, run in enumerate(sorted(runs, key=attrgetter("day")), 1)
-    ]
+    try:
+        runs.sort(key=attrgetter("day"))
+        # what a store of somebody else holds fails here, not later
+        list(map(str, runs))
+    except (AttributeError, LookupError, TypeError, ValueError) as exc:
+        raise StoreError(
+            f"what {store} says of a run is damaged ({exc!r:.200}); take another copy of it"
+        ) from exc
+    return [replace(run, number=at) for at, run in enumerate(runs, 1)]
 
 
 async def held_scopes(store: str) -> str:

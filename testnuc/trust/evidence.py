@@ -246,6 +246,11 @@ _SHAPES = {
 }
 #: Array of positions -> the letter of what they are positions of.
 _PLACES = {"rows": "n", "given_rows": "n", "given_labels": "c"}
+#: Types of the fields of a `Judgment` but for the last.
+_KINDS: tuple[Any, ...] = (
+    *(str, bytes, str | None, str | None, float | int | None, float | int | None),
+    *(int, bool | None, str, str, bool | None),
+)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -288,7 +293,12 @@ class Judgment(Brief):
         text, key, *rest = record
         # older versions stored nothing, or a number, in place of `uniform`
         known = rest if len(rest) > 5 and isinstance(rest[5], bool) else rest[:5]
-        return replace(cls(text, bytes.fromhex(key), *known[:9]), possible=tuple(*known[9:]))
+        made = replace(cls(text, bytes.fromhex(key), *known[:9]), possible=tuple(*known[9:]))
+        *fields, possible = astuple(made)
+        kinds = [*zip(fields, _KINDS, strict=True), *((label, str | None) for label in possible)]
+        if not all(isinstance(field, kind) for field, kind in kinds):
+            raise TypeError(f"a judgment is {record!r:.80}")
+        return made
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from itertools import repeat
 from typing import Any
 
 import numpy as np
-import orjson
 
 from testnuc._base.arrays import Array, Bools, Float32s, Int32s, Int64s
 from testnuc._base.checks import checked_whole
@@ -510,7 +509,7 @@ class Learned(Brief):
                 **of_texts,
                 rule=rule.unpacked(header, arrays),
             )
-        except (zlib.error, orjson.JSONDecodeError, KeyError, TypeError, ValueError) as exc:
+        except (zlib.error, AttributeError, KeyError, OverflowError, TypeError, ValueError) as exc:
             raise StoreError(
                 f"what was learned is damaged in the store ({exc!r:.200}); learn again after "
                 "`unlearn`, which sets it aside"

@@ -211,3 +211,20 @@ def test_an_index_names_only_a_file_of_its_folder():
     for name in ("../graph.0a", "/etc/passwd", "..", "graph.0a/../../x", "other", 5):
         with pytest.raises(DamagedIndexError, match="names files outside of its folder"):
             SavedGraph.of({**made, "file": name})
+
+
+@pytest.mark.parametrize("name", ["answered", "labels", "descriptions", "model"])
+def test_facts_of_a_run_that_are_damaged_are_named(results, tmp_path, name):
+    store, codes = store_in(tmp_path), set()
+    for wrong in ("a", 7, ["a"], {"a": 1}, {"a": [1]}, [[1], None]):
+        with closing(sqlite3.connect(store)) as opened, opened:
+            opened.execute(
+                "UPDATE scopes SET facts = json_set(facts, ?, json(?))",
+                (f"$.{name}", json.dumps(wrong)),
+            )
+        for command in (["store", "runs"], ["diagnose"]):
+            code, _, err = run_here(*command, store)
+            codes.add(code)
+            assert code in {0, 2}, err
+            assert "Traceback" not in err
+    assert 2 in codes

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from testnuc import __version__
+from testnuc import __version__, cli
 from testnuc.cli import options_of_run
 from testnuc.cli.options import Options
 from testnuc.errors import ConfigurationError
@@ -31,6 +31,14 @@ def test_version_and_short_help():
         code, out, _ = run_here(*command, "-h")
         assert code == 0
         assert "--help" in out
+
+
+def test_an_interrupt_while_the_command_line_is_made_is_one_line(monkeypatch):
+    def interrupted(**_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "app", interrupted)
+    assert run_here("--version") == (130, "", "testnuc: interrupted\n")
 
 
 @pytest.mark.parametrize(

@@ -112,3 +112,32 @@ async def test_arrays_that_do_not_fit_each_other_are_damage(kind, tmp_path):
             assert wrong.shape == array.shape
             assert str(learned.certify(0.6))
     assert refused > len(arrays)
+
+
+@pytest.mark.parametrize("kind", ["one", "several"])
+async def test_values_of_another_type_are_damage(kind, tmp_path):
+    store = shutil.copy(DATA / f"learned_{kind}.db", tmp_path / "old.db")
+    model = written.Model(several=kind == "several")
+    async with written.client(store, several=kind == "several", model=model) as nuc:
+        data = nuc.learned.to_bytes()
+    raw = zlib.decompress(data)
+    length = int.from_bytes(raw[:8], "little")
+    body = raw[8 + length :]
+    header = json.loads(raw[8 : 8 + length])
+
+    def read(changed):
+        head = json.dumps(changed).encode()
+        return Learned.from_bytes(zlib.compress(len(head).to_bytes(8, "little") + head + body))
+
+    for wrong in (["a"], {"a": 1}, 2.5, "a", 10**30):
+        # a record of a judgment: text, hash, label, source, ..; and the name of an array
+        for records, place in [("judged", at) for at in range(2, 5)] + [("arrays", 0)]:
+            changed = json.loads(json.dumps(header))
+            changed[records][0][place] = wrong
+            try:
+                learned = read(changed)
+            except StoreError:
+                continue
+            assert learned.judged[0].label is None or isinstance(learned.judged[0].label, str)
+            assert str(learned)
+    assert len(read(header).judged) == len(header["judged"])
