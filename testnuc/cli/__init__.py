@@ -299,8 +299,7 @@ def check(
 
 @runs(app, "judging:distill", *CALL_OPTIONS, "min_trust", labels=_OF_RUN)
 def distill(
-    source: str = _RESULTS_OR_STORE,
-    output: str = output_to("A .head file.", "labels.head"),
+    source: str = _RESULTS_OR_STORE, output: str = output_to("A .head file.", "labels.head")
 ) -> None:
     """Train a classifier of embeddings on the labels: a file that needs no LLM; makes no call."""
 

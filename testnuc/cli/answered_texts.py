@@ -9,7 +9,7 @@ from typing import Any
 from testnuc._base.checks import hash_text, valid_text
 from testnuc.cli import xlsx
 from testnuc.cli.files import check_output, free_name
-from testnuc.cli.memory import AnswerStore, RunNote
+from testnuc.cli.memory import RunNote
 from testnuc.cli.options import Options
 from testnuc.cli.options_of_run import client_of, command, held_scopes, with_options_of_run
 from testnuc.cli.reading import Table, holds_rows, kind_of, read_table, to_stderr, usable
@@ -52,11 +52,8 @@ async def opened(
 
     Options that are not given are those of the run behind the source.
     """
-    client = await with_options_of_run(client, source)
-    table, kept = None, AnswerStore(source)
-    if holds_rows(source):
-        table = read_table(source, text_column)
-        kept = AnswerStore.of_results(client["store"], source)
+    client, kept = await with_options_of_run(client, source)
+    table = read_table(source, text_column) if holds_rows(source) else None
     # nothing is sent, so no key is needed; the run may not have asked about neighbors
     nuc = client_of(client, store=kept.where, neighbors="stored", api_key="not-needed")
     with warnings.catch_warnings():
@@ -99,13 +96,6 @@ async def _stored_texts(nuc: TestNUC, store: str) -> Table:
             "filled it"
         )
     return Table(rows, ["text"], "text", store)
-
-
-async def stored_results(store: str, client: Options) -> Results:
-    """Return the results of the texts in a store; it makes no call."""
-    async with opened(store, client, "text") as (nuc, _):
-        table = await _stored_texts(nuc, store)
-        return await nuc.classify_many(table.texts)
 
 
 async def labeled(nuc: TestNUC, table: Table) -> LabeledTable:

@@ -21,14 +21,7 @@ from testnuc.cli.label_files import read_labels
 from testnuc.cli.memory import AnswerStore
 from testnuc.cli.options import Options, client_options
 from testnuc.cli.options_of_run import client_of, completed, stored_runs
-from testnuc.cli.reading import (
-    Table,
-    read_input,
-    read_table,
-    require_labels,
-    to_stderr,
-    usable,
-)
+from testnuc.cli.reading import Table, read_input, read_table, require_labels, to_stderr, usable
 from testnuc.errors import InvalidInputError
 from testnuc.metrics import Scores, score
 from testnuc.records import text_of

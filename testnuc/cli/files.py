@@ -15,15 +15,7 @@ from testnuc.cli import parquet, xlsx
 from testnuc.cli.decoding import require_filled
 from testnuc.cli.reading import STANDARD, Table, kind_of, to_stderr
 from testnuc.errors import InvalidInputError
-from testnuc.records import (
-    CERTIFIED,
-    PREFIX,
-    SHORT,
-    cell_of,
-    file_row,
-    line_of,
-    short_row,
-)
+from testnuc.records import CERTIFIED, PREFIX, SHORT, cell_of, file_row, line_of, short_row
 from testnuc.types import Classification
 
 #: Fields of a label in a tree.
@@ -149,8 +141,8 @@ def write_results(
     if kind == ".txt":
         text = "".join(f"{row['nuc_label'] or ''}\n" for row in rows)
     elif kind in {".csv", ".tsv"}:
-        out = io.StringIO(newline="")
         between = "\t" if kind == ".tsv" else table.delimiter
+        out = io.StringIO(newline="")
         writer = csv.DictWriter(out, columns, extrasaction="ignore", delimiter=between)
         writer.writeheader()
         writer.writerows({name: _csv_cell(name, row[name]) for name in row} for row in rows)

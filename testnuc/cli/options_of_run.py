@@ -33,24 +33,24 @@ EMBEDDER = "sentence-transformers/all-MiniLM-L6-v2"
 _SHOWN, _TOLD = 60, ("instructions", "embedder")
 
 
-async def with_options_of_run(client: Options, source: str) -> Options:
-    """Return the options, with those of the run behind a file of results or a store.
+async def with_options_of_run(client: Options, source: str) -> tuple[Options, AnswerStore]:
+    """Return the options, with those of the run behind a file of results or a store; the store.
 
     What the command line names wins; the environment and the settings file, which are for new runs,
     do not. An embedder that only the user may name is not loaded: the command may do with stored
     vectors.
     """
-    store: str | None = source
-    run: Mapping[str, Any] = {}
+    kept, run = AnswerStore(source), dict[str, Any]()
     if holds_rows(source):
         existing(source)
-        run = RunNote.of(source).options
-        store = AnswerStore.of_results(client["store"], source).where
+        run = {**RunNote.of(source).options}
+        kept = AnswerStore.of_results(client["store"], source)
     elif Path(source).suffix.lower() in {".yaml", ".yml", ".json", ".txt"}:
         raise InvalidInputError(f"{existing(source)} holds no results; name what `classify` wrote")
     else:
         require_store(source)
-    if not run and store is not None and _is_there(store):
+    store = str(kept.where)
+    if not run and _is_there(store):
         run = await _scope_in(store, client)
     merged = _with_run(client, run)
     if merged["labels"] is None:
@@ -58,13 +58,11 @@ async def with_options_of_run(client: Options, source: str) -> Options:
             f"{source} does not hold the label set; name it with --labels, or if `learn` wrote the "
             "file, name the results that it read; texts without labels need `classify` first"
         )
-    if merged["embedder"] is not None and merged["embedder"] == client["embedder"]:
-        return merged
-    merged = await _with_stored_embedder(merged, store)
-    name = merged["embedder"]
-    if not embedders.is_known(name):
-        merged = merged.but(embedder=embedders.Unloaded(name, source))
-    return merged
+    if merged["embedder"] is None or merged["embedder"] != client["embedder"]:
+        merged = await _with_stored_embedder(merged, store)
+        if not embedders.is_known(name := merged["embedder"]):
+            merged = merged.but(embedder=embedders.Unloaded(name, source))
+    return merged, kept
 
 
 def _with_run(client: Options, run: Mapping[str, Any]) -> Options:

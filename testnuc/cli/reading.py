@@ -151,7 +151,7 @@ def read_table(
     if not rows:
         raise InvalidInputError(f"{file} has no texts; give a file with at least two")
     text_column = column_of_results(file, text_column, columns, rows, guess=guess)
-    _require_columns(file, columns, text_column, rows, given, option)
+    _require_columns(file, columns, text_column, rows, option)
     return Table(rows[:limit], columns, text_column, file, schema, own, found, run)
 
 
@@ -300,7 +300,6 @@ def _require_columns(
     columns: Sequence[str],
     name: str,
     rows: Sequence[Mapping[str, Any]],
-    delimiter: str | None,
     option: str | None,
 ) -> None:
     """Check that no two columns have one name, and one is that of texts; suggest the likely one."""
@@ -312,13 +311,6 @@ def _require_columns(
             )
     if name in columns:
         return
-    if len(columns) == 1 and delimiter is not None:
-        better = delimiter_of(columns[0], (name,))
-        if better not in (delimiter, ",") or better in columns[0]:
-            raise InvalidInputError(
-                f"{file} has one column with --delimiter {named(delimiter)}; it looks as if "
-                f"{named(better)} stands between columns: leave out --delimiter"
-            )
     remedy = f"name the text column with {option}"
     if option is None:
         remedy = f"the column of labels is named {name!r}"

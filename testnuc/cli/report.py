@@ -4,8 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from testnuc._base.jsonl import write_whole
-from testnuc._base.loop_thread import run_to_end
-from testnuc.cli.answered_texts import labeled, opened, stored_results, texts_for
+from testnuc.cli.answered_texts import labeled, opened, texts_for
 from testnuc.cli.files import require_kind, require_new
 from testnuc.cli.judging import what_next
 from testnuc.cli.label_files import read_labels
@@ -18,12 +17,12 @@ from testnuc.report.page import page_of
 from testnuc.trust.review import Review
 
 
-def run(given: SimpleNamespace) -> None:
+async def run(given: SimpleNamespace) -> None:
     """Read results and write the page."""
     file, output, client = given.source, given.output, given.client
     require_kind(output, ".html", ".htm", *([".md"] if given.summary else []))
     if given.summary:
-        run_to_end(summary(given))
+        await summary(given)
         return
     kind = Path(file).suffix.lower()
     if kind == ".txt":
@@ -33,7 +32,8 @@ def run(given: SimpleNamespace) -> None:
     if not holds_rows(file) and (kind not in KINDS or "://" in file):
         if "://" not in file:
             existing(file)
-        results = run_to_end(stored_results(file, client))
+        async with opened(file, client, given.text_column) as (nuc, held):
+            results = await nuc.classify_many((await texts_for(nuc, held, file)).texts)
     else:
         results = read_table(file, given.text_column).results
     options = RunNote.of(file).options

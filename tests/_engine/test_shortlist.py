@@ -277,7 +277,7 @@ def test_the_command_line_has_it_and_later_commands_know_it(tmp_path: Path) -> N
         assert code == 0, err
         assert {len(shown(body)) for body in llm.bodies} == {3}
     client = Options({**client_options(), "labels": None}, frozenset())
-    facts = asyncio.run(with_options_of_run(client, str(store)))
+    facts, _ = asyncio.run(with_options_of_run(client, str(store)))
     assert facts["shortlist"] == 3
 
 
