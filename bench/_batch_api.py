@@ -1,4 +1,4 @@
-"""A test server with batch APIs: OpenAI's files and batches, Anthropic's message batches."""
+"""A test server with batch APIs: those of OpenAI, Anthropic, Mistral and Gemini."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from time import time
 from typing import Any, Final
@@ -15,18 +15,31 @@ from typing import Any, Final
 import orjson
 
 from testnuc.errors import InvalidInputError
+from testnuc.providers.openai import OpenAI
 from testnuc.testing import LoopbackLLM
 from testnuc.testing.formats import ANTHROPIC, OPENAI, ErrorResponse, WireFormat, count_tokens
 from testnuc.testing.server import HTTPRequest, Response, json_response
 
 _OPENAI = re.compile(r"/v1/(files|batches)(?:/([\w-]+))?(?:/(content|cancel))?/?")
 _ANTHROPIC = re.compile(r"/v1/messages/(batches)(?:/([\w-]+))?(?:/(results|cancel))?/?")
+_MISTRAL = re.compile(r"/v1/batch/(jobs)(?:/([\w-]+))?(?:/(cancel))?/?")
+#: Gemini's batches are in OpenAI's format; files and the list are in Google's own API.
+_GEMINI = re.compile(r"/v1beta/openai/(batches)(?:/(batches%2F[\w-]+))?(?:/(cancel))?/?")
+_GOOGLE = re.compile(r"/(?:upload/|download/)?v1beta/(files|batches)(/[\w-]+)?(?::(download))?/?")
 _WINDOW = 24 * 3600
 #: Requests and bytes of a batch, as documented.
 _LIMITS = {OPENAI: (50_000, 200_000_000), ANTHROPIC: (100_000, 256_000_000)}
 _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _PAGE = 20
 _COUNTS = ("processing", "succeeded", "errored", "canceled", "expired")
+_MISTRALS = {
+    "validating": "QUEUED",
+    "cancelling": "CANCELLATION_REQUESTED",
+    "completed": "SUCCESS",
+    "failed": "FAILED",
+    "expired": "TIMEOUT_EXCEEDED",
+    "cancelled": "CANCELLED",
+}
 #: Final statuses of a batch other than completed (None).
 BATCH_OUTCOMES: Final = ("expired", "cancelled", "failed")
 
@@ -119,6 +132,8 @@ class _Batch:
     requests: list[tuple[str, dict[str, Any]]]
     #: OpenAI's endpoint, input file and metadata.
     facts: dict[str, Any] = field(default_factory=dict)
+    #: Whose batch it is, of those with OpenAI's files.
+    of: str = "openai"
     created: float = field(default_factory=time)
     #: Planned final status.
     outcome: str | None = None
@@ -140,7 +155,10 @@ class _Batch:
         total, done = len(self.requests), sum(self.counts.values())
         if self.wire is OPENAI:
             succeeded = self.counts["succeeded"]
+            if self.of == "mistral":
+                return self._mistral(total, succeeded, done)
             counts = {"total": total, "completed": succeeded, "failed": done - succeeded}
+            prefix = f"files/{self.id.removeprefix('batches/')}" if self.of == "gemini" else self.id
             return {
                 "id": self.id,
                 "object": "batch",
@@ -149,8 +167,8 @@ class _Batch:
                 "created_at": int(self.created),
                 "expires_at": int(self.created) + _WINDOW,
                 "errors": None if self.error is None else {"object": "list", "data": [self.error]},
-                "output_file_id": f"{self.id}-output" if self.output else None,
-                "error_file_id": f"{self.id}-errors" if self.errors else None,
+                "output_file_id": f"{prefix}-output" if self.output else None,
+                "error_file_id": f"{prefix}-errors" if self.errors else None,
                 "request_counts": counts,
                 **self.facts,
             }
@@ -170,6 +188,31 @@ class _Batch:
             "archived_at": None,
             "results_url": f"/v1/messages/batches/{self.id}/results" if self.ended else None,
         }
+
+    def _mistral(self, total: int, succeeded: int, done: int) -> dict[str, Any]:
+        status = _MISTRALS.get(self.status, "RUNNING")
+        return {
+            "id": self.id,
+            "object": "batch",
+            "input_files": [self.facts["input_file_id"]],
+            "metadata": self.facts["metadata"],
+            "endpoint": self.facts["endpoint"],
+            "model": self.facts["model"],
+            "output_file": f"{self.id}-output" if self.output else None,
+            "error_file": f"{self.id}-errors" if self.errors else None,
+            "errors": [] if self.error is None else [{"message": self.error["message"]}],
+            "status": status,
+            "created_at": int(self.created),
+            "total_requests": total,
+            "completed_requests": done,
+            "succeeded_requests": succeeded,
+            "failed_requests": done - succeeded,
+        }
+
+    def google(self) -> dict[str, Any]:
+        """Return the batch as Google's own list has it."""
+        facts = {"inputConfig": {"fileName": self.facts["input_file_id"]}, "name": self.id}
+        return {"name": self.id, "metadata": facts, "done": self.ended}
 
     def add(self, name: str, kind: str, answer: Response | None = None) -> None:
         """Add the result of a request; without an answer, it was not executed."""
@@ -231,7 +274,7 @@ class BatchLLM(LoopbackLLM):
 
 
 class BatchServer:
-    """Serves both batch APIs: creates batches, advances them per poll, returns their results."""
+    """Serves all batch APIs: creates batches, advances them per poll, returns their results."""
 
     def __init__(
         self,
@@ -257,7 +300,10 @@ class BatchServer:
         """Return the response of a batch API; None if the path belongs to neither."""
         found = _ANTHROPIC.fullmatch(call.path)
         wire: WireFormat = ANTHROPIC if found else OPENAI
-        found = found or _OPENAI.fullmatch(call.path)
+        for one in (_OPENAI, _MISTRAL, _GEMINI):
+            found = found or one.fullmatch(call.path)
+        if google := _GOOGLE.fullmatch(call.path):
+            return self._google(call, *google.groups(""))
         if found is None:
             return None
         try:
@@ -268,9 +314,51 @@ class BatchServer:
         except ErrorResponse as error:
             return error.response(wire)
 
+    def _google(self, call: HTTPRequest, kind: str, name: str, verb: str) -> Response:
+        """Return a response of Google's own API: of files, and of the list of batches."""
+        headers = {key: value for key, value in call.headers.items() if key != "authorization"}
+        headers["authorization"] = f"Bearer {headers.get('x-goog-api-key', '')}"
+        try:
+            if "authorization" in call.headers:
+                raise ErrorResponse(401, "Expected OAuth 2 access token.")  # noqa: TRY301
+            self._check_key(replace(call, headers=headers))
+            content = self._content(name.removeprefix("/"))
+            content = self.files.get(f"files{name}") if content is None else content
+            match call.method, kind, verb:
+                case "POST", "files", "" if call.path.startswith("/upload/"):
+                    return self._upload_to_google(call)
+                case "GET", "files", "download" if content is not None:
+                    return self._download(content)
+                case "DELETE", "files", "" if self.files.pop(f"files{name}", None) is not None:
+                    return json_response({})
+                case "GET", "batches", "" if not name:
+                    return self._list(call, OPENAI)
+            raise ErrorResponse(404, f"No such object: {name}", code="not_found")  # noqa: TRY301
+        except ErrorResponse as error:
+            return error.response(OPENAI)
+
+    def _upload_to_google(self, call: HTTPRequest) -> Response:
+        self.options.notify("upload")
+        kind = call.headers.get("content-type", "")
+        if not kind.startswith("multipart/related") or (
+            call.headers.get("x-goog-upload-protocol") != "multipart"
+        ):
+            raise ErrorResponse(400, "Expected an upload of metadata and content.")
+        boundary = kind.partition("boundary=")[2].encode()
+        parts = [part.partition(b"\r\n\r\n")[2] for part in call.body.split(b"--" + boundary)[1:-1]]
+        facts, content = (part.removesuffix(b"\r\n") for part in parts)
+        name = orjson.loads(facts)["file"]["name"]
+        if not re.fullmatch(r"files/[a-z0-9-]{1,40}", name):
+            raise ErrorResponse(400, "Invalid name of a file.")
+        if name in self.files:
+            raise ErrorResponse(409, "Requested entity already exists")
+        self.files[name] = content
+        return json_response({"file": {"name": name, "sizeBytes": str(len(content))}})
+
     def _serve(
         self, call: HTTPRequest, wire: WireFormat, kind: str, name: str, verb: str
     ) -> Response:
+        kind, name = kind.replace("jobs", "batches"), name.replace("%2F", "/")
         content, batch = self._content(name), self.batches.get(name)
         match call.method, kind, verb:
             case "POST", "files", "" if not name:
@@ -313,7 +401,7 @@ class BatchServer:
 
     def _content(self, name: str) -> bytes | None:
         found, _, kind = name.rpartition("-")
-        batch = self.batches.get(found)
+        batch = self.batches.get(found) or self.batches.get(f"batches/{found}")
         if batch is None or kind not in {"output", "errors"}:
             return self.files.get(name)
         return b"\n".join(batch.output if kind == "output" else batch.errors) + b"\n"
@@ -351,14 +439,16 @@ class BatchServer:
 
     def _of_file(self, call: HTTPRequest, number: int, most: int, largest: int) -> _Batch:
         given = orjson.loads(call.body)
+        of, name = "openai", f"batch_{number}"
+        if call.path.startswith("/v1/batch/jobs"):
+            of, given["input_file_id"] = "mistral", given.pop("input_files")[0]
+        elif call.path.startswith("/v1beta/"):
+            of, name = "gemini", f"batches/g{number}"
         content = self.files.get(given.get("input_file_id", ""))
         if content is None:
             raise ErrorResponse(400, "No such File object", param="input_file_id")
-        for name, value in (("completion_window", "24h"), ("endpoint", "/v1/chat/completions")):
-            if given.get(name) != value:
-                raise ErrorResponse(400, f"Invalid {name}", param=name)
-        facts = {name: given.get(name) for name in ("endpoint", "input_file_id", "metadata")}
-        batch = _Batch(f"batch_{number}", OPENAI, [], facts)
+        kept = _check_job(of, given)
+        batch = _Batch(name, OPENAI, [], kept, of)
         lines = content.splitlines()
         if len(lines) > most:
             batch.error = {"code": "too_many_tasks", "message": "The batch has too many requests."}
@@ -368,7 +458,8 @@ class BatchServer:
             try:
                 task = orjson.loads(line)
                 batch.requests.append((task["custom_id"], task["body"]))
-                wrong = task["method"] != "POST" or task["url"] != given["endpoint"]
+                sent = task.get("method"), task.get("url")
+                wrong = sent != ((None,) * 2 if of == "mistral" else ("POST", given["endpoint"]))
             except (ValueError, KeyError, TypeError):
                 wrong = True
             if wrong:
@@ -382,6 +473,16 @@ class BatchServer:
         self.options.notify("list")
         found = [batch for batch in reversed(self.batches.values()) if batch.wire is wire]
         names = [batch.id for batch in found]
+        if call.path.startswith("/v1/batch/jobs"):
+            size = int(call.query.get("page_size", _PAGE))
+            start = size * int(call.query.get("page", 0))
+            listed = [batch.render() for batch in found[start : start + size]]
+            return json_response({"object": "list", "data": listed, "total": len(found)})
+        if call.path.startswith("/v1beta/"):
+            start = int(call.query.get("pageToken", 0))
+            stop = start + int(call.query.get("pageSize", _PAGE))
+            more = {"nextPageToken": str(stop)} if stop < len(found) else {}
+            return json_response({"operations": [one.google() for one in found[start:stop]]} | more)
         after = call.query.get("after" if wire is OPENAI else "after_id")
         start = 0 if after is None else names.index(after) + 1
         stop = start + int(call.query.get("limit", _PAGE))
@@ -445,6 +546,31 @@ class BatchServer:
             lines += [line for line in lines if part and self._random.random() < part]
             if options.shuffle:
                 self._random.shuffle(lines)
+
+
+def _check_job(of: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Return what is kept of the record of a new batch; raises if a field is wrong or unknown."""
+    fixed: dict[str, Any] = {"endpoint": "/v1/chat/completions"}
+    fixed |= {"timeout_hours": 24} if of == "mistral" else {"completion_window": "24h"}
+    free = {"openai": {"metadata"}, "mistral": {"metadata", "model"}, "gemini": set[str]()}[of]
+    for name in given.keys() | fixed.keys():
+        if given.get(name) != fixed.get(name) and name not in free | {"input_file_id"}:
+            raise ErrorResponse(400, f"Invalid {name}", param=name)
+    return {name: given.get(name) for name in ("endpoint", "input_file_id", *sorted(free))}
+
+
+def model_at(model: str, base_url: str, api_key: str) -> Any:
+    """Return a model of any kind at a `BatchLLM`; for "mistral/.." and "gemini/..", a provider.
+
+    At their own hosts, ``"openai/.."`` takes their batch APIs by itself.
+    """
+    kind, _, name = model.partition("/")
+    if kind not in {"mistral", "gemini"}:
+        return model
+    path = "beta/openai" if kind == "gemini" else ""
+    provider = OpenAI(name, base_url=base_url + path, api_key=api_key)
+    provider.batch_format = kind
+    return provider
 
 
 def _of_requests(call: HTTPRequest, number: int, most: int, largest: int) -> _Batch:

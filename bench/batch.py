@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from bench._batch_api import Batches, BatchLLM
+from bench._batch_api import Batches, BatchLLM, model_at
 from bench._report import Report
 from testnuc import BatchPolicy, Limits, TestNUC
 from testnuc.stores import resolve
@@ -28,11 +28,18 @@ if TYPE_CHECKING:
     from testnuc.protocols import StoredBatch
 
 LABELS = [f"intent number {i}" for i in range(20)]
-MODELS = {"openai": "openai/test", "anthropic": "anthropic/claude-test"}
+MODELS = {
+    "openai": "openai/test",
+    "anthropic": "anthropic/claude-test",
+    "mistral": "mistral/test",
+    "gemini": "gemini/test",
+}
 #: The server steps at which the client is killed: name and 1-based occurrence.
 KILLS = {
     "openai": [("upload", 2), ("created", 2), ("download", 2)],
     "anthropic": [("create", 2), ("created", 2), ("retrieve", 6)],
+    "mistral": [("create", 2), ("created", 2), ("download", 2)],
+    "gemini": [("upload", 2), ("created", 2), ("retrieve", 6)],
 }
 #: Faults of single requests. They are not billed, so each text is answered once.
 _ITEM_FAULTS = ("429", "500", "503", "529")
@@ -96,7 +103,7 @@ def job(base_url: str, model: str, store: str | None, most: int, k: int) -> Test
     """Return the client of the job, with equal settings in every process."""
     return TestNUC(
         LABELS,
-        model,
+        model_at(model, base_url, "key"),
         base_url=base_url,
         api_key="key",
         embedder=HashEmbedder(),
@@ -130,7 +137,7 @@ async def run(provider: str, n: int, store: str, *, k: int) -> Outcome:
 
     Parameters
     ----------
-    provider : {"openai", "anthropic"}
+    provider : {"openai", "anthropic", "mistral", "gemini"}
     n : int
         Number of texts.
     store : str
@@ -271,7 +278,7 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench batch", description=__doc__)
     parser.add_argument("--texts", type=int, default=20_000)
     parser.add_argument("--k", type=int, default=0, help="neighbors that vote")
-    parser.add_argument("--provider", choices=sorted(MODELS), help="default: both")
+    parser.add_argument("--provider", choices=sorted(MODELS), help="default: all")
     parser.add_argument("--json", help="write the result to this file")
     arguments = parser.parse_args(argv)
     providers = [arguments.provider] if arguments.provider else list(MODELS)

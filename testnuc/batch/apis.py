@@ -29,12 +29,13 @@ from testnuc.errors import InvalidInputError, ProviderError, ServerError, TestNU
 from testnuc.protocols import StoredBatch
 from testnuc.transport import AuxiliaryRequests
 from testnuc.transport.api_errors import STATUS
+from testnuc.transport.connections import HTTPAnswer
 
 _log = logging.getLogger("testnuc.batch")
 
 _CHAT, _RESPONSES = "/v1/chat/completions", "/v1/responses"
 #: Key in a batch's metadata; the value is our id.
-_TAG = "testnuc"
+TAG = "testnuc"
 _ENDED = frozenset({"completed", "failed", "expired", "cancelled", "canceled"})
 #: The limit of enqueued tokens, in the error of a batch that exceeds it.
 _LIMIT = re.compile(r"limit: {0,9}([0-9][0-9,]{0,20})", re.IGNORECASE)
@@ -77,30 +78,51 @@ class OpenAIBatches(BatchAPI):
 
     async def prepare(self, name: str, lines: Sequence[bytes]) -> bytes:
         """Upload the requests as a file; return its id."""
-        boundary = secrets.token_hex(16)
-        form = b"".join(
-            [
-                b'--%s\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--%s\r\n'
-                b'Content-Disposition: form-data; name="file"; filename="testnuc-%s.jsonl"\r\n'
-                b"Content-Type: application/jsonl\r\n\r\n"
-                % (boundary.encode(), boundary.encode(), name.encode()),
-                *lines,
-                b"\r\n--%s--\r\n" % boundary.encode(),
-            ]
-        )
-        kind = f"multipart/form-data; boundary={boundary}"
-        answer = await self._send("POST", "/files", form, content_type=kind)
+        parts = [
+            b'Content-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n',
+            b'Content-Disposition: form-data; name="file"; filename="testnuc-%s.jsonl"\r\n'
+            b"Content-Type: application/jsonl\r\n\r\n" % name.encode(),
+        ]
+        answer = await self._upload("/files", "form-data", parts, lines)
         return str(named(answer)["id"]).encode()
 
+    async def _upload(
+        self,
+        path: str,
+        kind: str,
+        parts: list[bytes],
+        lines: Sequence[bytes],
+        *,
+        again: bool = True,
+    ) -> HTTPAnswer:
+        """Upload a form whose parts begin like this, the last one with the lines."""
+        boundary = secrets.token_hex(16)
+        mark = b"--%s\r\n" % boundary.encode()
+        form = b"".join([mark, mark.join(parts), *lines, b"\r\n--%s--\r\n" % boundary.encode()])
+        kind = f"multipart/{kind}; boundary={boundary}"
+        return await self._store("POST", path, form, content_type=kind, again=again)
+
     async def create(self, name: str, prepared: bytes) -> RemoteBatch:
-        self._files[name] = prepared.decode()
-        body = {
-            "input_file_id": self._files[name],
+        self._files[name] = file = prepared.decode()
+        body = orjson.dumps(self._record(name, file))
+        return await self._batch("POST", self.path, body, again=False)
+
+    def _record(self, name: str, file: str) -> dict[str, Any]:
+        """Return the record of a batch that is to be created."""
+        return {
+            "input_file_id": file,
             "endpoint": self._endpoint,
             "completion_window": "24h",
-            "metadata": {_TAG: name},
+            "metadata": {TAG: name},
         }
-        return await self._batch("POST", self.path, orjson.dumps(body), again=False)
+
+    def _file(self, name: str) -> str:
+        """Return the file of a batch, "" if it is unknown."""
+        return self._files.get(name, "")
+
+    def _place(self, file: str, *, content: bool = False) -> str:
+        """Return the path of a file."""
+        return f"/files/{quote(file, safe='')}{'/content' if content else ''}"
 
     async def find(
         self,
@@ -110,14 +132,13 @@ class OpenAIBatches(BatchAPI):
     ) -> str | None:
         """Find the batch with our id in its metadata, or with the file that we uploaded."""
         name = batch.id.hex()
-        file = self._files.get(name, "")
+        file = self._file(name)
         # the order is not documented: search all pages
-        async with aclosing(self._pages(wait)) as pages:
-            async for listed, _ in pages:
-                for one in listed:
-                    tag = mapping(one.get("metadata")).get(_TAG)
-                    if tag == name or (file and identifier(one.get("input_file_id")) == file):
-                        return str(one["id"])
+        async with aclosing(self._records(wait)) as records:
+            async for one, _ in records:
+                tag = mapping(one.get("metadata")).get(TAG)
+                if tag == name or (file and identifier(one.get("input_file_id")) == file):
+                    return str(one["id"])
         return None
 
     async def read(self, remote: RemoteBatch, take: Callable[[BatchResultLine], None]) -> None:
@@ -125,7 +146,7 @@ class OpenAIBatches(BatchAPI):
         failed = None
         for file in remote.results:
             try:
-                await self._download(f"/files/{quote(file, safe='')}/content", take)
+                await self._download(self._place(file, content=True), take)
             except ProviderError as error:
                 failed = failed or error
         if failed is not None:
@@ -135,7 +156,7 @@ class OpenAIBatches(BatchAPI):
         """Delete uploaded files, which hold texts and count against the account's storage."""
         for file in uploads:
             try:
-                await self._send("DELETE", f"/files/{quote(file, safe='')}", again=False)
+                await self._store("DELETE", self._place(file), again=False)
             except TestNUCError as error:  # the client may be closing
                 _log.info("the uploaded file %s was not deleted: %s", file, error)
 
@@ -268,16 +289,15 @@ class AnthropicBatches(BatchAPI):
         self, batch: StoredBatch, known: set[str], wait: Wait
     ) -> list[RemoteBatch]:
         candidates: list[RemoteBatch] = []
-        async with aclosing(self._pages(wait)) as pages:
-            async for listed, pause in pages:
-                for one in listed:
-                    created = _moment(one.get("created_at"))
-                    if created is not None and created < batch.created - _SKEW:
-                        # documented: newest first, so all that follow are older
-                        return candidates
-                    remote = self._remote(one, pause)
-                    if remote.total in {0, batch.requests} and remote.id not in known:
-                        candidates.append(remote)
+        async with aclosing(self._records(wait)) as records:
+            async for one, pause in records:
+                created = _moment(one.get("created_at"))
+                if created is not None and created < batch.created - _SKEW:
+                    # documented: newest first, so all that follow are older
+                    break
+                remote = self._remote(one, pause)
+                if remote.total in {0, batch.requests} and remote.id not in known:
+                    candidates.append(remote)
         return candidates
 
     async def _is_ours(self, remote: RemoteBatch, batch: StoredBatch) -> bool:
@@ -293,9 +313,6 @@ class AnthropicBatches(BatchAPI):
         if not seen[0] and remote.most_answers(batch.requests):
             raise ServerError("a batch that may be ours has no results yet", status_code=404)
         return seen[1]
-
-    async def discard(self, uploads: Sequence[str]) -> None:
-        """Do nothing: requests are not uploaded as files."""
 
     async def read(self, remote: RemoteBatch, take: Callable[[BatchResultLine], None]) -> None:
         """Download the results."""

@@ -1,4 +1,4 @@
-"""The interface of both batch APIs."""
+"""The interface of all batch APIs."""
 
 import json
 from abc import ABC, abstractmethod
@@ -89,26 +89,30 @@ class BatchProvider(WireProvider, Protocol):
 
     @property
     def batch_format(self) -> str:
-        """``openai`` or ``anthropic``."""
+        """``openai``, ``anthropic``, ``mistral`` or ``gemini``."""
 
     def at(self, path: str, query: str = "") -> str:
         """Return the absolute URL of another path of the API, such as ``/batches``."""
 
 
 class BatchAPI(ABC):
-    """A provider's batch API: what both have in common."""
+    """A provider's batch API: what all have in common."""
 
     #: Documented limits of a batch.
     max_requests: ClassVar[int]
     max_bytes: ClassVar[int]
-    #: Of batches, after the base URL.
+    #: Of batches, after the base URL; of their list, if it is another.
     path: ClassVar[str]
-    #: Batches in a page of the list, and the query parameter that continues it.
+    list_path: ClassVar[str] = ""
+    #: Batches in a page of the list, and the query parameters that state it and continue the list.
     page: ClassVar[int]
+    limit: ClassVar[str] = "limit"
     cursor: ClassVar[str]
 
     def __init__(self, provider: BatchProvider, exchanges: AuxiliaryRequests) -> None:
         self._provider = provider
+        #: Where files and the list of batches are.
+        self._storage = provider
         self._exchanges = exchanges
 
     @abstractmethod
@@ -140,9 +144,8 @@ class BatchAPI(ABC):
         and its results are not there.
         """
 
-    @abstractmethod
-    async def discard(self, uploads: Sequence[str]) -> None:
-        """Delete uploaded files; never raises `TestNUCError`."""
+    async def discard(self, uploads: Sequence[str]) -> None:  # noqa: B027 - not all have files
+        """Delete uploaded files, if there are any; never raises `TestNUCError`."""
 
     @abstractmethod
     async def read(self, remote: RemoteBatch, take: Callable[[BatchResultLine], None]) -> None:
@@ -177,36 +180,41 @@ class BatchAPI(ABC):
     def _at(self, remote_id: str) -> str:
         return f"{self.path}/{quote(remote_id, safe='')}"
 
-    async def _send(self, method: str, path: str, body: bytes = b"", **options: Any) -> HTTPAnswer:
-        """Send a request to a path of the API; options as in `AuxiliaryRequests.send`."""
-        url = self._provider.at(path)
-        return await self._exchanges.send(self._provider, method, url, body, **options)
+    async def _store(self, method: str, path: str, body: bytes = b"", **options: Any) -> HTTPAnswer:
+        """Send a request about a file; options as in `AuxiliaryRequests.send`."""
+        url = self._storage.at(path)
+        return await self._exchanges.send(self._storage, method, url, body, **options)
+
+    def _page(self, page: dict[str, Any], number: int) -> tuple[list[dict[str, Any]], str]:  # noqa: ARG002
+        """Return the records of a page, so many from the first, and where the next begins."""
+        listed = page.get("data", "missing") or []
+        if not isinstance(listed, list):
+            raise ServerError("the list of batches has no `data`")
+        records = [one for one in listed if _id_of(one)]
+        return records, _id_of(records[-1]) if records and page.get("has_more") else ""
 
     async def _batch(
         self, method: str, path: str, body: bytes = b"", *, again: bool = True
     ) -> RemoteBatch:
         """Send a request that is answered with a batch."""
-        answer = await self._send(method, path, body, again=again)
+        url = self._provider.at(path)
+        answer = await self._exchanges.send(self._provider, method, url, body, again=again)
         return self._remote(named(answer), poll_after(answer.headers))
 
-    async def _pages(
+    async def _records(
         self, wait: Wait
-    ) -> AsyncGenerator[tuple[list[dict[str, Any]], float | None], None]:
-        """Yield the pages of the list of batches, each with the polling interval."""
+    ) -> AsyncGenerator[tuple[dict[str, Any], float | None], None]:
+        """Yield the records of all batches, each with the polling interval."""
         after, seen = "", {""}
         while len(seen) <= _MOST_PAGES:
             if after:
                 await wait(0.0)
-            query = {"limit": str(self.page), **({self.cursor: after} if after else {})}
-            url = self._provider.at(self.path, urlencode(query))
-            answer = await self._exchanges.send(self._provider, "GET", url)
-            page = json_object(answer)
-            listed = page.get("data", "missing") or []
-            if not isinstance(listed, list):
-                raise ServerError("the list of batches has no `data`")
-            batches = [one for one in listed if _id_of(one)]
-            yield batches, poll_after(answer.headers)
-            after = _id_of(batches[-1]) if batches and page.get("has_more") else ""
+            query = {self.limit: str(self.page), **({self.cursor: after} if after else {})}
+            url = self._storage.at(self.list_path or self.path, urlencode(query))
+            answer = await self._exchanges.send(self._storage, "GET", url)
+            records, after = self._page(json_object(answer), len(seen))
+            for one in records:
+                yield one, poll_after(answer.headers)
             if after in seen:
                 return
             seen.add(after)
@@ -219,7 +227,7 @@ class BatchAPI(ABC):
             if line is not None:
                 take(line)
 
-        await self._exchanges.read_lines(self._provider, self._provider.at(path), each)
+        await self._exchanges.read_lines(self._storage, self._storage.at(path), each)
 
 
 def json_object(answer: HTTPAnswer) -> dict[str, Any]:

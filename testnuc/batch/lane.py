@@ -13,6 +13,7 @@ from testnuc._dispatch.predictor import Predictor
 from testnuc._dispatch.scheduler import Scheduler
 from testnuc.batch.apis import AnthropicBatches, OpenAIBatches
 from testnuc.batch.base import BatchAPI, QueueFullError
+from testnuc.batch.compatible import GeminiBatches, MistralBatches
 from testnuc.batch.lifecycle import BatchLifecycle, Outcomes, UnknownOutcomeError
 from testnuc.batch.manifest import ResponseReader, custom_id, pack, require_batches, unpack
 from testnuc.batch.rounds import Pack, PendingBatch, RetryRounds, TokenQueue, packs
@@ -39,6 +40,8 @@ _TURN = 500
 #: Batch APIs, by the format that a provider names in ``batch_format``.
 _FORMATS: dict[object, Callable[[Any, AuxiliaryRequests], BatchAPI]] = {
     "anthropic": AnthropicBatches,
+    "gemini": GeminiBatches,
+    "mistral": MistralBatches,
     "openai": OpenAIBatches,
 }
 
@@ -50,8 +53,8 @@ def batch_api(provider: object, exchanges: AuxiliaryRequests) -> BatchAPI:
         url = getattr(provider, "url", "")
         raise InvalidInputError(
             f"lane='batch' needs a provider with a batch API, and {name}{url and f' at {url}'} "
-            "names no supported batch_format ('openai', 'anthropic'); use an openai/.. or "
-            "anthropic/.. model of their own APIs, or lane='live'"
+            f"names no supported batch_format ({', '.join(map(repr, _FORMATS))}); use an "
+            "openai/.. or anthropic/.. model of their own APIs, or lane='live'"
         )
     return _FORMATS[provider.batch_format](provider, exchanges)  # type: ignore[attr-defined]
 
@@ -103,6 +106,7 @@ class BatchLane:
             "provider": provider.name,
             "model": provider.model,
             "base_url": provider.identity,
+            "batch_format": getattr(provider, "batch_format", None),
             "confidence": predictor.task.confidence,
             **labels.record(),
         }

@@ -297,7 +297,7 @@ class BatchLifecycle:
     async def _ended(self, batch: StoredBatch) -> RemoteBatch:
         assert batch.remote_id is not None
         pause, polled, failing, refusals = self.policy.first_poll, 0.0, 0.0, 0
-        logged = ("", 0, False)
+        logged = ("", 0)
         clock = asyncio.get_running_loop().time
         while True:
             wait, began = pause, clock()
@@ -320,7 +320,13 @@ class BatchLifecycle:
             else:
                 # without a wait there would be no pause at all
                 wait = remote.poll_after or pause
-                logged = _log_state(logged, remote, batch.requests, wait)
+                if logged != (remote.status, remote.done):
+                    logged = remote.status, remote.done
+                    level = logging.WARNING if wait > LONG and not remote.ended else logging.INFO
+                    _log.log(
+                        level, "batch %s: %s, %d of %d; it is polled every %.0f s",
+                        remote.id, *logged, batch.requests, wait,
+                    )  # fmt: skip
                 if remote.ended:
                     return remote
                 failing, refusals = 0.0, 0
@@ -329,20 +335,6 @@ class BatchLifecycle:
             await asyncio.sleep(wait)
             polled += wait
             pause = min(pause * _GROWTH, self.policy.longest_poll)
-
-
-def _log_state(
-    before: tuple[str, int, bool], remote: RemoteBatch, requests: int, wait: float
-) -> tuple[str, int, bool]:
-    """Log the state of a batch, and that it is polled rarely, if that is new; return both."""
-    rarely = before[2] or (wait > LONG and not remote.ended)
-    if before[:2] != (remote.status, remote.done):
-        _log.info("batch %s: %s, %d of %d", remote.id, remote.status, remote.done, requests)
-    if rarely and not before[2]:
-        _log.warning(
-            "the provider asks to wait for %.0f s until batch %s is polled again", wait, remote.id
-        )
-    return remote.status, remote.done, rarely
 
 
 def _is_refusal(error: ProviderError) -> bool:

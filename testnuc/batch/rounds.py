@@ -153,11 +153,8 @@ class RetryRounds:
         """Return the asks of a round to send again."""
         failed = [ask for ask in asks if isinstance(outcomes.get(ask.key), Exception)]
         errors = [outcomes[ask.key] for ask in failed]
-        self.queue_full_rounds = (
-            self.queue_full_rounds + 1
-            if any(isinstance(error, QueueFullError) for error in errors)
-            else 0
-        )
+        full = any(isinstance(error, QueueFullError) for error in errors)
+        self.queue_full_rounds = self.queue_full_rounds + 1 if full else 0
         adapted = self._adapted(errors)
         # no outcome: their batch was never created
         again = [ask for ask in asks if ask.key not in outcomes]

@@ -96,7 +96,7 @@ class HTTPProvider(ABC):
     """Base class of the HTTP providers; see `testnuc.protocols.WireProvider`."""
 
     name: str
-    #: Format of the provider's batch API, ``openai``, ``anthropic``; None: not supported.
+    #: Format of the provider's batch API, see `testnuc.batch.lane`; None: not supported.
     batch_format: str | None = None
     #: The structures of the protocol.
     structures: ClassVar[tuple[Structure, ...]] = tuple(Structure)

@@ -30,6 +30,11 @@ from testnuc.transport.keys import key_of
 _log = logging.getLogger("testnuc.providers")
 
 _DEFAULT = "https://api.openai.com/v1"
+#: Batch APIs other than OpenAI's, by host.
+_BATCH_FORMATS = {
+    "api.mistral.ai": "mistral",
+    "generativelanguage.googleapis.com": "gemini",
+}
 _AZURE = (
     ".openai.azure.com",
     ".openai.azure.us",
@@ -83,7 +88,7 @@ class OpenAI(HTTPProvider):
     """
 
     name = "openai"
-    batch_format = "openai"
+    batch_format: str | None = "openai"
 
     def __init__(
         self,
@@ -135,6 +140,7 @@ class OpenAI(HTTPProvider):
         self._scored = False
         #: Whether a refusal by the server may switch calls to the Responses API.
         self._may_switch = responses is None
+        self.batch_format = _BATCH_FORMATS.get(endpoint.host, self.batch_format)
         named = endpoint.path.endswith(_responses.PATH) or (own and _responses.needs(short))
         if responses or (responses is None and named):
             self._use_responses()

@@ -1,0 +1,138 @@
+"""The batch APIs of Mistral and Gemini, which are OpenAI's in part."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+from urllib.parse import quote
+
+import orjson
+
+from testnuc._base.foreign import count
+from testnuc.batch.apis import TAG, OpenAIBatches
+from testnuc.batch.base import BatchProvider, RemoteBatch, mapping, string
+from testnuc.transport import AuxiliaryRequests
+
+#: Mistral's statuses in OpenAI's words; all others are those of a batch in progress.
+_STATUSES = {
+    "SUCCESS": "completed",
+    "FAILED": "failed",
+    "TIMEOUT_EXCEEDED": "expired",
+    "CANCELLED": "cancelled",
+}
+
+
+class MistralBatches(OpenAIBatches):
+    """Mistral's batch jobs: files as at OpenAI, jobs with other fields.
+
+    Documented limits: 100,000 requests and 512 MB per job.
+    """
+
+    max_requests = 100_000
+    max_bytes = 512_000_000
+    path = "/batch/jobs"
+    limit = "page_size"
+    cursor = "page"
+
+    def line(self, custom_id: str, body: bytes) -> bytes:
+        """Write one request; its path is that of the job."""
+        return b'{"custom_id":"%s","body":%s}\n' % (custom_id.encode(), body)
+
+    def _record(self, name: str, file: str) -> dict[str, Any]:
+        return {
+            "input_files": [file],
+            "endpoint": self._endpoint,
+            "model": self._provider.model,
+            "metadata": {TAG: name},
+            "timeout_hours": 24,
+        }
+
+    def _page(self, page: dict[str, Any], number: int) -> tuple[list[dict[str, Any]], str]:
+        records, _ = super()._page(page, number)
+        more = number * self.page < (count(page.get("total")) or 0)
+        return records, str(number) if more else ""
+
+    def _remote(self, found: dict[str, Any], wait: float | None) -> RemoteBatch:
+        status, files = string(found.get("status")), found.get("input_files")
+        record = {
+            "id": found["id"],
+            "status": _STATUSES.get(status, status),
+            "request_counts": {
+                "total": found.get("total_requests"),
+                "completed": found.get("succeeded_requests"),
+                "failed": found.get("failed_requests"),
+            },
+            "input_file_id": files[0] if isinstance(files, list) and files else None,
+            "output_file_id": found.get("output_file"),
+            "error_file_id": found.get("error_file"),
+            "errors": {"data": found.get("errors")},
+        }
+        return super()._remote(record, wait)
+
+
+class GeminiBatches(OpenAIBatches):
+    """Gemini's batches in OpenAI's format: files, and the list of batches, are in Google's own API.
+
+    Files have the names that we give them, and the list has the file of each batch: so a batch is
+    found again.
+    """
+
+    list_path = "/v1beta/batches"
+    limit = "pageSize"
+    cursor = "pageToken"
+
+    def __init__(self, provider: BatchProvider, exchanges: AuxiliaryRequests) -> None:
+        super().__init__(provider, exchanges)
+        self._storage = cast("BatchProvider", _GoogleAPI(provider))
+
+    async def prepare(self, name: str, lines: Sequence[bytes]) -> bytes:
+        """Upload the requests as a file; return its id."""
+        facts = orjson.dumps({"file": {"name": self._file(name), "mimeType": "application/jsonl"}})
+        parts = [
+            b"Content-Type: application/json\r\n\r\n%s\r\n" % facts,
+            b"Content-Type: application/jsonl\r\n\r\n",
+        ]
+        # not again: a name is given once, and the next round has another
+        await self._upload("/upload/v1beta/files", "related", parts, lines, again=False)
+        return self._file(name).encode()
+
+    def _record(self, name: str, file: str) -> dict[str, Any]:
+        record = super()._record(name, file)
+        # metadata is not documented, and unknown fields may be refused
+        del record["metadata"]
+        return record
+
+    def _file(self, name: str) -> str:
+        return f"files/{name}"
+
+    def _place(self, file: str, *, content: bool = False) -> str:
+        path = f"/v1beta/{quote(file)}"
+        return f"/download{path}:download?alt=media" if content else path
+
+    def _page(self, page: dict[str, Any], number: int) -> tuple[list[dict[str, Any]], str]:  # noqa: ARG002
+        records = []
+        for operation in map(mapping, page.get("operations") or []):
+            given = mapping(mapping(operation.get("metadata")).get("inputConfig"))
+            records.append({"id": operation.get("name"), "input_file_id": given.get("fileName")})
+        return records, string(page.get("nextPageToken"))
+
+
+class _GoogleAPI:
+    """A provider of Gemini's OpenAI-compatible API, as a client of Google's own API."""
+
+    def __init__(self, provider: BatchProvider) -> None:
+        self._provider = provider
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._provider, name)
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        others = dict(self._provider.headers)
+        key = others.pop("Authorization", "").removeprefix("Bearer ")
+        return {**others, **self.key_headers(key), "X-Goog-Upload-Protocol": "multipart"}
+
+    def key_headers(self, key: str) -> dict[str, str]:
+        return {"x-goog-api-key": key} if key else {}
+
+    def at(self, path: str, query: str = "") -> str:
+        root = self._provider.identity.removesuffix("/v1beta/openai")
+        return f"{root}{path}{'?' if query else ''}{query}"

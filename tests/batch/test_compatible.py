@@ -1,0 +1,58 @@
+"""What the batch APIs of Mistral and Gemini have of their own."""
+
+import pytest
+
+from bench._batch_api import Batches, BatchLLM, model_at
+from testnuc import BatchPolicy, Limits, OpenAI, TestNUC
+from testnuc.batch.compatible import GeminiBatches, MistralBatches
+from testnuc.batch.manager import BatchManager
+from testnuc.stores.memory import MemoryStore
+from tests.conftest import confident, gold, messages
+
+
+@pytest.mark.parametrize(
+    ("url", "form"),
+    [
+        (None, "openai"),
+        ("https://api.mistral.ai/v1", "mistral"),
+        ("https://generativelanguage.googleapis.com/v1beta/openai", "gemini"),
+        ("https://api.groq.com/openai/v1", "openai"),
+    ],
+)
+def test_the_host_says_which_batch_api_it_has(url, form):
+    assert OpenAI("any", base_url=url, api_key="k").batch_format == form
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gemini"])
+async def test_a_lost_batch_is_found_on_a_later_page_and_paid_once(kind, client_of, monkeypatch):
+    for api in (MistralBatches, GeminiBatches):
+        monkeypatch.setattr(api, "page", 2)
+    batches = Batches(lost=[0], polls=20)
+    async with BatchLLM(confident, batches=batches) as llm:
+        policy = BatchPolicy(max_requests=10, first_poll=0.001, longest_poll=0.002)
+        model = model_at(f"{kind}/test", llm.base_url, "secret")
+        client = client_of(llm, model=model, limits=Limits(batches=policy))
+        async with TestNUC(**client) as nuc:
+            results = await nuc.classify_many(messages(60), lane="batch")
+        assert [row.label for row in results] == [gold(text) for text in messages(60)]
+        assert set(llm.asked.values()) == {1}
+        assert llm.batches == 6
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gemini"])
+async def test_the_store_says_which_batch_api_has_a_batch(kind, client_of, monkeypatch):
+    store = MemoryStore()
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    async with BatchLLM(confident, batches=Batches(polls=5), api_key="secret") as llm:
+        policy = BatchPolicy(rest="error")
+        model = model_at(f"{kind}/test", llm.base_url, "secret")
+        client = client_of(llm, model=model, store=store, limits=Limits(batches=policy))
+        async with TestNUC(**client) as nuc:
+            await nuc.classify_many(messages(20), lane="batch")
+        (batch,) = await store.batches(ended=True)
+        assert batch.facts["batch_format"] == kind
+        async with BatchManager(store) as manager:
+            remote = await manager._lifecycle(batch).api.retrieve(batch.remote_id)
+        assert (remote.status, remote.done) == ("completed", 20)
+        # uploaded texts are deleted
+        assert llm.batch_server.files == {}
