@@ -551,7 +551,7 @@ class BatchServer:
 def _check_job(of: str, given: dict[str, Any]) -> dict[str, Any]:
     """Return what is kept of the record of a new batch; raises if a field is wrong or unknown."""
     fixed: dict[str, Any] = {"endpoint": "/v1/chat/completions"}
-    fixed |= {"timeout_hours": 24} if of == "mistral" else {"completion_window": "24h"}
+    fixed |= {} if of == "mistral" else {"completion_window": "24h"}
     free = {"openai": {"metadata"}, "mistral": {"metadata", "model"}, "gemini": set[str]()}[of]
     for name in given.keys() | fixed.keys():
         if given.get(name) != fixed.get(name) and name not in free | {"input_file_id"}:

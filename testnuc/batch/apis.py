@@ -20,8 +20,8 @@ from testnuc.batch.base import (
     RemoteBatch,
     Wait,
     identifier,
+    json_object,
     mapping,
-    named,
     string,
     written,
 )
@@ -58,6 +58,8 @@ class OpenAIBatches(BatchAPI):
     path = "/batches"
     page = 100
     cursor = "after"
+    #: Whether records have metadata; unknown fields may be refused.
+    tagged = True
 
     def __init__(self, provider: BatchProvider, exchanges: AuxiliaryRequests) -> None:
         if "/deployments/" in provider.identity:
@@ -84,7 +86,7 @@ class OpenAIBatches(BatchAPI):
             b"Content-Type: application/jsonl\r\n\r\n" % name.encode(),
         ]
         answer = await self._upload("/files", "form-data", parts, lines)
-        return str(named(answer)["id"]).encode()
+        return str(json_object(answer)["id"]).encode()
 
     async def _upload(
         self,
@@ -113,12 +115,8 @@ class OpenAIBatches(BatchAPI):
             "input_file_id": file,
             "endpoint": self._endpoint,
             "completion_window": "24h",
-            "metadata": {TAG: name},
+            **({"metadata": {TAG: name}} if self.tagged else {}),
         }
-
-    def _file(self, name: str) -> str:
-        """Return the file of a batch, "" if it is unknown."""
-        return self._files.get(name, "")
 
     def _place(self, file: str, *, content: bool = False) -> str:
         """Return the path of a file."""
@@ -132,7 +130,7 @@ class OpenAIBatches(BatchAPI):
     ) -> str | None:
         """Find the batch with our id in its metadata, or with the file that we uploaded."""
         name = batch.id.hex()
-        file = self._file(name)
+        file = self._files.get(name, "")
         # the order is not documented: search all pages
         async with aclosing(self._records(wait)) as records:
             async for one, _ in records:

@@ -1,6 +1,5 @@
 """The interface of all batch APIs."""
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -101,9 +100,8 @@ class BatchAPI(ABC):
     #: Documented limits of a batch.
     max_requests: ClassVar[int]
     max_bytes: ClassVar[int]
-    #: Of batches, after the base URL; of their list, if it is another.
+    #: Of batches, after the base URL.
     path: ClassVar[str]
-    list_path: ClassVar[str] = ""
     #: Batches in a page of the list, and the query parameters that state it and continue the list.
     page: ClassVar[int]
     limit: ClassVar[str] = "limit"
@@ -199,7 +197,7 @@ class BatchAPI(ABC):
         """Send a request that is answered with a batch."""
         url = self._provider.at(path)
         answer = await self._exchanges.send(self._provider, method, url, body, again=again)
-        return self._remote(named(answer), poll_after(answer.headers))
+        return self._remote(json_object(answer), poll_after(answer.headers))
 
     async def _records(
         self, wait: Wait
@@ -210,9 +208,9 @@ class BatchAPI(ABC):
             if after:
                 await wait(0.0)
             query = {self.limit: str(self.page), **({self.cursor: after} if after else {})}
-            url = self._storage.at(self.list_path or self.path, urlencode(query))
+            url = self._storage.at(self.path, urlencode(query))
             answer = await self._exchanges.send(self._storage, "GET", url)
-            records, after = self._page(json_object(answer), len(seen))
+            records, after = self._page(json_object(answer, named=False), len(seen))
             for one in records:
                 yield one, poll_after(answer.headers)
             if after in seen:
@@ -230,22 +228,14 @@ class BatchAPI(ABC):
         await self._exchanges.read_lines(self._storage, self._storage.at(path), each)
 
 
-def json_object(answer: HTTPAnswer) -> dict[str, Any]:
-    """Return the body of a response."""
+def json_object(answer: HTTPAnswer, *, named: bool = True) -> dict[str, Any]:
+    """Return the body of a response: an object, with an id if it is `named`."""
     try:
         found = read_json(answer.data)
     except ValueError:
         found = None
-    if not isinstance(found, dict):
-        raise ServerError("the response of the batch API is not a JSON object")
-    return found
-
-
-def named(answer: HTTPAnswer) -> dict[str, Any]:
-    """Return the body of a response that has the id of a batch or a file."""
-    found = json_object(answer)
-    if not _id_of(found):
-        raise ServerError("the response of the batch API has no id")
+    if not isinstance(found, dict) or (named and not _id_of(found)):
+        raise ServerError("the response of the batch API is not a JSON object, or has no id")
     return found
 
 
@@ -273,19 +263,10 @@ def _id_of(batch: object) -> str:
 
 
 def written(value: object) -> bytes:
-    """Return a value of a response as JSON, also with what orjson refuses.
-
-    A field that is nested too deeply is null: it is none of an answer's.
-    """
-    try:
-        return orjson.dumps(value)
-    except TypeError:
-        pass
-    try:
-        return json.dumps(value).encode()
-    except RecursionError:
-        fields = mapping(value).items()
-        return orjson.dumps({name: orjson.Fragment(write_json(inner)) for name, inner in fields})
+    """Return a value of a response as JSON; null instead of a field that cannot be written."""
+    fields = {name: write_json(inner) for name, inner in mapping(value).items()}
+    parts = {name: orjson.Fragment(inner) for name, inner in fields.items()}
+    return orjson.dumps(parts) if parts else write_json(value)
 
 
 def poll_after(headers: Mapping[str, str]) -> float | None:

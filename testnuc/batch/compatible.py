@@ -8,16 +8,12 @@ import orjson
 
 from testnuc._base.foreign import count
 from testnuc.batch.apis import TAG, OpenAIBatches
-from testnuc.batch.base import BatchProvider, RemoteBatch, mapping, string
+from testnuc.batch.base import BatchProvider, RemoteBatch, Wait, mapping, string
+from testnuc.protocols import StoredBatch
 from testnuc.transport import AuxiliaryRequests
 
-#: Mistral's statuses in OpenAI's words; all others are those of a batch in progress.
-_STATUSES = {
-    "SUCCESS": "completed",
-    "FAILED": "failed",
-    "TIMEOUT_EXCEEDED": "expired",
-    "CANCELLED": "cancelled",
-}
+#: Mistral's statuses in OpenAI's words, where they differ.
+_STATUSES = {"SUCCESS": "completed", "TIMEOUT_EXCEEDED": "expired"}
 
 
 class MistralBatches(OpenAIBatches):
@@ -42,7 +38,6 @@ class MistralBatches(OpenAIBatches):
             "endpoint": self._endpoint,
             "model": self._provider.model,
             "metadata": {TAG: name},
-            "timeout_hours": 24,
         }
 
     def _page(self, page: dict[str, Any], number: int) -> tuple[list[dict[str, Any]], str]:
@@ -71,11 +66,10 @@ class MistralBatches(OpenAIBatches):
 class GeminiBatches(OpenAIBatches):
     """Gemini's batches in OpenAI's format: files, and the list of batches, are in Google's own API.
 
-    Files have the names that we give them, and the list has the file of each batch: so a batch is
-    found again.
+    The list names the file of each batch, and we name the files: so a batch is found again.
     """
 
-    list_path = "/v1beta/batches"
+    tagged = False
     limit = "pageSize"
     cursor = "pageToken"
 
@@ -85,31 +79,29 @@ class GeminiBatches(OpenAIBatches):
 
     async def prepare(self, name: str, lines: Sequence[bytes]) -> bytes:
         """Upload the requests as a file; return its id."""
-        facts = orjson.dumps({"file": {"name": self._file(name), "mimeType": "application/jsonl"}})
+        file = self._files[name] = f"files/{name}"
+        facts = orjson.dumps({"file": {"name": file, "mimeType": "application/jsonl"}})
         parts = [
             b"Content-Type: application/json\r\n\r\n%s\r\n" % facts,
             b"Content-Type: application/jsonl\r\n\r\n",
         ]
         # not again: a name is given once, and the next round has another
         await self._upload("/upload/v1beta/files", "related", parts, lines, again=False)
-        return self._file(name).encode()
+        return file.encode()
 
-    def _record(self, name: str, file: str) -> dict[str, Any]:
-        record = super()._record(name, file)
-        # metadata is not documented, and unknown fields may be refused
-        del record["metadata"]
-        return record
-
-    def _file(self, name: str) -> str:
-        return f"files/{name}"
+    async def find(self, batch: StoredBatch, known: set[str], wait: Wait) -> str | None:
+        """Find the batch whose file has our name."""
+        self._files[batch.id.hex()] = f"files/{batch.id.hex()}"
+        return await super().find(batch, known, wait)
 
     def _place(self, file: str, *, content: bool = False) -> str:
-        path = f"/v1beta/{quote(file)}"
-        return f"/download{path}:download?alt=media" if content else path
+        return (
+            f"/download/v1beta/{quote(file)}:download?alt=media" if content else f"/{quote(file)}"
+        )
 
     def _page(self, page: dict[str, Any], number: int) -> tuple[list[dict[str, Any]], str]:  # noqa: ARG002
-        records = []
-        for operation in map(mapping, page.get("operations") or []):
+        records, listed = [], page.get("operations")
+        for operation in map(mapping, listed if isinstance(listed, list) else ()):
             given = mapping(mapping(operation.get("metadata")).get("inputConfig"))
             records.append({"id": operation.get("name"), "input_file_id": given.get("fileName")})
         return records, string(page.get("nextPageToken"))
@@ -134,5 +126,6 @@ class _GoogleAPI:
         return {"x-goog-api-key": key} if key else {}
 
     def at(self, path: str, query: str = "") -> str:
-        root = self._provider.identity.removesuffix("/v1beta/openai")
-        return f"{root}{path}{'?' if query else ''}{query}"
+        # uploads and downloads are not below the version
+        end = "/v1beta/openai" if "/v1beta/" in path else "/openai"
+        return f"{self._provider.identity.removesuffix(end)}{path}{'?' if query else ''}{query}"

@@ -14,7 +14,7 @@ from testnuc._dispatch.scheduler import Scheduler
 from testnuc.batch.apis import AnthropicBatches, OpenAIBatches
 from testnuc.batch.base import BatchAPI, QueueFullError
 from testnuc.batch.compatible import GeminiBatches, MistralBatches
-from testnuc.batch.lifecycle import BatchLifecycle, Outcomes, UnknownOutcomeError
+from testnuc.batch.lifecycle import GROWTH, BatchLifecycle, Outcomes, UnknownOutcomeError
 from testnuc.batch.manifest import ResponseReader, custom_id, pack, require_batches, unpack
 from testnuc.batch.rounds import Pack, PendingBatch, RetryRounds, TokenQueue, packs
 from testnuc.errors import BudgetExceededError, InvalidInputError, ProviderError, StoreError
@@ -28,7 +28,6 @@ _log = logging.getLogger("testnuc.batch")
 
 #: Seconds to wait on close for batches that are being created.
 _DRAIN = 5.0
-_GROWTH = 1.5
 _LEASE_FACTOR = 10.0
 #: Most asks collected for a batch: in-flight asks are held in memory.
 _MOST_ASKS = 100_000
@@ -181,7 +180,7 @@ class BatchLane:
             outcomes.update(await self._round(left, rounds.alone))
             left = rounds.again(left, outcomes)
             if left and rounds.queue_full_rounds > 1:
-                pause = self._policy.first_poll * _GROWTH**rounds.queue_full_rounds
+                pause = self._policy.first_poll * GROWTH**rounds.queue_full_rounds
                 await asyncio.sleep(min(pause, self._policy.longest_poll))
         if self._policy.rest == "live":
             outcomes.update(await self._ask_live(rounds.rest))

@@ -45,7 +45,7 @@ _REFUSALS = 3
 _REFUSED_WAIT = 1.0
 #: Attempts to create a batch while no other batch is open.
 _CREATIONS = 10
-_GROWTH = 1.5
+GROWTH = 1.5
 #: Longest time that a batch is polled. Providers promise results within a day.
 _LONGEST = 3 * 86_400.0
 _IS_GONE = "gone"
@@ -121,7 +121,7 @@ class BatchLifecycle:
                 level = logging.WARNING if wait > LONG else logging.INFO
                 _log.log(level, "a batch was refused (%s); retrying in %.0f s", error, wait)
             await asyncio.sleep(wait)
-            pause = min(pause * _GROWTH, self.policy.longest_poll)
+            pause = min(pause * GROWTH, self.policy.longest_poll)
 
     async def adopt(self, batch: StoredBatch) -> StoredBatch | None:
         """Take over a batch whose creator may be dead; None if it was never created.
@@ -188,7 +188,7 @@ class BatchLifecycle:
                 return None
             await asyncio.sleep(pause)
             waited += pause
-            pause = min(pause * _GROWTH, self.policy.longest_poll)
+            pause = min(pause * GROWTH, self.policy.longest_poll)
 
     @contextlib.asynccontextmanager
     async def _held(self, batch: StoredBatch) -> AsyncIterator[None]:
@@ -285,7 +285,7 @@ class BatchLifecycle:
                     await self._keep(joined.stored(batch.scope))
             await asyncio.sleep(pause)
             waited += pause
-            pause = min(pause * _GROWTH, self.policy.longest_poll)
+            pause = min(pause * GROWTH, self.policy.longest_poll)
 
     async def _keep(self, rows: Iterator[StoredPrediction]) -> Outcomes:
         kept: Outcomes = {}
@@ -334,7 +334,7 @@ class BatchLifecycle:
                 raise _unending(batch)
             await asyncio.sleep(wait)
             polled += wait
-            pause = min(pause * _GROWTH, self.policy.longest_poll)
+            pause = min(pause * GROWTH, self.policy.longest_poll)
 
 
 def _is_refusal(error: ProviderError) -> bool:

@@ -133,8 +133,8 @@ class BatchManager:
             known = (name, model, base_url, batch.scope)
             if known not in self._lifecycles:
                 provider = self._provider(f"{name}/{model}", str(base_url))
-                known_format = facts.get("batch_format", getattr(provider, "batch_format", None))
-                provider.batch_format = known_format  # type: ignore[attr-defined]
+                if "batch_format" in facts:
+                    provider.batch_format = facts["batch_format"]  # type: ignore[attr-defined]
                 labels = LabelSet.of(facts)
                 # decoding needs no prompt
                 several, sure = labels.multilabel, facts["confidence"]

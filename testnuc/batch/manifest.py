@@ -199,7 +199,9 @@ class BatchOutcomes:
         if line.status != 200:
             if not line.status:
                 self._expired.add(number)
-            self._failed.setdefault(number, self._error(line))
+            why = f"the batch ended before this request was executed ({line.why})"
+            error = self._reader.error(line.status, line.body) if line.status else None
+            self._failed.setdefault(number, error or NotAnsweredError(why))
             return
         item = self._items[number]
         partial = any(wanted.partial for wanted in item)
@@ -253,8 +255,3 @@ class BatchOutcomes:
         number = int(digits)
         ours = number < len(self._items) and name == custom_id(self._name, number)
         return number if ours else None
-
-    def _error(self, line: BatchResultLine) -> Exception:
-        if line.status:
-            return self._reader.error(line.status, line.body)
-        return NotAnsweredError(f"the batch ended before this request was executed ({line.why})")

@@ -31,10 +31,7 @@ _log = logging.getLogger("testnuc.providers")
 
 _DEFAULT = "https://api.openai.com/v1"
 #: Batch APIs other than OpenAI's, by host.
-_BATCH_FORMATS = {
-    "api.mistral.ai": "mistral",
-    "generativelanguage.googleapis.com": "gemini",
-}
+_BATCH_FORMATS = {"api.mistral.ai": "mistral", "generativelanguage.googleapis.com": "gemini"}
 _AZURE = (
     ".openai.azure.com",
     ".openai.azure.us",
