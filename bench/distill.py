@@ -101,11 +101,11 @@ def rate(dim: int, n_classes: int, repeats: int) -> tuple[float, float]:
         trained_on=on,
     )
     vectors = random.normal(size=(_RATE_TEXTS, dim)).astype(np.float16)
-    head.predict_vectors(vectors[:_CHUNK])
+    head.labels_of(vectors[:_CHUNK])
     rates = []
     for _ in range(repeats):
         start = time.process_time()
-        head.predict_vectors(vectors)
+        head.labels_of(vectors)
         rates.append(_RATE_TEXTS / (time.process_time() - start))
     return float(np.median(rates)), min(rates)
 

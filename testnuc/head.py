@@ -307,39 +307,6 @@ class Head:
             )
         return np.array([labels.index(name) for name in self.labels], dtype=np.int32)
 
-    def predict_vectors(self, vectors: Floats) -> tuple[Int32s, Float32s]:
-        """Label embeddings.
-
-        Parameters
-        ----------
-        vectors : float[n, dim]
-            Unit norm.
-
-        Returns
-        -------
-        int32[n], float32[n]
-            The position of each label in `labels`, and its trust.
-        """
-        self._check(vectors)
-        if self.sets is not None:
-            raise InvalidInputError(
-                "the head gives several labels for a text; use `labels_of`, or `predict`"
-            )
-        found = np.empty(len(vectors), dtype=np.int32)
-        trust = np.empty(len(vectors), dtype=np.float32)
-        start, slope = map(np.float32, self.curve)
-        for at in range(0, len(vectors), _BLOCK):
-            rows = slice(at, at + _BLOCK)
-            z = vectors[rows].astype(np.float32) @ self.weights[:-1]
-            z += self.weights[-1]
-            label = z.argmax(axis=1)
-            z -= z[np.arange(len(z)), label][:, None]
-            np.exp(z, out=z)
-            chance = np.clip(1 / z.sum(axis=1), _TINY, 1 - _TINY)
-            odds = start + slope * np.log(chance / (1 - chance))
-            found[rows], trust[rows] = label, 1 / (1 + np.exp(-odds))
-        return found, trust
-
     def labels_of(self, vectors: Floats) -> Labels:
         """Label embeddings, with one label or several each.
 
@@ -353,12 +320,25 @@ class Head:
         Labels
             Of the head's labels by position, with the trust of each text.
         """
-        if self.sets is None:
-            label, trust = self.predict_vectors(vectors)
-            return Labels.single(label, trust=trust.astype(np.float64))
-        self._check(vectors)
-        starts = range(0, max(len(vectors), 1), _BLOCK)
-        return Labels.stacked([self._several(vectors[at : at + _BLOCK]) for at in starts])
+        if vectors.ndim != 2 or vectors.shape[1] != self.dim:
+            raise InvalidInputError(
+                f"the vectors have shape {vectors.shape}; the head takes [n, {self.dim}]"
+            )
+        label, starts = self._one, range(0, max(len(vectors), 1), _BLOCK)
+        if self.sets is not None:
+            label = self._several
+        return Labels.stacked([label(vectors[at : at + _BLOCK]) for at in starts])
+
+    def _one(self, vectors: Floats) -> Labels:
+        start, slope = map(np.float32, self.curve)
+        z = vectors.astype(np.float32) @ self.weights[:-1]
+        z += self.weights[-1]
+        label = z.argmax(axis=1)
+        z -= z[np.arange(len(z)), label][:, None]
+        np.exp(z, out=z)
+        chance = np.clip(1 / z.sum(axis=1), _TINY, 1 - _TINY)
+        odds = start + slope * np.log(chance / (1 - chance))
+        return Labels.single(label.astype(np.int32), trust=(1 / (1 + np.exp(-odds))).astype(float))
 
     def _several(self, vectors: Floats) -> Labels:
         assert self.sets is not None
@@ -374,12 +354,6 @@ class Head:
             chances[rows, label].astype(np.float64),
             chance_of(odds, self.curve).astype(np.float32).astype(np.float64),
         ).by_share()
-
-    def _check(self, vectors: Floats) -> None:
-        if vectors.ndim != 2 or vectors.shape[1] != self.dim:
-            raise InvalidInputError(
-                f"the vectors have shape {vectors.shape}; the head takes [n, {self.dim}]"
-            )
 
     def probabilities(self, texts: Sequence[str]) -> Float32s:
         """Return float32[n, C], uncalibrated; rows sum to 1, but for several labels."""

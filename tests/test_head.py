@@ -70,14 +70,14 @@ async def distilled(path, *, judged=0):
 def test_vectors_are_labeled_as_by_the_formula():
     head = small()
     vectors = np.random.default_rng(1).normal(size=(5_000, DIM)).astype(np.float16)
-    labels, trust = head.predict_vectors(vectors)
+    labels = head.labels_of(vectors)
     for row in (0, 1, 4_095, 4_096, 4_999):
         label, chance = naive.head_of(vectors[row].tolist(), head.weights.tolist(), head.curve)
-        assert labels[row] == label
-        assert trust[row] == pytest.approx(chance, abs=1e-3)
-    assert head.predict_vectors(vectors[:0])[0].shape == (0,)
+        assert labels.label[row] == label
+        assert labels.trust[row] == pytest.approx(chance, abs=1e-3)
+    assert len(head.labels_of(vectors[:0])) == 0
     with pytest.raises(InvalidInputError, match=r"takes \[n, 8\]"):
-        head.predict_vectors(vectors[:, :3])
+        head.labels_of(vectors[:, :3])
 
 
 async def test_a_distilled_head_labels_new_texts_without_an_llm(tmp_path):
@@ -211,7 +211,7 @@ def test_any_value_of_the_header_is_refused_or_works(tmp_path):
             except InvalidInputError:
                 continue
             assert str(found)
-            assert np.isfinite(found.predict_vectors(np.ones((2, found.dim)))[1]).all()
+            assert np.isfinite(found.labels_of(np.ones((2, found.dim))).trust).all()
 
 
 async def test_answers_of_one_head_are_not_those_of_another(tmp_path):

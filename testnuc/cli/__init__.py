@@ -150,7 +150,7 @@ def classify(
     ),
     escalate: str | None = _referee(
         None,
-        help="Part of the texts that the referee labels, such as 10%.",
+        help="Fraction of the texts that the referee labels, such as 10%.",
         show_default="10% with --referee, of one label",
     ),
     full: bool = typer.Option(
@@ -228,7 +228,7 @@ def learn(
 @runs(app, "judging:certify", *EVIDENCE_OPTIONS, labels=_OF_RUN)
 def certify(
     source: str = _RESULTS_OR_STORE,
-    accuracy: float = typer.Option(0.9, help="Part of the certified labels that is right."),
+    accuracy: float = typer.Option(0.9, help="Minimum accuracy of the certified labels."),
     confidence: float = typer.Option(0.9, help="Probability that the certificate holds."),
     level: int | None = typer.Option(
         None, help="Of labels in a tree, 1 = the top.", show_default="whole labels"
@@ -254,7 +254,7 @@ def count(
     level: int | None = typer.Option(
         None, help="Of labels in a tree, 1 = the top.", show_default="whole labels"
     ),
-    judge_error: float = once(0.0, help="Part of the judgments that may be wrong."),
+    judge_error: float = once(0.0, help="Fraction of the judgments that may be wrong."),
     output: str | None = output_to("A .csv or .json file for the counts."),
     plot: str | None = writes(None, help="A .png, .svg or .pdf file for the figure."),
     dark: bool = once(False, "--dark", help="The figure is light on dark."),

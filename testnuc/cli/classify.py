@@ -37,7 +37,7 @@ Prepare: TypeAlias = Callable[..., Awaitable[None]]
 _BYTES_PER_TOKEN = 3.2
 #: Options that tell the runs in a store apart.
 _OF_STORE = ("labels", "model", *OF_ANSWERS)
-#: Part of the texts that a referee labels.
+#: Fraction of the texts that a referee labels.
 _ESCALATED = 0.1
 
 
@@ -97,7 +97,7 @@ def run(given: SimpleNamespace) -> None:
 
 
 def _share_of(escalate: str | None, referee: str | None, *, several: bool) -> float:
-    """Return the part of the texts to escalate: of "10%" or "0.1"."""
+    """Return the fraction of the texts to escalate: of "10%" or "0.1"."""
     if escalate is None:
         # several labels are not escalated: the referee judges texts drawn at random
         return 0.0 if several else _ESCALATED
@@ -109,7 +109,7 @@ def _share_of(escalate: str | None, referee: str | None, *, several: bool) -> fl
     except ValueError:
         part = -1.0
     if not 0 <= part <= 1:
-        raise InvalidInputError(f"--escalate is {escalate!r}; give a part such as 10% or 0.1")
+        raise InvalidInputError(f"--escalate is {escalate!r}; give a fraction such as 10% or 0.1")
     return part
 
 

@@ -159,7 +159,7 @@ def _client(
     ),
     neighbors: Literal["predict", "stored"] = _vote(
         "predict",
-        help="predict: ask about neighbors; stored: only those with a stored answer vote.",
+        help="predict: call the LLM for neighbors without a prediction; stored: leave them out.",
     ),
     min_trust: float | None = _vote(None, min=0, max=1, help="Withhold labels with lower trust."),
     threshold: float | None = rare(
@@ -183,12 +183,10 @@ def _client(
     tokens_per_minute: int | None = _limits(None, min=1, help="The provider's limit.", hidden=True),
     ask: Literal["all", "unsure"] = _fewer(
         "all",
-        help="all, or unsure: ask about part of the texts; a model of the answers labels the rest.",
+        help="unsure: call the LLM only where a classifier trained on its answers is uncertain.",
     ),
-    stop: float = _share(
-        0.99, help="With unsure: share of all labels proved to equal those of --ask all."
-    ),
-    most: float = _share(1.0, help="With unsure: maximum share of the texts to ask about, 0 to 1."),
+    stop: float = _share(0.99, help="With unsure: minimum certified agreement with --ask all."),
+    most: float = _share(1.0, help="With unsure: maximum fraction of texts that the LLM labels."),
     head: str | None = reads(
         None,
         help="A file from `testnuc distill`, which labels without an LLM.",
