@@ -38,9 +38,7 @@ class _Bare(Transport):
     """The transport without any tracing code."""
 
     async def answer(self, provider: Provider, request: Request) -> Reply:
-        return await self._run(
-            Call(request, estimate_tokens(provider, request, needed=False), None, provider)
-        )
+        return await self._run(Call(request, estimate_tokens(provider, request), None, provider))
 
 
 def _run(factory: Callable[[], Transport]) -> float:

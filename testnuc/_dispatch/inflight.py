@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from testnuc.labels import as_stored
 from testnuc.prompts.writing import Demonstration
@@ -45,16 +45,6 @@ class Ask:
         return StoredPrediction(self.key, scope, self.text_hash, self.sample, as_stored(prediction))
 
 
-class Lane(Protocol):
-    """A scheduler, to the runs and schedulers that share its requests."""
-
-    def stop(self, run: ScheduledRun) -> None:
-        """Remove the unsent requests of a failed run."""
-
-    def adopt(self, ask: Ask, waiters: list[tuple[ScheduledRun, Ask]]) -> None:
-        """Take over a request that a faster lane will not send."""
-
-
 @dataclass(slots=True, eq=False, repr=False)
 class ScheduledRun:
     """State of one `Scheduler.run`: the number of open asks, and the outcomes not yet consumed.
@@ -63,7 +53,7 @@ class ScheduledRun:
     """
 
     #: The scheduler that runs it.
-    lane: Lane
+    lane: Any
     #: Whether the iterable of asks is exhausted.
     fed: bool = False
     #: Asks without an outcome.

@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
-from itertools import chain, islice
+from itertools import islice
 from typing import TypeAlias, cast
 
 from testnuc._dispatch.inflight import Ask, InFlight, InFlightRequest, Outcome, ScheduledRun
@@ -36,7 +36,6 @@ from testnuc.errors import (
 )
 from testnuc.limits.budget import Meter
 from testnuc.protocols import Store
-from testnuc.stores.memory import MemoryStore
 from testnuc.transport import telemetry
 from testnuc.transport.calls import MAY_SEND, NotSentError
 from testnuc.types import Prediction
@@ -138,9 +137,8 @@ class Scheduler:
             raise ProviderError(_CLOSED)
         run = ScheduledRun(self)
         self._runs[run] = None
-        feeder: asyncio.Task[None] | None = None
+        feeder = asyncio.create_task(self._feed(run, asks), name="testnuc-asks")
         try:
-            feeder = await self._start(run, asks)
             while True:
                 for _ in range(min(len(run.outcomes), _TURN)):
                     yield run.outcomes.popleft()
@@ -159,11 +157,10 @@ class Scheduler:
                     await run.changed.wait()
         finally:
             self._runs.pop(run, None)
-            if feeder is not None:
-                feeder.cancel()
+            feeder.cancel()
             # before the wait, which a second cancellation can interrupt
             self._abandon(run)
-            if feeder is not None and not feeder.done():
+            if not feeder.done():
                 await asyncio.wait([feeder])
 
     async def _last_outcomes(self, run: ScheduledRun) -> None:
@@ -179,20 +176,6 @@ class Scheduler:
                 async with asyncio.timeout(left):
                     await run.changed.wait()
             left = run.failed_at + self._drain - asyncio.get_running_loop().time()
-
-    async def _start(self, run: ScheduledRun, asks: Asks) -> asyncio.Task[None] | None:
-        """Claim the asks of a run in a task, or few at once, if the store does not wait."""
-        # subclasses may wait
-        read = getattr(type(self._store), "get_predictions", None)
-        if isinstance(asks, Iterable) and read is MemoryStore.get_predictions:
-            asks = iter(asks)
-            first = list(islice(asks, _CHUNK))
-            if len(first) < _CHUNK:
-                # a task would take longer than the claim
-                await self._feed(run, first)
-                return None
-            asks = chain(first, asks)
-        return asyncio.create_task(self._feed(run, asks), name="testnuc-asks")
 
     async def _feed(self, run: ScheduledRun, asks: Asks) -> None:
         """Claim the asks of a run in chunks, with backpressure from its queue and its consumer."""

@@ -76,11 +76,6 @@ class BudgetAccount:
         self._waiting: deque[_Waiter] = deque()
         self._waiting_batches: deque[_Waiter] = deque()
 
-    @property
-    def bounds_tokens(self) -> bool:
-        """Whether the budget bounds tokens or their cost."""
-        return self._limits[0] is not None or self._limits[1] is not None
-
     async def reserve(
         self, pico_usd: int, tokens: int, calls: int = 1, *, batch: bool = False
     ) -> Reservation:

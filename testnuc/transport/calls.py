@@ -18,17 +18,12 @@ ON_WAIT: ContextVar[Callable[[int], object]] = ContextVar("testnuc-on-wait", def
 _CHARACTERS_PER_TOKEN = 3
 
 
-def estimate_tokens(provider: Provider, request: Request, *, needed: bool) -> tuple[int, int]:
-    """Estimate input and output tokens of a call to a provider without a wire format.
-
-    `needed`: whether any limit counts tokens.
-    """
+def estimate_tokens(provider: Provider, request: Request) -> tuple[int, int]:
+    """Estimate input and output tokens of a call to a provider without a wire format."""
     reserve = getattr(provider, "reserve", None)
     if reserve is not None:
         input_tokens, output_tokens = reserve(request)
         return int(input_tokens), int(output_tokens)
-    if not needed:
-        return 0, 0
     characters = len(request.task.system) + len(request.user)
     return characters // _CHARACTERS_PER_TOKEN + 1, 0
 

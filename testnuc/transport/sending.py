@@ -81,7 +81,6 @@ class Transport:
             telemetry=telemetry,
             wall=wall,
         )
-        self._limits_tokens = limits.tokens_per_minute is not None
         self._telemetry = telemetry
         self._clock = clock
         self._sleep = sleep
@@ -133,8 +132,7 @@ class Transport:
         provider has a method ``reserve``, it estimates the tokens. Exceptions other than
         `ProviderError` propagate without a retry.
         """
-        bounded = self._limits_tokens or self.account.bounds_tokens
-        call = Call(request, estimate_tokens(provider, request, needed=bounded), None, provider)
+        call = Call(request, estimate_tokens(provider, request), None, provider)
         return await (self._run(call) if self._telemetry is None else self._traced(call))
 
     def require_loop(self) -> None:
