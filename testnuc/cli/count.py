@@ -4,10 +4,12 @@ import csv
 import io
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import date
 from pathlib import Path
+from statistics import median
 from time import strptime
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +36,8 @@ _TIME = re.compile(r"(?<=\d)[ ,T].*")
 _SHORT_YEAR = re.compile(r"\d\d?([-./])\d\d?\1\d\d")
 #: Different dates that are perhaps not meant as groups.
 _MANY = 50
+#: Rows of most groups, where one of a single row is told: its date may be mistyped.
+_TYPICAL = 10
 _PERIODS = {"year": "%Y", "quarter": "%Y-Q", "month": "%Y-%m", "week": "%G-W%V", "day": "%Y-%m-%d"}
 
 
@@ -88,6 +92,10 @@ def _groups(table: Table, column: str, period: str | None) -> list[str | None]:
         day: f"{of:{_PERIODS[period]}}".replace("Q", f"Q{(of.month + 2) // 3}")
         for day, of in _dates(days, column).items()
     }
+    sizes = Counter(groups[day] for day in days if day)
+    alone = sorted(group for group, rows in sizes.items() if rows == 1)
+    if alone and median(sizes.values()) >= _TYPICAL:
+        to_stderr(f"note: {', '.join(alone)}: one row each; is its date in {column!r} mistyped?")
     return list(map(groups.get, days))
 
 

@@ -7,7 +7,7 @@ contradictions of the LLM show that it is better, see `Dissent`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import log
 from typing import NamedTuple
 
@@ -66,6 +66,8 @@ class Verdict(Brief):
     everywhere: bool = False
     #: float32[n, C], of a taught model that was chosen.
     probabilities: Float32s | None = None
+    #: int32[n], `Taught.apart`, also where it was not chosen; empty: nothing was judged.
+    apart: Int32s = field(default_factory=lambda: np.zeros(0, np.int32))
 
 
 def candidates_of(texts: Texts) -> list[LabelCandidate]:
@@ -120,6 +122,7 @@ def choose(
     judged = texts.with_judged(rows[known], labels[known])
     bases = chosen_parts(candidates)[1][1:]
     taught = teach(bases, judged, weights, None if grounds is None else grounds[1:])
+    result = replace(result, apart=taught.apart)
     name = f"{candidates[taught.base - len(bases)].name}, trained on the judged texts"
     where, said, before = rows[drawn], labels[drawn], own.labels
     share = min(len(where) / _FIRST, _FIRST / len(where))
@@ -144,7 +147,7 @@ def choose(
             proved = True
             gain = paired_gain(*evidence, ALPHA, unknown)
             chosen = LabelCandidate(called, model, found)
-            result = Verdict(chosen, gain, open_ is every, taught.probabilities)
+            result = Verdict(chosen, gain, open_ is every, taught.probabilities, taught.apart)
         if not proved:
             break
     return result

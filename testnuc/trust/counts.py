@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from testnuc._base.arrays import Int64s
+from testnuc._base.arrays import Bools, Int64s
 from testnuc._base.checks import checked_number, hash_text
 from testnuc._base.display import Brief, columns, data_frames, new_figure, theme
 from testnuc.errors import InvalidInputError
@@ -242,7 +242,8 @@ def counted(
     **options: Any,
 ) -> Counts:
     """Count the labels of results by what was judged; `options` are those of `count_labels`."""
-    texts, own = _said(results)
+    texts, own = _said(results, learned)
+    options["apart"] = learned.labels_apart(texts)
     return count_labels(texts, own, learned.judged, learned.labels, groups, **options)
 
 
@@ -256,7 +257,7 @@ def debiased(results: Sequence[Classification], learned: Learned) -> dict[str, l
     Sources: Robins, Rotnitzky and Zhao 1994; Egami and others 2023, "Using imperfect surrogates for
     downstream inference: design-based supervised learning" (NeurIPS).
     """
-    texts, own = _said(results)
+    texts, own = _said(results, learned)
     counting = _Counting(texts, own, learned.judged, learned.labels, None)
     cohort, rows, said = counting.cohort, counting.rows, counting.own.astype(np.float64)
     known = counting.drawn[:, None] & ~counting.missing
@@ -271,8 +272,12 @@ def debiased(results: Sequence[Classification], learned: Learned) -> dict[str, l
     return {label: column for label, column in zip(counting.labels, made, strict=True) if label}
 
 
-def _said(results: Sequence[Classification]) -> tuple[list[str], list[Sequence[str] | None]]:
+def _said(
+    results: Sequence[Classification], learned: Learned
+) -> tuple[list[str], list[Sequence[str] | None]]:
     """Return the texts of results, and the LLM's labels; the given ones where it was not asked."""
+    if not hasattr(learned, "judged"):
+        raise InvalidInputError(f"learned is {learned!r}; give what `nuc.learn(review)` returned")
     own: list[Sequence[str] | None] = []
     for result in results:
         unasked = None if result.source == "person" else result.labels or None
@@ -287,6 +292,7 @@ def count_labels(
     labels: Sequence[str],
     groups: Sequence[str | None] | None = None,
     *,
+    apart: Sequence[Sequence[str] | None] | None = None,
     confidence: float = 0.95,
     together: bool = False,
     level: int | None = None,
@@ -295,18 +301,19 @@ def count_labels(
 ) -> Counts:
     """Count labels in rows of texts.
 
-    The strata of a label are the texts that the LLM gave it, and the others. Judged texts that were
-    drawn at random from all count as a sample, all other judged ones as what they are. If there is
-    none of the former, it raises an `InvalidInputError`.
+    The strata of a label are the texts that the LLM gave it, or `apart` does, or both or none of
+    them do. Judged texts that were drawn at random from all count as a sample, all other judged
+    ones as what they are. If there is none of the former, it raises an `InvalidInputError`.
 
     `texts` are those of each row, and may occur in several; `own` are the LLM's own labels of each
-    row, None where they are unknown; `labels` is the label set. A row whose group is None is in no
-    group. If groups are `periods`, the later half of the rows is also compared with the earlier
-    half. The other arguments are those of `Results.count_labels`.
+    row, None where they are unknown; `apart` are others, which do not depend on how the text was
+    judged; `labels` is the label set. A row whose group is None is in no group. If groups are
+    `periods`, the later half of the rows is also compared with the earlier half. The other
+    arguments are those of `Results.count_labels`.
     """
     checked_number("confidence", confidence, 0.5, 0.9999)
     checked_number("judge_error", judge_error, 0, 0.4)
-    counting = _Counting(texts, own, judged, labels, level)
+    counting = _Counting(texts, own, judged, labels, level, apart)
     selected = counting.rows_of(groups)
     names = [name for name in selected if name is not None]
     kinds = len(counting.labels) * len(selected)
@@ -327,8 +334,8 @@ def count_labels(
         if all(one.share is None for one in items[name]):
             # too few judged: there is nothing to compare
             continue
-        apart = less([name], [other for other in names if other != name])
-        items[name] = [replace(a, difference=d) for a, d in zip(items[name], apart, strict=True)]
+        differ = less([name], [other for other in names if other != name])
+        items[name] = [replace(a, difference=d) for a, d in zip(items[name], differ, strict=True)]
     if periods and len(names) > 1:
         until = np.cumsum([len(selected[name]) for name in names])
         # where the halves are most alike in size
@@ -354,23 +361,22 @@ class _Counting:
         judged: Sequence[Judgment],
         labels: Sequence[str],
         level: int | None,
+        apart: Sequence[Sequence[str] | None] | None = None,
     ) -> None:
-        def cut(label: str) -> str:
-            return LEVELS.join(path_of(label)[:level])
-
+        self._level = level
         #: The last one: none of the labels.
-        self.labels: list[str | None] = [*dict.fromkeys(map(cut, labels)), None]
-        number = {label: at for at, label in enumerate(self.labels)}
+        self.labels = [*dict.fromkeys(map(self._cut, labels)), None]
+        self._number = {label: at for at, label in enumerate(self.labels)}
         places: dict[bytes, int] = {}
         #: The position of the distinct text of each row.
         self.place = np.array(
             [places.setdefault(hash_text(text), len(places)) for text in texts], dtype=np.int64
         )
         #: bool[n, C]: the LLM's labels of each distinct text.
-        self.own = np.zeros((len(places), len(self.labels)), dtype=np.bool_)
-        for place, some in zip(self.place.tolist(), own, strict=True):
-            said = [number[cut(name)] for name in some or () if cut(name) in number]
-            self.own[place, said or [-1] * (some is not None)] = True
+        self.own = self._table(own)
+        #: int64[n, C]: the stratum of each for each label.
+        self.strata: Int64s = self.own + 2 * self._table(apart or own)
+        self.strata[:, -1] = 0
         people = any(one.source == "person" for one in judged)
         judge = "person" if people else "referee"
         # of a text that was skipped and not drawn at random, nothing is known
@@ -393,7 +399,7 @@ class _Counting:
             known = one.source is not None
             several = [one.label] if one.label in labels else split_labels(one.label)
             given, maybe = (
-                {number.get(name and cut(name), -1) for name in names}
+                {self._number.get(self._cut(name), -1) for name in names}
                 for names in (several if known else (), one.possible)
             )
             if not known and len(maybe) == 1:
@@ -424,6 +430,17 @@ class _Counting:
                 f"{skipped:,} judged texts were skipped, or a label was split or added since, "
                 "which widens the intervals"
             )
+
+    def _cut(self, label: str | None) -> str | None:
+        return label and LEVELS.join(path_of(label)[: self._level])
+
+    def _table(self, given: Sequence[Sequence[str] | None]) -> Bools:
+        """Return which labels each distinct text has, bool[n, C], of those that rows are given."""
+        found = np.zeros((self.place.max(initial=-1) + 1, len(self.labels)), dtype=np.bool_)
+        for place, some in zip(self.place.tolist(), given, strict=True):
+            said = {self._number.get(self._cut(name), -1) for name in some or ()} - {-1}
+            found[place, [*said] or [-1] * (some is not None)] = True
+        return found
 
     def _cohorts(self, drawn_from: Sequence[int]) -> Int64s:
         """Return the cohort of each text, given of how many texts each judged one was drawn.
@@ -507,12 +524,11 @@ class _Counting:
         sample = JudgedSample(places, self.drawn[here], self.missing[here])
         judged, own = int(sample.drawn.sum()), self.own[inside]
         llm = (copies[inside] @ own) / max(len(rows), 1)
-        # not a stratum
-        own[:, -1] = False
         shares: list[Share | None] = [None] * len(self.labels)
         more = LEAST_JUDGED - judged
         if judged >= min(LEAST_JUDGED, len(inside)) > 0:
-            population = Population(own + 2 * self.cohort[inside, None], copies[inside])
+            strata = self.strata[inside] + 4 * self.cohort[inside, None]
+            population = Population(strata, copies[inside])
             value, low, high = sample.totals(
                 population, self.hits[here], confidence=confidence, compared=compared
             )

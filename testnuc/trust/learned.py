@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from testnuc._base.arrays import Array, Bools, Float32s, Int32s, Int64s
-from testnuc._base.checks import checked_whole
+from testnuc._base.checks import checked_whole, hash_text
 from testnuc._base.display import Brief
 from testnuc.errors import InvalidInputError, StoreError
 from testnuc.trust.argmax import Argmax
@@ -44,7 +44,7 @@ _USUAL = 0.9
 _FEWER = 3
 #: Arrays that are stored; the latter unless they are empty.
 _ARRAYS = ("trust", "rows", "right", "person", "drawn")
-_OPTIONAL = ("keys", "given", "before", "differs")
+_OPTIONAL = ("keys", "given", "before", "differs", "apart")
 _OTHER_SETTINGS = (
     "the texts were judged under other vote settings (policy, k, prior); learn from the same "
     "reviews again"
@@ -94,6 +94,9 @@ class Learned(Brief):
     before: Array = field(default_factory=lambda: np.zeros(0, np.int8), repr=False)
     #: bool[texts]: the texts on which candidates differ; empty: there are none.
     differs: Bools = field(default_factory=lambda: np.zeros(0, np.bool_), repr=False)
+    #: int32[texts]: labels by models that know no judgment of the text, for strata. Empty: a text
+    #: has several labels, or an older version learned.
+    apart: Int32s = field(default_factory=lambda: np.zeros(0, np.int32), repr=False)
     #: `VoteSettings.basis` where it was learned; "": an older version did not say.
     settings: str = ""
     #: Labels that far fewer texts have than the LLM gave them to, with both numbers, see `fallen`.
@@ -192,6 +195,12 @@ class Learned(Brief):
         drawn = np.array([one in self.current for one in judged.rankings], dtype=np.bool_)
         by_text = of_judged(judged, right, own_right) | {"drawn": drawn}
         return replace(self, rule=rule, judged=judgments, **by_text)
+
+    def labels_apart(self, texts: Sequence[str]) -> list[tuple[str, ...] | None]:
+        """Return the label `apart` of each text; None: the text came later, or there are none."""
+        known = dict(zip(self.keys.tolist(), self.apart.tolist(), strict=False))
+        found = (known.get(key_of(hash_text(text)), -1) for text in texts)
+        return [None if label < 0 else (self.labels[label],) for label in found]
 
     def next_to_prove(self, n: int, random: np.random.Generator) -> list[int]:
         """Draw the positions of n texts that are not judged, to certify one part more."""

@@ -285,6 +285,8 @@ class Taught(NamedTuple):
     base: int
     #: float32[b, C]; of a judged text without its judgment, see `teach`.
     probabilities: Float32s
+    #: int32[b], the label of each text by a fit that knows no judgment of its fold.
+    apart: Int32s
 
 
 @one_thread()
@@ -343,35 +345,37 @@ def teach(
         return [_softmax(np.float32(temper) * logs[out] + x[out] @ moves) for temper, moves in fits]
 
     def left_out(base: int, spreads: Sequence[int]) -> dict[tuple[int, int], Float32s]:
-        """Return the probabilities of the judged texts, each by a fit without its fold."""
+        """Return the log loss of the judged texts, each by a fit without its fold."""
         found = np.empty((len(spreads), len(rows), texts.n_classes), np.float32)
         for fold in np.unique(folds):
             found[:, folds == fold] = predicted(base, folds == fold, spreads)
-        return {(base, spread): of for spread, of in zip(spreads, found, strict=True)}
-
-    def losses(chances: Float32s) -> Float32s:
-        return -w * np.log(np.maximum(chances[m, labels], _TINY))
-
-    by_way: dict[tuple[int, int], Float32s] = {}
-    for base in range(len(bases)):
-        by_way |= left_out(base, _SPREADS[:1])
-    base, _ = min(by_way, key=lambda way: float(losses(by_way[way]).sum()))
-    by_way |= left_out(base, _SPREADS[1:])
-    loss = {way: losses(chances) for way, chances in by_way.items()}
+        losses = -w * np.log(np.maximum(found[:, m, labels], _TINY))
+        return {(base, spread): of for spread, of in zip(spreads, losses, strict=True)}
 
     def best(some: Bools) -> tuple[int, int]:
         return min(loss, key=lambda way: float(loss[way][some].sum()))
 
-    base, spread = best(m >= 0)
-    temper, moves = fitted(logs_of(base, texts), m >= 0, spread)
-    moves[dim] -= middle @ moves[:dim]
-    model = replace(bases[base], care=0.0, temper=temper, moves=moves).rounded()
-    probabilities = model.probabilities(texts, given[base])
+    def made(some: Bools) -> tuple[int, HeadModel, Float32s]:
+        """Return what some of the judged texts teach: its base, the model, its probabilities."""
+        known, (base, spread) = texts.with_judged(rows[some], labels[some]), best(some)
+        temper, moves = fitted(logs_of(base, known), some, spread)
+        moves[dim] -= middle @ moves[:dim]
+        model = replace(bases[base], care=0.0, temper=temper, moves=moves).rounded()
+        return base, model, model.probabilities(known, given[base])
+
+    every = range(len(bases))
+    loss = {way: of for base in every for way, of in left_out(base, _SPREADS[:1]).items()}
+    loss |= left_out(best(m >= 0)[0], _SPREADS[1:])
+    base, model, probabilities = made(m >= 0)
+    apart = probabilities.argmax(axis=1).astype(np.int32)
+    for fold in np.unique(folds):
+        here = texts.folds[: len(texts)] == fold
+        apart[here] = made(folds != fold)[2][here].argmax(axis=1)
     parts = folds * _PARTS + m % _PARTS
     for part in np.unique(parts):
         of, spread = best(folds != part // _PARTS)
         (probabilities[rows[parts == part]],) = predicted(of, parts == part, [spread])
-    return Taught(model, base, probabilities)
+    return Taught(model, base, probabilities, apart)
 
 
 def one_hot(labels: Int32s, n_classes: int) -> Float32s:

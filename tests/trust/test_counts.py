@@ -214,7 +214,8 @@ def test_texts_to_which_the_llm_gives_no_label_count_as_none():
         Classification(at, text, None, prediction=Prediction(None, said="x") if at % 3 else None)
         for at, text in enumerate(texts)
     ]
-    learned = SimpleNamespace(judged=judged, labels=LABELS)
+    none_apart = {"labels_apart": lambda texts: [None] * len(texts)}
+    learned = SimpleNamespace(judged=judged, labels=LABELS, **none_apart)
     assert counted(results, learned)[-1].llm == pytest.approx(2 / 3)
 
 
@@ -338,6 +339,27 @@ def test_wrong_judgments_widen_the_interval():
         assert other.share.low <= one.share.low
         assert other.share.high >= one.share.high
     assert str(sure) != str(unsure)
+
+
+def test_labels_that_do_not_depend_on_a_judgment_narrow_the_intervals():
+    texts, right, said = world(n=2000, wrong=0.4)
+    judged = judged_at_random(texts, right, 100)
+    alone = count_labels(texts, said, judged, LABELS)
+    better = [[label] if at % 20 else None for at, label in enumerate(right)]
+    counts = count_labels(texts, said, judged, LABELS, apart=better)
+    for one, other in zip(alone, counts, strict=True):
+        assert other.llm == one.llm
+        assert other.share.low <= right.count(one.label) / len(texts) <= other.share.high
+        assert other.share.high - other.share.low < 0.7 * (one.share.high - one.share.low)
+    # a label that is the LLM's own says nothing more
+    assert count_labels(texts, said, judged, LABELS, apart=said).items == alone.items
+
+
+def test_what_was_not_learned_is_refused():
+    with pytest.raises(InvalidInputError, match="learned is None; give what"):
+        counted([result(0, "text", "refund")], None)
+    with pytest.raises(InvalidInputError, match="learned is True; give what"):
+        debiased([result(0, "text", "refund")], True)
 
 
 def test_without_a_random_sample_it_is_an_error():
