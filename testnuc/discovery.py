@@ -490,7 +490,6 @@ class _Run:
         task = replace(
             self.parts.predictor.task,
             system=system, labels=names, confidence="verbalized", score_labels=False,
-            multilabel=False,
         )  # fmt: skip
         facts = provider.name, provider.model, provider.identity, system, names
         sent = task.temperature, task.top_p, task.options, task.reasoning_effort

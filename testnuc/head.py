@@ -425,14 +425,13 @@ class Head:
     ) -> Classification:
         if error is not None:
             candidates = ()
-        chosen = [name for name, given, *_ in candidates if given]
+        given = {name: chance for name, has, _, chance in candidates if has}
         several: dict[str, Any] = {}
         if self.sets is not None:
-            several["shares"] = {name: share for name, _, share, _ in candidates}
-            several["trusts"] = {name: chance for name, given, _, chance in candidates if given}
+            several = {"shares": {name: share for name, _, share, _ in candidates}, "trusts": given}
         if error is not None:
             return Classification(index, text, None, error=error, **several)
-        label = SEPARATOR.join(chosen)
+        label = SEPARATOR.join(given)
         return Classification(index, text, label, trust=trust, source="head", **several)
 
     async def answer(self, request: Request) -> Reply:

@@ -95,17 +95,16 @@ def nearest(run: Run, place: int, most: int) -> tuple[Neighbor, ...]:
 def _of_label(run: Run, place: int, fields: dict[str, Any]) -> Classification:
     """Return the record of a text with one label."""
     names, row = run.batch.labels.names, np.array([place])
-    tally, labels = run.tally(row), run.labels(row)
-    assert tally.votes is not None
-    winner, share, voters = int(tally.label[0]), float(tally.share[0]), int(tally.voters[0])
-    weights = tally.votes[0]
+    labels = run.labels(row)
+    winner = int(labels.first()[0])
+    weights, share, margin, voters = run.tally(place)
     heaviest = sorted(np.flatnonzero(weights).tolist(), key=lambda c: (-weights[c], c != winner))
     # under auto, trust is a share of all neighbors, by similarity, also where they do not decide
-    rests_on = tally
+    basis = weights, voters
     if run.votes.settings.auto and run.labeler(place) == "vote":
-        rests_on = run.votes.by_similarity(row)
-    assert rests_on.votes is not None
-    basis = rests_on.votes[0], int(rests_on.voters[0])
+        by = run.votes.by_similarity(row)
+        assert by.votes is not None
+        basis = by.votes[0], int(by.voters[0])
     trust = run.trust(place, labels, share, basis)
     second = run.alternative(place, labels, basis)
     reason, least = run.reason(place), run.votes.settings.min_trust
@@ -119,7 +118,7 @@ def _of_label(run: Run, place: int, fields: dict[str, Any]) -> Classification:
         **_levels_of(run, place, winner, weights, trust, basis, labels),
         label=label,
         share=share,
-        margin=float(tally.margin[0]),
+        margin=margin,
         voters=voters,
         votes={names[c]: float(weights[c]) for c in heaviest},
         trust=trust,

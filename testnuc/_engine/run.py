@@ -6,7 +6,7 @@ next one. The vote labels all; a text without voters keeps the LLM's own answer.
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -18,7 +18,7 @@ from testnuc.errors import EmbeddingError
 from testnuc.trust.auto_policy import MAX_NEIGHBORS, VoteSettings
 from testnuc.trust.model import HeadModel
 from testnuc.types import Reason, error_text
-from testnuc.voting import Labels, VoteResult, starts_of_rows
+from testnuc.voting import Labels, starts_of_rows
 
 #: Judgments: place -> the classes, None = none of the labels, and "person" or "referee".
 Said: TypeAlias = Mapping[int, tuple[tuple[int, ...] | None, str]]
@@ -132,42 +132,33 @@ class Run:
         names = [name for name, layer in self._layers() if layer.here[place]]
         return names[-1] if names else "vote"
 
-    def tally(self, rows: Int64s) -> VoteResult:
-        """Return the labels of some own texts, one each, with what speaks for every label."""
-        result = self.votes.result(rows, votes=True)
+    def tally(self, place: int) -> tuple[Float64s, float, float, int]:
+        """Return what speaks for each label of an own text, float64[C], share, margin, voters."""
+        row = np.array([place])
+        result = self.votes.result(row, votes=True)
         assert result.votes is not None
-        weights, voters = result.votes.copy(), result.voters.copy()
-        share, margin = result.share.copy(), result.margin.copy()
+        weights, voters = result.votes[0], int(result.voters[0])
+        share, margin = float(result.share[0]), float(result.margin[0])
         # whether a learned model gives one label to each text
         by_model = self.votes.settings.head_decides and "learned" in self.layers
         for name, layer in self._layers():
-            here = layer.here[rows]
-            if not here.any():
+            if not layer.here[place]:
                 continue
             if name in _SKIPPING:
-                share[here] = margin[here] = 0
+                share = margin = 0.0
             elif name == "judged" or by_model:
                 # of a judged text, nothing speaks for another label
-                labels = layer.labels.at(rows[here])
-                shares = labels.table(weights.shape[1])
-                weights[here] = shares
-                winner, best = labels.first(), np.arange(len(labels))
-                top = np.where(winner >= 0, shares[best, winner], 0)
-                others = shares.copy()
-                others[best, winner] = 0
-                share[here] = top
-                margin[here] = np.maximum(top - others.max(axis=1), 0)
+                labels = layer.labels.at(row)
+                shares, winner = labels.table(len(weights))[0], int(labels.first()[0])
+                weights, top = shares.astype(np.float64), shares[winner]
+                shares[winner] = 0
+                known = winner >= 0
+                share = float(top) if known else 0.0
+                margin = float(max(top - shares.max(), 0)) if known else 0.0
                 if name == "learned":
-                    near = self.batch.neighbors[rows[here], :MAX_NEIGHBORS] >= 0
-                    voters[here] = 1 + near.sum(axis=1)
-        return replace(
-            result,
-            label=self.labels(rows).first(),
-            share=share.astype(np.float32),
-            margin=margin.astype(np.float32),
-            voters=voters,
-            votes=weights,
-        )
+                    near = self.batch.neighbors[place, :MAX_NEIGHBORS]
+                    voters = 1 + int((near >= 0).sum())
+        return weights, share, margin, voters
 
     # -- what a result says --
 
