@@ -25,7 +25,6 @@ from testnuc.types import Classification
 
 #: Messages that are shown, most and least trusted; those that a person judges; those that decide.
 _SHOWN, _JUDGED, _ENOUGH = 3, 10, 50
-_BAR = 10
 
 
 def run(_: SimpleNamespace) -> None:
@@ -88,7 +87,8 @@ def _report(results: Results, gold: Mapping[str, str]) -> None:
     _say("")
     for row in [*rows[:_SHOWN], *rows[-_SHOWN:]]:
         right = "right" if row.label == gold[row.text] else "wrong"
-        _say(f"{_bar(row.trust):<{_BAR + 5}}  {row.label!s:<18.18}  {right}  {row.text}", cut=True)
+        trust = "unknown" if row.trust is None else f"{row.trust:.2f}"
+        _say(f"{trust:<7}  {row.label!s:<18.18}  {right}  {row.text}", cut=True)
     third = len(rows) // 3
     parts = (rows[:third], rows[third : 2 * third], rows[2 * third :])
     first, *others = (f"{_accuracy(part, gold):.0%}" for part in parts)
@@ -122,10 +122,3 @@ def _say(text: str, *, cut: bool = False) -> None:
 
 def _accuracy(rows: Results | list[Classification], gold: Mapping[str, str]) -> float:
     return sum(row.label == gold[row.text] for row in rows) / len(rows)
-
-
-def _bar(trust: float | None) -> str:
-    if trust is None:
-        return "unknown"
-    filled = round(_BAR * trust)
-    return f"{'█' * filled}{'░' * (_BAR - filled)} {trust:.2f}"

@@ -16,7 +16,7 @@ from testnuc._base.jsonl import part_of, table
 from testnuc._engine.learning import erase_texts
 from testnuc.batch.manager import BatchManager, BatchState
 from testnuc.cli import parquet
-from testnuc.cli.files import require_store
+from testnuc.cli.files import require_kind, require_store
 from testnuc.cli.options import require_folder
 from testnuc.cli.options_of_run import opened_store, stored_runs
 from testnuc.cli.reading import existing, read_table, to_stderr, usable
@@ -136,10 +136,8 @@ def _is_export(kind: str, path: Path) -> bool:
 
 
 def _kind(file: str) -> str:
-    kind = Path(file).suffix.lower()
-    if kind not in {".jsonl", ".parquet"}:
-        raise InvalidInputError(f"{file} is neither .jsonl nor .parquet")
-    return kind
+    require_kind(file, ".jsonl", ".parquet", what="export")
+    return Path(file).suffix.lower()
 
 
 def _counted(counts: Counter[str]) -> str:

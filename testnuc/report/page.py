@@ -109,7 +109,7 @@ def render(
     }
     style, script = _asset("page.css"), "".join(_asset(f"{name}.js") for name in _SCRIPTS.split())
     policy = (
-        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
+        f"default-src 'none'; script-src {digest_of(script)}; style-src {digest_of(style)}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
     if live:
@@ -133,9 +133,9 @@ def write(
     write_whole(path, [render(results, **options).encode("utf-8", "replace")])
 
 
-def _digest(content: str) -> str:
-    """Return the hash of an inline style or script for the content security policy."""
-    return "sha256-" + b64encode(sha256(content.encode()).digest()).decode()
+def digest_of(content: str) -> str:
+    """Return the hash of an inline style or script, as a content security policy has it."""
+    return f"'sha256-{b64encode(sha256(content.encode()).digest()).decode()}'"
 
 
 @cache

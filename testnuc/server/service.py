@@ -7,11 +7,9 @@ import logging
 import math
 import re
 import time
-from base64 import b64encode
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from hashlib import sha256
 from importlib.resources import files
 from typing import Any, Literal, TypeAlias
 
@@ -24,6 +22,7 @@ from testnuc._version import __version__
 from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.report import render
+from testnuc.report.page import digest_of
 from testnuc.results import Results
 from testnuc.server.access import (
     REQUEST_ID,
@@ -61,8 +60,7 @@ def _page_headers(own: str | None = None) -> dict[str, str]:
     scripts = ["'unsafe-inline'"]
     if own is not None:
         parts = [part.partition("</script>")[0] for part in own.split("<script>")[1:]]
-        digests = (sha256(script.encode()).digest() for script in parts)
-        scripts = [f"'sha256-{b64encode(digest).decode()}'" for digest in digests]
+        scripts = [digest_of(part) for part in parts]
     return {
         "Content-Security-Policy": (
             f"default-src 'none'; style-src 'unsafe-inline'; script-src {' '.join(scripts)}; "

@@ -595,15 +595,12 @@ def test_a_review_and_a_report_start_from_what_the_newest_file_says(tickets):
         run = ["classify", tickets, *given, "--base-url", llm.base_url, "-o", "labeled.csv"]
         ran(*run)
 
-    def rows_of(file):
-        return {row["text"]: row for row in read_table(file, "text").rows}
-
     def drawn(source, name):
         ran("review", source, "-n", "30", "-o", name, "--no-open")
         return Review.load(name)
 
     def agrees(review, file):
-        rows = rows_of(file)
+        rows = by_text(file)
         for item in review:
             row = rows[item.text]
             assert (item.label or "") == row["nuc_label"]
@@ -625,7 +622,7 @@ def test_a_review_and_a_report_start_from_what_the_newest_file_says(tickets):
     shutil.rmtree("labeled.csv.resume")
     review = drawn("labeled.csv", "second.json")
     agrees(review, "better.csv")
-    better = rows_of("better.csv")
+    better = by_text("better.csv")
     left = sum(row["nuc_label"] == "" and row["nuc_source"] != "person" for row in better.values())
     assert review.context.unlabeled == left
     agrees(drawn("better.csv", "third.json"), "better.csv")
