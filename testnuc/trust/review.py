@@ -6,6 +6,7 @@ import difflib
 import os
 from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import astuple, dataclass, field, fields, replace
 from math import ceil
 from typing import Any, Literal, overload
@@ -246,15 +247,11 @@ class Review(Sequence[ReviewItem]):
 
     def with_items(self, items: Sequence[ReviewItem]) -> Review:
         """Return a review of the same labels with other items."""
-        return Review(
-            items,
-            self.labels,
-            self.texts,
-            self.model,
-            self.context,
-            multilabel=self.multilabel,
-            ranking=self.ranking,
-        )
+        made = copy(self)
+        made._items = list(items)  # noqa: SLF001
+        made._places = {item.text: item.index for item in items}  # noqa: SLF001
+        made.asks = None
+        return made
 
     def blind(self) -> Review:
         """Return it without what the LLM, candidates and neighbors say: no judge sees it."""
