@@ -15,10 +15,9 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Protocol
+from typing import Any
 
 from testnuc.errors import StoreError
-from testnuc.protocols import Store
 from testnuc.types import Prediction
 
 _log = logging.getLogger("testnuc")
@@ -35,24 +34,12 @@ _MOST_LATE = 5
 _LOST = float("-inf")
 
 
-class LeaseStore(Store, Protocol):
-    """A store that several processes share, with leases on keys."""
-
-    async def lease(self, keys: Sequence[bytes], seconds: float) -> list[bool]:
-        """Return True for each key that is leased now; False: leased by another, or answered."""
-
-    async def renew(self, keys: Sequence[bytes], seconds: float) -> list[bool]:
-        """Renew leases; False for each lease that was lost."""
-
-    async def release(self, keys: Sequence[bytes]) -> None:
-        """Give up leases."""
-
-
 @dataclass
 class Leases:
     """The leases of one scheduler, and the keys that other processes have leased."""
 
-    store: LeaseStore
+    #: With ``lease``, ``renew`` and ``release``, as `testnuc.stores.postgres.PostgresStore`.
+    store: Any
     _: KW_ONLY
     #: Called with awaited keys that are leased now; it must pass those that are no longer needed
     #: to `done`.

@@ -19,10 +19,10 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from itertools import islice
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 from testnuc._dispatch.inflight import Ask, InFlight, InFlightRequest, Outcome, ScheduledRun
-from testnuc._dispatch.leases import LEASE_SECONDS, Leases, LeaseStore
+from testnuc._dispatch.leases import LEASE_SECONDS, Leases
 from testnuc._dispatch.queue import FairQueue, WorkerPool
 from testnuc.errors import (
     AuthenticationError,
@@ -114,7 +114,7 @@ class Scheduler:
         self._leases: Leases | None = None
         if callable(getattr(store, "lease", None)):
             self._leases = Leases(
-                cast("LeaseStore", store),
+                store,
                 granted=self._grant,
                 answered=self._answered_elsewhere,
                 failed=self._fail,

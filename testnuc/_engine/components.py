@@ -136,12 +136,11 @@ class Components:
         priced = partial(Price.of, provider.name, provider.model, url, cache_ttl=ttl)
         price = priced(tier=self.sampling.request_options.get("service_tier"))
         require_price(self.limits.budget, price, self.model)
-        self.meter = Meter()
+        self.meter = Meter(price)
         self.telemetry = Telemetry.of(provider.name, provider.model, url)
         self.embedding.telemetry = self.telemetry
         self.transport = internals.transport(
             self.limits,
-            price=price,
             trust_env=getattr(provider, "trust_env", False),
             meter=self.meter,
             telemetry=self.telemetry,

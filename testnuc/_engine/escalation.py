@@ -56,12 +56,11 @@ class RefereeModel:
             cache_ttl=getattr(provider, "cache_ttl", None),
         )
         require_price(parts.limits.budget, self.price, self.model)
-        self.meter = Meter()
+        self.meter = Meter(self.price)
         self._provider = provider
         self._transport = parts.internals.transport(
             replace(parts.limits, requests_per_minute=None, tokens_per_minute=None),
             account=parts.transport.account,
-            price=self.price,
             trust_env=getattr(provider, "trust_env", False),
             meter=self.meter,
         )

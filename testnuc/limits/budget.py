@@ -249,9 +249,8 @@ class Meter:
 
     def since(self, mark: Mark | None = None) -> Usage:
         """Return the usage since a mark, or all; None for values that a call did not report."""
-        names = _COUNTERS
-        before = mark or (0,) * len(names)
-        n = {name: getattr(self, name) - old for name, old in zip(names, before, strict=True)}
+        before = mark or (0,) * len(_COUNTERS)
+        n = {name: getattr(self, name) - old for name, old in zip(_COUNTERS, before, strict=True)}
         known = n["unmeasured"] == 0
         return Usage(
             calls=n["calls"],

@@ -1,7 +1,6 @@
 """Stores: predictions, embeddings and pools in memory, SQLite or PostgreSQL."""
 
 import os
-from importlib import import_module
 
 from testnuc.errors import InvalidInputError
 from testnuc.protocols import Store
@@ -19,9 +18,9 @@ def resolve(store: str | os.PathLike[str] | Store | None) -> Store:
 
         return MemoryStore()
     if isinstance(store, str) and store.startswith(("postgresql://", "postgres://")):
-        # by name: its driver is an optional dependency
-        made: Store = import_module("testnuc.stores.postgres").PostgresStore(store)
-        return made
+        from testnuc.stores.postgres import PostgresStore
+
+        return PostgresStore(store)
     if isinstance(store, str) and "://" in store:
         # the rest of the URL may contain a password
         raise InvalidInputError(

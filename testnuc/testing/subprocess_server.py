@@ -48,12 +48,10 @@ class ServerProcess:
 
     def _fetch(self, method: str, path: str) -> dict[str, Any]:
         connection = HTTPConnection(HOST, self._port, timeout=_TIMEOUT)
-        try:
+        with contextlib.closing(connection):
             connection.request(method, path)
             fetched: dict[str, Any] = orjson.loads(connection.getresponse().read())
-        finally:
-            connection.close()
-        return fetched
+            return fetched
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from testnuc.errors import (
     ReplyError,
 )
 from testnuc.limits.admission import Admission, Permit
-from testnuc.limits.budget import BudgetAccount, Meter, Price
+from testnuc.limits.budget import BudgetAccount, Meter
 from testnuc.limits.headers import retry_after
 from testnuc.protocols import Reply, TokenUsage
 from testnuc.transport.api_errors import request_id
@@ -73,7 +73,6 @@ class CallAccounting:
     account: BudgetAccount
     meter: Meter
     _: KW_ONLY
-    price: Price | None
     telemetry: Telemetry | None
     wall: Callable[[], float]
     #: Whether the provider has responded to any request.
@@ -118,7 +117,7 @@ class CallAccounting:
         """Wait for budget, then for a permit: holders of a permit never wait for budget."""
         input_tokens, output_tokens = call.size
         if self.account.bounded and call.reservation is None:
-            price = self.price
+            price = self.meter.price
             at_worst = ceil(input_tokens * self.overrun)
             usd = 0 if price is None else price.worst(at_worst, output_tokens)
             # stored on the call before anything else awaits, so that it is always released
@@ -241,7 +240,7 @@ class CallAccounting:
             ratio = usage.input_tokens / max(1, call.size[0])
             self.overrun = max(self.overrun, min(ratio, _MOST_OVERRUN))
             tokens = usage.input_tokens + usage.output_tokens
-            if pico_usd is None and self.price is not None:
+            if pico_usd is None and self.meter.price is not None:
                 # answered in a service tier whose price is unknown
                 self._keep(call)
                 return

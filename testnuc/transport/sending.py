@@ -26,7 +26,7 @@ from testnuc.errors import (
     ReplyError,
 )
 from testnuc.limits.admission import Admission, Permit
-from testnuc.limits.budget import BudgetAccount, Meter, Price, require_price
+from testnuc.limits.budget import BudgetAccount, Meter, require_price
 from testnuc.limits.policies import Limits
 from testnuc.protocols import Provider, Reply, Request, WireProvider
 from testnuc.transport.accounting import CallAccounting
@@ -45,9 +45,9 @@ class Transport:
 
     Belongs to the event loop of its first call; call `aclose` on that loop. The provider's headers
     are obeyed in any case; `limits.concurrency` bounds connections, too. `account`: of a budget
-    that another transport shares, in place of that of `limits`. Without a `price`, usd is unknown.
-    `trust_env`, the proxies of the environment, triples the CPU time of a call. Clock, sleep,
-    jitter and connections can be replaced for tests.
+    that another transport shares, in place of that of `limits`. Without a price in `meter`, usd is
+    unknown. `trust_env`, the proxies of the environment, triples the CPU time of a call. Clock,
+    sleep, jitter and connections can be replaced for tests.
     """
 
     def __init__(
@@ -55,7 +55,6 @@ class Transport:
         limits: Limits | None = None,
         *,
         account: BudgetAccount | None = None,
-        price: Price | None = None,
         trust_env: bool = False,
         meter: Meter | None = None,
         telemetry: Telemetry | None = None,
@@ -66,18 +65,15 @@ class Transport:
         connections: Connections | None = None,
     ) -> None:
         limits = limits or Limits()
-        require_price(limits.budget, price, "the model")
+        #: Counts usage and cost.
+        self.meter = Meter() if meter is None else meter
+        require_price(limits.budget, self.meter.price, "the model")
         self._retry = limits.retry
         self._rng = rng or Random()  # noqa: S311 - jitter, no secret
-        #: Counts usage and cost.
-        self.meter = Meter(price) if meter is None else meter
-        if self.meter.price is None:
-            self.meter.price = price
         self._accounting = CallAccounting(
             Admission(limits, clock=clock, wall=wall, rng=self._rng),
             BudgetAccount(limits.budget) if account is None else account,
             self.meter,
-            price=price,
             telemetry=telemetry,
             wall=wall,
         )

@@ -18,6 +18,7 @@ from testnuc.errors import (
     ServerError,
     UnreadableReplyError,
 )
+from testnuc.limits.budget import Meter
 from testnuc.limits.policies import Limits, RetryPolicy
 from testnuc.protocols import Answer, Reply, Request, Task, TokenUsage
 from testnuc.transport import Transport
@@ -108,11 +109,11 @@ async def serving(answer):
 
 
 @asynccontextmanager
-async def sending(*, price=None, meter=None, clock=time.monotonic, trust_env=False, **limits):
+async def sending(*, price=None, clock=time.monotonic, trust_env=False, **limits):
     """A transport that does not sleep between tries, and what it would have slept."""
     waits = Waits()
     limits.setdefault("retry", RetryPolicy(initial_wait=0.002))
-    options = {"price": price, "meter": meter, "clock": clock, "trust_env": trust_env}
+    options = {"meter": Meter(price), "clock": clock, "trust_env": trust_env}
     transport = Transport(Limits(**limits), sleep=waits, rng=Random(0), **options)
     transport.waits = waits
     try:
