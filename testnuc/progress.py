@@ -26,7 +26,7 @@ class Observer(Protocol):
     """Receives the progress of a run.
 
     Methods are called on the event loop and must not block. An observer may have two more:
-    ``embedded(texts)`` counts texts with an embedding, and ``note(error)`` receives the error of
+    ``embedded(texts)`` counts texts with an embedding, first those with a stored one, and ``note(error)`` receives the error of
     each failed request, retried or not.
     """
 
@@ -92,6 +92,8 @@ class LineProgress:
         #: Number of texts, and of those that are done.
         self.texts = self.done = 0
         self._embedded = self._stored = 0
+        #: Number of texts with a stored vector; None: not known yet.
+        self._with_vector: int | None = None
         self._error: Exception | None = None
         self._noted = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -99,7 +101,7 @@ class LineProgress:
 
     def start(self, texts: int) -> None:
         """Set the number of texts."""
-        self.texts, self.done, self._embedded = texts, 0, 0
+        self.texts, self.done, self._embedded, self._with_vector = texts, 0, 0, None
         self._stored = self._usage().store_hits
         self._started = self._shown = self._clock()
         self._schedule()
@@ -110,7 +112,9 @@ class LineProgress:
         self._started = self._clock()
 
     def embedded(self, texts: int) -> None:
-        """Count texts with an embedding."""
+        """Count texts with an embedding: first those whose vector is stored."""
+        if self._with_vector is None:
+            self._with_vector, self._started = texts, self._clock()
         self._embedded += texts
         self._update()
 
@@ -153,10 +157,9 @@ class LineProgress:
         """Return rate, cost, retries, remaining time and the last error in a few words."""
         usage = self._usage()
         now = self._clock()
-        seconds, asked = now - self._started, self.count
-        if not self._embedding:
-            # stored answers return at once and must not count in the rate
-            asked -= usage.store_hits - self._stored
+        # what is stored returns at once and must not count in the rate
+        stored = self._with_vector or 0 if self._embedding else usage.store_hits - self._stored
+        seconds, asked = now - self._started, self.count - stored
         parts = [f"{self.done:,} answered"] if self._embedding and self.done else []
         pace = asked / seconds if asked > 0 and seconds > 0 else 0.0
         if pace:

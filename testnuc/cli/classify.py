@@ -266,8 +266,11 @@ def _next_step(results: Results, source: str | None, client: Options) -> str | N
 
 def _interrupted(nuc: TestNUC, progress: LineProgress, store: AnswerStore, lane: str) -> NoReturn:
     usage = nuc.usage
-    line = f"interrupted: {progress.done:,} of {progress.texts:,} texts are answered"
-    if not progress.done:
+    # calls in flight were answered and stored, after those that were counted
+    done = max(progress.done, min(usage.calls + usage.store_hits, progress.texts))
+    least = "at least " if parts_of(nuc).sampling.texts_per_call > 1 else ""
+    line = f"interrupted: {least}{done:,} of {progress.texts:,} texts are answered"
+    if not done:
         line = "interrupted before any text was answered"
     elif store.where is not None:
         line += (

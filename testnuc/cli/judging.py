@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -403,8 +404,11 @@ def _new_review(output: str | None) -> str:
     """Return the file for a new review; where none is named, one that is free."""
     if output is None:
         output = free_name("review.json")
-        if output != "review.json":
-            to_stderr("note: review.json is kept; to continue it: testnuc review review.json")
+        with suppress(InvalidInputError):
+            if output != "review.json" and any(
+                item.source is None for item in Review.load("review.json")
+            ):
+                to_stderr("note: review.json is kept; to continue it: testnuc review review.json")
         return output
     require_kind(output, ".json")
     if Path(output).exists():

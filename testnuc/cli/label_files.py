@@ -108,9 +108,8 @@ def _labels(value: Any, source: str) -> list[str] | dict[str, str]:
     if not any(isinstance(item, dict) for item in value):
         return value
     found: dict[str, str] = {}
-    for record in value:
-        if not isinstance(record, dict):
-            raise InvalidInputError(f"{source} mixes objects and {record!r:.60}; give either")
+    for item in value:
+        record = item if isinstance(item, dict) else {_NAME: item}
         remedy = f"name the columns {_NAME} and {_DESCRIPTION}"
         require_column(source, list(map(str, record)), _NAME, remedy)
         label, description = (_text(record.get(key, ""), source) for key in (_NAME, _DESCRIPTION))

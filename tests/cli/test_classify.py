@@ -193,7 +193,7 @@ def test_ctrl_c_keeps_what_was_answered_and_the_same_command_goes_on(source, tmp
         assert process.returncode == 130, err
         assert re.search(r"stopping: \d calls? in flight; Ctrl-C again stops at once", err)
         assert re.search(
-            r"interrupted: \d+ of 30 texts are answered; the answers are stored in", err
+            rf"interrupted: {llm.calls} of 30 texts are answered; the answers are stored in", err
         )
         assert "run the same command again" in err
         assert "Traceback" not in err
@@ -409,9 +409,13 @@ def test_texts_that_are_embedded_count_on_their_own():
     progress = LineProgress(lambda: Usage(usd=0.0), clock=clock)
     progress.start(1_000)
     progress.stage("embedding")
+    # of stored vectors, of which nothing can be told
+    clock.now += 40
+    progress.embedded(5)
     clock.now += 4
+    assert (progress.count, progress.figures()) == (5, "")
     progress.embedded(500)
-    assert (progress.count, progress.figures()) == (500, "125/s, 4 s left")
+    assert (progress.count, progress.figures()) == (505, "125/s, 4 s left")
     # what Ctrl-C prints
     assert progress.done == 0
     progress.stage("asking")

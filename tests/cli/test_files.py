@@ -512,6 +512,8 @@ def test_with_a_store_a_run_on_the_same_texts_replaces_its_own_output_only(tmp_p
         ("l.json", '["refund", "lost"]', ["refund", "lost"]),
         ("l.json", '{"refund": "wants money", "lost": ""}', {"refund": "wants money", "lost": ""}),
         ("l.json", '[{"label": "a", "description": "x"}, {"label": "b"}]', {"a": "x", "b": ""}),
+        ("l.json", '["a", {"label": "b", "was": ["c"]}]', ["a", "b"]),
+        ("l.json", '["a", ["b"], {"label": "c"}]', None),
         ("l.json", "3", None),
         ("l.yaml", "refund: money\nno: a label\n", {"refund": "money", "no": "a label"}),
         ("l.yml", "- refund\n- yes\n", ["refund", "yes"]),

@@ -161,6 +161,8 @@ def test_each_command_ends_with_the_next_and_nothing_is_named_twice(tickets, mon
         # the first review is not replaced, and neither is the file of the first labels
         before = Path("review.json").read_bytes()
         _, err = ran(*review)
+        # it has no open text
+        assert "to continue it" not in err
         assert Path("review.json").read_bytes() == before
         data = data_of(Path("review-2.html").read_text(encoding="utf-8"))
         assert data["file"] == "review-2.json"
