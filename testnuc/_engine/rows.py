@@ -5,7 +5,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from testnuc._base.arrays import Float64s, Int32s, Int64s
+from testnuc._base.arrays import Float64s, Floats, Int32s, Int64s
 from testnuc._engine.run import Run
 from testnuc._engine.votes import LEAST_VOTERS
 from testnuc.types import SEPARATOR, Classification, Neighbor, Prediction, Reason
@@ -95,9 +95,10 @@ def nearest(run: Run, place: int, most: int) -> tuple[Neighbor, ...]:
 def _of_label(run: Run, place: int, fields: dict[str, Any]) -> Classification:
     """Return the record of a text with one label."""
     names, row = run.batch.labels.names, np.array([place])
-    labels = run.labels(row)
+    voted = run.votes.result(row, votes=True)
+    labels = run.labels(row, Labels.single(voted.label, voted.share))
     winner = int(labels.first()[0])
-    weights, share, margin, voters = run.tally(place)
+    weights, share, margin, voters = run.tally(place, voted)
     heaviest = sorted(np.flatnonzero(weights).tolist(), key=lambda c: (-weights[c], c != winner))
     # under auto, trust is a share of all neighbors, by similarity, also where they do not decide
     basis = weights, voters
@@ -132,27 +133,25 @@ def _of_label(run: Run, place: int, fields: dict[str, Any]) -> Classification:
 def _of_labels(run: Run, place: int, fields: dict[str, Any]) -> Classification:
     """Return the record of a text that can have several labels."""
     names, row = run.batch.labels.names, np.array([place])
-    labels, voted = run.labels(row), run.votes.of_each_label(row)
+    voted = run.votes.of_each_label(row)
+    labels = run.labels(row, voted)
     voters, weight, known = int(voted.voters[0]), float(voted.weight[0]), bool(labels.known[0])
     of = [names[one] for one in labels.label.tolist()]
-    given, share = labels.given, min_side(labels, voters)
-    shares = dict(zip(of, labels.share.tolist(), strict=True))
-    chosen = [name for name, passed in zip(of, given.tolist(), strict=True) if passed]
-    if run.labeler(place) == "vote":
-        trust = share if voters >= LEAST_VOTERS else None
-        trusts = {name: shares[name] if voters >= LEAST_VOTERS else None for name in chosen}
-    else:
-        trust = _or_none(labels.trust[0])
-        at = np.flatnonzero(given).tolist()
-        trusts = {name: _or_none(labels.chance[i]) for name, i in zip(chosen, at, strict=True)}
+    share, shares = min_side(labels, voters), dict(zip(of, labels.share.tolist(), strict=True))
+    by_vote = run.labeler(place) == "vote"
+    trust = share if by_vote else float(labels.trust[0])
+    chances: Floats = labels.share if by_vote else labels.chance
+    if by_vote and voters < LEAST_VOTERS:
+        trust, chances = np.nan, np.full(len(of), np.nan)
+    trusts = {of[at]: _or_none(chances[at]) for at in np.flatnonzero(labels.given).tolist()}
     return Classification(
         **fields,
-        label=SEPARATOR.join(chosen) if known else None,
+        label=SEPARATOR.join(trusts) if known else None,
         share=share,
         margin=max(2 * share - 1, 0.0),
         voters=voters,
         votes={name: part * weight for name, part in shares.items()},
-        trust=trust if known else None,
+        trust=_or_none(trust) if known else None,
         reason=run.reason(place),
         source=run.source(place, voters) if known else None,
         shares=shares,
@@ -166,7 +165,7 @@ def min_side(labels: Labels, voters: int) -> float:
     return float(sides.min(initial=1.0 if voters else 0.0))
 
 
-def _or_none(value: np.float64) -> float | None:
+def _or_none(value: float | np.floating[Any]) -> float | None:
     return None if np.isnan(value) else float(value)
 
 

@@ -18,7 +18,7 @@ from testnuc.errors import EmbeddingError
 from testnuc.trust.auto_policy import MAX_NEIGHBORS, VoteSettings
 from testnuc.trust.model import HeadModel
 from testnuc.types import Reason, error_text
-from testnuc.voting import Labels, starts_of_rows
+from testnuc.voting import Labels, VoteResult, starts_of_rows
 
 #: Judgments: place -> the classes, None = none of the labels, and "person" or "referee".
 Said: TypeAlias = Mapping[int, tuple[tuple[int, ...] | None, str]]
@@ -119,10 +119,13 @@ class Run:
         """Return the labelers above the vote, the strongest last."""
         return [(name, self.layers[name]) for name in _CHAIN if name in self.layers]
 
-    def labels(self, rows: slice | Int64s = slice(None)) -> Labels:
-        """Return the labels of some own texts, by the strongest labeler of each."""
+    def labels(self, rows: slice | Int64s = slice(None), voted: Labels | None = None) -> Labels:
+        """Return the labels of some own texts, by the strongest labeler of each.
+
+        `voted`: those by the vote, if they are known.
+        """
         numbers = np.arange(self.batch.n_own)[rows]
-        labels = self.votes.label(numbers)
+        labels = self.votes.label(numbers) if voted is None else voted
         for _, layer in self._layers():
             labels = layer.labels.at(numbers).over(labels, layer.here[numbers])
         return labels
@@ -132,10 +135,11 @@ class Run:
         names = [name for name, layer in self._layers() if layer.here[place]]
         return names[-1] if names else "vote"
 
-    def tally(self, place: int) -> tuple[Float64s, float, float, int]:
-        """Return what speaks for each label of an own text, float64[C], share, margin, voters."""
-        row = np.array([place])
-        result = self.votes.result(row, votes=True)
+    def tally(self, place: int, result: VoteResult) -> tuple[Float64s, float, float, int]:
+        """Return what speaks for each label of an own text, float64[C], share, margin, voters.
+
+        `result` is that of its vote, with the weight of each label.
+        """
         assert result.votes is not None
         weights, voters = result.votes[0], int(result.voters[0])
         share, margin = float(result.share[0]), float(result.margin[0])
@@ -148,7 +152,7 @@ class Run:
                 share = margin = 0.0
             elif name == "judged" or by_model:
                 # of a judged text, nothing speaks for another label
-                labels = layer.labels.at(row)
+                labels = layer.labels.at(np.array([place]))
                 shares, winner = labels.table(len(weights))[0], int(labels.first()[0])
                 weights, top = shares.astype(np.float64), shares[winner]
                 shares[winner] = 0
