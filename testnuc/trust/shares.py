@@ -25,8 +25,9 @@ from testnuc._base.arrays import Array, Bools, Float64s, Int64s
 #: Standard errors of a 95 % interval.
 Z_95 = 1.96
 _JEFFREYS = 0.5
-#: How much of the rate of the other kinds is in the prior of each.
-_POOLED = 0.1
+#: How much of the rate of the other kinds is in the priors of each, over all strata: in purer
+#: strata the rates are smaller, and a kind that is not like the others would be lost in them.
+_POOLED = 0.2
 #: Fewest kinds for that: of a few, the others say too little.
 _KINDS = 4
 #: What remains of the error that is asked for where shares are compared: the interval of a
@@ -142,7 +143,7 @@ class JudgedSample:
             # texts that stand for unlike numbers of rows are worth fewer draws
             worth = here.sum(axis=0) * _evenness(sizes)
             k = worth * _ratio(found, drawn)
-            first, second = _prior(k, worth, prior)
+            first, second = _prior(k, worth, prior, _POOLED / max(len(population.used), 2))
             left = sizes - _sizes(judged, copies)
             # without a draw: the rate of all kinds
             rate = np.where(drawn > 0, _ratio(found, drawn), found.sum() / max(drawn.sum(), 1.0))
@@ -167,18 +168,18 @@ def _evenness(sizes: Float64s) -> Float64s:
     return _ratio(rows**2, texts * squares)
 
 
-def _prior(k: Float64s, worth: Float64s, prior: float) -> tuple[Float64s, Float64s]:
+def _prior(k: Float64s, worth: Float64s, prior: float, pooled: float) -> tuple[Float64s, Float64s]:
     """Return the parameters of the beta prior of each kind.
 
-    `prior` for both, Jeffreys' is 1/2; of many kinds, a tenth of what would make its mean the rate
-    of all others is added where that is small: how seldom the LLM misses other labels says
+    `prior` for both, Jeffreys' is 1/2; of many kinds, the part `pooled` of what would make its mean
+    the rate of all others is added where that is small: how seldom the LLM misses other labels says
     something of each.
     """
     first = np.full(len(k), prior)
     if len(k) < _KINDS:
         return first, first
     rate = (k.sum() - k + prior) / (worth.sum() - worth + 2 * prior)
-    more = _POOLED * prior * np.maximum(1 / rate - 2, 0)
+    more = pooled * prior * np.maximum(1 / rate - 2, 0)
     # to one digit: it is no more than a guess, and equal counts are computed once
     scale = 10 ** np.floor(np.log10(np.maximum(more, 1e-3)))
     return first, prior + np.round(more / scale) * scale
