@@ -32,16 +32,21 @@ def fold_punctuation(folded: str) -> str:
     """Remove punctuation, except where it can carry the meaning.
 
     Symbols such as ``+`` and emoji stay; so does the punctuation of numbers (-1, 1.5, .5, 2-4,
-    50%), at the end of a word or of the text (C#, A-, "A -"), and an exclamation mark before a word
-    (!important).
+    50%), at the end of a word or of the text (C#, A-, "A -"), an exclamation mark before a word
+    (!important), and dashes and slashes of a text without letters and digits (+/-).
     """
     if folded.isalnum():
         return folded
+    signs = "" if any(map(str.isalnum, folded)) else "-/"
     characters = [
         "-" if c == _MINUS or unicodedata.category(c) == "Pd" else c for c in f" {folded} "
     ]
     kept = [
-        " " if unicodedata.category(c)[0] == "P" and not _carries_meaning(characters, at) else c
+        " "
+        if unicodedata.category(c)[0] == "P"
+        and c not in signs
+        and not _carries_meaning(characters, at)
+        else c
         for at, c in enumerate(characters)
     ]
     return " ".join("".join(kept).split())

@@ -163,6 +163,9 @@ OPPOSITES = [
     ("important", "!important"),
     ("refund", "!refund"),
     (":)", ":("),
+    ("+", "+/-"),
+    ("+", "+-"),
+    ("+", "-\u2013+"),
     (":)", "..."),
     ("a/b", "ab"),
     ("refund", "not refund"),
@@ -220,6 +223,8 @@ def test_labels_that_differ_in_punctuation_alone_match_exactly_alone():
         ("2-4 days", "2\u20134 days"),
         ("N/A", "n a"),
         ("A-", "a-."),
+        ("+", "**+**."),
+        ("+/-", '"+/-"'),
     ],
 )
 def test_punctuation_that_carries_no_meaning_is_ignored(label, said):
