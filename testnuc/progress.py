@@ -26,8 +26,8 @@ class Observer(Protocol):
     """Receives the progress of a run.
 
     Methods are called on the event loop and must not block. An observer may have two more:
-    ``embedded(texts)`` counts texts with an embedding, first those with a stored one, and ``note(error)`` receives the error of
-    each failed request, retried or not.
+    ``embedded(texts)`` counts texts with an embedding, first those with a stored one, and
+    ``note(error)`` receives the error of each failed request, retried or not.
     """
 
     def start(self, texts: int) -> None:

@@ -2,8 +2,10 @@
 
 import asyncio
 import sys
+import time
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Literal, NoReturn, TypeAlias, TypeVar
@@ -30,8 +32,8 @@ from testnuc.trust.learned import Learned
 from testnuc.types import Estimate
 
 T = TypeVar("T")
-#: Called with a client before it labels texts; it may ask about some of them.
-Prepare: TypeAlias = Callable[..., Awaitable[None]]
+#: Called with a client before it labels texts; returns how many of them it asked about.
+Prepare: TypeAlias = Callable[..., Awaitable[int]]
 
 #: As in the providers: low, so that estimates are rather too high.
 _BYTES_PER_TOKEN = 3.2
@@ -136,10 +138,12 @@ def label_all(
                     to_stderr(f"note: {note}")
             if (said := about_lessons(nuc, store, client)) is not None:
                 to_stderr(said)
-            if prepare is not None:
-                await prepare(nuc, progress=progress)
+            began = time.monotonic()
+            asked = await prepare(nuc, progress=progress) if prepare is not None else 0
             results = await nuc.classify_many(texts, progress=progress, lane=lane)
-            results.usage = nuc.usage
+            results.seconds = time.monotonic() - began
+            # what was asked about before is stored by now, too
+            results.usage = replace(nuc.usage, store_hits=nuc.usage.store_hits - asked)
             return results, nuc.learned
 
     with warnings.catch_warnings(record=True) as caught:

@@ -11,8 +11,11 @@ from hashlib import blake2b
 
 import numpy as np
 
+from testnuc._base.arrays import Float16s
 from testnuc._base.checks import hash_text
 from testnuc._engine.carried import BEFORE, added_labels, carried_over
+from testnuc._engine.components import Components
+from testnuc._engine.reporting import shown
 from testnuc._engine.shortlist import Shortlist
 from testnuc.cli.memory import PROJECT, AnswerStore
 from testnuc.cli.options import Options
@@ -31,8 +34,8 @@ from testnuc.types import Prediction
 _PART, _NEAREST = 10, 5
 #: Texts near one with a new label that are asked about, itself one; texts drawn at random.
 _NEIGHBORS, _RANDOM = 11, 60
-#: How many texts a run answered, its labels, and its answer to each.
-_Answered = tuple[int, Sequence[str], Sequence[Prediction | None]]
+#: How many texts a run answered, its labels, its answer to each, and its store.
+_Answered = tuple[int, Sequence[str], Sequence[Prediction | None], str]
 
 
 async def reuse_answers(
@@ -43,8 +46,11 @@ async def reuse_answers(
     progress: Observer | bool = False,
     *,
     wanted: bool | None = None,
-) -> None:
-    """Store answers to the labels before as those of a client; `wanted` None: only offer that."""
+) -> int:
+    """Store answers to the labels before as those of a client; `wanted` None: only offer that.
+
+    Returns the number of texts that it asked about.
+    """
     if wanted and (client.several or client.get("referee")):
         raise InvalidInputError("--reuse is not for --multilabel or --referee; leave one out")
     parts, labels, texts = parts_of(nuc), nuc.labels, [*dict.fromkeys(given)]
@@ -53,25 +59,26 @@ async def reuse_answers(
     if wanted is False:
         await parts.store.forget(scope=scope)
     if wanted is False or labels.multilabel:
-        return
-    known, old, stored = await _before(nuc, texts, client, store)
+        return 0
+    known, old, stored, place = await _before(nuc, texts, client, store)
     calls = (await nuc.estimate(texts)).calls if known else 0
     if not calls:
-        return
+        return 0
     was, hashes = client.get("former") or {}, [hash_text(text) for text in texts]
     new = {*added_labels(labels, old, was)}
     part = f"{_RANDOM} at random and those that could have {', '.join(map(repr, sorted(new)))}"
     to_stderr(
         f"note: {known:,} texts have answers to other labels; to ask about all takes {calls:,} "
-        f"calls; --reuse asks about {part if new else 'those whose label is split or gone'} alone"
+        f"calls; --reuse asks about {part if new else 'those whose label is split or gone'} alone, "
+        f"so {calls:,} are the most"
     )
     if not wanted:
-        return
+        return 0
     # as judgments, which outlive a change of labels in the same way
     said = [(one.label, "referee") if one else (None, None) for one in stored]
     judged = [Judgment("", b"", label, source, None, None, 0) for label, source in said]
     by_now = carried_over(judged, old, labels, was)
-    vectors = (await parts.embedding.each([PoolText.of(text) for text in texts]))[0]
+    vectors = await _vectors(parts, place, [PoolText.of(text) for text in texts], progress)
     size = min(_NEAREST, -(-len(labels.names) // _PART))
     first = await Shortlist(labels, size, parts.embedding).nearest(vectors)
     likely = np.isin(first, [labels.names.index(name) for name in new])
@@ -110,13 +117,28 @@ async def reuse_answers(
     rows = [StoredPrediction(key(texts[at]), scope, hashes[at], 0, one) for at, one in kept.items()]
     await parts.store.put_predictions(rows)
     to_stderr(f"{len(rows):,} of {len(texts):,} texts keep their answer to the labels before")
+    return len(asked)
+
+
+async def _vectors(
+    parts: Components, place: str, texts: Sequence[PoolText], progress: Observer | bool
+) -> Float16s:
+    """Return the vectors of texts; those in the store of the run before are taken from there."""
+    name, hashes = parts.embedding.name, [text.hash for text in texts]
+    async with opened_store(place) as opened:
+        held = await opened.pool(name).stored_vectors(hashes)
+    if found := {key: row for key, row in zip(hashes, held, strict=True) if row is not None}:
+        await parts.store.put_vectors(name, [*found], np.stack([*found.values()]))
+    with shown(parts, len(texts), progress=progress) as bar:
+        bar.stage("embedding")
+        return (await parts.embedding.each(texts, getattr(bar, "embedded", int)))[0]
 
 
 async def _before(
     nuc: TestNUC, texts: Sequence[str], client: Options, store: AnswerStore
 ) -> _Answered:
     """Return what the run with other labels answered that answered most; then that most alike."""
-    found: list[_Answered] = [(0, (), ())]
+    found: list[_Answered] = [(0, (), (), "")]
     # without an output there is no store yet
     folder = PROJECT if store.where is None else store.folder
     beside = [] if folder is None else sorted(folder.glob("answers*.db"))
@@ -128,5 +150,5 @@ async def _before(
                 asked = parts_of(client_of(client, **instead, api_key="not-needed")).predictor
                 async with opened_store(place) as opened:
                     stored = await opened.get_predictions([asked.key(text) for text in texts])
-                found.append((len(texts) - stored.count(None), labels, stored))
+                found.append((len(texts) - stored.count(None), labels, stored, place))
     return max(found, key=lambda one: (one[0], len({*one[1]} & {*nuc.labels.names})))

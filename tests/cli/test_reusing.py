@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from testnuc.index.nearest import NearestVectors
-from testnuc.testing import LoopbackLLM
+from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.cli.in_process import ran, rows_of, run_here
 
 KINDS = [f"kind{i:02}" for i in range(30)]
@@ -76,6 +76,17 @@ def test_one_label_more_costs_the_texts_that_could_have_it(llm):
         assert llm(named(KINDS), *more)[0] == 0
     # until they are asked for
     assert llm(named(KINDS), "--no-reuse")[0] == len(kept)
+
+
+def test_nothing_is_embedded_again_and_the_counts_add_up(llm, monkeypatch):
+    embedded, embed = [], HashEmbedder.embed
+    monkeypatch.setattr(
+        HashEmbedder, "embed", lambda self, texts: embedded.extend(texts) or embed(self, texts)
+    )
+    calls, err = llm(named(KINDS), "--reuse")
+    # the text of a label alone
+    assert not {*embedded} & {*TEXTS}
+    assert f" {calls:,} calls, {600 - calls:,} stored," in err, err
 
 
 def test_neighbors_of_all_texts_with_a_new_label_are_found_at_once(llm, monkeypatch):
