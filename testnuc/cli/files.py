@@ -88,6 +88,7 @@ def check_output(output: str | None, table: Table, *, overwrite: bool = True) ->
         parquet.schema_of(table.rows, table.schema, {})
     if kind == ".xlsx":
         xlsx.require()
+        xlsx.require_room(output, len(table.columns), len(table.rows))
         if long := xlsx.too_long(table.rows):
             to_stderr(
                 f"note: {output} cuts texts at {xlsx.CELL:,} characters, the most in a cell of "

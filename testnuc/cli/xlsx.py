@@ -14,8 +14,10 @@ from testnuc.cli.decoding import EMPTY_CELLS, named, rows_by_name
 from testnuc.errors import InvalidInputError
 from testnuc.records import cell_of
 
-#: The most characters that Excel has in a cell, and the most rows in a sheet.
-CELL, _ROWS = 32_767, 1_048_576
+#: The most characters that Excel has in a cell, and the most rows and columns in a sheet.
+CELL, _ROWS, _COLUMNS = 32_767, 1_048_576, 16_384
+#: More columns than results add to those of a table.
+_ADDED = 100
 #: Bytes that are unpacked of a workbook: a constant, and so many for each byte of the file. A sheet
 #: shrinks to a tenth, one of a single number to a thirtieth. Each part that is opened counts, too.
 _UNPACKED, _RATIO, _OPENED = 8 * 1024 * 1024, 50, 4_096
@@ -25,6 +27,14 @@ _ESCAPED = re.compile("[\0-\x08\x0b-\x1f\ufffe\uffff]|_(?=x[0-9A-Fa-f]{4}_)")
 _ESCAPE = re.compile("_x(00[01][0-9A-Fa-f]|005[Ff]|[Ff]{3}[EeFf])_")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _DOCTYPES = (b"<!DOCTYPE", "<!DOCTYPE".encode("utf-16-le")[:-1])
+
+
+def require_room(path: str, columns: int, rows: int) -> None:
+    """Check that a sheet can hold a table and its results."""
+    if rows >= _ROWS or columns + _ADDED > _COLUMNS:
+        raise InvalidInputError(
+            f"{path} cannot hold {rows:,} rows of {columns:,} columns; name a .csv file"
+        )
 
 
 def too_long(rows: Sequence[Mapping[str, Any]]) -> int:
@@ -152,8 +162,6 @@ def write_rows(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, A
     openpyxl = require()
     from openpyxl.cell import WriteOnlyCell
 
-    if len(rows) >= _ROWS:
-        raise InvalidInputError(f"{path} cannot hold {len(rows):,} rows; name a .csv file")
     book = openpyxl.Workbook(write_only=True)
     sheet = book.create_sheet("labels")
 

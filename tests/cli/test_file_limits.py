@@ -371,6 +371,17 @@ def test_a_header_of_commas_is_refused(folder):
         read_table("in.csv", "text")
 
 
+def test_more_columns_than_a_sheet_has_are_refused_before_any_call(folder):
+    pytest.importorskip("openpyxl")
+    wide = ["text", *(f"c{number}" for number in range(16_380))]
+    (folder / "wide.csv").write_text(f"{','.join(wide)}\na{',' * 16_380}\nb{',' * 16_380}\n")
+    # a call would be refused: the address is that of no server
+    nowhere = ["--labels", "a,b", "--base-url", "http://127.0.0.1:9/v1", "--model", "openai/test"]
+    code, _, err = run_here("classify", "wide.csv", *nowhere, "-o", "out.xlsx")
+    assert code == 2
+    assert "out.xlsx cannot hold 2 rows of 16,381 columns; name a .csv file" in err
+
+
 def test_half_characters_are_refused_before_any_call(folder):
     (folder / "in.csv").write_bytes(b"text,x\none,a\nL:a,+2AA-\n")
     with pytest.raises(InvalidInputError, match=r"a lone surrogate .* in line 3"):
