@@ -407,8 +407,9 @@ class Pipeline:
             sampler.give_up()
             raise
         finally:
-            # even after a failure or cancellation: these calls were billed
-            if self.examples is not None:
+            # even after a failure or cancellation: these calls were billed; the answers themselves
+            # are stored already, so that a client that is closed stores nothing more
+            if self.examples is not None and not scheduler.closed:
                 await sampler.remember(self.examples)
 
     def _open(self, run: Run, places: Iterable[int]) -> Iterator[int]:
