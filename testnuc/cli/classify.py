@@ -13,7 +13,7 @@ from typing import Literal, NoReturn, TypeAlias, TypeVar
 from testnuc._base.loop_thread import run_to_end
 from testnuc._engine.learning import LEAST_TEXTS
 from testnuc._engine.reporting import prompt_of
-from testnuc.cli.files import check_output, write_results
+from testnuc.cli.files import check_output, free_name, write_results
 from testnuc.cli.memory import AnswerStore, RunNote, about_lessons
 from testnuc.cli.options import OF_ANSWERS, Options
 from testnuc.cli.options_of_run import client_of, command, completed
@@ -79,10 +79,10 @@ def run(given: SimpleNamespace) -> None:
         show_estimate(texts, own, store, offer)
         return
     batches, reuse = BatchPolicy(rest=given.rest), partial(offer, wanted=given.reuse)
-    results, learned = label_all(texts, own, store, given.lane, batches, reuse)
+    results, known = label_all(texts, own, store, given.lane, batches, reuse)
     labeled = dict(zip(valid, results, strict=True))
     run = run_record(results) if given.full else None
-    covered = None if learned is None else results.certified(learned.certify())
+    covered = results.certified(known.certify()) if isinstance(known, Learned) else None
     try:
         certified = None if covered is None else {valid[result.index] for result in covered}
         write_results(output, table, labeled, problems, run=run, certified=certified)
@@ -95,7 +95,7 @@ def run(given: SimpleNamespace) -> None:
         raise InvalidInputError(f"{exc}; {kept}") from exc
     if output is not None:
         RunNote.write(output, store, table.text_column, client, results)
-    end(results, store, invalid=len(problems), output=output, client=asked)
+    end(results, store, invalid=len(problems), output=output, client=asked, known=known)
 
 
 def _share_of(escalate: str | None, referee: str | None, *, several: bool) -> float:
@@ -122,21 +122,22 @@ def label_all(
     lane: Literal["live", "batch"] = "live",
     batches: BatchPolicy | None = None,
     prepare: Prepare | None = None,
-) -> tuple[Results, Learned | None]:
+) -> tuple[Results, Learned | str | None]:
     """Label texts; print the warnings of the client and, after Ctrl-C, how to resume.
 
-    Also return what was learned by earlier runs.
+    Also return what was learned by earlier runs, or the store of those with other options.
     """
     nuc = client_of(client, store=store.where, batches=batches)
     progress = display_of(lambda: nuc.usage)
 
-    async def label() -> tuple[Results, Learned | None]:
+    async def label() -> tuple[Results, Learned | str | None]:
         store.create_folder()
         async with nuc:
             for note in (_about_model(nuc, texts), await _about_embedder(nuc, texts)):
                 if note is not None:
                     to_stderr(f"note: {note}")
-            if (said := about_lessons(nuc, store, client)) is not None:
+            said, elsewhere = about_lessons(nuc, store, client) or ("", "")
+            if said:
                 to_stderr(said)
             began = time.monotonic()
             asked = await prepare(nuc, progress=progress) if prepare is not None else 0
@@ -144,19 +145,19 @@ def label_all(
             results.seconds = time.monotonic() - began
             # what was asked about before is stored by now, too
             results.usage = replace(nuc.usage, store_hits=nuc.usage.store_hits - asked)
-            return results, nuc.learned
+            return results, nuc.learned or elsewhere or None
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", SmallPoolWarning)
         try:
-            results, learned = run_to_end(_told(label(), nuc))
+            results, known = run_to_end(_told(label(), nuc))
         except KeyboardInterrupt:
             _interrupted(nuc, progress, store, lane)
     for warning in caught if results.diagnosis is None else ():  # which says the same
         if isinstance(warning.message, SmallPoolWarning):
             said = (warning.message.problem, warning.message.options)
             to_stderr(f"note: {'; '.join(filter(None, said))}")
-    return results, learned
+    return results, known
 
 
 async def _told(labeling: Coroutine[None, None, T], nuc: TestNUC) -> T:
@@ -182,8 +183,11 @@ def end(
     invalid: int = 0,
     output: str | None = None,
     client: Options | None = None,
+    known: Learned | str | None = None,
 ) -> None:
     """Print what failed, a summary, and what comes next; exit with a status.
+
+    `known` is what `label_all` returned.
 
     1: no text has a label, because of errors. 3: some have none, because of errors.
     """
@@ -195,7 +199,7 @@ def end(
     source = None if output is None or output.endswith(".txt") else output
     if source is None and store.folder is None:
         source = store.where
-    then = None if client is None else _next_step(results, source, client)
+    then = None if client is None else _next_step(results, source, client, known)
     # what was decided without evidence, and what judgments would bring
     advice = results.learned
     if advice is None and results.diagnosis is not None and results.stopped is None:
@@ -241,7 +245,9 @@ def _can_be_judged(results: Results) -> bool:
     return answered >= min(LEAST_TEXTS, len(results))
 
 
-def _next_step(results: Results, source: str | None, client: Options) -> str | None:
+def _next_step(
+    results: Results, source: str | None, client: Options, known: Learned | str | None
+) -> str | None:
     """Return a line on what to do with results next; None: there are no results.
 
     `source` is the file or store that holds them, if one does. A file's options are noted beside
@@ -256,16 +262,22 @@ def _next_step(results: Results, source: str | None, client: Options) -> str | N
     if source is None:
         return "next: name an output with -o (.csv, .xlsx, .jsonl) to judge some texts and learn"
     options = client.given(("store",) if is_table else _OF_STORE)
-    if results.learned is not None:
-        return "next, prove how many labels are right: " + command("certify", source, options)
-    if len(results) < LEAST_TEXTS:
+    if isinstance(known, str):
+        better = free_name("better.jsonl" if source.endswith(".jsonl") else "better.csv")
+        what, words = "carry the judgments over", ["learn", known, "-o", better]
+    elif known is not None and known.certify().coverage:
+        what, words = "write what is proved", ["certify", "-o", free_name("certified.csv")]
+    elif known is not None:
+        what, words = "prove how many labels are right", ["certify"]
+    elif len(results) < LEAST_TEXTS:
         return (
             f"next, label more texts: at least {LEAST_TEXTS} are needed to judge them and to learn"
         )
-    few = len(results) < FIRST_REVIEW
-    more = () if few else ("-n", str(FIRST_REVIEW))
-    judging = command("review", source, options, *more)
-    return f"next, judge {'them' if few else 'fifty texts (about three minutes)'}: {judging}"
+    elif len(results) < FIRST_REVIEW:
+        what, words = "judge them", ["review"]
+    else:
+        what, words = "judge fifty texts (about three minutes)", ["review", "-n", str(FIRST_REVIEW)]
+    return f"next, {what}: {command(words[0], source, options, *words[1:])}"
 
 
 def _interrupted(nuc: TestNUC, progress: LineProgress, store: AnswerStore, lane: str) -> NoReturn:

@@ -308,18 +308,20 @@ class LessonNote:
                 write_whole(Path(store.where).with_suffix(".json"), [content])
 
 
-def about_lessons(nuc: TestNUC, store: AnswerStore, options: Mapping[str, Any]) -> str | None:
-    """Return that what was learned is applied, or why what was learned here is not."""
+def about_lessons(
+    nuc: TestNUC, store: AnswerStore, options: Mapping[str, Any]
+) -> tuple[str, str] | None:
+    """Return that what was learned is applied; or why that of another store is not, and which."""
     learned = nuc.learned
     if learned is not None:
         note = LessonNote() if store.folder is None else LessonNote.of(Path(str(store.where)))
         of = f" of {note.source}" if note.source else ""
         said = f"learned from {len(learned.answers):,} judgments{of}: applied"
         if learned.settings in {"", parts_of(nuc).settings.basis}:
-            return said
+            return said, ""
         if learned.unproved:
-            return f"{said} to the judged texts alone, under other vote settings (policy, k)"
-        return f"{said}, in place of these vote settings (policy, k)"
+            return f"{said} to the judged texts alone, under other vote settings (policy, k)", ""
+        return f"{said}, in place of these vote settings (policy, k)", ""
     wanted = _noted(options)
     files = [] if store.folder is None else store.folder.glob("answers*.json")
     former = {name for names in wanted.get("former", {}).values() for name in names}
@@ -330,7 +332,7 @@ def about_lessons(nuc: TestNUC, store: AnswerStore, options: Mapping[str, Any]) 
         others = [n for n in (*_OF_STORE, "embedder") if lesson.options.get(n) != wanted.get(n)]
         # another task, if most labels are others
         if others and 2 * len(names & (former | {*wanted["labels"]})) > len(names):
-            found.append((len(others), str(file), lesson, others))
+            found.append((len(others), str(file.with_suffix(".db")), lesson, others))
     if not found:
         return None
     _, path, lesson, others = min(found, key=lambda one: one[:2])
@@ -338,6 +340,5 @@ def about_lessons(nuc: TestNUC, store: AnswerStore, options: Mapping[str, Any]) 
         f"note: {lesson.judgments:,} judgments of {lesson.source} are of a run with other "
         f"{', '.join(others)}, whose answers are to another question: texts are asked again "
         "(--dry-run says what that costs); where a label was renamed or split, say so in --labels "
-        "(`was`); to carry the judgments over, then: "
-        f"testnuc learn RESULTS {Path(path).with_suffix('.db')} -o better.csv"
-    )
+        f"(`was`); `testnuc learn FILE {path}` carries the judgments over"
+    ), path

@@ -87,7 +87,7 @@ class _LabelSet:
         """Open the client; log what it has learned."""
         await self.nuc.__aenter__()
         if (said := about_lessons(self.nuc, self.store, self._options)) is not None:
-            _log.info("%s", said)
+            _log.info("%s", said[0])
 
     async def fill(self) -> None:
         """Load the model of texts, and fill the pool."""

@@ -420,7 +420,7 @@ class Learned(Brief):
                 f"{high:+.1f})."
             )
         if accuracy := self.accuracy():
-            lines.append(str(accuracy))
+            lines.append(f"{accuracy} Both are shares of the {self.texts:,} texts drawn from.")
         agreed = self._agreed
         if (errs := judge_error(agreed, _USUAL)) is not None:
             differ = agreed.count(False)

@@ -339,6 +339,7 @@ def test_after_a_review_every_output_has_the_corrected_labels(tickets):
         for text, label in right.items():
             assert label == (None if shown[text] is None else data["labels"][shown[text]])
         assert "of all labels are right by your judgments" in data["learned"]
+        assert f"Both are shares of the {len(TEXTS)} texts drawn from." in data["learned"]
         assert llm.calls == 240
 
 
@@ -699,7 +700,8 @@ def test_judgments_carry_over_to_other_labels(tickets):
                 praised |= {text for text in TEXTS if int(text.split("#")[1]) % 4 == 0}
             given = ["--labels", labels, "--model", "openai/test", "--base-url", llm.base_url]
             _, err = ran("classify", tickets, *given, "-o", output)
-            assert f"over, then: testnuc learn RESULTS {store} -o better.csv\n" in err
+            assert f"`testnuc learn FILE {store}` carries the judgments over\n" in err
+            assert next_command(err) == ["learn", output, str(store), "-o", "better.csv"]
     code, out, err = run_here("learn", "renamed.csv", store, "-o", "better.csv")
     assert (code, "40 judgments of other labels are carried over\n" in err) == (0, True), err
     assert "40 of 240 texts are judged: 40 by a person." in out

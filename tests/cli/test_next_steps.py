@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 import pytest
 
 from testnuc.testing import LoopbackLLM
+from testnuc.trust.review import Review
 from tests.cli.in_process import ran, run_here
-from tests.conftest import LABELS, confident, messages
+from tests.conftest import LABELS, confident, gold, messages
 
 
 def test_the_command_that_a_run_ends_with_works_as_it_stands(tmp_path):
@@ -25,6 +27,22 @@ def test_the_command_that_a_run_ends_with_works_as_it_stands(tmp_path):
         ran(*typed[1:], "--goal", "certify", key=None)
         assert llm.calls == 60
     assert (tmp_path / "review.json").exists()
+
+
+def test_where_labels_are_proved_the_next_command_writes_them():
+    Path("in.txt").write_text("\n".join(messages(60)))
+    with LoopbackLLM(gold) as llm:
+        given = ["--labels", ",".join(LABELS), "--model", "openai/test", "--base-url", llm.base_url]
+        classify = ["classify", "in.txt", *given, "-o", "out.csv"]
+        ran(*classify)
+        ran("review", "out.csv", "-n", "60", "--no-open")
+        review = Review.load("review.json")
+        for item in review:
+            review.answer(item.index, gold(item.text))
+        review.save("review.json")
+        ran("learn", "out.csv", "review.json")
+        line = ran(*classify)[1].splitlines()[-1]
+    assert line == "next, write what is proved: testnuc certify out.csv -o certified.csv"
 
 
 @pytest.mark.parametrize(
