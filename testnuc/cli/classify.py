@@ -320,6 +320,8 @@ def show_estimate(
     # nothing is sent, so no key is needed
     nuc = client_of(client, store=None if store.new else store.where, api_key="not-needed")
     found = run_to_end(estimate_of(nuc, texts, prepare))
+    if (said := about_lessons(nuc, store, client)) is not None:
+        to_stderr(said[0])
     distinct = len(set(texts))
     print(f"{nuc.model}: nothing was sent; {len(texts):,} texts, {distinct:,} distinct\n\n{found}")
     if (note := _about_model(nuc, texts)) is not None:
@@ -366,9 +368,7 @@ def _about_model(nuc: TestNUC, texts: Sequence[str]) -> str | None:
     if window is None:
         return None
     most = window * _BYTES_PER_TOKEN
-    # a character has at most four bytes
-    long = (text for text in texts if 4 * len(text) > most)
-    number = sum(len(text.encode("utf-8", "replace")) > most for text in long)
+    number = sum(len(text.encode("utf-8", "replace")) > most for text in texts)
     if not number:
         return None
     return (

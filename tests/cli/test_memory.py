@@ -122,8 +122,12 @@ def test_what_was_learned_of_another_question_is_not_applied(more, calls, says):
     with LoopbackLLM(lambda text: None if "x" in text else confident(text)) as llm:
         assert classify(llm, first)[0] == 0
         judge("out.csv")
+        _, _, offer = classify(llm, first, *more, "-o", "other.csv", "--dry-run")
+        assert llm.calls == 30
         code, _, err = classify(llm, first, *more, "-o", "other.csv")
         assert (code, llm.calls) == (0, calls), err
+        # before anything is paid
+        assert says is None or says in offer
         assert (says in err) if says else ("judgments" not in err.replace("judged", ""))
         # each has its own
         assert len([*Path(".testnuc").glob("*.db")]) == (1 if calls == 30 else 2)
