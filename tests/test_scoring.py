@@ -226,7 +226,8 @@ RECORDS = [n for n in testnuc.__all__ if dataclasses.is_dataclass(getattr(testnu
 def test_every_public_representation_is_short(name):
     kind = getattr(testnuc, name)
     if kind.__repr__ is not Brief.__repr__ and all(
-        str(getattr(f.type, "__name__", f.type)).split(" ")[0] in {"int", "float", "str", "bool"}
+        (f.type.__name__ if isinstance(f.type, type) else str(f.type)).split(" ")[0]
+        in {"int", "float", "str", "bool"}
         for f in dataclasses.fields(kind)
     ):
         return  # a few numbers and names
