@@ -343,21 +343,17 @@ def show_estimate(
 async def _about_embedder(nuc: TestNUC, texts: Sequence[str]) -> str | None:
     """Return how many texts the embedder reads in part or rejects; loads a local model."""
     embedder = parts_of(nuc).embedder
-    measure = getattr(embedder, "cut", None)
-    if measure is not None and not isinstance(embedder, OpenAIEmbedder):
+    measure, fails = getattr(embedder, "cut", None), isinstance(embedder, OpenAIEmbedder)
+    if measure is not None and not fails:
         to_stderr("loading the embedder")
     number, tokens = (0, 0) if measure is None else await measure(texts)
     if not number:
         return None
-    if isinstance(embedder, OpenAIEmbedder):
-        return (
-            f"about {_of(number, texts)} longer than the {tokens:,} tokens that the embedder takes,"
-            " and will fail; shorten or split them, or choose another --embedder"
-        )
+    found = "their neighbors are found by the beginning alone, while the LLM reads all"
     return (
-        f"{_of(number, texts)} longer than the {tokens:,} tokens that the embedder reads: their "
-        "neighbors are found by the beginning alone, while the LLM reads all; if what matters "
-        "comes later, shorten or split them, or choose another --embedder"
+        f"{'about ' if fails else ''}{_of(number, texts)} longer than the {tokens:,} tokens that "
+        f"the embedder reads: {'they will fail' if fails else found}; shorten or split them, or "
+        "choose another --embedder"
     )
 
 
