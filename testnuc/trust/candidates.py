@@ -30,8 +30,8 @@ _BOLDNESS = ((log(2), 0.09), (log(4 / 3), 0.05), (0.0, 0.02))
 #: Judged texts of a look that has all of the error. Who looks at more or fewer looks more often;
 #: few texts prove little, and many prove a gain with any error.
 _FIRST = 50
-#: Judged texts that a model must win or lose to be tested: three are won by chance in an eighth of
-#: the cases.
+#: Judged texts that a model must win or lose, for anything to be proved: three are won by chance in
+#: an eighth of the cases.
 _LEAST = 4
 #: In place of the right label of a text that was skipped; -1: none of the labels is right.
 SKIPPED = -2
@@ -107,12 +107,11 @@ def choose(
     """Teach a model, and take it where, or everywhere if, it is proved to be better than the LLM.
 
     Ways are tested one after the other, the most careful one first, and the last one before the
-    first failure is taken: so they share an error of `ALPHA`. Those are left out that change too
-    few judged texts. `texts` have no judgments. `rows`, int64[m], are the judged texts in the order
-    they were drawn, `labels`, int32[m], the right labels, -1 = none of them, `SKIPPED` = unknown:
-    then each bound assumes what is worst for it. `grounds` are those of the heads among the
-    candidates, if the choice is repeated. Texts to which the LLM gives one of the labels
-    `protected` keep it: what is proved is proved with them.
+    first failure is taken: so they share an error of `ALPHA`. `texts` have no judgments. `rows`,
+    int64[m], are the judged texts in the order they were drawn, `labels`, int32[m], the right
+    labels, -1 = none of them, `SKIPPED` = unknown: then each bound assumes what is worst for it.
+    `grounds` are those of the heads among the candidates, if the choice is repeated. Texts to which
+    the LLM gives one of the labels `protected` keep it: what is proved is proved with them.
     """
     own, known, drawn = candidates[0], labels >= 0, draws.drawn
     result = Verdict(own, Share(0.0, 0.0, 0.0))
@@ -142,10 +141,8 @@ def choose(
             values = ((given == said).astype(np.float64) - (before[where] == said)) * (said >= 0)
             evidence = values, where, changed, strata
             unknown = (said == SKIPPED) & changed[where]
-            if np.count_nonzero(values) < _LEAST:
-                # a bolder one changes more texts; how many says nothing of who is right
-                continue
-            if paired_gain(*evidence, share * error, unknown).low <= 0:
+            few = np.count_nonzero(values) < _LEAST
+            if few or paired_gain(*evidence, share * error, unknown).low <= 0:
                 break
             proved = True
             gain = paired_gain(*evidence, ALPHA, unknown)

@@ -7,10 +7,8 @@ proof of the bets does not cover them strictly; and the model is fitted anew at 
 import numpy as np
 import pytest
 
-from testnuc.trust import candidates as candidates_module
 from testnuc.trust.candidates import candidates_of, choose, chosen_parts, differing
 from testnuc.trust.evidence import Draws
-from testnuc.trust.model import Taught, one_hot
 from testnuc.trust.review import draw
 from tests.trust.arrays import clusters
 
@@ -72,14 +70,3 @@ def test_a_model_that_is_no_better_is_seldom_adopted(kind):
     _, harmful = harms(kind, 0, 12)
     # at a tenth, more than 4 of 12 come by chance in 1 of 200; at a half, in 4 of 5
     assert harmful <= 4
-
-
-def test_a_bolder_model_is_tested_where_a_careful_one_changes_too_few_texts(monkeypatch):
-    texts, gold, candidates, grounds = world("strong", 0)
-    # wherever the LLM is wrong the right label is a bit more probable than its own
-    chances = one_hot(texts.own, 4) + 1.5 * one_hot(np.where(texts.own == gold, -1, gold), 4)
-    taught = Taught(chosen_parts(candidates)[1][0], 0, chances, texts.own)
-    monkeypatch.setattr(candidates_module, "teach", lambda *_: taught)
-    rows = np.random.default_rng(0).permutation(300)[:60]
-    verdict = choose(texts, candidates, rows, gold[rows], Draws.at_random(300, 60), grounds)
-    assert np.array_equal(verdict.chosen.labels, gold)
