@@ -219,7 +219,10 @@ def filled(kind):
     return made
 
 
-RECORDS = [n for n in testnuc.__all__ if dataclasses.is_dataclass(getattr(testnuc, n))]
+# Results reads its fields to be shown, see the next test
+RECORDS = [
+    n for n in testnuc.__all__ if dataclasses.is_dataclass(getattr(testnuc, n)) and n != "Results"
+]
 
 
 @pytest.mark.parametrize("name", RECORDS)
