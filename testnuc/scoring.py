@@ -14,6 +14,7 @@ import numpy as np
 from testnuc._base.display import Brief, one_line
 from testnuc.errors import InvalidInputError
 from testnuc.trust.shares import Z_95, Share
+from testnuc.types import split_labels
 
 if TYPE_CHECKING:
     from testnuc._base.arrays import Float64s, Int64s
@@ -311,6 +312,11 @@ def _f1_of(counts: Int64s) -> Float64s:
     return mean
 
 
+def _same(label: str | None, other: str | None) -> bool:
+    """Return whether the labels of a text are the same; of several, the order says nothing."""
+    return label == other or sorted(split_labels(label)) == sorted(split_labels(other))
+
+
 def compare(
     first: Sequence[Classification],
     second: Sequence[Classification],
@@ -340,7 +346,7 @@ def compare(
     pairs = [(first[a], second[b]) for a, b in places]
     if not pairs:
         raise InvalidInputError("the two runs have no text in common; give runs on the same texts")
-    differing = [pair for pair in pairs if pair[0].label != pair[1].label]
+    differing = [(a, b) for a, b in pairs if not _same(a.label, b.label)]
     counts = Counter((a.label, b.label) for a, b in differing)
     ordered = [(one, other, texts) for (one, other), texts in counts.most_common()]
     accuracies = gain = None
@@ -352,7 +358,9 @@ def compare(
                 f"a person judged all {len(pairs):,} texts that are in both runs, so their labels "
                 "are the judgments; leave the known labels out"
             )
-        right = [(first[a].label == gold[a], second[b].label == gold[a]) for a, b in open_]
+        right = [
+            (_same(first[a].label, gold[a]), _same(second[b].label, gold[a])) for a, b in open_
+        ]
         texts = [first[a].text for a, _ in open_]
         one, other = zip(*right, strict=True)
         accuracies = (accuracy_of(one, texts), accuracy_of(other, texts))

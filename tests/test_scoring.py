@@ -182,6 +182,13 @@ def test_two_runs_are_compared_by_text():
         testnuc.scoring.compare(first, second, ["a"])
 
 
+def test_runs_that_give_several_labels_in_another_order_agree():
+    first, second = results(["a; b", "a; b", None]), results(["b; a", "a", None])
+    of = testnuc.scoring.compare(first, second, ["b; a", "a; b", "a"])
+    assert [(a.label, b.label) for a, b in of.differing] == [("a; b", "a")]
+    assert [m.value for m in of.accuracies] == pytest.approx([2 / 3, 1 / 3])
+
+
 def test_the_frame_to_review_has_unknown_trust_on_top():
     pytest.importorskip("pandas")
     of = results(["a"] * 5, trust=[0.9, None, 0.2, None, 0.5])
