@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import testnuc
-from testnuc import Limits, SmallPoolWarning, TestNUC
+from testnuc import Limits, RetryPolicy, SmallPoolWarning, TestNUC
 from testnuc._engine.parameters import client_arguments
-from testnuc.testing import HashEmbedder, LoopbackLLM
+from testnuc.testing import Faults, HashEmbedder, LoopbackLLM
 from testnuc.types import row
 from tests.conftest import LABELS, confident, gold, messages
 from tests.naive import PRESETS, as_float32
@@ -478,6 +478,17 @@ async def test_a_broken_embedder_is_named(client_of):
             assert says in str(results.stopped)
             assert results[0].error is None
             assert results[0].label is not None
+
+
+async def test_an_embedder_that_is_broken_does_not_hide_why_no_call_was_answered(client_of):
+    class Broken(HashEmbedder):
+        async def embed(self, texts):
+            raise OSError("no such model")
+
+    llm = LoopbackLLM(confident, faults=Faults(1.0, ["500"]))
+    async with llm, TestNUC(**client_of(llm, embedder=Broken(), retry=RetryPolicy(1))) as nuc:
+        with pytest.raises(testnuc.errors.EmbeddingError, match=r"no such model.* no call .* 500"):
+            await nuc.classify_many(messages(3))
 
 
 async def test_a_closed_client_says_so(client_of):

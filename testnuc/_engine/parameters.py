@@ -7,6 +7,7 @@ the group to use.
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
+from difflib import get_close_matches
 from functools import wraps
 from inspect import signature
 from typing import Any, Concatenate, ParamSpec
@@ -96,23 +97,37 @@ def takes_arguments_of(
     """
 
     def decorate(init: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
+        known = signature(parts)
+        names = [name for name in known.parameters if name != "internals"]
+        public = known.replace(parameters=[known.parameters[name] for name in names])
+
         @wraps(init)
         def checked(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
             for name in kwargs:
-                group = GROUPS.get(name)
-                if group is not None:
-                    where = _WRITTEN.get(name, _WRITTEN[group]).format(_FIELDS.get(name, name))
+                if name in GROUPS:
                     raise InvalidInputError(
-                        f"{name} is not an argument of the client; give {where}"
+                        f"{name} is not an argument of the client; give {_written(name)}"
                     )
+            try:
+                public.bind(self, *args, **kwargs)
+            except TypeError as exc:
+                unknown = next((name for name in kwargs if name not in names), "")
+                close = get_close_matches(unknown, [*names, *GROUPS], 1)
+                hint = f"; did you mean {_written(close[0])}?" if close else ""
+                raise TypeError(f"{type(self).__name__}: {exc}{hint}") from None
             init(self, *args, **kwargs)
 
-        known = signature(parts)
-        public = [p for p in known.parameters.values() if p.name != "internals"]
-        checked.__signature__ = known.replace(parameters=public)  # type: ignore[attr-defined]
+        checked.__signature__ = public  # type: ignore[attr-defined]
         return checked
 
     return decorate
+
+
+def _written(name: str) -> str:
+    """Return how to write an argument, or a flat name, in code."""
+    if name not in GROUPS:
+        return f"{name}=.."
+    return _WRITTEN.get(name, _WRITTEN[GROUPS[name]]).format(_FIELDS.get(name, name))
 
 
 def _labels(values: Mapping[str, Any], labels: Any) -> LabelSet | None:

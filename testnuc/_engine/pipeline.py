@@ -27,7 +27,7 @@ from testnuc._engine.run import Run
 from testnuc._engine.shortlist import Shortlist
 from testnuc._engine.uncertain import HeadRule, ask_unsure, asked_first
 from testnuc.embedders.cache import EmbeddingCache
-from testnuc.errors import EmbeddingError, ProviderError, with_count
+from testnuc.errors import EmbeddingError, ProviderError, with_count, with_note
 from testnuc.index.matching import empty_matches
 from testnuc.labels import LabelSet
 from testnuc.protocols import Index, Method, PoolText, Store
@@ -316,8 +316,11 @@ class Pipeline:
                 # it counts more neighbors than vote
                 await self.retriever.fill(run, range(run.batch.n_own, len(run.batch.entries)))
         except FATAL_ERRORS as error:
+            first = next(iter(run.answers.errors.values()), error)
             if not await self._salvage(run, error):
-                raise
+                if first is error:
+                    raise
+                raise with_note(error, f"and no call was answered: {first}") from first
             run.failure = error
 
     async def _rounds(self, run: Run, *, waves: bool) -> AsyncGenerator[Iterable[int], None]:

@@ -69,8 +69,22 @@ def test_the_classifier_of_scikit_learn_takes_flat_names():
 def test_a_flat_name_is_refused_with_its_place(name):
     with pytest.raises(testnuc.InvalidInputError, match=rf"{GROUPS[name]}=testnuc\.\w+"):
         TestNUC(["a", "b"], embedder=HashEmbedder(), **{name: 1})
-    with pytest.raises(TypeError, match="unexpected keyword argument 'temprature'"):
-        TestNUC(["a", "b"], temprature=0.5)
+
+
+@pytest.mark.parametrize("client", [TestNUC, testnuc.SyncTestNUC])
+def test_arguments_that_do_not_fit_are_named_with_the_right_ones(client):
+    with pytest.raises(
+        TypeError, match=r"^TestNUC: .*'temprature'; .*Sampling\(temperature=\.\.\)"
+    ):
+        client(["a", "b"], temprature=0.5)
+    with pytest.raises(TypeError, match=r"^TestNUC: .*'batch'; .*Limits\(batches=\.\.\)"):
+        client(["a", "b"], batch=True)
+    with pytest.raises(TypeError, match=r"^TestNUC: .*'embeder'; did you mean embedder=\.\.\?"):
+        client(["a", "b"], embeder="x")
+    with pytest.raises(TypeError, match=r"^TestNUC: .*'qqqq'$"):
+        client(["a", "b"], qqqq=1)
+    with pytest.raises(TypeError, match=r"^TestNUC: .*'labels'$"):
+        client()
 
 
 def test_flat_names_make_the_groups():
