@@ -154,13 +154,13 @@ def _token(file: str | None) -> str | Callable[[], str] | None:
         return os.environ.get("TESTNUC_TOKEN")
 
     @lru_cache(maxsize=1)
-    def read(_changed: tuple[int, int]) -> str:
+    def read(_changed: tuple[int, ...]) -> str:
         return Path(file).read_text(encoding="utf-8")
 
     def tokens() -> str:
         try:
             facts = Path(file).stat()
-            return read((facts.st_mtime_ns, facts.st_ino))
+            return read((facts.st_mtime_ns, facts.st_ino, facts.st_size))
         except (OSError, UnicodeDecodeError) as exc:
             raise ConfigurationError(f"--token-file {file} cannot be read: {exc}") from exc
 

@@ -1,12 +1,16 @@
 """Settings of the HTTP service: address, token, request limits and timeouts."""
 
+import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 from testnuc._base.checks import checked_positive, checked_whole, is_loopback
 from testnuc.errors import ConfigurationError, InvalidInputError
+
+_log = logging.getLogger("testnuc.server")
 
 _LEAST_TOKEN = 16
 #: Texts a week that are set aside; they are one row of the store.
@@ -43,6 +47,8 @@ class ServerSettings:
     cors_origins: tuple[str, ...] = ()
     access_log: bool = True
     audit: int | None = None
+    #: The latest valid tokens of a function, and why they are not replaced.
+    _valid: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -84,9 +90,22 @@ class ServerSettings:
                 )
 
     def tokens(self) -> Mapping[str, str]:
-        """Return the tokens that callers may send, with their names; empty: none is needed."""
-        given = self.token() if callable(self.token) else self.token
-        return {} if given is None else _tokens_in(given)
+        """Return the tokens that callers may send, with their names; empty: none is needed.
+
+        A function that fails after it gave tokens changes nothing: its error is logged once.
+        """
+        if not callable(self.token):
+            return {} if self.token is None else _tokens_in(self.token)
+        try:
+            self._valid.update(tokens=_tokens_in(self.token()), problem=None)
+        except Exception as exc:
+            if not self._valid:
+                raise
+            if self._valid["problem"] != str(exc):
+                self._valid["problem"] = str(exc)
+                _log.error("the tokens stay those before: %s", exc)
+        tokens: Mapping[str, str] = self._valid["tokens"]
+        return tokens
 
     def limits(self) -> dict[str, int]:
         """Return the limits of requests, by name."""

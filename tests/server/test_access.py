@@ -210,6 +210,38 @@ async def test_tokens_have_names_in_the_log_and_change_while_the_service_runs(ca
     assert not any(one in caplog.text for one in (old, new))
 
 
+async def test_tokens_that_cannot_be_read_stay_those_before_and_are_logged_once(caplog):
+    good, new = "a" * 20, "b" * 20
+    given = good
+
+    def tokens():
+        if given is None:
+            raise ConfigurationError("the file is gone")
+        return given
+
+    async with served(client(Held()), token=tokens) as (_, session):
+
+        async def status(token, path="/metrics"):
+            headers = {"Authorization": f"Bearer {token}"}
+            async with session.get(path, headers=headers) as got:
+                return got.status
+
+        for wrong in ("", "desk short", None):
+            given = wrong
+            assert [await status(one) for one in (good, good, new)] == [200, 200, 401]
+        problems = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+        assert len(problems) == 3
+        assert all(one.startswith("the tokens stay those before: ") for one in problems)
+        # the next change counts again, also if it is the same
+        given = new
+        assert [await status(one) for one in (good, new)] == [401, 200]
+        given = None
+        assert await status(new) == 200
+    assert [r.levelname for r in caplog.records].count("ERROR") == 4
+    with pytest.raises(ConfigurationError, match="is gone"):
+        ServerSettings(token=tokens)
+
+
 @pytest.mark.parametrize("text", ["", "desk short", f"desk {'a' * 20} {'b' * 20}", "\n \n"])
 def test_a_file_of_tokens_is_checked(text):
     with pytest.raises(ConfigurationError, match="token") as caught:
