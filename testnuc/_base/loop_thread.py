@@ -236,9 +236,10 @@ def run_to_end(main: Coroutine[None, None, T]) -> T:
     SIGTERM and SIGHUP, by which supervisors and closed terminals end a process.
     """
     # garbage collection over the texts and results of a large run would pause the whole process
-    # for a tenth of a second at a time
-    gc.freeze()
-    gc.set_threshold(20_000)
+    # for a tenth of a second at a time; in a thread, what others use now would stay for ever
+    if threading.current_thread() is threading.main_thread():
+        gc.freeze()
+        gc.set_threshold(20_000)
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     with suppress(ImportError):
         from uvloop import new_event_loop as factory

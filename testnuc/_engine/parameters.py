@@ -103,15 +103,14 @@ def takes_arguments_of(
 
         @wraps(init)
         def checked(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
-            for name in kwargs:
-                if name in GROUPS:
-                    raise InvalidInputError(
-                        f"{name} is not an argument of the client; give {_written(name)}"
-                    )
+            unknown = next((name for name in kwargs if name not in names), "")
+            if unknown in GROUPS:
+                raise InvalidInputError(
+                    f"{unknown} is not an argument of the client; give {_written(unknown)}"
+                )
             try:
                 public.bind(self, *args, **kwargs)
             except TypeError as exc:
-                unknown = next((name for name in kwargs if name not in names), "")
                 close = get_close_matches(unknown, [*names, *GROUPS], 1)
                 hint = f"; did you mean {_written(close[0])}?" if close else ""
                 raise TypeError(f"{type(self).__name__}: {exc}{hint}") from None
@@ -125,9 +124,8 @@ def takes_arguments_of(
 
 def _written(name: str) -> str:
     """Return how to write an argument, or a flat name, in code."""
-    if name not in GROUPS:
-        return f"{name}=.."
-    return _WRITTEN.get(name, _WRITTEN[GROUPS[name]]).format(_FIELDS.get(name, name))
+    where = _WRITTEN.get(name, _WRITTEN[GROUPS[name]]) if name in GROUPS else "{}=.."
+    return where.format(_FIELDS.get(name, name))
 
 
 def _labels(values: Mapping[str, Any], labels: Any) -> LabelSet | None:

@@ -337,7 +337,7 @@ class AnthropicBatches(BatchAPI):
     def _result(self, custom_id: str, found: dict[str, Any]) -> BatchResultLine | None:
         result = mapping(found.get("result"))
         kind, message = string(result.get("type")), mapping(result.get("message"))
-        if message and kind != "errored":
+        if message and (kind != "errored" or message.get("content")):
             return BatchResultLine(custom_id, 200, written(message))
         if kind in _ENDED_BEFORE:
             return BatchResultLine(custom_id, 0, b"", kind)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import time
@@ -193,6 +194,9 @@ async def _reload(
             _log.error("the reload failed; the service goes on as before: %s", exc)
         else:
             _log.info("reloaded")
+        finally:
+            # clients and their models are cycles, and a collection by itself may be hours away
+            gc.collect()
 
 
 @contextlib.contextmanager

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from testnuc._base.loop_thread import Background
+from testnuc._base.loop_thread import Background, run_to_end
 from testnuc.errors import TestNUCError
 
 
@@ -111,3 +112,10 @@ def test_the_end_of_a_stream_is_not_waited_for_forever(background, monkeypatch):
     monkeypatch.undo()
     with pytest.raises(ValueError, match="no"):
         background.end(returned(ValueError("no")))
+
+
+def test_beside_a_running_service_nothing_is_kept_from_garbage_collection():
+    before = gc.get_freeze_count(), gc.get_threshold()
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(run_to_end, returned(1)).result() == 1
+    assert (gc.get_freeze_count(), gc.get_threshold()) == before

@@ -447,7 +447,7 @@ async def test_an_answer_is_one_whatever_its_status(lane, code):
         await billed_once(llm, lane, "openai/test")
 
 
-@pytest.mark.parametrize("kind", ["missing", None, "success", 1])
+@pytest.mark.parametrize("kind", ["missing", None, "success", 1, "errored"])
 async def test_a_message_is_one_whatever_its_type(lane, kind):
     def change(line):
         line["result"]["type"] = kind

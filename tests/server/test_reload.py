@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import logging
 import os
 import signal
 import sys
+import weakref
 
 import pytest
 
+from testnuc.client import parts_of
+from testnuc.testing import HashEmbedder
 from tests.conftest import LABELS, messages
 from tests.server.serving import Held, client, served, until
 from tests.server.test_auditing import weeks_in
@@ -73,6 +78,37 @@ async def test_a_reload_that_fails_changes_nothing(caplog):
         assert service.clients == before
         assert (await post(session, {"texts": messages(3)}))[0] == 200
         assert (await info(session))["before"] is None
+
+
+async def test_no_former_embedder_stays_in_memory(caplog):
+    class Model(HashEmbedder):
+        def __init__(self):
+            super().__init__()
+            # as those of torch are
+            self.cycle = self
+
+    caplog.set_level(logging.INFO, "testnuc.server")
+    former = []
+
+    async def reload():
+        fresh = client(Held(), embedder=Model())
+        before = service.clients
+        await fresh.warm_up()
+        await service.use(fresh)
+        for nuc in before:
+            await nuc.aclose()
+        former.append(weakref.ref(parts_of(fresh).embedder))
+
+    async with served(client(Held()), reload=reload) as (service, _):
+        gc.disable()
+        try:
+            for reloads in (1, 2, 3):
+                os.kill(os.getpid(), signal.SIGHUP)
+                await until(lambda: caplog.messages.count("reloaded") == reloads)  # noqa: B023
+            assert [model() is None for model in former] == [True, True, False]
+        finally:
+            gc.enable()
+        await service.clients[0].aclose()
 
 
 async def test_without_a_reload_it_drains():
