@@ -74,6 +74,12 @@ _PROTECT = typer.Option(
     help="Take this label from no text; can be repeated; '': none is protected.",
     show_default="as before",
 )
+_PLOT_LABEL = once(
+    None,
+    metavar="LABEL",
+    help="Show this label in the figure; can be repeated.",
+    show_default="the most frequent",
+)
 _RUNS = argument("RESULTS..", "Files of results of the same texts; or texts, with --model.")
 _MODELS = once([], "--model", help="With a file of texts: a model; give two or more.")
 _OPEN = typer.Option(
@@ -257,6 +263,7 @@ def count(
     judge_error: float = once(0.0, help="Fraction of the judgments that may be wrong."),
     output: str | None = output_to("A .csv or .json file for the counts."),
     plot: str | None = writes(None, help="A .png, .svg or .pdf file for the figure."),
+    plot_label: list[str] | None = _PLOT_LABEL,
     dark: bool = once(False, "--dark", help="The figure is light on dark."),
     overwrite: bool = _OVERWRITE,
 ) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 import typer
 
+from testnuc._base.display import one_line
 from testnuc._base.jsonl import write_whole
 from testnuc._base.loop_thread import run_to_end
 from testnuc.cli.answered_texts import labeled, opened, texts_for
@@ -38,6 +39,8 @@ _SHORT_YEAR = re.compile(r"\d\d?([-./])\d\d?\1\d\d")
 _MANY = 50
 #: Rows of most groups, where one of a single row is told: its date may be mistyped.
 _TYPICAL = 10
+#: Characters of a list of labels.
+_LINE = 300
 _PERIODS = {"year": "%Y", "quarter": "%Y-Q", "month": "%Y-%m", "week": "%G-W%V", "day": "%Y-%m-%d"}
 
 
@@ -73,7 +76,14 @@ async def run(given: SimpleNamespace) -> None:
     if output is not None:
         write_counts(counts, output)
     if plot is not None:
-        counts.plot(dark=given.dark).savefig(plot, dpi=150)
+        counts.plot(given.plot_label, dark=given.dark).savefig(plot, dpi=150)
+        shown = given.plot_label or counts.plotted
+        left = dict.fromkeys(i.label for i in counts if i.label and i.label not in shown)
+        if left:
+            to_stderr(
+                f"{plot}: labels shown: {len(shown):,}; not {one_line(', '.join(left), _LINE)}; "
+                "to choose: --plot-label LABEL"
+            )
     to_stderr(f"more judgments, drawn at random, narrow the intervals: {more}")
 
 

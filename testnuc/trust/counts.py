@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, replace
 from itertools import islice, zip_longest
@@ -13,7 +13,7 @@ import numpy as np
 
 from testnuc._base.arrays import Bools, Int64s
 from testnuc._base.checks import checked_number, hash_text
-from testnuc._base.display import Brief, columns, data_frames, new_figure, theme
+from testnuc._base.display import Brief, columns, data_frames, new_figure, one_line, theme
 from testnuc.errors import InvalidInputError
 from testnuc.label_tree import path_of
 from testnuc.trust.evidence import Judgment
@@ -30,7 +30,9 @@ LEAST_JUDGED = 10
 #: How a text without any of the labels is shown.
 _NONE = "(none of these)"
 #: Labels that a plot shows, groups that it names, and those that a note names.
-_PLOTTED, _TICKS, _SHOWN = 6, 12, 6
+_PLOTTED, _TICKS, _SHOWN = 12, 12, 6
+#: Characters in a line below a plot.
+_LINE = 110
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -152,6 +154,16 @@ class Counts(Brief, Sequence[LabelCount]):
         kind = "all intervals together" if self.together else "each interval alone"
         return "\n".join([columns(rows), f"{self.confidence:.0%} intervals: {kind}", *self.notes])
 
+    @property
+    def plotted(self) -> list[str]:
+        """The labels that a plot shows where none are named: those with the largest shares."""
+        of_all = {
+            item.label: item.llm if item.share is None else item.share.value
+            for item in self.items
+            if item.label is not None and item.group is None
+        }
+        return sorted(of_all, key=of_all.__getitem__, reverse=True)[:_PLOTTED]
+
     def plot(self, labels: Sequence[str] | None = None, *, dark: bool = False) -> Any:
         """Return a matplotlib figure of shares with intervals, beside those by the LLM alone.
 
@@ -160,22 +172,31 @@ class Counts(Brief, Sequence[LabelCount]):
         Parameters
         ----------
         labels : sequence of str, optional
-            Default: the six labels with the largest shares.
+            Default: the twelve with the largest shares, as `plotted`.
         dark : bool
             Light on dark.
 
         Raises
         ------
+        InvalidInputError
+            One of `labels` was not counted.
         MissingDependencyError
             matplotlib is not installed (extra ``plots``).
         """
-        sizes = Counter[str]()
-        for item in self.items:
-            if item.label is not None and item.share is not None:
-                sizes[item.label] = max(sizes[item.label], round(1e6 * item.share.value))
-        chosen = list(labels or [label for label, _ in sizes.most_common(_PLOTTED)])
+        chosen = list(labels or self.plotted)
+        of_all = dict.fromkeys(item.label for item in self.items if item.label is not None)
+        if unknown := next((label for label in chosen if label not in of_all), None):
+            raise InvalidInputError(
+                f"no label {unknown!r} was counted; there are {', '.join(of_all):.200}"
+            )
         groups = list(dict.fromkeys(item.group for item in self.items if item.group is not None))
         said = f"share of the texts, % ({self.confidence:.0%} intervals)"
+        few = dict.fromkeys(item.group or "" for item in self.items if item.share is None)
+        notes = [
+            f"no interval, as too few are judged: {one_line(', '.join(few), _LINE)}" * bool(few),
+            f"{len(chosen):,} of {len(of_all):,} labels" * (len(chosen) < len(of_all)),
+        ]
+        note = {"t": "\n".join(filter(None, notes)), "fontsize": "x-small", "color": "gray"}
         # above the panels, where it hides no interval
         legend = {"loc": "outside upper right", "ncols": 2, "frameon": False, "fontsize": "small"}
         with theme(dark=dark):
@@ -186,14 +207,15 @@ class Counts(Brief, Sequence[LabelCount]):
                 _draw(axes, [(order.index(i.label), i) for i in self.items if i.label in order])
                 axes.set_yticks(range(len(order)), order)
                 axes.set_xlabel(said, fontsize="small")
+                figure.supxlabel(**note)
                 axes.set_xlim(left=0)
                 axes.margins(y=0.2)
                 figure.legend(*axes.get_legend_handles_labels(), **legend)
                 return figure
-            figure = new_figure(6.4, 0.6 + 1.9 * math.ceil(len(chosen) / 2))
-            panels = figure.subplots(
-                math.ceil(len(chosen) / 2), 2, sharex=True, sharey=True, squeeze=False
-            )
+            lines = math.ceil(len(chosen) / 2)
+            # no higher than a page
+            figure = new_figure(6.4, 0.8 + min(1.9 * lines, 9.5))
+            panels = figure.subplots(lines, 2, sharex=True, sharey=True, squeeze=False)
             ticks = range(0, len(groups), math.ceil(len(groups) / _TICKS))
             for axes, label in zip_longest(panels.flat, chosen):
                 if label is None:
@@ -212,6 +234,7 @@ class Counts(Brief, Sequence[LabelCount]):
             panels[0, 0].set_ylim(bottom=0)
             figure.legend(*panels[0, 0].get_legend_handles_labels(), **legend)
             figure.supylabel(said, fontsize="small")
+            figure.supxlabel(**note)
             return figure
 
 
@@ -345,8 +368,12 @@ def count_labels(
             for item, difference in zip(items[None], less(names[at:], names[:at]), strict=True)
             if difference is not None and not difference.low <= 0 <= difference.high
         ]
-        found = ", ".join(moved) or "no label's share differs for sure"
-        counting.notes.append(f"{names[at]} and later less before: {found}")
+        found = (
+            f"these shares have changed, in points: {', '.join(moved)}"
+            if moved
+            else "no label's share has changed for certain"
+        )
+        counting.notes.append(f"since {names[at]}, compared with the time before, {found}")
     every = [item for some in items.values() for item in some]
     return Counts(every, confidence, together, counting.notes)
 

@@ -60,8 +60,10 @@ def test_labels_are_counted_by_month(tickets):
         groups = {row["group"] for row in rows_of("months.csv")}
         assert groups == {"", "2026-01", "2026-02"}
         assert "less the others" in out
-        assert "2026-02 and later less before: no label's share differs for sure" in out
+        assert "no label's share has changed for certain" in out
         assert Path("months.svg").read_bytes().startswith(b"<?xml")
+        _, err = ran("count", "out.csv", "--plot", "one.svg", "--plot-label", "login")
+        assert "one.svg: labels shown: 1; not refund, delivery; to choose: --plot-label" in err
         assert llm.calls == 240
 
         for wrong, said in (

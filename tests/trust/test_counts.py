@@ -80,17 +80,19 @@ def test_periods_are_compared_in_halves_by_what_is_prepared_once(monkeypatch):
     judged = judged_at_random(texts, right, 300)
     months = [f"2026-0{1 + at // 200}" for at in range(600)]
     counts = count_labels(texts, said, judged, LABELS, months, periods=True)
-    assert counts.notes[-1].startswith("2026-02 and later less before: no label's share differs")
+    assert counts.notes[-1] == (
+        "since 2026-02, compared with the time before, no label's share has changed for certain"
+    )
     assert str(counts).endswith(counts.notes[-1])
     hashed = []
     monkeypatch.setattr(counts_module, "hash_text", lambda t: hashed.append(t) or hash_text(t))
     rising = sorted(range(600), key=lambda at: right[at] == "refund")
     texts, right, said = ([of[at] for at in rising] for of in (texts, right, said))
     counts = count_labels(texts, said, judged, LABELS, months, periods=True)
-    assert "less before: refund +" in counts.notes[-1]
+    assert "have changed, in points: refund +" in counts.notes[-1]
     assert len(hashed) == 600
     for groups, periods in ((months, False), (["2026"] * 600, True)):
-        assert "later" not in str(
+        assert "since" not in str(
             count_labels(texts, said, judged, LABELS, groups, periods=periods)
         )
 
@@ -406,6 +408,29 @@ def test_a_plot_by_group():
     # within a panel it hid intervals
     assert not any(axes.get_legend() for figure in (by_month, dark) for axes in figure.axes)
     assert [len(figure.legends[0].get_texts()) for figure in (by_month, dark)] == [2, 2]
+
+
+def test_a_plot_says_which_labels_and_intervals_it_leaves_out():
+    """It left out all but six labels, the largest of any month, without a word."""
+    pytest.importorskip("matplotlib")
+    names = [f"label {at}" for at in range(14)]
+    right = [names[at % 8 if at % 3 else at % 14] for at in range(700)]
+    texts = [f"text {at}" for at in range(700)]
+    judged = judged_at_random(texts[100:], right[100:], 200)
+    for groups in (None, ["new" if at < 100 else "old" for at in range(700)]):
+        counts = count_labels(texts, [[label] for label in right], judged, names, groups)
+        plotted = counts.plot()
+        note = plotted.get_supxlabel()
+        assert "12 of 14 labels" in note
+        assert ("no interval, as too few are judged: new" in note) == (groups is not None)
+        shares = {item.label: item.share.value for item in counts[:14]}
+        assert counts.plotted == sorted(shares, key=shares.get, reverse=True)[:12]
+        assert sum(axes.axison for axes in plotted.axes) == (12 if groups else 1)
+    assert (
+        not count_labels(texts, [[one] for one in right], judged, names[:9]).plot().get_supxlabel()
+    )
+    with pytest.raises(InvalidInputError, match="no label 'other' was counted; there are label 0,"):
+        counts.plot(["other"])
 
 
 @pytest.mark.parametrize("by_group", [False, True])
