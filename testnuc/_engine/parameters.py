@@ -103,15 +103,13 @@ def takes_arguments_of(
 
         @wraps(init)
         def checked(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
-            unknown = next((name for name in kwargs if name not in names), "")
-            if unknown in GROUPS:
-                raise InvalidInputError(
-                    f"{unknown} is not an argument of the client; give {_written(unknown)}"
-                )
+            wrong = next((name for name in kwargs if name not in names), "")
+            if wrong in GROUPS:
+                raise InvalidInputError(f"{wrong} is not an argument; give {_written(wrong)}")
             try:
                 public.bind(self, *args, **kwargs)
             except TypeError as exc:
-                close = get_close_matches(unknown, [*names, *GROUPS], 1)
+                close = get_close_matches(wrong, [*names, *GROUPS], 1)
                 hint = f"; did you mean {_written(close[0])}?" if close else ""
                 raise TypeError(f"{type(self).__name__}: {exc}{hint}") from None
             init(self, *args, **kwargs)

@@ -70,7 +70,8 @@ def answer(review: Review, path: str) -> None:
         shown = _show(item, numbered=numbered, of=len(review))
         try:
             said = input("label> ").strip()
-        except EOFError:
+        except (EOFError, KeyboardInterrupt):
+            to_stderr("")
             break
         # a label may be called as a key is
         key = None if said in review.labels else said

@@ -152,14 +152,14 @@ class AuditWeek(Brief):
             numbers = [week.size, week.texts, *week.given.values(), *(one.look for one in sample)]
             chances = [chance for one in sample for chance in (one.order, one.trust)]
             for one in sample:
-                labels += [one.text, one.label, one.own_label, one.alternative, one.answer]
-            sound = (
-                all(label is None or hash_text(label) for label in labels)
+                labels += [one.label, one.own_label, one.alternative, one.answer]
+            if not (
+                all(map(hash_text, (week.week, *(one.text for one in sample))))
+                and all(label is None or hash_text(label) for label in labels)
                 and all(type(number) is int and number >= 0 for number in numbers)
                 and all(map(is_chance, chances))
                 and len(sample) <= week.size
-            )
-            if not sound:
+            ):
                 raise ValueError(numbers)  # noqa: TRY301
         except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as exc:
             raise StoreError(

@@ -123,6 +123,20 @@ def test_the_labels_are_listed_at_the_start_and_when_asked_for(asked, tmp_path, 
     assert found == [("?", "person")]
 
 
+def test_ctrl_c_ends_as_q_does(tmp_path, capsys):
+    path = tmp_path / "review.json"
+
+    def lines():
+        yield "login"
+        raise KeyboardInterrupt
+
+    found, told = answered(review_of(2), path, lines(), capsys)
+    assert [label for label, _ in found] == ["login", None]
+    assert [item.answer for item in Review.load(path)] == ["login", None]
+    # what follows is on a line of its own
+    assert told.endswith("\n\n")
+
+
 def test_undo_goes_back_and_a_new_answer_replaces_the_old(tmp_path, capsys):
     path = tmp_path / "review.json"
     found, told = answered(review_of(2), path, ["u", "1", "u", "login", "2"], capsys)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -87,6 +89,8 @@ def test_a_week_that_is_judged_gets_no_more_texts():
         lambda data: data.replace(b'"order":0.5', b'"order":"x"'),
         lambda data: data.replace(b'"texts":0', b'"texts":-1'),
         lambda data: data.replace(b'"text":"text 0.5"', b'"text":7'),
+        lambda data: data.replace(b'"text":"text 0.5"', b'"text":null'),
+        lambda data: re.sub(rb'"week":"[^"]*"', b'"week":null', data),
         lambda data: data.replace(b'"size":3', b'"size":0'),
         lambda data: data.replace(b'"labels"', b'"lables"'),
     ],
