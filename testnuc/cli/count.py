@@ -28,7 +28,7 @@ from testnuc.cli.reading import Table, require_column, to_stderr
 from testnuc.errors import InvalidInputError
 from testnuc.server.served import changed, set_summary, summary_of
 from testnuc.trust.audit import Audit, AuditWeek, audited, is_audit, review_of, week_of
-from testnuc.trust.counts import Counts, counted
+from testnuc.trust.counts import PER_LABEL, Counts, counted
 from testnuc.trust.review import Review
 
 #: Of dates with slashes or hyphens; the time that follows a date.
@@ -39,6 +39,8 @@ _SHORT_YEAR = re.compile(r"\d\d?([-./])\d\d?\1\d\d")
 _MANY = 50
 #: Rows of most groups, where one of a single row is told: its date may be mistyped.
 _TYPICAL = 10
+#: Judgments that are advised.
+_USUAL = 100
 #: Characters of a list of labels.
 _LINE = 300
 _PERIODS = {"year": "%Y", "quarter": "%Y-Q", "month": "%Y-%m", "week": "%G-W%V", "day": "%Y-%m-%d"}
@@ -47,7 +49,10 @@ _PERIODS = {"year": "%Y", "quarter": "%Y-Q", "month": "%Y-%m", "week": "%G-W%V",
 async def run(given: SimpleNamespace) -> None:
     """Count the labels of a file or a store by the judged texts, and print them."""
     source, output, plot = given.source, given.output, given.plot
-    more = next_command("review", given, "-n", "100", "--goal", "count")
+
+    def more(n: int) -> str:
+        return next_command("review", given, "-n", f"{n}", "--goal", "count")
+
     require_new(output, ".csv", ".json", overwrite=given.overwrite)
     require_new(plot, ".png", ".svg", ".pdf", overwrite=given.overwrite, what="plot")
     if given.period is not None and given.by is None:
@@ -58,8 +63,9 @@ async def run(given: SimpleNamespace) -> None:
         found = await labeled(nuc, table)
         if nuc.learned is None:
             raise InvalidInputError(
-                f"nothing was judged in {source} yet; draw texts, judge them and learn: {more}; "
-                f"what is judged already: testnuc learn {source} REVIEW.json -o better.csv"
+                f"nothing was judged in {source} yet; draw texts, judge them and learn: "
+                f"{more(_USUAL)}; what is judged already: "
+                f"testnuc learn {source} REVIEW.json -o better.csv"
             )
     rows = sorted(found.merged().items())
     counts = counted(
@@ -84,7 +90,9 @@ async def run(given: SimpleNamespace) -> None:
                 f"{plot}: labels shown: {len(shown):,}; not {one_line(', '.join(left), _LINE)}; "
                 "to choose: --plot-label LABEL"
             )
-    to_stderr(f"more judgments, drawn at random, narrow the intervals: {more}")
+    wanted = max(_USUAL, PER_LABEL * len(nuc.labels.names) - counts[0].judged)
+    wanted = min(wanted, max(counts[0].rows - counts[0].judged, 1))
+    to_stderr(f"more judgments, drawn at random, narrow the intervals: {more(wanted)}")
 
 
 def _groups(table: Table, column: str, period: str | None) -> list[str | None]:

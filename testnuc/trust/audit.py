@@ -277,6 +277,7 @@ def audited(weeks: Sequence[AuditWeek], since: str = "") -> Audit:
         here = used & (place == at)[:, None]
         n, total = len(week.judged), max(week.texts, len(week.sample))
         numbers = np.array([week.given.get(label or "", 0) for label in labels])
+        parts = (numbers / max(total, 1)).tolist()
         texts = np.array([[total - numbers[-1], *numbers], [0, *np.maximum(total - numbers, 0)]])
         strata = np.array([(here & said), (here & ~said)])
         shares = [
@@ -288,8 +289,8 @@ def audited(weeks: Sequence[AuditWeek], since: str = "") -> Audit:
         accuracy.append(shares[0])
         more = LEAST_JUDGED - n if n < LEAST_JUDGED else 3 * n
         items += [
-            LabelCount(label, week.week, total, share, number / max(total, 1), n, more)
-            for label, share, number in zip(labels, shares[1:], numbers.tolist(), strict=True)
+            LabelCount(label, week.week, total, share, part, part, n, more)
+            for label, share, part in zip(labels, shares[1:], parts, strict=True)
         ]
 
     # a batch is what was judged of a week at a look

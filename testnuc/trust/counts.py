@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: Judged texts, drawn at random, that a group needs for an interval.
 LEAST_JUDGED = 10
+#: Judged texts for each label, drawn at random, below which a note says that they are few.
+PER_LABEL = 10
 #: How a text without any of the labels is shown.
 _NONE = "(none of these)"
 #: Labels that a plot shows, groups that it names, and those that a note names.
@@ -49,6 +51,8 @@ class LabelCount(Brief):
     share: Share | None
     #: The share by the LLM's own labels.
     llm: float
+    #: The share by the labels that the results have now.
+    current: float
     #: Distinct texts of the group that are a random sample and judged.
     judged: int
     #: About how many more judgments would halve the interval; without one, would give one.
@@ -94,6 +98,7 @@ class Counts(Brief, Sequence[LabelCount]):
                 "number": item.number,
                 "rows": item.rows,
                 "llm_share": item.llm,
+                "current_share": item.current,
                 "judged": item.judged,
                 "judgments_needed": item.judgments_needed,
                 **_bounds(item.difference, "difference", "difference_low", "difference_high"),
@@ -131,7 +136,9 @@ class Counts(Brief, Sequence[LabelCount]):
     def __str__(self) -> str:
         grouped = any(item.group is not None for item in self.items)
         compared = any(item.difference is not None for item in self.items)
-        head = ["label", "share", "rows", "LLM alone", "judged", "to halve"]
+        learned = any(item.current != item.llm for item in self.items)
+        now = ["labels now"] * learned
+        head = ["label", "share", "rows", "LLM alone", *now, "judged", "to halve"]
         rows = [[*(["group"] if grouped else []), *head, *(["less the others"] * compared)]]
         for item in self.items:
             if item.share is None and grouped:
@@ -142,7 +149,7 @@ class Counts(Brief, Sequence[LabelCount]):
                 item.label or _NONE,
                 "too few judged" if share is None else str(share),
                 f"{item.rows:,}" if number is None else f"{number:,} of {item.rows:,}",
-                f"{100 * item.llm:.1f} %",
+                *(f"{100 * part:.1f} %" for part in (item.llm, item.current)[: 1 + learned]),
                 f"{item.judged:,}",
                 f"+{item.judgments_needed:,}",
             ]
@@ -267,6 +274,7 @@ def counted(
     """Count the labels of results by what was judged; `options` are those of `count_labels`."""
     texts, own = _said(results, learned)
     options["apart"] = learned.labels_apart(texts)
+    options["now"] = [result.labels for result in results]
     return count_labels(texts, own, learned.judged, learned.labels, groups, **options)
 
 
@@ -316,6 +324,7 @@ def count_labels(
     groups: Sequence[str | None] | None = None,
     *,
     apart: Sequence[Sequence[str] | None] | None = None,
+    now: Sequence[Sequence[str]] | None = None,
     confidence: float = 0.95,
     together: bool = False,
     level: int | None = None,
@@ -330,13 +339,14 @@ def count_labels(
 
     `texts` are those of each row, and may occur in several; `own` are the LLM's own labels of each
     row, None where they are unknown; `apart` are others, which do not depend on how the text was
-    judged; `labels` is the label set. A row whose group is None is in no group. If groups are
-    `periods`, the later half of the rows is also compared with the earlier half. The other
+    judged; `now` are those of the results; `labels` is the label set. A row whose group is None is
+    in no group. If groups are `periods`, the later half of the rows is also compared with the
+    earlier half. The other
     arguments are those of `Results.count_labels`.
     """
     checked_number("confidence", confidence, 0.5, 0.9999)
     checked_number("judge_error", judge_error, 0, 0.4)
-    counting = _Counting(texts, own, judged, labels, level, apart)
+    counting = _Counting(texts, own, judged, labels, level, apart, now)
     selected = counting.rows_of(groups)
     names = [name for name in selected if name is not None]
     kinds = len(counting.labels) * len(selected)
@@ -389,6 +399,7 @@ class _Counting:
         labels: Sequence[str],
         level: int | None,
         apart: Sequence[Sequence[str] | None] | None = None,
+        now: Sequence[Sequence[str]] | None = None,
     ) -> None:
         self._level = level
         #: The last one: none of the labels.
@@ -401,6 +412,7 @@ class _Counting:
         )
         #: bool[n, C]: the LLM's labels of each distinct text.
         self.own = self._table(own)
+        self.now = self._table(now or own)
         #: int64[n, C]: the stratum of each for each label.
         self.strata: Int64s = self.own + 2 * self._table(apart or own)
         self.strata[:, -1] = 0
@@ -451,6 +463,12 @@ class _Counting:
             self.notes.append(
                 f"{later:,} texts came after the last draw and are not counted where others are: "
                 "review some of them, too"
+            )
+        few, kinds = int(self.drawn.sum()), len(self.labels) - 1
+        if few < PER_LABEL * kinds and len(self.rows) < len(self.own):
+            self.notes.append(
+                f"{few:,} texts, judged and drawn at random, are few for {kinds:,} labels: a share "
+                f"may be noise, trust its interval; about {PER_LABEL} for each label are enough"
             )
         if skipped := int(self.missing.any(1).sum()):
             self.notes.append(
@@ -551,6 +569,7 @@ class _Counting:
         sample = JudgedSample(places, self.drawn[here], self.missing[here])
         judged, own = int(sample.drawn.sum()), self.own[inside]
         llm = (copies[inside] @ own) / max(len(rows), 1)
+        now = (copies[inside] @ self.now[inside]) / max(len(rows), 1)
         shares: list[Share | None] = [None] * len(self.labels)
         more = LEAST_JUDGED - judged
         if judged >= min(LEAST_JUDGED, len(inside)) > 0:
@@ -568,8 +587,8 @@ class _Counting:
             # the width falls by the root of the number, and is zero once all are judged
             more = round(3 * judged * (len(inside) - judged) / (len(inside) + 3 * judged))
         return [
-            LabelCount(label, group, len(rows), share, float(part), judged, more)
-            for label, share, part in zip(self.labels, shares, llm, strict=True)
+            LabelCount(label, group, len(rows), share, float(said), float(part), judged, more)
+            for label, share, said, part in zip(self.labels, shares, llm, now, strict=True)
             if label is not None or self.hits[:, -1].any()
         ]
 

@@ -357,6 +357,26 @@ def test_labels_that_do_not_depend_on_a_judgment_narrow_the_intervals():
     assert count_labels(texts, said, judged, LABELS, apart=said).items == alone.items
 
 
+def test_few_judgments_for_many_labels_are_told_beside_the_labels_now():
+    """With one judgment for each label, a noisy share looked like a count."""
+    names = [f"label {at}" for at in range(20)]
+    right = [names[at % 20] for at in range(1000)]
+    texts = [f"text {at}" for at in range(1000)]
+    said = [[names[0]] if at % 4 == 0 else [label] for at, label in enumerate(right)]
+    now = [[label] for label in right]
+    judged = judged_at_random(texts, right, 40)
+    counts = count_labels(texts, said, judged, names, now=now)
+    assert counts[0].current == pytest.approx(0.05)
+    assert counts[0].llm == pytest.approx(0.25, abs=0.06)
+    assert counts.records()[0]["current_share"] == counts[0].current
+    assert "LLM alone  labels now" in str(counts)
+    assert "40 texts, judged and drawn at random, are few for 20 labels" in str(counts)
+    counts = count_labels(texts, said, judged_at_random(texts, right, 200), names)
+    assert "few for" not in str(counts)
+    assert "labels now" not in str(counts)
+    assert counts[0].current == counts[0].llm
+
+
 def test_what_was_not_learned_is_refused():
     with pytest.raises(InvalidInputError, match="learned is None; give what"):
         counted([result(0, "text", "refund")], None)
