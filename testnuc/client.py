@@ -722,13 +722,13 @@ class TestNUC:
         ----------
         results : Results
         reviews : mapping of str to Review, or sequence of Review
-            Those of several people who judged the same texts: their agreement is added.
+            Those of several people, of one or several draws: their agreement is added.
         brief : bool
             One page for those who use the labels: accuracy overall and by label, shares with
             intervals, what is certified, who judged, in place of how labels were made.
         """
         await self._ready()
-        joined = join_reviews(reviews) if reviews else None
+        joined = join_reviews(reviews, batches=True) if reviews else None
         return await describe(self._parts, results, self.learned, joined, brief=brief)
 
     async def unlearn(self) -> bool:

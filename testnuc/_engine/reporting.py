@@ -308,20 +308,29 @@ def _neighbors(parts: Components, results: Results) -> Iterator[str]:
 
 def _judgments(learned: Learned | None, joined: JoinedReview | None) -> Iterator[str]:
     judged = () if learned is None else learned.judged
-    drawn = sum(one.probability is not None for one in judged)
+    drawn = [one for one in judged if one.probability is not None]
+    ranked = sum(bool(one.ranking) for one in judged)
+    uniform = sum(bool(one.uniform) for one in drawn)
     yield (
-        f"{drawn:,} texts were drawn with known probabilities, {len(_at_random(learned)):,} "
-        "of them at random from all. Who judges is shown the labels of the LLM and of neighbors, "
-        "but for reviews with the option `--blind`.\n"
+        f"{len(drawn):,} texts were drawn with known probabilities, "
+        f"{'all' if uniform == len(drawn) else f'{uniform:,}'} of them at random from all texts. "
+        "Who judges is shown the labels of the LLM and of neighbors, but for reviews with the "
+        "option `--blind`.\n"
     )
-    if chosen := len(judged) - drawn:
+    if ranked:
+        yield (
+            f"{ranked:,} more were drawn at random among the most trusted texts: they prove "
+            "certificates, and do not count for shares.\n"
+        )
+    if chosen := len(judged) - len(drawn) - ranked:
         yield f"{chosen:,} more were chosen, not drawn: they correct labels, and prove nothing.\n"
     by = Counter((one.day or "before dates were noted", one.source) for one in judged)
     for (day, source), n in sorted(by.items(), key=str):
         said = f"judged by {_JUDGES[source]}" if source else "skipped, or without agreement"
         yield f"- {day}: {n:,} {said}"
     if joined is not None:
-        yield f"\n{joined}"
+        # what it says of judges' errors is said of all judgments where they are known
+        yield f"\nIn the reviews named here, {joined.facts if judged else joined}"
 
 
 def _software() -> Iterator[str]:

@@ -195,11 +195,16 @@ def what_next(learned: Learned | None, given: SimpleNamespace) -> str:
 def _after(learned: Learned, certificate: Certificate, given: SimpleNamespace) -> str:
     """Return what comes after a certificate: the command that writes it, or gets more evidence."""
     if certificate.coverage:
-        asked = [*_options_of(certificate, certificate.accuracy), "-o", free_name("certified.csv")]
+        file, again = "certified.csv", ""
+        asked = [*_options_of(certificate, certificate.accuracy), "-o", file]
+        if Path(file).exists():
+            asked.append("--overwrite")
+            correct = next_command("review", given, "--goal", "correct")
+            again = f"; if {file} has them, correct the least trusted labels: {correct}"
         return (
             f"next, write the {certificate.coverage:.0%} of the texts whose labels are at least "
             f"{certificate.accuracy:.0%} right by your judgments: "
-            f"{next_command('certify', given, *asked)}"
+            f"{next_command('certify', given, *asked)}{again}"
         )
     n, what, goal = 50, "where strategies differ", []
     if not learned.wants_decisions(certificate):

@@ -80,8 +80,18 @@ async def _page(given: SimpleNamespace, reviews: dict[str, Review], *, brief: bo
     async with opened(source, given.client, given.text_column) as (nuc, held):
         table = await texts_for(nuc, held, source)
         found = await labeled(nuc, table)
-        results = found.results.with_rows([row for _, row in sorted(found.merged().items())])
+        merged = found.merged()
+        results = found.results.with_rows([row for _, row in sorted(merged.items())])
         page = await nuc.describe(results, reviews, brief=brief)
+        if holds_rows(source):
+            # judgments change labels, not the file
+            said = {at: table.results[at].label for at in merged}
+            told = sum((row.label or "") != (said[at] or "") for at, row in merged.items())
+            about = f"in `{source}`"
+            if told:
+                about = f"by the newest judgments: in `{source}` {told:,} are older, and differ"
+            title, rest = page.split("\n", 1)
+            page = f"{title}\n\nThis page is about the labels {about}.\n{rest}"
         return (
             f"{page}\n## Next\n\n{what_next(nuc.learned, given).removeprefix('next, ')}\n"
             if brief

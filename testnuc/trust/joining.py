@@ -32,21 +32,13 @@ class Agreement(Brief):
     #: Cohen's kappa, of two people; None: there are more.
     kappa: tuple[float, float, float] | None
 
-    @property
-    def error(self) -> float:
-        """How often a judge errs at least, on average: of two who differ, one is wrong."""
-        return (1 - self.equal[0]) / 2
-
     def __str__(self) -> str:
         values = [] if self.kappa is None else [f"Cohen's kappa {_shown(self.kappa)}"]
         values.append(f"Krippendorff's alpha {_shown(self.alpha)}")
         equal, low, high = self.equal
         return (
             f"{', '.join(values)}.\n"
-            f"Your judgments agree in {equal:.1%} ({max(low, 0):.1%} to {high:.1%}). Of two judges "
-            f"who differ one is wrong, so a judge errs in at least {self.error:.1%} on average: "
-            f"what is 90% right by one judge's judgments may be {0.9 - self.error:.1%} right, or "
-            "less where judges err alike."
+            f"Your judgments agree in {equal:.1%} ({max(low, 0):.1%} to {high:.1%})."
         )
 
 
@@ -67,6 +59,12 @@ class JoinedReview(Brief):
     agreement: Agreement | None = None
 
     def __str__(self) -> str:
+        agreed = [at >= self.disagreements for at in range(self.shared)]
+        return "\n".join([self.facts, *filter(None, [errors_of_judges(agreed)])])
+
+    @property
+    def facts(self) -> str:
+        """What was judged, and how far people agree."""
         if not self.shared:
             return f"{len(self.review.judged):,} texts are judged, none of them by several people."
         settled = self.disagreements - self.undecided
@@ -77,7 +75,9 @@ class JoinedReview(Brief):
         )
 
 
-def join_reviews(reviews: Mapping[str, Review] | Sequence[Review]) -> JoinedReview:
+def join_reviews(
+    reviews: Mapping[str, Review] | Sequence[Review], *, batches: bool = False
+) -> JoinedReview:
     """Join the reviews of several people, so that `TestNUC.learn` learns from all of them.
 
     Parameters
@@ -85,6 +85,8 @@ def join_reviews(reviews: Mapping[str, Review] | Sequence[Review]) -> JoinedRevi
     reviews : mapping of str to Review, or sequence of Review
         Who judged, or the name of the file -> the review; without names these are "judge 1", ..
         All hold the same drawn texts, or are parts of one review, or their texts were chosen.
+    batches : bool
+        Take reviews of several draws, to see how far people agree; `TestNUC.learn` needs one draw.
 
     Raises
     ------
@@ -93,7 +95,7 @@ def join_reviews(reviews: Mapping[str, Review] | Sequence[Review]) -> JoinedRevi
     """
     if not isinstance(reviews, Mapping):
         reviews = {f"judge {number}": review for number, review in enumerate(reviews, 1)}
-    first = _checked(reviews)
+    first = _checked(reviews, batches)
     of_text: dict[str, list[tuple[str, ReviewItem]]] = {}
     for name, review in reviews.items():
         for item in review:
@@ -130,19 +132,19 @@ def join_reviews(reviews: Mapping[str, Review] | Sequence[Review]) -> JoinedRevi
     )
 
 
-def _checked(reviews: Mapping[str, Review]) -> Review:
+def _checked(reviews: Mapping[str, Review], batches: bool) -> Review:  # noqa: FBT001
     """Return the first review if all fit together."""
     if not reviews:
         raise InvalidInputError("there is no review to join")
     first = next(iter(reviews.values()))
-    chosen = not any(review.drawn for review in reviews.values())
+    chosen = batches or not any(review.drawn for review in reviews.values())
     for name, review in reviews.items():
         if review.label_set != first.label_set:
             raise InvalidInputError(f"{name} has another label set than the first review")
         if not chosen and _whole(review) != _whole(first):
             raise InvalidInputError(
                 f"{name} has other texts than the first review; learn from one after the other: "
-                "judgments add up, and `testnuc describe` needs no review"
+                "judgments add up"
             )
     return first
 
@@ -177,6 +179,19 @@ def judge_error(agreed: Sequence[bool], confidence: float) -> float | None:
     if not agreed:
         return None
     return upper_bound(agreed.count(False), len(agreed), 1 - confidence) / 2
+
+
+def errors_of_judges(agreed: Sequence[bool]) -> str:
+    """Say how often judges err, as `judge_error` does; "": no text has two judgments."""
+    most = judge_error(agreed, 0.9)
+    if most is None:
+        return ""
+    differ = agreed.count(False)
+    about = f"about {differ / len(agreed) / 2:.1%}, " if differ else ""
+    return (
+        f"Judges differ on {differ:,} of {len(agreed):,} texts that several judged: each errs in "
+        f"{about}at most {most:.1%} with 90% confidence, if one of two who differ is right."
+    )
 
 
 def _equal(texts: _Texts) -> float:

@@ -33,7 +33,7 @@ from testnuc.trust.certificates import (
     wants_decisions,
 )
 from testnuc.trust.evidence import Draws, Judged, Judgment, pack, unpack
-from testnuc.trust.joining import judge_error
+from testnuc.trust.joining import errors_of_judges, judge_error
 from testnuc.trust.review import closest_label
 from testnuc.trust.shares import Accuracy, Share, accuracy_of
 from testnuc.trust.thresholds import Thresholds
@@ -420,15 +420,11 @@ class Learned(Brief):
                 f"{high:+.1f})."
             )
         if accuracy := self.accuracy():
-            lines.append(f"{accuracy} Both are shares of the {self.texts:,} texts drawn from.")
-        agreed = self._agreed
-        if (errs := judge_error(agreed, _USUAL)) is not None:
-            differ = agreed.count(False)
             lines.append(
-                f"Judges differ on {differ:,} of {len(agreed):,} texts that several judged: each "
-                f"errs in about {differ / len(agreed) / 2:.1%}, at most {errs:.1%} with 90% "
-                "confidence, if one of two who differ is right."
+                f"{accuracy} Both are shares of the {self.texts:,} texts drawn from, by the random "
+                "draws alone; a gain counts the texts whose labels change, and may differ."
             )
+        lines += filter(None, [errors_of_judges(self._agreed)])
         if self.fewer:
             counts = ", ".join(
                 f"{label!r} ({before / self.texts:.1%} -> {after / self.texts:.1%})"

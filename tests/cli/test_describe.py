@@ -5,12 +5,14 @@ import hashlib
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from testnuc._engine.reporting import _cell
+from testnuc._engine.reporting import _cell, _judgments
 from testnuc.report.page import page_of
 from testnuc.testing import LoopbackLLM
+from testnuc.trust.evidence import Judgment
 from tests.cli.in_process import ran, rows_of, run_here
 from tests.cli.test_judging import TEXTS, judged, options, wrong_at_random
 
@@ -45,7 +47,8 @@ def test_a_page_says_how_labels_were_made(labeled):
         "240 texts (240 distinct) were labeled by the LLM `openai/test` at temperature 0.7",
         "90 of them were drawn at random and judged by people",
         "| refund |",
-        "90 texts were drawn with known probabilities, 90 of them at random from all",
+        "90 texts were drawn with known probabilities, all of them at random from all texts",
+        "This page is about the labels by the newest judgments: ",
         f"- {dt.datetime.now(dt.UTC).date()}: 90 judged by people",
         "Krippendorff's alpha",
         "Intervals are those of 95 %, each alone",
@@ -89,6 +92,22 @@ def test_one_page_says_how_good_labels_are_and_what_comes_next(labeled):
     assert run_here("report", "out.csv", "-o", "page.md")[0] == 2
 
 
+def test_each_kind_of_draw_says_what_it_is_for():
+    def judged(n, source="person", chance=0.1, **more):
+        return [Judgment("", b"", "a", source, chance, chance, 9, **more)] * n
+
+    drawn = [*judged(118, uniform=True), *judged(2, source=None, uniform=True)]
+    ranked = judged(45, chance=None, uniform=False, ranking="r")
+    page = "\n".join(_judgments(SimpleNamespace(judged=drawn + ranked), None))
+    assert "120 texts were drawn with known probabilities, all of them at random from all" in page
+    assert "45 more were drawn at random among the most trusted texts: they prove certif" in page
+    assert "chosen" not in page
+    mixed = [*drawn, *judged(30, uniform=False), *judged(7, chance=None)]
+    page = "\n".join(_judgments(SimpleNamespace(judged=mixed), None))
+    assert "150 texts were drawn with known probabilities, 120 of them at random from" in page
+    assert "7 more were chosen, not drawn: they correct labels, and prove nothing" in page
+
+
 def test_labels_mean_nothing_on_the_page():
     label = _cell("a|b<script>*x* [y](http://z) ![i](u)\n&amp;")
     page = page_of(f"| label |\n| --- |\n| {label} |\n", "<title>")
@@ -121,6 +140,13 @@ def test_a_file_has_six_columns_and_says_which_labels_are_certified(labeled):
             break
     assert {row["nuc_certified"] for row in made} <= {"yes", "no"}
     ran("certify", "out.csv", "-o", "certified.csv")
+    ran("report", "out.csv", "--summary", "-o", "page.md")
+    page = Path("page.md").read_text()
+    assert "more were drawn at random among the most trusted texts: they prove" in page
+    # the labels are those that were written last, and the next command is not the one that was run
+    assert "-o certified.csv --overwrite; if certified.csv has them, correct the least" in page
+    ran("report", "better.csv", "--summary", "-o", "page.md")
+    assert "This page is about the labels in `better.csv`." in Path("page.md").read_text()
     certified = [row["text"] for row in made if row["nuc_certified"] == "yes"]
     assert [row["text"] for row in checked("certified.csv")] == certified != []
     # a run that applies what was learned says the same; all columns on request
@@ -149,5 +175,7 @@ def test_another_person_with_the_store_repeats_labels_and_numbers_without_a_call
     columns = [[row["nuc_label"] for row in rows_of(name)] for name in ("relabeled.csv", out)]
     assert columns[0] == columns[1]
     again = [run_here(command, out, *store)[1] for command in ("count", "describe")]
-    assert again == first
+    # but for the name of the file
+    about = "This page is about the labels .*"
+    assert [re.sub(about, "", page) for page in again] == [re.sub(about, "", o) for o in first]
     assert labeled.calls == calls

@@ -339,7 +339,7 @@ def test_after_a_review_every_output_has_the_corrected_labels(tickets):
         for text, label in right.items():
             assert label == (None if shown[text] is None else data["labels"][shown[text]])
         assert "of all labels are right by your judgments" in data["learned"]
-        assert f"Both are shares of the {len(TEXTS)} texts drawn from." in data["learned"]
+        assert f"Both are shares of the {len(TEXTS)} texts drawn from," in data["learned"]
         assert llm.calls == 240
 
 

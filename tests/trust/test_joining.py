@@ -12,18 +12,23 @@ from sklearn.metrics import cohen_kappa_score
 from testnuc._base.checks import hash_text
 from testnuc.errors import InvalidInputError
 from testnuc.report import render
-from testnuc.trust.joining import agreement_of, join_reviews, judge_error
+from testnuc.trust.joining import (
+    agreement_of,
+    errors_of_judges,
+    join_reviews,
+    judge_error,
+)
 from testnuc.trust.review import Review, ReviewItem
 from testnuc.types import Neighbor
 
 LABELS = ("a", "b", "c")
 
 
-def review_of(answers, *, probability=0.1, labels=LABELS):
+def review_of(answers, *, probability=0.1, labels=LABELS, called="text"):
     """Return a review whose texts have these answers; "-" is open."""
     items = [
         ReviewItem(
-            index=at, text=f"text {at}", hash=hash_text(f"text {at}"), own_label="a",
+            index=at, text=f"{called} {at}", hash=hash_text(f"{called} {at}"), own_label="a",
             candidates=(("a", ("the LLM's own labels",)),), trust=0.5, neighbors=(),
             goal="decide", probability=probability, floor=probability,
         )
@@ -81,7 +86,6 @@ def test_agreement_is_that_of_the_libraries():
     two = join_reviews({"ann": review_of(ann), "ben": review_of(ben)}).agreement
     assert two.kappa[0] == pytest.approx(cohen_kappa_score(ann, ben))
     assert two.equal[0] == np.mean(np.array(ann) == ben)
-    assert two.error == (1 - two.equal[0]) / 2
     several = join_reviews({n: review_of(of) for n, of in zip("abe", (ann, ben, eve), strict=True)})
     assert several.agreement.kappa is None
     for made, people in ((two, (ann, ben)), (several.agreement, (ann, ben, eve))):
@@ -90,7 +94,29 @@ def test_agreement_is_that_of_the_libraries():
         assert made.alpha[0] == pytest.approx(expected)
         assert made.alpha[1] < expected < made.alpha[2]
     assert f"Cohen's kappa {two.kappa[0]:.2f} (" in str(two)
-    assert f"a judge errs in at least {two.error:.1%} on average" in str(two)
+    assert f"Your judgments agree in {two.equal[0]:.1%} (" in str(two)
+
+
+def test_how_often_judges_err_is_said_once_and_alike():
+    one, other = ["a"] * 30, ["b"] * 2 + ["a"] * 28
+    said = str(join_reviews({"ann": review_of(one), "ben": review_of(other)}))
+    assert said.splitlines()[-1] == errors_of_judges([False] * 2 + [True] * 28)
+    assert said.count("errs") == 1
+    assert "differ on 2 of 30 texts that several judged: each errs in about 3.3%, at most" in said
+    # an upper bound, where nobody differs
+    said = errors_of_judges([True] * 10)
+    assert "each errs in at most 10.3% with 90% confidence" in said
+    assert "0.0%" not in said
+    assert errors_of_judges([]) == ""
+
+
+def test_how_far_people_agree_is_known_over_several_draws():
+    first, second = review_of(["a", "b", "c"]), review_of(["a", "b", "a"])
+    later = [review_of(of, called="later") for of in ("aaa", "aab")]
+    with pytest.raises(InvalidInputError, match="other texts than the first review"):
+        join_reviews([first, second, *later])
+    found = join_reviews([first, second, *later], batches=True)
+    assert (found.shared, found.disagreements) == (6, 2)
 
 
 def test_intervals_of_agreement_cover_the_truth():
@@ -126,7 +152,6 @@ def test_equal_judgments_say_nothing_of_chance():
     made = join_reviews({"ann": review_of(["a", "a"]), "ben": review_of(["a", "a"])}).agreement
     assert np.isnan(made.alpha[0])
     assert "alpha unknown (all judgments are equal)" in str(made)
-    assert made.error == 0
 
 
 def test_chosen_texts_are_joined_by_their_text():
