@@ -31,6 +31,7 @@ from testnuc.errors import EmbeddingError, ProviderError, with_count, with_note
 from testnuc.index.matching import empty_matches
 from testnuc.labels import LabelSet
 from testnuc.protocols import Index, Method, PoolText, Store
+from testnuc.transport.calls import PATIENCE, why_late
 from testnuc.trust.auto_policy import MIN_PREDICTIONS, VoteSettings
 from testnuc.trust.diagnosis import Decision
 from testnuc.trust.uncertainty import UncertaintySampling
@@ -271,16 +272,20 @@ class Pipeline:
         """Complete a run that an error has ended, with what is answered.
 
         Own texts without an outcome get the error, and are voted on like any text whose own call
-        failed. Returns whether any own text was answered, now or by a stored prediction.
+        failed. Returns whether any own text was answered, now or by a stored prediction, or what
+        was learned can label without the provider, unless that rejects the first calls of a client.
         """
-        n_own = run.batch.n_own
+        n_own, live = run.batch.n_own, self.lanes["live"]
         # samples of the first calls
         Sampler(self.method, self.predictor, run).give_up()
-        if not self.lanes["live"].closed:
+        if not live.closed:
             # the store may be what failed
             with suppress(Exception):
                 await self.retriever.fill(run, range(len(run.batch.entries)))
-        answered = run.answers.any_own
+        learned = run.votes.settings.learned is not None and not live.closed
+        if isinstance(error, ProviderError) and error.fatal:
+            learned = learned and live.answered
+        answered = run.answers.any_own or (learned and isinstance(error, ProviderError))
         for place in range(n_own):
             if not run.answers.has_outcome(place) and not run.is_skipped(place):
                 run.answers.put(place, error)
@@ -298,8 +303,9 @@ class Pipeline:
     ) -> None:
         """Obtain the predictions that the votes need.
 
-        If an error ends the run after one of its texts was answered, now or before, the run is
-        completed with what is answered, and the error is its `failure`; else it is raised.
+        If an error, or the end of `PATIENCE`, ends the run after one of its texts was answered, now
+        or before, the run is completed with what is answered, and the error is its `failure`; else
+        it is raised.
 
         `on_place` is called with each place that gets a prediction or an error, not with those that
         already had one. `waves`: predict neighbors in waves, with early exit once the winner is
@@ -309,17 +315,19 @@ class Pipeline:
             if run.failure is not None:
                 raise run.failure
             every = self._skipping_rounds(run) if self.skips else self._rounds(run, waves=waves)
-            async with aclosing(every) as rounds:
+            until = PATIENCE.get((None,))[0]
+            async with asyncio.timeout_at(until), aclosing(every) as rounds:
                 async for places in rounds:
                     await self._predict(run, places, lane, on_place)
             if run.votes.settings.learned is not None:
                 # it counts more neighbors than vote
                 await self.retriever.fill(run, range(run.batch.n_own, len(run.batch.entries)))
-        except FATAL_ERRORS as error:
+        except (TimeoutError, *FATAL_ERRORS) as exc:
+            error = why_late() if isinstance(exc, TimeoutError) else exc
             first = next(iter(run.answers.errors.values()), error)
             if not await self._salvage(run, error):
                 if first is error:
-                    raise
+                    raise error from error.__cause__
                 raise with_note(error, f"and no call was answered: {first}") from first
             run.failure = error
 

@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
-from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -149,18 +148,13 @@ def _per_week(audit: str | None) -> int | None:
 
 
 def _token(file: str | None) -> str | Callable[[], str] | None:
-    """Return the token, or what reads the file of tokens again when it changed."""
+    """Return the token, or what reads the file of tokens."""
     if file is None:
         return os.environ.get("TESTNUC_TOKEN")
 
-    @lru_cache(maxsize=1)
-    def read(_changed: tuple[int, ...]) -> str:
-        return Path(file).read_text(encoding="utf-8")
-
     def tokens() -> str:
         try:
-            facts = Path(file).stat()
-            return read((facts.st_mtime_ns, facts.st_ino, facts.st_size))
+            return Path(file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as exc:
             raise ConfigurationError(f"--token-file {file} cannot be read: {exc}") from exc
 

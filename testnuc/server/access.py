@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import count
+from typing import Any
 
 import orjson
 from aiohttp import BasicAuth, web
@@ -57,6 +58,12 @@ def request_id(request: web.Request) -> str:
     return request[_KEY]
 
 
+def about(request: web.Request) -> dict[str, Any]:
+    """Return what a record of the log about a request has in its fields (``extra``)."""
+    more = {"caller": request.get(_CALLER), "set": request.match_info.get("set")}
+    return {"fields": {"request_id": request_id(request), **more}}
+
+
 def log_request(request: web.Request, route: str, status: int, seconds: float) -> None:
     """Log a request; its texts and headers are not in the line."""
     # a probe also fails while the service starts; `/metrics` says whether it is ready
@@ -66,7 +73,7 @@ def log_request(request: web.Request, route: str, status: int, seconds: float) -
             request_id(request), request.remote, request.method, route, status,
             round(1_000 * seconds, 1),
         )  # fmt: skip
-        fields = dict(zip(_LOGGED, values, strict=True)) | {"caller": request.get(_CALLER)}
+        fields = dict(zip(_LOGGED, values, strict=True)) | about(request)["fields"]
         _log.log(level, "%s %s %s %s %d %.0f ms", *values, extra={"fields": fields})
 
 

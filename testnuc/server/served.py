@@ -8,22 +8,23 @@ import logging
 import math
 import random
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from operator import methodcaller
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 
 from testnuc._base.checks import needing
 from testnuc.client import TestNUC, parts_of
-from testnuc.errors import ConfigurationError, StoreError
+from testnuc.errors import ConfigurationError, ProviderError, StoreError
 from testnuc.server.errors import error_fields
 from testnuc.server.settings import ServerSettings
+from testnuc.transport.calls import PATIENCE
 from testnuc.trust.audit import AuditedText, AuditWeek, week_of
 from testnuc.trust.review import ReviewContext
 from testnuc.types import Classification, Reason
@@ -113,6 +114,8 @@ class _Collector:
 
 _log = logging.getLogger("testnuc.server")
 
+#: Errors of the texts of a request, by type.
+Failed: TypeAlias = dict[str, list[Exception]]
 #: Results kept for the page.
 _RECENT = 1_000
 
@@ -169,8 +172,24 @@ class ServedSet:
         """Whether the provider asked for a pause of more than a minute."""
         return bool(parts_of(self.nuc).transport.admission.pause)
 
-    def note(self, result: Classification) -> None:
-        """Count a result, and keep it for the page."""
+    @contextmanager
+    def answering(self, about: dict[str, Any], seconds: float | None) -> Iterator[Failed]:
+        """Wait for the calls of a request for so many seconds; log what failed, by type."""
+        until = None if seconds is None else asyncio.get_running_loop().time() + seconds
+        failed, latest = defaultdict[str, list[Exception]](list), deque[ProviderError](maxlen=1)
+        PATIENCE.set((until, latest))
+        try:
+            with parts_of(self.nuc).transport.observed(latest.append):
+                yield failed
+        finally:
+            fields = about["fields"]
+            for kind, errors in failed.items():
+                said, own = (fields["request_id"], len(errors), kind, errors[0]), {"type": kind}
+                extra = {"fields": fields | own | {"texts": len(errors)}}
+                _log.warning("%s: %d texts failed: %s, %s", *said, extra=extra)
+
+    def note(self, result: Classification, failed: Failed) -> None:
+        """Count a result, and keep it for the page; its error is added to those that failed."""
         place, metrics = self._place, self._metrics
         unlabeled = "unlabeled" if result.error is None else "failed"
         outcome = unlabeled if result.label is None else "labeled"
@@ -180,7 +199,7 @@ class ServedSet:
         if result.error is not None:
             kind = error_fields(result.error)["type"]
             metrics.failures.labels(**place, type=kind).inc()
-            _log.warning("a text failed: %s, %s", kind, result.error)
+            failed[kind].append(result.error)
         self.recent.append(result)
         if self.audit is not None:
             self.audit.start()

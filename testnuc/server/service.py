@@ -28,6 +28,7 @@ from testnuc.server.access import (
     REQUEST_ID,
     Bodies,
     Queue,
+    about,
     cors_headers,
     log_request,
     preflight,
@@ -36,8 +37,9 @@ from testnuc.server.access import (
 )
 from testnuc.server.errors import RequestError, request_error
 from testnuc.server.schemas import ClassifyRequest, openapi, read, record
-from testnuc.server.served import Metrics, ServedSet, Value
+from testnuc.server.served import Failed, Metrics, ServedSet, Value
 from testnuc.server.settings import ServerSettings
+from testnuc.transport.calls import why_late
 from testnuc.types import Classification
 
 #: Renders the HTML at ``/results`` from a client and its latest results, in a thread.
@@ -50,6 +52,8 @@ Status: TypeAlias = Literal["starting", "ready", "paused", "draining"]
 #: Names of label sets, which are parts of a path.
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NDJSON = "application/x-ndjson"
+#: Part of the time of a request that it waits for calls: what is known by then is its answer.
+_OF_CALLS = 0.9
 
 
 def _page_headers(own: str | None = None) -> dict[str, str]:
@@ -223,37 +227,41 @@ class Service:
             asked = read(body, self.settings)
         # shutdown may have begun while the body arrived; it waits for admitted requests only
         self._refuse_if_closing()
+        lines, seconds = _wants_lines(request, asked), self.settings.request_timeout
         if not asked.texts:
-            failed = asked.failed(served.nuc.labels)
-            if not _wants_lines(request, asked):
-                return _json({"results": failed})
-            return web.Response(body=b"".join(map(_line, failed)), content_type=_NDJSON)
-        with self.queue.admit(len(asked.texts)) as leave:
-            if _wants_lines(request, asked):
-                return await self._stream(request, served, asked, leave)
+            results = asked.failed(served.nuc.labels)
+            if not lines:
+                return _json({"results": results})
+            return web.Response(body=b"".join(map(_line, results)), content_type=_NDJSON)
+        with (
+            self.queue.admit(len(asked.texts)) as leave,
+            served.answering(about(request), None if lines else _OF_CALLS * seconds) as failed,
+        ):
+            if lines:
+                return await self._stream(request, self._lines(served, asked, leave, failed))
             try:
-                async with asyncio.timeout(self.settings.request_timeout):
-                    return await self._whole(served, asked)
+                async with asyncio.timeout(seconds):
+                    return await self._whole(served, asked, failed)
             except (TimeoutError, TestNUCError) as exc:
-                refused = self._late() if isinstance(exc, TimeoutError) else request_error(exc)
-                served.count_failed(refused.kind, len(asked.texts))
-                if isinstance(exc, TimeoutError):
-                    raise refused from exc
-                raise
+                error = why_late() if isinstance(exc, TimeoutError) else exc
+                served.count_failed(request_error(error).kind, len(asked.texts))
+                raise error from error.__cause__
 
     def _refuse_if_closing(self) -> None:
         if self.closing:
             message = "the service is shutting down; retry in 5 s"
             raise RequestError(503, "closing", message, retry_after=5, close=True)
 
-    async def _whole(self, served: ServedSet, asked: ClassifyRequest) -> web.Response:
+    async def _whole(
+        self, served: ServedSet, asked: ClassifyRequest, failed: Failed
+    ) -> web.Response:
         if not asked.many:
             result = await served.nuc.classify(asked.texts[0])
-            served.note(result)
+            served.note(result, failed)
             return _json(record(result, asked))
         results = asked.failed(served.nuc.labels)
         for result in await served.nuc.classify_many(asked.texts):
-            served.note(result)
+            served.note(result, failed)
             results.append(record(result, asked))
             if len(results) % 64 == 0:
                 # a record takes a fraction of a millisecond: yield to other requests
@@ -262,11 +270,7 @@ class Service:
         return _json({"results": results})
 
     async def _stream(
-        self,
-        request: web.Request,
-        served: ServedSet,
-        asked: ClassifyRequest,
-        leave: Callable[[], None],
+        self, request: web.Request, lines: AsyncGenerator[bytes, None]
     ) -> web.StreamResponse:
         """Send each result as a line, as soon as it is ready.
 
@@ -274,7 +278,6 @@ class Service:
         later failure is sent as the last line.
         """
         response: web.StreamResponse | None = None
-        lines = self._lines(served, asked, leave)
         async with aclosing(lines):
             async for line in lines:
                 if response is None:
@@ -286,15 +289,15 @@ class Service:
         return response
 
     async def _lines(
-        self, served: ServedSet, asked: ClassifyRequest, leave: Callable[[], None]
+        self, served: ServedSet, asked: ClassifyRequest, leave: Callable[[], None], failed: Failed
     ) -> AsyncGenerator[bytes, None]:
         first, left = True, len(asked.texts)
         # a fatal error of one text may be that of all, which is sent once, as HTTP status
-        held = [_line(failed) for failed in asked.failed(served.nuc.labels)]
+        held = [_line(refused) for refused in asked.failed(served.nuc.labels)]
         try:
             async with aclosing(self._results(served.nuc, asked.texts)) as results:
                 async for result in results:
-                    served.note(result)
+                    served.note(result, failed)
                     leave()
                     left -= 1
                     held.append(_line(record(result, asked)))
@@ -307,13 +310,14 @@ class Service:
             for line in held:
                 yield line
         except Exception as exc:
-            refused = exc if isinstance(exc, RequestError) else request_error(exc)
-            served.count_failed(refused.kind, left)
+            error = request_error(exc)
+            served.count_failed(error.kind, left)
             if first:
                 raise
+            failed[error.kind] += [exc] * left
             # the headers are sent already
             _log.warning("a stream failed", exc_info=exc)
-            yield _line(refused.body())
+            yield _line(error.body())
 
     async def _results(
         self, nuc: TestNUC, texts: list[str]
@@ -326,8 +330,8 @@ class Service:
                         result = await anext(results)
                 except StopAsyncIteration:
                     return
-                except TimeoutError as exc:
-                    raise self._late() from exc
+                except TimeoutError:
+                    raise why_late() from None
                 yield result
 
     async def _send(self, request: web.Request, response: web.StreamResponse, line: bytes) -> None:
@@ -439,25 +443,19 @@ class Service:
             refused = RequestError(exc.status, "no_such_route", message, headers=allowed)
         except TestNUCError as exc:
             refused = request_error(exc)
-            _log.warning("%s %s: %d, %s", request_id(request), route, refused.status, exc)
+            said = request_id(request), route, refused.status, exc
+            _log.warning("%s %s: %d, %s", *said, extra=about(request))
         except ConnectionError:
             _log.debug("%s: the client has disconnected", route)
             # raised, it would be an error with a traceback in aiohttp's log
             return web.Response(status=499)
         except Exception as exc:  # noqa: BLE001 - logged, and returned as 500
             refused = request_error(exc)
-            _log.exception("%s %s failed", request_id(request), route)
+            _log.exception("%s %s failed", request_id(request), route, extra=about(request))
         response = _json(refused.body(), refused.status, refused.headers)
         if refused.close:
             response.force_close()
         return response
-
-    def _late(self) -> RequestError:
-        message = (
-            f"no result within {self.settings.request_timeout:g} s; retry: LLM responses that "
-            "arrive meanwhile are stored"
-        )
-        return RequestError(504, "timeout", message, retry_after=5)
 
 
 def _wants_lines(request: web.Request, asked: ClassifyRequest) -> bool:

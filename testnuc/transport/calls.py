@@ -1,11 +1,13 @@
 """A call in flight, and the timer that bounds each of its attempts."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
+from copy import copy
 from dataclasses import dataclass
 
-from testnuc.errors import ConfigurationError, ProviderError
+from testnuc.errors import CallTimeoutError, ConfigurationError, ProviderError, ReplyError
 from testnuc.limits.budget import Reservation
 from testnuc.protocols import Provider, Request, WireProvider
 
@@ -13,6 +15,9 @@ from testnuc.protocols import Provider, Request, WireProvider
 MAY_SEND: ContextVar[Callable[[], bool] | None] = ContextVar("testnuc-may-send", default=None)
 #: Called with 1 when a call starts to back off, and with -1 when it stops. Set as `MAY_SEND` is.
 ON_WAIT: ContextVar[Callable[[int], object]] = ContextVar("testnuc-on-wait", default=int)
+#: Of the request that the current task answers: until when it waits for calls, by the clock of the
+#: event loop, and the latest failure of a call meanwhile.
+PATIENCE: ContextVar[tuple[float | None, deque[ProviderError]]] = ContextVar("testnuc-patience")
 
 #: Characters of a token, for providers that do not estimate; most texts have four.
 _CHARACTERS_PER_TOKEN = 3
@@ -26,6 +31,14 @@ def estimate_tokens(provider: Provider, request: Request) -> tuple[int, int]:
         return int(input_tokens), int(output_tokens)
     characters = len(request.task.system) + len(request.user)
     return characters // _CHARACTERS_PER_TOKEN + 1, 0
+
+
+def why_late() -> ProviderError:
+    """Return what the calls of the current request wait after, before they are sent again."""
+    for error in PATIENCE.get((None, ()))[1]:
+        if error.retryable and not isinstance(error, ReplyError):
+            return copy(error)
+    return CallTimeoutError("no result within the time of the request", retry_after=5)
 
 
 class NotSentError(Exception):

@@ -138,10 +138,10 @@ async def test_a_fault_of_ours_amid_a_stream_is_its_last_line_too():
         one = service.sets[""]
         made = one.note
 
-        def note(result):
+        def note(result, failed):
             if one.recent:
                 raise RuntimeError("the secret path /etc/passwd")
-            made(result)
+            made(result, failed)
 
         one.note = note
         body = {"texts": messages(6), "stream": True}

@@ -1,0 +1,131 @@
+"""A provider that fails: what callers get in time, what is logged, and what was learned labels."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+
+import pytest
+
+from testnuc import Limits, RetryPolicy
+from testnuc.errors import AuthenticationError, ProviderError
+from testnuc.server import JsonLines
+from tests import virtual
+from tests._engine import test_learning as learning
+from tests.server.serving import Held, client, served, until
+from tests.server.test_service import get, post
+
+pytest.importorskip("prometheus_client")
+pytestmark = pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
+
+
+#: Calls that nobody waits for any more are soon dropped.
+SOON = Limits(concurrency=8, retry=RetryPolicy(attempts=100_000, max_wait=0.01))
+
+
+def down():
+    error = ProviderError("500 upstream failure", status_code=500)
+    error.retryable = True
+    return error
+
+
+class Down(Held):
+    """Answers half of the texts; calls for the others fail, and are sent again."""
+
+    async def answer(self, request):
+        self.gate.set()
+        if any("down" in text for text in request.texts):
+            self.asked += request.texts
+            raise down()
+        return await super().answer(request)
+
+
+async def late(session, model, body):
+    """Return the response to a request whose time for calls ends while one is to be sent again."""
+    before = len(model.asked)
+    waiting = asyncio.create_task(post(session, body))
+    await until(lambda: any("down" in text for text in model.asked[before:]))
+    virtual.skip(19)
+    return await waiting
+
+
+async def test_a_request_that_waits_for_a_provider_ends_in_time_with_its_failure(caplog):
+    model = Down()
+    async with served(client(model, k=0, limits=SOON), request_timeout=20) as (_, session):
+        for body in ({"text": "down"}, {"texts": ["down 1", "down 2"]}):
+            status, answer, _ = await late(session, model, body)
+            assert (status, answer["error"]["type"]) == (502, "provider")
+        # what is known by then is the answer
+        assert (await post(session, {"text": "refund please"}))[0] == 200
+        status, answer, _ = await late(session, model, {"texts": ["refund please", "down 3"]})
+        found = answer["results"]
+        assert (status, [row["label"] for row in found]) == (200, ["refund", None])
+        assert found[1]["error"]["type"] == "provider"
+        _, page = await get(session, "/metrics")
+    assert 'testnuc_failed_texts_total{type="provider"} 4.0' in page
+    assert "500 upstream failure" in caplog.text
+
+
+async def test_texts_that_failed_are_one_line_of_a_request(caplog):
+    caplog.set_level(logging.WARNING, "testnuc.server")
+    model = Down()
+    one = {"Authorization": f"Bearer {'a' * 20}", "X-Request-ID": "r1"}
+    settings = {"request_timeout": 20, "token": f"desk {'a' * 20}"}
+    async with served({"moods": client(model, k=0, limits=SOON)}, **settings) as (_, session):
+        assert (await post(session, {"text": "refund please"}, "/v1/moods/classify", **one))[
+            0
+        ] == 200
+        for texts, status in ((["down 77"], 502), (["refund please", "down 1", "down 2"], 200)):
+            body = {"text": texts[0]} if status == 502 else {"texts": texts}
+            waiting = asyncio.create_task(post(session, body, "/v1/moods/classify", **one))
+            await until(lambda last=texts[-1]: last in model.asked)
+            virtual.skip(19)
+            assert (await waiting)[0] == status
+    lines = [json.loads(JsonLines().format(r)) for r in caplog.records if r.levelname == "WARNING"]
+    lines = [line for line in lines if line["logger"] == "testnuc.server"]
+    assert [line["message"] for line in lines] == [
+        "r1 /v1/moods/classify: 502, 500 upstream failure",
+        "r1: 2 texts failed: provider, 500 upstream failure",
+    ]
+    for line in lines:
+        assert (line["request_id"], line["caller"], line["set"]) == ("r1", "desk", "moods")
+    assert (lines[1]["type"], lines[1]["texts"]) == ("provider", 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("failure", ["key", "down"])
+async def test_what_was_learned_labels_while_the_provider_fails(failure):
+    model, broken = learning.Says(), False
+    answer = model.answer_of
+
+    def of(text):
+        if broken and failure == "key":
+            raise AuthenticationError("the key was revoked", status_code=401)
+        if broken:
+            raise down()
+        return answer(text)
+
+    model.answer_of = of
+    nuc = learning.client(model, policy="majority", k=0, limits=SOON)
+    async with served(nuc, request_timeout=20) as (_, session):
+        await nuc.classify_many(learning.texts_of(600))
+        review = await nuc.review(50)
+        learning.judge(review)
+        assert (await nuc.learn(review)).decides == "head"
+        broken = True
+        fresh = learning.texts_of(30, start=6000)
+        bodies = [{"text": text} for text in fresh[: 25 if failure == "key" else 1]]
+        for body in [*bodies, {"texts": fresh}, {"texts": fresh, "stream": failure == "key"}]:
+            asked = len(model.asked)
+            task = asyncio.create_task(session.post("/v1/classify", json=body))
+            await until(lambda before=asked: len(model.asked) > before)
+            if failure == "down":
+                virtual.skip(19)
+            async with await task as response:
+                assert response.status == 200
+                rows = [json.loads(line) async for line in response.content]
+            for row in rows[0].get("results", rows):
+                kind = "provider_authentication" if failure == "key" else "provider"
+                assert (row["label"], row["source"]) == (learning.gold(row["text"]), "head")
+                assert row["error"]["type"] == kind
