@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -80,13 +80,15 @@ class RunNote:
     written: str | None = None
     #: The options that decided what was written, with labels that were read from their file.
     options: Mapping[str, Any] = field(default_factory=dict)
+    #: The store that the user named instead; it is told, never opened.
+    named: str | None = None
     #: Twelve digits of the digest of each text, and four of that of its label.
     rows: str = ""
 
     @classmethod
     def of(cls, output: str) -> RunNote:
         """Return the note beside an output; what is malformed is left out."""
-        kinds = {"store": str, "text_column": str, "written": str, "options": dict, "rows": str}
+        kinds = {f.name: dict if f.name == "options" else str for f in fields(cls)}
         places = (_folder_of(output) / _NOTE, _copy_of(output))
         noted = next(filter(None, (_facts(place, **kinds) for place in places)), None)
         written = _digest(output)
@@ -124,7 +126,10 @@ class RunNote:
         marks = "".join(map("".join, map(_mark, rows)))
         # too large a note is not read
         marks = marks if len(marks) < _LARGEST // 2 else ""
-        note = cls(name, text_column, _digest(output), _noted(options), marks)
+        note = cls(name, text_column, _digest(output), _noted(options), rows=marks)
+        # a password may be part of a URL
+        if store.folder is None and "@" not in str(store.where):
+            note = replace(note, named=store.where)
         content = orjson.dumps(asdict(note), default=str)
         with suppress(OSError, InvalidInputError):
             _folder_of(output).mkdir(exist_ok=True)

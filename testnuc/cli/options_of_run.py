@@ -17,7 +17,7 @@ from testnuc._engine.parameters import client_arguments
 from testnuc._engine.shortlist import AUTOMATIC_ABOVE
 from testnuc.cli.files import require_store
 from testnuc.cli.label_files import read_former, read_labels
-from testnuc.cli.memory import AnswerStore, RunNote
+from testnuc.cli.memory import PROJECT, AnswerStore, RunNote
 from testnuc.cli.options import LATER, OF_ANSWERS, Options, client_options
 from testnuc.cli.reading import existing, holds_rows, to_stderr
 from testnuc.cli.settings import has_password
@@ -43,8 +43,19 @@ async def with_options_of_run(client: Options, source: str) -> tuple[Options, An
     kept, run = AnswerStore(source), dict[str, Any]()
     if holds_rows(source):
         existing(source)
-        run = {**RunNote.of(source).options}
+        note = RunNote.of(source)
+        run = {**note.options}
         kept = AnswerStore.of_results(client["store"], source)
+        if client["store"] is None and note.named is not None:
+            to_stderr(
+                f"note: answers and judgments of {source} are in the store that its run named, "
+                f"which is not used: add --store {shlex.quote(note.named)}"
+            )
+        elif kept.new and note.store is not None:
+            to_stderr(
+                f"note: {note.store} is missing, the store of {source} with its answers and "
+                f"judgments; if this is a copy of a folder, copy its hidden {PROJECT}, too"
+            )
     elif Path(source).suffix.lower() in {".yaml", ".yml", ".json", ".txt"}:
         raise InvalidInputError(f"{existing(source)} holds no results; name what `classify` wrote")
     else:
@@ -56,7 +67,8 @@ async def with_options_of_run(client: Options, source: str) -> tuple[Options, An
     if merged["labels"] is None:
         raise InvalidInputError(
             f"{source} does not hold the label set; name it with --labels, or if `learn` wrote the "
-            "file, name the results that it read; texts without labels need `classify` first"
+            "file, name the results that it read; texts without labels need `classify` first; in a "
+            f"copy of a folder, copy the hidden folder {PROJECT}, too"
         )
     if merged["embedder"] is None or merged["embedder"] != client["embedder"]:
         merged = await _with_stored_embedder(merged, store)

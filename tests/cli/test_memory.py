@@ -106,6 +106,31 @@ def test_a_named_store_wins():
         assert (code, llm.calls, "applied" in err) == (0, 60, False), err
 
 
+def test_the_store_that_a_run_named_is_told():
+    """It was forgotten: texts were embedded anew, and nobody was said to have judged."""
+    with LoopbackLLM(confident, api_key="test-key") as llm:
+        classify(llm, texts("a.txt", 0), "--store", "labels.db")
+        code, _, err = run_here("count", "out.csv")
+        assert (code, "judgments of out.csv are in" in err) == (2, True)
+        assert "not used: add --store labels.db\n" in err
+        code, _, err = run_here("count", "out.csv", "--store", "labels.db")
+        assert (code, "nothing was judged in out.csv yet" in err) == (2, True)
+        assert "note: answers" not in err
+
+
+def test_a_copy_without_the_hidden_folder_is_told():
+    with LoopbackLLM(confident, api_key="test-key") as llm:
+        classify(llm, texts("a.txt", 0))
+        shutil.rmtree(".testnuc")
+        _, _, err = run_here("count", "out.csv")
+        assert ".db is missing, the store of out.csv" in err
+        assert "copy its hidden .testnuc, too" in err
+        for folder in (".testnuc", "out.csv.resume"):
+            shutil.rmtree(folder)
+        code, _, err = run_here("count", "out.csv")
+        assert (code, "copy the hidden folder .testnuc, too" in err) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("more", "calls", "says"),
     [
