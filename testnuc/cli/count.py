@@ -92,7 +92,9 @@ async def run(given: SimpleNamespace) -> None:
             )
     wanted = max(_USUAL, PER_LABEL * len(nuc.labels.names) - counts[0].judged)
     wanted = min(wanted, max(counts[0].rows - counts[0].judged, 1))
-    to_stderr(f"more judgments, drawn at random, narrow the intervals: {more(wanted)}")
+    ends = "; to learn from them ends the certificate, so certify first"
+    ends = ends if nuc.learned.certify().coverage else ""
+    to_stderr(f"more judgments, drawn at random, narrow the intervals: {more(wanted)}{ends}")
 
 
 def _groups(table: Table, column: str, period: str | None) -> list[str | None]:

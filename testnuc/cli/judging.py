@@ -140,6 +140,7 @@ async def learn(given: SimpleNamespace) -> None:
     # labels that the run withheld for it stay withheld
     client = given.client.but(min_trust=least) if isinstance(least, float) else given.client
     async with opened(source, client, given.text_column) as (nuc, held):
+        before = 0.0 if nuc.learned is None else nuc.learned.certify().coverage
         if output is None:
             learned = await take(nuc, protect=protect)
         else:
@@ -151,6 +152,14 @@ async def learn(given: SimpleNamespace) -> None:
         LessonNote.write(store, source, learned, options)
     print(learned)
     certificate = learned.certify()
+    if before > certificate.coverage:
+        again = ["-n", str(certificate.judgments_needed or 50), "--goal", "certify"]
+        to_stderr(
+            f"note: {before:.0%} of the texts were certified before, now "
+            f"{certificate.coverage:.0%}: trust was learned anew from all judgments, and a "
+            "certificate takes judgments of texts drawn since, among the trusted ones: "
+            f"{next_command('review', given, *again)}"
+        )
     if all(judgment.probability is None and not judgment.ranking for judgment in learned.judged):
         to_stderr(
             "note: marked texts were chosen, not drawn, so they correct and train, but prove "

@@ -812,3 +812,19 @@ def test_edits_that_agree_with_what_was_learned_are_named_and_a_copy_has_none(ti
     # what another output holds was not edited
     Path("better.csv").replace("out.csv")
     assert "edited" not in run_here("describe", "out.csv")[2]
+
+
+@pytest.mark.slow
+def test_learning_anew_says_that_it_ends_the_certificate(tickets, monkeypatch):
+    """It was silent: what was proved became "no labels are proved"."""
+    monkeypatch.chdir(tickets.parent)
+    with LoopbackLLM(lambda text: (true_label(text), 0.9)) as llm:
+        ran("classify", "tickets.csv", *options(llm), "-o", "out.csv")
+    for at, (goal, n) in enumerate((("count", 30), ("certify", 60), ("count", 10))):
+        ran("review", "out.csv", "-n", n, "--goal", goal, "-o", f"{at}.json", "--no-open")
+        judged(f"{at}.json")
+        _, err = ran("learn", "out.csv", f"{at}.json")
+        assert ("were certified before, now 0%: trust was learned anew" in err) == (at == 2)
+        _, count = ran("count", "out.csv")
+        assert ("to learn from them ends the certificate" in count) == (at == 1)
+    assert re.search(r"among the trusted ones: testnuc review out.csv -n \d+ --goal certify", err)
