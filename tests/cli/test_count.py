@@ -3,10 +3,11 @@
 import csv
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from testnuc.cli.count import _groups
+from testnuc.cli.count import _groups, _tell_longer
 from testnuc.cli.reading import Table
 from testnuc.errors import InvalidInputError
 from testnuc.testing import LoopbackLLM
@@ -137,6 +138,23 @@ def test_other_dates_of_the_column_say_which_comes_first():
 def test_what_is_not_clear_is_refused_with_its_value(cells, said):
     with pytest.raises(InvalidInputError, match=said):
         periods(cells)
+
+
+def test_a_longer_period_with_enough_judged_texts_is_named(capsys):
+    table = Table([{"at": f"2026-{1 + at // 20:02}-15"} for at in range(180)], ["at"], "at")
+    for period, every, said in (
+        ("month", 1, ""),
+        ("month", 4, "note: each quarter has enough judged texts: --period quarter\n"),
+        ("week", 4, "--period quarter\n"),
+        ("day", 10, "--period year\n"),
+        ("week", 2, ""),
+        ("month", 100, ""),
+        ("year", 100, ""),
+    ):
+        _tell_longer(table, SimpleNamespace(by="at", period=period), range(0, 180, every))
+        err = capsys.readouterr().err
+        assert err.endswith(said)
+        assert bool(said) == bool(err)
 
 
 def test_many_dates_without_a_period_are_told(capsys):
