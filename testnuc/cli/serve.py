@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -151,14 +152,7 @@ def _token(file: str | None) -> str | Callable[[], str] | None:
     """Return the token, or what reads the file of tokens."""
     if file is None:
         return os.environ.get("TESTNUC_TOKEN")
-
-    def tokens() -> str:
-        try:
-            return Path(file).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as exc:
-            raise ConfigurationError(f"--token-file {file} cannot be read: {exc}") from exc
-
-    return tokens
+    return partial(Path(file).read_text, encoding="utf-8")
 
 
 def _texts(pool: str, text_column: str) -> list[str]:

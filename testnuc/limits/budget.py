@@ -76,6 +76,12 @@ class BudgetAccount:
         self._waiting: deque[_Waiter] = deque()
         self._waiting_batches: deque[_Waiter] = deque()
 
+    @property
+    def left(self) -> dict[str, float]:
+        """What is neither spent nor reserved of each limit, by name."""
+        limits = zip(_NAMES, (PICO, 1, 1), self._limits, self._spent, self._reserved, strict=True)
+        return {name: max(0, n - sum(of)) / one for name, one, n, *of in limits if n is not None}
+
     async def reserve(
         self, pico_usd: int, tokens: int, calls: int = 1, *, batch: bool = False
     ) -> Reservation:
@@ -169,11 +175,8 @@ class BudgetAccount:
     def _exceeded(self, which: int, amount: int, spent: int) -> BudgetExceededError:
         limit = self._limits[which] or 0
         left = max(0, limit - spent)
-        if which == 0:
-            need, rest, total = (f"{x / PICO:.6f}" for x in (amount, left, limit))
-        else:
-            need, rest, total = (str(x) for x in (amount, left, limit))
-        name = _NAMES[which]
+        amounts, name = (amount, left, limit), _NAMES[which]
+        need, rest, total = (str(x) if which else f"{x / PICO:.6f}" for x in amounts)
         held = ""
         if spent > self._spent[which]:
             held = " (batch jobs have reserved a part; it is known what they cost when they end)"

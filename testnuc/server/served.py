@@ -22,6 +22,7 @@ import orjson
 from testnuc._base.checks import needing
 from testnuc.client import TestNUC, parts_of
 from testnuc.errors import ConfigurationError, ProviderError, StoreError
+from testnuc.limits.budget import PICO
 from testnuc.server.errors import error_fields
 from testnuc.server.settings import ServerSettings
 from testnuc.transport.calls import PATIENCE
@@ -165,7 +166,7 @@ class ServedSet:
     def info(self) -> dict[str, Any]:
         """Return what is active, and what was before."""
         own = {"before": self._before, "pool": len(self.nuc), "decision": self._decision}
-        return self._active() | own
+        return self._active() | own | {"budget_left": parts_of(self.nuc).transport.account.left}
 
     @property
     def paused(self) -> bool:
@@ -219,18 +220,23 @@ class ServedSet:
 
     def values(self) -> Iterator[Value]:
         """Yield what metrics say of it."""
-        usage = self.nuc.usage
+        usage, meter = self.nuc.usage, parts_of(self.nuc).meter
+        usd = None if meter.price is None else meter.pico_usd / PICO
+        unmeasured = "Calls whose tokens, and so their cost, the provider did not say."
         for name, meaning, value in (
             ("llm_calls", "Calls answered by the provider.", usage.calls),
             ("retries", "Retries after a failed call.", usage.retries),
             ("store_hits", "Predictions read from the store.", usage.store_hits),
             ("coalesced", "Predictions shared with another request in flight.", usage.coalesced),
-            ("cost_usd", "Cost in US dollars, by list price.", usage.usd),
+            ("llm_calls_unmeasured", unmeasured, meter.unmeasured),
+            ("cost_usd", "Known cost in US dollars, by list price.", usd),
         ):
             yield Value(name, meaning, value, self._place, counted=True)
-        for direction, n in (("input", usage.input_tokens), ("output", usage.output_tokens)):
+        for direction, n in (("input", meter.input_tokens), ("output", meter.output_tokens)):
             labels = self._place | {"direction": direction}
-            yield Value("llm_tokens", "Tokens.", n, labels, counted=True)
+            yield Value("llm_tokens", "Tokens, as far as known.", n, labels, counted=True)
+        for unit, left in parts_of(self.nuc).transport.account.left.items():
+            yield Value("budget_left", "Left of the budget.", left, self._place | {"unit": unit})
         yield Value("pool_texts", "Texts in the pool.", len(self.nuc), self._place)
         if self.audit is None:
             return

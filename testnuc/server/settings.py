@@ -100,7 +100,7 @@ class ServerSettings:
             self._valid.update(tokens=_tokens_in(self.token()), problem=None)
         except Exception as exc:
             if not self._valid:
-                raise
+                raise ConfigurationError(f"--token-file cannot be used: {exc}") from exc
             if self._valid["problem"] != str(exc):
                 self._valid["problem"] = str(exc)
                 _log.error("the tokens stay those before: %s", exc)

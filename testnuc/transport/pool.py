@@ -96,14 +96,16 @@ class Repetitions:
     """Recognizes a response that its connection has carried before.
 
     It has the same id: a proxy may change the rest. An id that comes on several connections is one
-    that the server gives more than once; so may be one of few digits.
+    that the server gives more than once; so may be one of few digits. While the server gave no
+    other id, the rest must be the same, too, but for spaces.
     """
 
-    __slots__ = ("_connections",)
+    __slots__ = ("_connections", "_first")
 
     def __init__(self) -> None:
         #: The connection of each of the last responses, by the hash of its id.
         self._connections: dict[int, int] = {}
+        self._first = b""
 
     def has(self, connection: object, headers: Mapping[str, str], data: bytes) -> bool:
         """Whether a complete response is a repetition; then its connection is closed."""
@@ -116,7 +118,11 @@ class Repetitions:
             return False
         mark = hash(name)
         before = known.get(mark)
-        if before == connection.number:
+        # once ids differ, they say enough
+        rest = b"".join(data.split()) if len(known) < 2 else self._first
+        if not known:
+            self._first = rest
+        if before == connection.number and rest == self._first:
             _log.warning("a server sent a response twice; it is not used")
             connection.close()
             return True

@@ -136,7 +136,11 @@ def test_a_hang_up_reads_labels_again(tmp_path):
     [
         (["--host", "0.0.0.0"], {}, "TESTNUC_TOKEN"),
         (["--host", "0.0.0.0"], {"TESTNUC_TOKEN": "short"}, "fewer than 16"),
-        (["--token-file", "nowhere"], {}, "--token-file nowhere cannot be read"),
+        (
+            ["--token-file", "nowhere"],
+            {},
+            "--token-file cannot be used: [Errno 2] No such file or directory: 'nowhere'",
+        ),
         (["--pool", "nowhere.txt"], {}, "there is no file nowhere.txt"),
         (["--max-pending", "10"], {}, "max_pending=10"),
         (["--model", "gpt-4o"], {}, "openai/"),

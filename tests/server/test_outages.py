@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from dataclasses import replace
 
 import pytest
 
-from testnuc import Limits, RetryPolicy
+from testnuc import Budget, Limits, RetryPolicy
 from testnuc.errors import AuthenticationError, ProviderError
 from testnuc.server import JsonLines
 from tests import virtual
@@ -129,3 +130,35 @@ async def test_what_was_learned_labels_while_the_provider_fails(failure):
                 kind = "provider_authentication" if failure == "key" else "provider"
                 assert (row["label"], row["source"]) == (learning.gold(row["text"]), "head")
                 assert row["error"]["type"] == kind
+
+
+async def test_counters_stay_where_a_response_says_nothing_of_its_tokens():
+    class Silent(Held):
+        async def answer(self, request):
+            reply = await super().answer(request)
+            return (
+                replace(reply, usage=None) if "refund please, no usage" in request.texts else reply
+            )
+
+    model = Silent()
+    model.gate.set()
+    async with served(client(model, k=0)) as (_, session):
+        for text in ("refund please", "refund please, no usage"):
+            assert (await post(session, {"text": text}))[0] == 200
+        _, page = await get(session, "/metrics")
+    assert 'testnuc_llm_tokens_total{direction="input"} 10.0' in page
+    assert 'testnuc_llm_tokens_total{direction="output"} 5.0' in page
+    assert "testnuc_llm_calls_unmeasured_total 1.0" in page
+
+
+async def test_what_is_left_of_a_budget_is_said():
+    model = Held()
+    model.gate.set()
+    limits = Limits(budget=Budget(calls=2, tokens=10_000))
+    async with served(client(model, k=0, limits=limits)) as (_, session):
+        assert (await post(session, {"text": "refund please"}))[0] == 200
+        _, info = await get(session, "/v1/info")
+        _, page = await get(session, "/metrics")
+    assert json.loads(info)["budget_left"] == {"calls": 1, "tokens": 9_985}
+    assert 'testnuc_budget_left{unit="calls"} 1.0' in page
+    assert 'testnuc_budget_left{unit="tokens"} 9985.0' in page
