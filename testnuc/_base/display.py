@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import MISSING, fields, is_dataclass
+from datetime import UTC, datetime
 from importlib import import_module
 from typing import Any
 
@@ -20,6 +21,11 @@ def shown(value: object, most: int = 80) -> str:
         return repr(value)[:most]
     except RecursionError:
         return f"a {type(value).__name__} that is nested too deep"
+
+
+def today() -> str:
+    """Return the date, in UTC."""
+    return datetime.now(UTC).date().isoformat()
 
 
 def one_line(text: str, most: int) -> str:

@@ -238,5 +238,6 @@ class ArgmaxFit:
             unlabeled=int(unlabeled.sum()),
             descriptions=labels.descriptions,
             instructions=self._parts.instructions,
+            blind=False,
             none_label=labels.none_label,
         )

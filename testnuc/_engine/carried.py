@@ -39,6 +39,9 @@ def _judgments_in(review: Review) -> list[Judgment]:
     last = review.judged[-1].index
     # a person who confirms some answers of a referee chooses which
     mixed = {item.source for item in review} >= {"person", "referee"}
+    blind, n = review.context.blind, review.context.judges
+    saw = {None: "", True: ", blind: no label was shown", False: ", who saw the labels given"}
+    by = f"{'one person' if n == 1 else f'{n} people'}{saw[blind]}"
     return [
         Judgment(
             item.text,
@@ -52,7 +55,9 @@ def _judgments_in(review: Review) -> list[Judgment]:
             and item.probability is not None
             and not (mixed and item.source == "person"),
             review.ranking,
+            day=item.day,
             agreed=not item.said if item.judges > 1 else None,
+            by=by if item.source == "person" else "",
         )
         for item in review[: last + 1]
     ]

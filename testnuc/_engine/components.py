@@ -5,12 +5,12 @@ import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Literal, TypeVar
 
 from testnuc import embedders, methods, providers, stores
 from testnuc._base.checks import checked_choice
+from testnuc._base.display import today
 from testnuc._dispatch.predictor import Predictor
 from testnuc._dispatch.scheduler import Scheduler
 from testnuc._engine.parameters import check_options
@@ -402,11 +402,6 @@ def _checked(name: str, given: Any, kind: type[T]) -> T:
     if not isinstance(given, kind):
         raise InvalidInputError(f"{name} is {given!r}; give testnuc.{kind.__name__}(..)")
     return given
-
-
-def today() -> str:
-    """Return the date, in UTC."""
-    return datetime.now(UTC).date().isoformat()
 
 
 def _known(**facts: Any) -> dict[str, Any]:

@@ -5,8 +5,9 @@ import asyncio
 import numpy as np
 
 from testnuc._base.arrays import Float16s
+from testnuc._base.display import today
 from testnuc._engine.applying import judged_of
-from testnuc._engine.components import Components, today
+from testnuc._engine.components import Components
 from testnuc._engine.run import Run
 from testnuc.errors import InvalidInputError
 from testnuc.head import Head, TrainedOn

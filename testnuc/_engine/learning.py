@@ -15,9 +15,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from testnuc._base.checks import checked_whole
+from testnuc._base.display import today
 from testnuc._engine.argmax_learning import ArgmaxFit
 from testnuc._engine.carried import added_labels, judgments_of
-from testnuc._engine.components import Components, today
+from testnuc._engine.components import Components
 from testnuc._engine.inputs import checked_texts, distinct, labels_by_place
 from testnuc._engine.rows import nearest
 from testnuc._engine.shortlist import described
@@ -310,7 +311,7 @@ class Learning:
 
     async def _learn(self, given: Sequence[Judgment], protected: tuple[int, ...] | None) -> Learned:
         """Learn; None: what was protected before still is."""
-        new = [replace(judgment, day=today()) for judgment in given]
+        new = [replace(judgment, day=judgment.day or today()) for judgment in given]
         async with self._lock:
             while True:
                 await self.load()
@@ -379,9 +380,7 @@ def _merged(earlier: Sequence[Judgment], new: Sequence[Judgment]) -> tuple[Judgm
         same_draw = judgment.probability == old.probability
         judged[judgment.hash] = replace(
             old,
-            label=judgment.label,
-            source=judgment.source,
-            day=judgment.day,
+            **{name: getattr(judgment, name) for name in ("label", "source", "day", "by")},
             agreed=old.agreed if judgment.agreed is None else judgment.agreed,
             # who confirms an answer of a referee by hand chooses which
             uniform=judgment.uniform if same_draw or "referee" in change else old.uniform,

@@ -19,8 +19,9 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from testnuc._base.display import today
 from testnuc._engine.carried import BEFORE
-from testnuc._engine.components import Components, today
+from testnuc._engine.components import Components
 from testnuc._engine.run import Run
 from testnuc._engine.shortlist import compare_with_full_labels, coverage_of
 from testnuc._engine.votes import note_of_kept
@@ -222,8 +223,8 @@ def _overview(parts: Components, results: Results, learned: Learned | None) -> I
         f"{len(parts.labels.names):,} labels; {results.labels.count(None):,} have none. "
         f"What gave the labels: {listed or 'nothing'}."
     )
-    owns = [row.prediction.said or "" for row in results if row.prediction is not None]
-    if kept := sum(said.endswith(BEFORE) for said in owns):
+    said = (row.prediction.said for row in results if row.prediction is not None)
+    if kept := sum((one or "").endswith(BEFORE) for one in said):
         yield f"{kept:,} of the LLM's answers are to the labels before a change of the label set."
     if drawn := _at_random(learned):
         judges = "people" if any(one.source == "person" for one in drawn) else "another LLM"
@@ -281,14 +282,14 @@ def _model(parts: Components, answered: Mapping[str, Sequence[str]]) -> Iterator
         yield f"- Answers of {dates}: {served}; testnuc {by}"
     if not answered:
         yield "- Dates and the version that the provider reported were not noted"
-    options = {
-        name: value if isinstance(value, _PLAIN) else ".."
-        for name, value in sampling.request_options.items()
-    }
+    given = sampling.request_options.items()
+    options = {name: value if isinstance(value, _PLAIN) else ".." for name, value in given}
+    seed = f"seed {options.pop('seed')}" if "seed" in options else "no seed was sent"
+    further = f", further options {orjson.dumps(options).decode()}" if options else ""
     yield (
         f"- Sampling: temperature {sampling.temperature}, top_p {sampling.top_p}, confidence "
         f"{sampling.confidence}, texts in a call: {sampling.texts_per_call}, reasoning effort "
-        f"{sampling.reasoning_effort}, further options {orjson.dumps(options).decode()}"
+        f"{sampling.reasoning_effort}, {seed}{further}"
     )
     yield f"- Method: {_plainly(parts.pipeline.method)}"
     yield f"- Prompt: SHA-256 `{hashlib.sha256(prompt_of(parts).encode()).hexdigest()}`, see below"
@@ -313,9 +314,7 @@ def _judgments(learned: Learned | None, joined: JoinedReview | None) -> Iterator
     uniform = sum(bool(one.uniform) for one in drawn)
     yield (
         f"{len(drawn):,} texts were drawn with known probabilities, "
-        f"{'all' if uniform == len(drawn) else f'{uniform:,}'} of them at random from all texts. "
-        "Who judges is shown the labels of the LLM and of neighbors, but for reviews with the "
-        "option `--blind`.\n"
+        f"{'all' if uniform == len(drawn) else f'{uniform:,}'} of them at random from all texts.\n"
     )
     if ranked:
         yield (
@@ -324,9 +323,9 @@ def _judgments(learned: Learned | None, joined: JoinedReview | None) -> Iterator
         )
     if chosen := len(judged) - len(drawn) - ranked:
         yield f"{chosen:,} more were chosen, not drawn: they correct labels, and prove nothing.\n"
-    by = Counter((one.day or "before dates were noted", one.source) for one in judged)
-    for (day, source), n in sorted(by.items(), key=str):
-        said = f"judged by {_JUDGES[source]}" if source else "skipped, or without agreement"
+    by = Counter((one.day or "before dates were noted", one.source, one.by) for one in judged)
+    for (day, source, who), n in sorted(by.items(), key=str):
+        said = f"judged by {who or _JUDGES[source]}" if source else "skipped, or without agreement"
         yield f"- {day}: {n:,} {said}"
     if joined is not None:
         # what it says of judges' errors is said of all judgments where they are known

@@ -129,6 +129,7 @@ class ThresholdFit:
             unlabeled=int((~scores.answered & open_).sum()),
             descriptions=parts.labels.descriptions,
             instructions=parts.instructions,
+            blind=False,
         )
         return Offer(
             trust,

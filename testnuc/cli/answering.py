@@ -118,7 +118,8 @@ def _show(item: ReviewItem, *, numbered: bool, of: int) -> list[str]:
     labels = [label for label, _ in item.candidates if label is not None]
     to_stderr(f"\n{item.index + 1} of {of}: {item.text}")
     for near in item.neighbors[:_NEIGHBORS]:
-        to_stderr(f"    near ({near.similarity:.2f}, {near.label}): {near.text[:80]}")
+        label = f", {near.label}" if near.label else ""
+        to_stderr(f"    near ({near.similarity:.2f}{label}): {near.text[:80]}")
     for number, label in enumerate(labels, 1):
         to_stderr(f"  {number} = {label}" if numbered else f"  {label}")
     for name, answer in item.said:

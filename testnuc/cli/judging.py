@@ -89,9 +89,10 @@ def review(given: SimpleNamespace) -> None:
 
 def _share_out(parts: Sequence[Review], output: str, run: Sequence[str]) -> None:
     """Write a file for each judge."""
-    names = (f"{Path(output).stem}-{n}" for n in range(1, len(parts) + 1))
-    files = [_new_review(str(Path(output).with_stem(name))) for name in names]
+    path, numbers = Path(output), range(1, len(parts) + 1)
+    files = [_new_review(str(path.with_stem(f"{path.stem}-{n}"))) for n in numbers]
     for part, file in zip(parts, files, strict=True):
+        part.context = replace(part.context, run=(run[0], *files, *run[1:]))
         part.save(file)
         to_stderr(f"{len(part):,} texts to judge, written to {file}: testnuc review {file}")
     then = ["learn", run[0], *files, *run[1:]]
@@ -104,7 +105,8 @@ def _judge(
     """Let a person judge a review, then learn from it, or name the command that does."""
     source, *more = review.context.run or ("RESULTS",)
     better = free_name("better.jsonl" if source.endswith(".jsonl") else "better.csv")
-    words = ["learn", source, path, "-o", better, *more]
+    # a part is among the files of all
+    words = ["learn", source, *([] if path in more else [path]), *more, "-o", better]
     then = shlex.join(["testnuc", *words])
     if not judge(review, path, given, then, results):
         return

@@ -87,11 +87,9 @@ async def _page(given: SimpleNamespace, reviews: dict[str, Review], *, brief: bo
             # judgments change labels, not the file
             said = {at: table.results[at].label for at in merged}
             told = sum((row.label or "") != (said[at] or "") for at, row in merged.items())
-            about = f"in `{source}`"
-            if told:
-                about = f"by the newest judgments: in `{source}` {told:,} are older, and differ"
-            title, rest = page.split("\n", 1)
-            page = f"{title}\n\nThis page is about the labels {about}.\n{rest}"
+            newest = f"by the newest judgments: in `{source}` {told:,} are older, and differ"
+            about = f"This page is about the labels {newest if told else f'in `{source}`'}."
+            page = page.replace("\n", f"\n\n{about}\n", 1)
         return (
             f"{page}\n## Next\n\n{what_next(nuc.learned, given).removeprefix('next, ')}\n"
             if brief

@@ -1,10 +1,10 @@
 // Choose the right label of a text: the candidates' labels by a digit, any other by a field that
 // filters them as one types. `choose(label)` is called with a label, or null for none of them.
-const FEW = 5; // labels that are all shown, in their own order
+const FEW = 5; // labels that are all shown, in their own order; without candidates, as many as have a digit
 
 /** The labels that have a button, and the key of each. */
 function optionsOf(candidates, labels) {
-  const shown = labels.length <= FEW ? labels : candidates;
+  const shown = labels.length <= (candidates.length ? FEW : 9) ? labels : candidates;
   // a digit that is a label chooses that label
   const digits = labels.some((label) => /^\d$/.test(label));
   return shown.map((label, at) => ({ label, key: digits ? (/^\d$/.test(label) ? label : null) : at < 9 ? String(at + 1) : null }));

@@ -12,6 +12,7 @@ function byOf(names) {
 
 function explanationOf({ data, choices, described, nameOf, rowOf, goTo, leave }) {
   const { labels, texts } = data;
+  const blind = data.review?.context?.blind === true;
   let guideOpen = false;
 
   function wholeText(text) {
@@ -50,7 +51,7 @@ function explanationOf({ data, choices, described, nameOf, rowOf, goTo, leave })
   }
 
   function neighbors(row) {
-    const head = ["similarity", "label", "text"].map((name) => el("th", { scope: "col", role: "columnheader" }, name));
+    const head = ["similarity", ...(blind ? [] : ["label"]), "text"].map((name) => el("th", { scope: "col", role: "columnheader" }, name));
     const body = row.k.map(([text, similarity, label, confidence]) => {
       const other = rowOf.get(text);
       const excerpt = cut(texts[text], 300) + (texts[text].length > 300 ? " …" : "");
@@ -58,7 +59,7 @@ function explanationOf({ data, choices, described, nameOf, rowOf, goTo, leave })
         ? el("button", { type: "button", dir: "auto", title: "go to this text", onclick: () => goTo(other) }, excerpt)
         : foreign("span", excerpt);
       return el("tr", { role: "row" }, el("td", { role: "cell", class: "figure" }, two(similarity)),
-        el("td", { role: "cell" }, foreign("bdi", label === null ? "–" : nameOf(label)),
+        !blind && el("td", { role: "cell" }, foreign("bdi", label === null ? "–" : nameOf(label)),
           confidence !== null && el("small", { class: "quiet" }, ` ${two(confidence)}`)),
         el("td", { role: "cell" }, cell));
     });

@@ -1,6 +1,7 @@
 (() => {
   const data = JSON.parse($("data").textContent);
   const { labels, texts, rows, summary, review, several } = data;
+  const blind = review?.context?.blind === true; // no label is shown before the judgment
   const choices = data.choices ? labels.slice(0, data.choices) : [...labels].sort();
   const ITEM = 60; // pixels, as in the style
   const BATCH = 50; // texts to judge at a time, where none were drawn
@@ -95,7 +96,7 @@
       const truth = chosen.get(text);
       chosen.delete(text);
       undoable.push({ row, before: markOf(row) });
-      put(row, { truth, label: stringOf(row.l), ...(others.has(text) ? { settled: true } : {}) });
+      put(row, { truth, label: stringOf(row.l), day: new Date().toISOString().slice(0, 10), ...(others.has(text) ? { settled: true } : {}) });
       const now = performance.now();
       if (last) pace.push((now - last) / 1000);
       last = now;
@@ -157,7 +158,7 @@
       context.differing ? (review ? `on ${whole(context.differing)} the strategies differ` : `on ${whole(context.differing)} the neighbors contradict the LLM`) : "",
     ].filter(Boolean);
     const total = review ? review.texts : data.total;
-    const state = !total ? "There is no text yet" : parts.join("; ") || "Every text has a label";
+    const state = !total ? "There is no text yet" : blind ? "No label is shown: you judge blind" : parts.join("; ") || "Every text has a label";
     const what = review ? `Judge ${many(queue.length, "text")}` : `Judge the ${whole(queue.length)} that look wrong`;
     $("todo").replaceChildren(el("span", {}, `${state[0].toUpperCase()}${state.slice(1)}. `),
       ...(queue.length ? [el("strong", {}, `${what}, ${duration(queue.length * PACE)}.`)] : []));
@@ -200,7 +201,8 @@
     const right = (label) => known.filter((row) => stringOf(label(row)) === markOf(row).truth).length;
     const [before, after] = [right((row) => row.o), right((row) => row.l)];
     // who chooses among runs must not know which of them is right
-    box.hidden = !known.length || review?.model === "";
+    // a blind review has no label that could be right
+    box.hidden = !known.length || review?.model === "" || blind;
     box.replaceChildren(el("strong", {}, before === after && !summary.changed ? `${whole(after)} right` : `After: ${whole(after)} right, before: ${whole(before)}`,
       `, of ${many(known.length, "judged text")}.`), review ? "" : " They were chosen because they look wrong, so this says little about the others.");
   }
@@ -277,7 +279,7 @@
     const content = review
       ? formats.json({ ...review, items: review.items.map((item) => {
         const mark = marks.all.get(item.text);
-        return mark ? { ...item, answer: answerOf(mark), source: "person" } : item.source === "person" ? { ...item, answer: null, source: null } : item;
+        return mark ? { ...item, answer: answerOf(mark), source: "person", day: mark.day ?? item.day ?? "" } : item.source === "person" ? { ...item, answer: null, source: null } : item;
       }) })
       : formats.review(exported(), { labels: choices, model: data.model, texts: data.total, several });
     download(fileName, "application/json", content);
@@ -383,11 +385,11 @@
   function item(row, position) {
     const mark = markOf(row);
     const facts = el("span", { class: "facts" },
-      foreign("span", nameOf(row.l), { class: row.l === null ? "error" : "chip" }),
+      !blind && foreign("span", nameOf(row.l), { class: row.l === null ? "error" : "chip" }),
       row.t !== null && el("span", {}, `trust ${two(row.t)}`),
       changed(row) && el("span", { class: "changed" }, "changed"),
       row.e !== null && el("span", { class: "error" }, "error"),
-      mark && (mark.truth === stringOf(row.l) ? el("span", { class: "right" }, "✓ right")
+      mark && (blind ? foreign("span", inWords(mark.truth), { class: "chip" }) : mark.truth === stringOf(row.l) ? el("span", { class: "right" }, "✓ right")
         : foreign("span", !mark.truth ? "✗ no label is right" : `→ ${mark.truth}`, { class: "wrong" })));
     const made = el("div", {
       class: "item", role: "option", id: `item-${position}`,
@@ -524,8 +526,8 @@
       ...(row.w.length && !review ? [el("h3", {}, "Why to judge it"), el("ul", {}, ...row.w.map((why) => foreign("li", why)))] : []),
       ...(row.k.length ? [el("h3", {}, "Nearest texts"), neighbors(row)] : []),
       ...(row.v.length ? [el("h3", {}, "Votes"), votes(row)] : []),
-      el("h3", {}, "How the label came about"),
-      el("dl", { class: "description" }, ...factsOf(row).flatMap(([name, value]) => [el("dt", {}, name), foreign("dd", value)])),
+      ...(blind ? [] : [el("h3", {}, "How the label came about"),
+        el("dl", { class: "description" }, ...factsOf(row).flatMap(([name, value]) => [el("dt", {}, name), foreign("dd", value)]))]),
     );
     showChoice(row);
     detail.scrollTop = 0;
@@ -646,6 +648,11 @@
   $("level").append(el("option", { value: "" }, "any"), el("option", { value: "low" }, `below ${LOW}`),
     ...summary.trust.map((_, bin_) => el("option", { value: String(bin_) }, `${(bin_ / 10).toFixed(1)} to ${((bin_ + 1) / 10).toFixed(1)}`)),
     el("option", { value: "unknown" }, "unknown"));
+  // what asks for labels that are not shown
+  if (blind) {
+    for (const option of document.querySelectorAll("[value=changed], [value=none], [value=corrected], [value=margin], [value=label], [value=trust], [value='-trust']")) option.remove();
+    $("label").parentElement.hidden = $("level").parentElement.hidden = true;
+  }
   $("show").value = queue.length ? "queue" : "all";
   $("glance").append(...overviewOf({ data, nameOf, narrow }));
   $("glance").hidden = !$("glance").childElementCount;

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -249,7 +249,7 @@ _PLACES = {"rows": "n", "given_rows": "n", "given_labels": "c"}
 #: Types of the fields of a `Judgment` but for the last.
 _KINDS: tuple[Any, ...] = (
     *(str, bytes, str | None, str | None, float | int | None, float | int | None),
-    *(int, bool | None, str, str, bool | None),
+    *(int, bool | None, str, str, bool | None, str),
 )
 
 
@@ -281,6 +281,8 @@ class Judgment(Brief):
     #: None = none of the labels; (): any. With a `source`, of several labels: those that it may
     #: have besides, as they were added since.
     possible: tuple[str | None, ...] = ()
+    #: Who judged: how many people, and what they saw; "": not known.
+    by: str = ""
 
     def record(self) -> list[Any]:
         """Return its values, as they are stored."""
@@ -293,9 +295,11 @@ class Judgment(Brief):
         text, key, *rest = record
         # older versions stored nothing, or a number, in place of `uniform`
         known = rest if len(rest) > 5 and isinstance(rest[5], bool) else rest[:5]
-        made = replace(cls(text, bytes.fromhex(key), *known[:9]), possible=tuple(*known[9:]))
-        *fields, possible = astuple(made)
-        kinds = [*zip(fields, _KINDS, strict=True), *((label, str | None) for label in possible)]
+        later = dict(zip(("possible", "by"), known[9:], strict=False))
+        later["possible"] = tuple(later.get("possible", ()))
+        made: Judgment = cls(text, bytes.fromhex(key), *known[:9], **later)
+        *first, possible, by = astuple(made)
+        kinds = [*zip([*first, by], _KINDS, strict=True), *((one, str | None) for one in possible)]
         if not all(isinstance(field, kind) for field, kind in kinds):
             raise TypeError(f"a judgment is {record!r:.80}")
         return made

@@ -123,8 +123,10 @@ def join_reviews(
             joint = replace(joint, said=tuple((name, item.answer) for name, item in people))
         joint = replace(joint, answer=answer, source=source)
         items.append(joint)
+    review = first.with_items(items)
+    review.context = replace(first.context, judges=len(reviews))
     return JoinedReview(
-        first.with_items(items),
+        review,
         len(shared),
         disagreements,
         undecided,

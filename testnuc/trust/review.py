@@ -16,7 +16,7 @@ import orjson
 
 from testnuc._base.arrays import Bools, Floats
 from testnuc._base.checks import checked_number, checked_whole, hash_text, valid_text
-from testnuc._base.display import Brief
+from testnuc._base.display import Brief, today
 from testnuc._base.jsonl import bytes_of, write_whole
 from testnuc.errors import InvalidInputError
 from testnuc.types import SEPARATOR, Neighbor, split_labels
@@ -68,8 +68,13 @@ class ReviewContext(Brief):
     descriptions: Mapping[str, str] = field(default_factory=dict)
     instructions: str | None = None
     none_label: str | None = None
-    #: Arguments of the command that learns from it: the results or the store, then options.
+    #: Arguments of the command that learns from it: the results or the store, the files of all
+    #: parts where texts are shared out, then options.
     run: tuple[str, ...] = ()
+    #: Whether labels of the LLM, candidates and neighbors are hidden; None: unknown.
+    blind: bool | None = None
+    #: How many people judged it.
+    judges: int = 1
 
     def record(self) -> dict[str, Any]:
         """Return the context for a review file."""
@@ -99,6 +104,8 @@ class ReviewContext(Brief):
             none_label=_one_string(record["none_label"]),
             # files of older versions lack it
             run=tuple(map(str, record.get("run", ()))),
+            blind=None if record.get("blind") is None else bool(record["blind"]),
+            judges=_count(record.get("judges", 1)),
         )
 
 
@@ -138,6 +145,8 @@ class ReviewItem(Brief):
     judges: int = 1
     #: Position in the whole review, of which this one is the part of a judge; None: it is whole.
     position: int | None = None
+    #: The date of the answer; "": it was not noted.
+    day: str = ""
 
 
 class Review(Sequence[ReviewItem]):
@@ -239,7 +248,7 @@ class Review(Sequence[ReviewItem]):
         answer = self._checked(label)
         if source not in {"person", "referee"}:
             raise InvalidInputError(f"source is {source!r}; choose 'person' or 'referee'")
-        self._items[item] = replace(self._items[item], answer=answer, source=source)
+        self._items[item] = replace(self._items[item], answer=answer, source=source, day=today())
 
     def as_given(self, answer: str | None) -> str | list[str] | None:
         """Return the answer of an item, which is one string, as `answer` takes it."""
@@ -267,7 +276,9 @@ class Review(Sequence[ReviewItem]):
             for item in self
         ]
         made = self.with_items(items)
-        made.context = replace(self.context, candidates=(), earlier=(), differing=None)
+        made.context = replace(
+            self.context, candidates=(), earlier=(), differing=None, unlabeled=None, blind=True
+        )
         return made
 
     def split(self, judges: int = 2, overlap: float = 0.1, *, seed: int = 0) -> list[Review]:
@@ -428,6 +439,7 @@ class Review(Sequence[ReviewItem]):
                 try:
                     answer = review.as_given(item.answer)
                     review.answer(item.index, answer, item.source)  # type: ignore[arg-type]
+                    review._items[item.index] = replace(review[item.index], day=item.day)
                 except InvalidInputError as exc:
                     raise InvalidInputError(f"{path}, item {item.index + 1}: {exc}") from exc
         return review
@@ -555,6 +567,7 @@ def _item(index: int, given: dict[str, Any]) -> ReviewItem:
         label=_one_string(given.get("label", given["own_label"])),
         judges=_count(given.get("judges", 1)),
         position=_optional_count(given.get("position")),
+        day=str(given.get("day", "")),
     )
 
 

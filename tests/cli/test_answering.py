@@ -7,6 +7,7 @@ from testnuc.cli.answering import answer
 from testnuc.errors import InvalidInputError
 from testnuc.trust.joining import join_reviews
 from testnuc.trust.review import Review, ReviewItem
+from tests.report.test_report import review_of as of_report
 
 LABELS = ("refund", "refund status", "delivery", "login")
 
@@ -37,6 +38,13 @@ def answered(review, path, lines, capsys):
         patch.setattr("builtins.input", read)
         answer(review, str(path))
     return [(item.answer, item.source) for item in review], capsys.readouterr().err
+
+
+def test_a_blind_review_shows_neighbors_without_a_label(tmp_path, capsys):
+    review = of_report(1).blind()
+    _, said = answered(review, tmp_path / "review.json", [], capsys)
+    assert "near (0.90): near" in said
+    assert "None" not in said
 
 
 @pytest.mark.parametrize(

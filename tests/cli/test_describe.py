@@ -4,17 +4,23 @@ import datetime as dt
 import hashlib
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import orjson
 import pytest
 
+from testnuc._engine.carried import _judgments_in
 from testnuc._engine.reporting import _cell, _judgments
 from testnuc.report.page import page_of
 from testnuc.testing import LoopbackLLM
 from testnuc.trust.evidence import Judgment
+from testnuc.trust.joining import join_reviews
+from testnuc.trust.review import Review
 from tests.cli.in_process import ran, rows_of, run_here
 from tests.cli.test_judging import TEXTS, judged, options, wrong_at_random
+from tests.report.test_report import review_of
 
 
 @pytest.fixture
@@ -41,15 +47,15 @@ def test_a_page_says_how_labels_were_made(labeled):
         "the provider reported `",
         "- Model: `openai/test`, asked at 127.0.0.1:",
         "- Method: StandardPrompting\n",
+        "reasoning effort least, no seed was sent\n",
         "- Vote: VotePolicy weight auto, at most",
         "What gave the labels: ",
-        "Who judges is shown the labels of the LLM and of neighbors",
         "240 texts (240 distinct) were labeled by the LLM `openai/test` at temperature 0.7",
         "90 of them were drawn at random and judged by people",
         "| refund |",
         "90 texts were drawn with known probabilities, all of them at random from all texts",
         "This page is about the labels by the newest judgments: ",
-        f"- {dt.datetime.now(dt.UTC).date()}: 90 judged by people",
+        f"- {dt.datetime.now(dt.UTC).date()}: 90 judged by one person, who saw",
         "Krippendorff's alpha",
         "Intervals are those of 95 %, each alone",
         "- numpy ",
@@ -74,7 +80,7 @@ def test_one_page_says_how_good_labels_are_and_what_comes_next(labeled):
         "240 texts (240 distinct)",
         "of all labels are right by your judgments",
         "| label | texts | share, by the judgments | right, of these texts |",
-        "90 judged by people",
+        "90 judged by one person, who saw the labels given",
         "## Next\n\n",
         "testnuc ",
     ):
@@ -106,6 +112,36 @@ def test_each_kind_of_draw_says_what_it_is_for():
     page = "\n".join(_judgments(SimpleNamespace(judged=mixed), None))
     assert "150 texts were drawn with known probabilities, 120 of them at random from" in page
     assert "7 more were chosen, not drawn: they correct labels, and prove nothing" in page
+
+
+def test_a_page_says_how_many_people_judged_when_and_whether_blind():
+    whole = review_of(20)
+    parts = whole.blind().split(2)
+    for part in (*parts, whole):
+        for item in part:
+            part.answer(item.index, "a")
+    days = [Review.load(saved(part)) for part in parts]
+    assert {item.day for item in days[0]} == {str(dt.datetime.now(dt.UTC).date())}
+    blind = _judgments_in(join_reviews(parts).review)
+    blind = [replace(one, day="2026-11-25") for one in blind]
+    seeing = [replace(one, day="2026-11-26") for one in _judgments_in(whole)]
+    older = [replace(blind[0], by="", day="")]
+    stored = [Judgment.of(one.record()) for one in (*blind, *seeing, *older)]
+    assert stored == [*blind, *seeing, *older]
+    page = "\n".join(_judgments(SimpleNamespace(judged=stored), None))
+    assert "- 2026-11-25: 20 judged by 2 people, blind: no label was shown" in page
+    assert "- 2026-11-26: 20 judged by one person, who saw the labels given" in page
+    assert "- before dates were noted: 1 judged by people\n" in f"{page}\n"
+    # an answer keeps its date when it is read, not that of another answer
+    record = orjson.loads(Path("review.json").read_bytes())
+    record["items"][0]["day"] = "2026-01-02"
+    Path("review.json").write_bytes(orjson.dumps(record))
+    assert Review.load("review.json")[0].day == "2026-01-02"
+
+
+def saved(review):
+    review.save("review.json")
+    return "review.json"
 
 
 def test_labels_mean_nothing_on_the_page():

@@ -658,6 +658,9 @@ def test_two_judges_get_parts_with_a_tenth_in_common_and_what_they_say_of_it_is_
     _, _, err = run_here("review", "review-1.json", "--answer")
     assert "learns from review-1.json and the other files together" in err
     assert "testnuc learn" not in err
+    # the page of a part names all of them
+    _, err = ran("review", "review-2.json", "--no-open")
+    assert "run: testnuc learn before.csv review-1.json review-2.json" in err
     code, out, err = run_here("learn", "before.csv", "review-1.json", "review-2.json")
     assert (code, "40 texts are judged" in err) == (0, True), err
     assert "Judges differ on 0 of 4 texts that several judged" in out

@@ -385,6 +385,34 @@ def test_what_people_differ_on_is_asked_again(opened):
     reload_until(page, "3 of 3 judged")
 
 
+def test_a_blind_page_compares_with_no_label(opened, tmp_path):
+    page = reviewed(opened, review_of(3).blind())
+    assert "No label is shown: you judge blind. Judge 3 texts" in page.locator("#todo").inner_text()
+    assert [option.inner_text() for option in page.locator(".option .name").all()] == [
+        "a", "b", "None of the labels",
+    ]  # fmt: skip
+    press(page, "1", "Enter", "2", "Enter", "0", "Enter")
+    playwright.expect(page.locator("#done")).to_be_visible()
+    assert page.locator("#learned").is_hidden()
+    facts = [fact.inner_text() for fact in page.locator("#list .facts").all()]
+    assert facts == ["a", "b", "none of the labels"]
+    said = page.locator("main").inner_text()
+    for word in ("no label\n", "→", "How the label came about", "unknown", "Every text has"):
+        assert word not in said
+    assert page.locator("#label").is_hidden()
+    saved(page, "Save review.json").save_as(tmp_path / "review.json")
+    read = Review.load(tmp_path / "review.json")
+    assert [item.answer for item in read] == ["a", "b", None]
+    assert all(re.fullmatch(r"20\d\d-\d\d-\d\d", item.day) for item in read)
+    assert read.context.blind
+
+
+def test_nine_labels_without_candidates_have_digits(opened):
+    page = reviewed(opened, review_of(2, labels=tuple("abcdefghi")).blind())
+    press(page, "9", "Enter")
+    assert page.locator("#list .facts").first.inner_text() == "i"
+
+
 def test_a_referees_answers_are_shown_and_stay(opened, tmp_path):
     review = review_of(2)
     review.answer(0, "b", "referee")

@@ -118,6 +118,7 @@ def review_of(n, labels=("a", "b")):
     context = ReviewContext(
         ("the LLM's own labels", "another"),
         differing=7, unlabeled=2, descriptions={"a": "the first"}, instructions="Read well.",
+        blind=False,
     )  # fmt: skip
     return Review(items, labels, 100, "m", context)
 
