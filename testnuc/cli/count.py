@@ -18,7 +18,6 @@ import orjson
 import typer
 
 from testnuc._base.checks import hash_text
-from testnuc._base.display import one_line
 from testnuc._base.jsonl import write_whole
 from testnuc._base.loop_thread import run_to_end
 from testnuc.cli.answered_texts import labeled, opened, texts_for
@@ -42,8 +41,6 @@ _MANY = 50
 _TYPICAL = 10
 #: Judgments that are advised.
 _USUAL = 100
-#: Characters of a list of labels.
-_LINE = 300
 _PERIODS = {"year": "%Y", "quarter": "%Y-Q", "month": "%Y-%m", "week": "%G-W%V", "day": "%Y-%m-%d"}
 
 
@@ -87,14 +84,10 @@ async def run(given: SimpleNamespace) -> None:
     if output is not None:
         write_counts(counts, output)
     if plot is not None:
-        counts.plot(given.plot_label, dark=given.dark).savefig(plot, dpi=150)
-        shown = given.plot_label or counts.plotted
-        left = dict.fromkeys(i.label for i in counts if i.label and i.label not in shown)
-        if left:
-            to_stderr(
-                f"{plot}: labels shown: {len(shown):,}; not {one_line(', '.join(left), _LINE)}; "
-                "to choose: --plot-label LABEL"
-            )
+        figure = counts.plot(given.plot_label, dark=given.dark)
+        figure.savefig(plot, dpi=150)
+        if note := figure.get_supxlabel():
+            to_stderr(f"{plot}: {note}; to choose labels: --plot-label LABEL")
     wanted = max(_USUAL, PER_LABEL * len(nuc.labels.names) - counts[0].judged)
     wanted = min(wanted, max(counts[0].rows - counts[0].judged, 1))
     ends = "; to learn from them ends the certificate, so certify first"

@@ -161,16 +161,6 @@ class Counts(Brief, Sequence[LabelCount]):
         kind = "all intervals together" if self.together else "each interval alone"
         return "\n".join([columns(rows), f"{self.confidence:.0%} intervals: {kind}", *self.notes])
 
-    @property
-    def plotted(self) -> list[str]:
-        """The labels that a plot shows where none are named: those with the largest shares."""
-        of_all = {
-            item.label: item.llm if item.share is None else item.share.value
-            for item in self.items
-            if item.label is not None and item.group is None
-        }
-        return sorted(of_all, key=of_all.__getitem__, reverse=True)[:_PLOTTED]
-
     def plot(self, labels: Sequence[str] | None = None, *, dark: bool = False) -> Any:
         """Return a matplotlib figure of shares with intervals, beside those by the LLM alone.
 
@@ -179,7 +169,7 @@ class Counts(Brief, Sequence[LabelCount]):
         Parameters
         ----------
         labels : sequence of str, optional
-            Default: the twelve with the largest shares, as `plotted`.
+            Default: the twelve with the largest shares; a note below names the others.
         dark : bool
             Light on dark.
 
@@ -190,20 +180,27 @@ class Counts(Brief, Sequence[LabelCount]):
         MissingDependencyError
             matplotlib is not installed (extra ``plots``).
         """
-        chosen = list(labels or self.plotted)
-        of_all = dict.fromkeys(item.label for item in self.items if item.label is not None)
-        if unknown := next((label for label in chosen if label not in of_all), None):
-            raise InvalidInputError(
-                f"no label {unknown!r} was counted; there are {', '.join(of_all):.200}"
-            )
+        shares = {
+            item.label: item.llm if item.share is None else item.share.value
+            for item in self.items
+            if item.label is not None and item.group is None
+        }
+        chosen = list(labels or sorted(shares, key=shares.__getitem__, reverse=True)[:_PLOTTED])
+        if unknown := {*chosen} - {*shares}:
+            raise InvalidInputError(f"{unknown} were not counted; labels: {', '.join(shares):.200}")
         groups = list(dict.fromkeys(item.group for item in self.items if item.group is not None))
         said = f"share of the texts, % ({self.confidence:.0%} intervals)"
         few = dict.fromkeys(item.group or "" for item in self.items if item.share is None)
+        missing = {
+            "without an interval, as too few are judged": few,
+            "labels not shown": [label for label in shares if label not in chosen],
+        }
         notes = [
-            f"no interval, as too few are judged: {one_line(', '.join(few), _LINE)}" * bool(few),
-            f"{len(chosen):,} of {len(of_all):,} labels" * (len(chosen) < len(of_all)),
+            f"{len(of):,} {what}: {one_line(', '.join(of), _LINE)}"
+            for what, of in missing.items()
+            if of
         ]
-        note = {"t": "\n".join(filter(None, notes)), "fontsize": "x-small", "color": "gray"}
+        note = {"t": "\n".join(notes), "fontsize": "x-small", "color": "gray"}
         # above the panels, where it hides no interval
         legend = {"loc": "outside upper right", "ncols": 2, "frameon": False, "fontsize": "small"}
         with theme(dark=dark):

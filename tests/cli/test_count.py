@@ -64,7 +64,9 @@ def test_labels_are_counted_by_month(tickets):
         assert "no label's share has changed for certain" in out
         assert Path("months.svg").read_bytes().startswith(b"<?xml")
         _, err = ran("count", "out.csv", "--plot", "one.svg", "--plot-label", "login")
-        assert "one.svg: labels shown: 1; not refund, delivery; to choose: --plot-label" in err
+        assert (
+            "one.svg: 2 labels not shown: refund, delivery; to choose labels: --plot-label" in err
+        )
         assert llm.calls == 240
 
         for wrong, said in (
