@@ -250,7 +250,7 @@ def _by_label(parts: Components, results: Results, learned: Learned | None) -> I
         right = {label: str(of.now) for label, of in learned.by_label().items()}
         with suppress(InvalidInputError):
             shares = {one.label: str(one.share) for one in results.count_labels(learned)}
-    yield "| label | texts | share, by the judgments | right, of these texts |"
+    yield "| label | texts labeled so | true share, estimated | right, of those labeled so |"
     yield "| --- | --: | --: | --: |"
     for name, number in sorted(((n, counts[n]) for n in parts.labels.names), key=lambda c: -c[1]):
         known = right.get(name, "too few judged") if number else ""
@@ -297,7 +297,7 @@ def _model(parts: Components, answered: Mapping[str, Sequence[str]]) -> Iterator
 
 def _plainly(made: object) -> str:
     """Return the name of a method or policy, and how it is set, without the signs of code."""
-    return re.sub(r"[()',= ]+", " ", repr(made)).strip()
+    return re.sub(r"[()',= ]+|(?<=[a-z])(?=[A-Z])", " ", repr(made)).strip().lower()
 
 
 def _neighbors(parts: Components, results: Results) -> Iterator[str]:
