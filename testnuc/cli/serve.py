@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from functools import partial
@@ -139,6 +140,8 @@ def _start_log(kind: str) -> None:
     handler.setFormatter(JsonLines() if kind == "json" else text)
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.captureWarnings(capture=True)
+    # without the line of code
+    warnings.formatwarning = lambda message, kind, *_: f"{kind.__name__}: {message}"
 
 
 def _per_week(audit: str | None) -> int | None:

@@ -28,7 +28,7 @@ _ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 #: Random in each process, then counted: reading random bytes costs 20 us of a request.
 _PROCESS, _COUNT = secrets.token_hex(8), count(1)
 #: Fields of a request in the log.
-_LOGGED = ("request_id", "remote", "method", "route", "status", "ms")
+_LOGGED = ("remote", "method", "route", "status", "ms")
 #: Requests of load balancers and monitors, which would fill the log.
 _PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 #: For load balancers, client generators and pages; these responses contain no texts.
@@ -69,12 +69,10 @@ def log_request(request: web.Request, route: str, status: int, seconds: float) -
     # a probe also fails while the service starts; `/metrics` says whether it is ready
     level = logging.DEBUG if route in _PROBES else logging.INFO
     if _log.isEnabledFor(level):
-        values = (
-            request_id(request), request.remote, request.method, route, status,
-            round(1_000 * seconds, 1),
-        )  # fmt: skip
-        fields = dict(zip(_LOGGED, values, strict=True)) | about(request)["fields"]
-        _log.log(level, "%s %s %s %s %d %.0f ms", *values, extra={"fields": fields})
+        values = request.remote, request.method, route, status, round(1_000 * seconds, 1)
+        fields = about(request)["fields"] | dict(zip(_LOGGED, values, strict=True))
+        said = request_id(request), *values
+        _log.log(level, "%s %s %s %s %d %.0f ms", *said, extra={"fields": fields})
 
 
 class JsonLines(logging.Formatter):

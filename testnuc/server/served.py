@@ -151,6 +151,7 @@ class ServedSet:
         """Label by another client from now on."""
         self._before = self._active()
         self._take(nuc)
+        _log.info("reloaded: %s, before: %s", self._active(), self._before)
         if self.audit is not None:
             self.audit.follow(nuc)
 
@@ -183,11 +184,10 @@ class ServedSet:
             with parts_of(self.nuc).transport.observed(latest.append):
                 yield failed
         finally:
-            fields = about["fields"]
             for kind, errors in failed.items():
-                said, own = (fields["request_id"], len(errors), kind, errors[0]), {"type": kind}
-                extra = {"fields": fields | own | {"texts": len(errors)}}
-                _log.warning("%s: %d texts failed: %s, %s", *said, extra=extra)
+                fields = about["fields"] | {"type": kind, "texts": len(errors)}
+                said = fields["request_id"], len(errors), kind, errors[0]
+                _log.warning("%s: %d texts failed: %s, %s", *said, extra={"fields": fields})
 
     def note(self, result: Classification, failed: Failed) -> None:
         """Count a result, and keep it for the page; its error is added to those that failed."""

@@ -107,13 +107,16 @@ def test_of_texts_that_do_not_join_the_pool_no_byte_is_stored(tmp_path):
     pool, store = tmp_path / "pool.txt", tmp_path / "labels.db"
     pool.write_text("\n".join(messages(6)))
     options = ("--labels", ",".join(LABELS), "--pool", pool, "--store", store, "--no-join-pool")
-    with LoopbackLLM(confident) as llm, running(llm, *options) as (_, url, _):
+    with LoopbackLLM(confident) as llm, running(llm, *options) as (_, url, logged):
         asked = {"text": "money back, Ada Lovelace"}
         assert ask(url, "/v1/classify", asked)[1]["label"] == "refund"
         assert ask(url, "/v1/info")[1]["pool"] == 6
         assert all(b"Ada" not in file.read_bytes() for file in tmp_path.glob("labels.db*"))
         # its answer is stored, by a hash
         assert ask(url, "/v1/erase", asked) == (200, {"erased": 1})
+    # a warning without the line of code
+    assert "WARNING SmallPoolWarning: policy 'auto'" in logged[0]
+    assert "await served" not in logged[0]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="platform: no SIGHUP")
@@ -128,7 +131,8 @@ def test_a_hang_up_reads_labels_again(tmp_path):
         wait_until(process, lambda: ask(url, "/v1/info")[1]["labels"] != 2)
         assert ask(url, "/v1/info")[1]["before"]["labels"] == 2
         assert ask(url, "/v1/classify", {"text": "refund please, now"})[0] == 200
-    assert "reloaded" in logged[0]
+    after, before = logged[0].partition("reloaded: ")[2].split(", before: ")
+    assert ("'labels': 3" in after, "'labels': 2" in before) == (True, True)
 
 
 @pytest.mark.parametrize(
