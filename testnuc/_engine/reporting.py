@@ -247,7 +247,9 @@ def _by_label(parts: Components, results: Results, learned: Learned | None) -> I
     shares: dict[str | None, str] = {}
     right: dict[str, str] = {}
     if learned is not None:
-        right = {label: str(of.now) for label, of in learned.by_label().items()}
+        lacking = learned.judgments_needed()
+        right = {label: f"too few judged, about {n:,} more" for label, n in lacking.items()}
+        right |= {label: str(of.now) for label, of in learned.by_label().items()}
         with suppress(InvalidInputError):
             shares = {one.label: str(one.share) for one in results.count_labels(learned)}
     yield "| label | texts labeled so | true share, estimated | right, of those labeled so |"
@@ -259,7 +261,7 @@ def _by_label(parts: Components, results: Results, learned: Learned | None) -> I
     yield (
         "\nIntervals are those of 95 %, each alone. A text is right if a person who judged it said "
         "so, or would say so: shares and accuracies are estimated from the texts that were drawn "
-        "at random."
+        "at random, and more of them are needed where too few are."
     )
 
 

@@ -7,8 +7,9 @@ and only trust is learned.
 
 from __future__ import annotations
 
+import math
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
@@ -35,7 +36,7 @@ from testnuc.trust.certificates import (
 from testnuc.trust.evidence import Draws, Judged, Judgment, pack, unpack
 from testnuc.trust.joining import errors_of_judges, judge_error
 from testnuc.trust.review import closest_label
-from testnuc.trust.shares import Accuracy, Share, accuracy_of
+from testnuc.trust.shares import Accuracy, Share, accuracy_of, draws_lacking
 from testnuc.trust.thresholds import Thresholds
 
 #: The accuracy, and the confidence, of a certificate for which nothing else is asked.
@@ -268,15 +269,34 @@ class Learned(Brief):
         Those of which too few were drawn at random are left out. `Accuracy.before` is of the same
         texts by the LLM's labels.
         """
-        found = {}
+        every = ((label, self._accuracy(*of)) for label, of in self._each())
+        return {label: said for label, said in every if said is not None}
+
+    def judgments_needed(self) -> dict[str, int]:
+        """Return about how many more judgments, at random, each label lacks for an accuracy."""
+        found, left = {}, self.texts - len(self.rows)
+        for label, (_, inside) in self._each():
+            by = self._judged_in(inside) & ~self.drawn
+            rows = (np.cumsum(inside) - 1)[self.rows[by]]
+            lacking = draws_lacking(self._differs[inside], rows, self.draws.drawn[by])
+            found[label] = min(math.ceil(lacking * left), left)
+        return {label: n for label, n in found.items() if n}
+
+    def _each(self) -> Iterator[tuple[str, tuple[Bools, Bools]]]:
+        """Yield for each label that texts have which texts these are, after who is right."""
         for at, label in enumerate(self.labels) if not self.unproved and len(self.before) else ():
             right, inside = self.right, self.given == at
             if isinstance(self.rule, Thresholds):
                 right, inside = self._of_label(label)
             inside = inside[: len(self._differs)]
-            if len(inside) and (said := self._accuracy(right, inside)) is not None:
-                found[label] = said
-        return found
+            if inside.any():
+                yield label, (right, inside)
+
+    def _judged_in(self, inside: Bools) -> Bools:
+        """Return which judged texts people judged and are inside."""
+        by = self.person & (self.rows < len(inside))
+        by[by] = inside[self.rows[by]]
+        return by
 
     @property
     def _differs(self) -> Bools:
@@ -286,8 +306,7 @@ class Learned(Brief):
 
     def _accuracy(self, right: Bools, inside: Bools) -> Accuracy | None:
         """Return how many labels of the texts inside are right, of those that were there then."""
-        by = self.person & (self.rows < len(inside))
-        by[by] = inside[self.rows[by]]
+        by = self._judged_in(inside)
         return accuracy_of(
             self._differs[inside],
             (np.cumsum(inside) - 1)[self.rows[by]],

@@ -285,6 +285,18 @@ def _percent(share: Share) -> str:
     return f"{100 * share.value:.0f} % ({100 * share.low:.0f} to {100 * share.high:.0f})"
 
 
+def draws_lacking(differs: Bools, rows: Int64s, drawn: Bools) -> float:
+    """Return how often each text that is left is to be drawn, in the mean, for an accuracy.
+
+    The arguments are as for `accuracy_of`. 0: there are enough draws.
+    """
+    of_draws = np.bincount(differs[rows[drawn]], minlength=2)
+    left = np.bincount(differs, minlength=2) - np.bincount(differs[rows], minlength=2)
+    return float(
+        np.where(left > 0, (_LEAST_DRAWS - of_draws) / np.maximum(left, 1), 0).clip(0).max()
+    )
+
+
 def accuracy_of(
     differs: Bools, rows: Int64s, right: Bools, before: Array, drawn: Bools, ranked: Bools
 ) -> Accuracy | None:
@@ -299,9 +311,7 @@ def accuracy_of(
     """
     used, n = ~ranked, len(differs)
     sample = JudgedSample(rows[used], drawn[used], before[used, None] < 0)
-    of_draws = np.bincount(differs[sample.rows[sample.drawn]], minlength=2)
-    left = np.bincount(differs, minlength=2) - np.bincount(differs[sample.rows], minlength=2)
-    if (of_draws[left > 0] < _LEAST_DRAWS).any() or not of_draws.any():
+    if draws_lacking(differs, sample.rows, sample.drawn) or not sample.drawn.any():
         return None
     strata = Population(differs.astype(np.int64)[:, None])
 
@@ -311,6 +321,6 @@ def accuracy_of(
 
     corrected = int((~right & (before >= 0)).sum()) / n
     # the width falls by the root of the number, and is zero once all are judged
-    m = int(of_draws.sum())
+    m = int(sample.drawn.sum())
     to_halve = ceil(3 * m * (n - m) / (n + 3 * m))
     return Accuracy(share(before > 0, 0.0), share(right & (before >= 0), corrected), to_halve)

@@ -8,7 +8,7 @@ import pytest
 from testnuc.trust.candidates import candidates_of, chosen_parts
 from testnuc.trust.model import teach
 from testnuc.trust.review import draw
-from testnuc.trust.shares import accuracy_of
+from testnuc.trust.shares import accuracy_of, draws_lacking
 from tests.trust.arrays import clusters
 
 
@@ -71,6 +71,19 @@ def test_skipped_texts_widen_the_interval_and_judged_ones_are_right():
     found = accuracy_of(none, rows, right, skipped, every, none)
     assert found.now.low < found.now.high <= 1
     assert "another judge may differ" in str(found)
+
+
+def test_the_draws_that_an_accuracy_lacks():
+    differs = np.arange(100) < 20
+    some, all_of = np.array([0, 1, 2, 30, 31, 32, 33, 34]), np.arange(100)
+    none, every = np.zeros(8, np.bool_), np.ones(8, np.bool_)
+    # two more of the 17 that differ; the others are enough
+    assert draws_lacking(differs, some, every) == pytest.approx(2 / 17)
+    assert draws_lacking(differs, some, none) == pytest.approx(5 / 17)
+    assert draws_lacking(np.zeros(100, np.bool_), some, every) == 0
+    assert draws_lacking(differs, all_of, np.ones(100, np.bool_)) == 0
+    right = every.copy()
+    assert accuracy_of(differs, some, right, right.astype(np.int8), every, none) is None
 
 
 def test_the_intervals_of_a_label_miss_as_seldom_as_they_say():
