@@ -19,9 +19,10 @@ from bench._judged import Judge, Outcomes, chance_of, regression
 from bench._recorded import read_recorded
 from bench._report import Report
 from bench.trust import auroc
-from testnuc.metrics import calibration_error
+from testnuc.metrics import calibration_error, score
 from testnuc.trust import certificates
 from testnuc.trust.certificates import edges, error_of
+from testnuc.trust.macro import LEAST, PER_LABEL, macro_f1
 from testnuc.trust.shares import accuracy_of
 
 if TYPE_CHECKING:
@@ -179,6 +180,36 @@ def _by_label(judge: Judge, draws: int) -> Iterator[Row]:
             "worst label": float((missed[often] / given[often]).max(initial=0)),
             "width": float(np.mean(widths)) if widths else np.nan,
         }
+
+
+def _macro_f1(judge: Judge, draws: int) -> Iterator[Row]:
+    """How far intervals of macro F1 reach, and how often they miss it."""
+    gold, labels = judge.data.gold.astype(np.int64), judge.data.texts.n_classes
+    strata, few = judge.differ.astype(np.int64), max(PER_LABEL * labels, LEAST)
+    # learning takes long
+    for of, m, runs in (
+        ("LLM", few, draws), ("LLM", 2 * few, draws), ("learned", few, -(-draws // 10)),
+    ):  # fmt: skip
+        found = []
+        for seed in range(runs if 2 * m <= len(gold) else 0):
+            rows, drawn = judge.mixture(seed, m)
+            label = judge.data.texts.own
+            if of == "learned":
+                label = judge.verdict(rows, drawn).chosen.labels
+            given = np.where(label < 0, labels, label).astype(np.int64)
+            said = macro_f1(given, rows, gold[rows], drawn.drawn, strata, labels=labels).share
+            if said is None:
+                continue
+            given[rows] = gold[rows]
+            names = [None if label == labels else str(label) for label in given.tolist()]
+            true = score([*map(str, gold.tolist())], names).macro_f1
+            missed = not said.low - 1e-9 <= true <= said.high + 1e-9
+            found.append((len(gold), labels, true, said.value, said.high - said.low, missed))
+        if found:
+            cells = ("texts", "labels", "macro F1", "said", "width", "missed")
+            means = np.mean(found, axis=0).tolist()
+            row = {"set": judge.data.name, "of": of, "judged": m, "draws": len(found)}
+            yield row | dict(zip(cells, means, strict=True))
 
 
 def _certificates(judge: Judge, draws: int) -> Iterator[Row]:
@@ -475,6 +506,13 @@ _ALL = {
         "accuracy of the texts of each label after judgments of a default review: labels with an "
         "interval, and how often one of 95 % misses, of all and of the worst label",
         _by_label,
+    ),
+    "macro F1": _Part(
+        f"macro F1, judged texts corrected, of the LLM's labels after {PER_LABEL} or "
+        f"{2 * PER_LABEL} judgments of a default review for each label ({LEAST} at least), and of "
+        "those that were learned (a tenth of the draws): as it is, as it is said to be, width of "
+        "the interval, and how often one of 95 % misses it",
+        _macro_f1,
     ),
     "certificates": _Part(
         f"judgments, {_LEARNED} of them of a default review, until 30 % of the texts are certified "

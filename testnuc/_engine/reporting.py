@@ -239,6 +239,8 @@ def _overview(parts: Components, results: Results, learned: Learned | None) -> I
 def _accuracy(learned: Learned | None) -> Iterator[str]:
     said = "Nobody judged a text: nothing is known of how many labels are right."
     yield from (f"- {line}" for line in str(learned or said).splitlines())
+    if learned is not None and (macro_f1 := learned.macro_f1()) is not None:
+        yield f"- {macro_f1}"
 
 
 def _by_label(parts: Components, results: Results, learned: Learned | None) -> Iterator[str]:

@@ -35,6 +35,7 @@ from testnuc.trust.certificates import (
 )
 from testnuc.trust.evidence import Draws, Judged, Judgment, pack, unpack
 from testnuc.trust.joining import errors_of_judges, judge_error
+from testnuc.trust.macro import MacroF1, macro_f1
 from testnuc.trust.review import closest_label
 from testnuc.trust.shares import Accuracy, Share, accuracy_of, draws_lacking
 from testnuc.trust.thresholds import Thresholds
@@ -297,6 +298,34 @@ class Learned(Brief):
         by = self.person & (self.rows < len(inside))
         by[by] = inside[self.rows[by]]
         return by
+
+    def macro_f1(self) -> MacroF1 | None:
+        """Return the mean F1 of all labels as they are now, or how many judgments it needs.
+
+        Texts that people judged and that were drawn at random say it; those drawn to certify do not
+        count. None: a text can have several labels, an older version learned, or a client with
+        other vote settings asks.
+        """
+        n, none = len(self._differs), len(self.labels)
+        several = isinstance(self.rule, Thresholds)
+        if several or self.unproved or not len(self.before) or not len(self.keys):
+            return None
+        number = {label: at for at, label in enumerate(self.labels)}
+        said = {key_of(one.hash): number.get(one.label or "", none) for one in self.judged}
+        # the judgment may have been erased
+        known = np.isin(self.keys[self.rows], np.fromiter(said, np.uint64))
+        used = self.person & ~self.drawn & (self.rows < n) & known
+        rows, skipped = self.rows[used], self.before[used] < 0
+        given = np.where(self.given[:n] < 0, none, self.given[:n]).astype(np.int64)
+        true = np.array([said[key] for key in self.keys[rows].tolist()], np.int64)
+        return macro_f1(
+            given,
+            rows,
+            np.where(skipped, -1, true),
+            self.draws.drawn[used],
+            self._differs.astype(np.int64),
+            labels=none,
+        )
 
     @property
     def _differs(self) -> Bools:

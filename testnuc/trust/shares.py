@@ -257,7 +257,7 @@ def stratified(texts: Int64s, judged: Int64s, hits: Int64s, *, confidence: float
 #: often than they say, and labels of judged texts are by other fits than those of the others.
 _NOMINAL = 0.97
 #: Random draws that a stratum needs, for anything to be said.
-_LEAST_DRAWS = 5
+LEAST_DRAWS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +293,7 @@ def draws_lacking(differs: Bools, rows: Int64s, drawn: Bools) -> float:
     of_draws = np.bincount(differs[rows[drawn]], minlength=2)
     left = np.bincount(differs, minlength=2) - np.bincount(differs[rows], minlength=2)
     return float(
-        np.where(left > 0, (_LEAST_DRAWS - of_draws) / np.maximum(left, 1), 0).clip(0).max()
+        np.where(left > 0, (LEAST_DRAWS - of_draws) / np.maximum(left, 1), 0).clip(0).max()
     )
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from testnuc import InvalidInputError, Referee, Review, TestNUC
 from testnuc._base.checks import hash_text
+from testnuc.metrics import score
 from testnuc.protocols import Answer, Reply
 from testnuc.trust.evidence import Judgment, draws_of
 from testnuc.trust.joining import join_reviews
@@ -123,6 +124,7 @@ async def test_fifty_judgments_improve_labels_without_a_further_call():
         assert said.before.low <= alone <= said.before.high
         assert str(said) in str(learned)
         assert str(said) in after.summary()
+        assert "needs 10 more judged texts" in str(learned.macro_f1())
         assert {judgment.day for judgment in learned.judged} == {f"{dt.datetime.now(dt.UTC):%F}"}
         # trust never contradicts what is shown beside it
         for row in after:
@@ -324,6 +326,9 @@ async def test_judgments_drawn_by_trust_certify_a_part(tmp_path):
         results = await nuc.classify_many(texts)
         said = learned.accuracy().now
         assert said.low <= accuracy(results) <= said.high
+        said = learned.macro_f1().share
+        true = score([gold(text) for text in texts], [row.label for row in results]).macro_f1
+        assert said.low <= true <= said.high
         judged = {item.text for item in review}
         # they correct their texts, and move no other
         for row, was in zip(results, labels, strict=True):
@@ -582,6 +587,7 @@ async def test_draws_among_later_texts_extend_a_certificate(tmp_path):
         assert len(found) >= 0.9 * len(whole.among)
         assert accuracy(found) >= 0.9
         assert extended.accuracy().now == first.accuracy().now
+        assert extended.macro_f1() == first.macro_f1()
     async with client(Says(), store=tmp_path / "labels.db") as nuc:
         assert nuc.learned.certify() == whole
         assert nuc.learned.certify().among == whole.among

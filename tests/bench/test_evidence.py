@@ -43,8 +43,8 @@ def test_every_part_is_printed_and_written(folder, capsys):
     evidence.main([*given, "--draws", "2", "--jobs", "1"])
     rows = json.loads(out.read_text())["rows"]
     assert {row["part"] for row in rows} == {
-        "judgments", "random", "plain", "trust", "accuracy", "by label", "certificates", "later",
-        "errors", "referee",
+        "judgments", "random", "plain", "trust", "accuracy", "by label", "macro F1",
+        "certificates", "later", "errors", "referee",
     }  # fmt: skip
     pairs = [row["pair"] for row in rows if row["part"] == "referee"]
     assert pairs == ["tickets.weak -> strong"]

@@ -79,6 +79,7 @@ def test_one_page_says_how_good_labels_are_and_what_comes_next(labeled):
     for said in (
         "240 texts (240 distinct)",
         "of all labels are right by your judgments",
+        "- Macro F1 of all labels: 0.",
         "| label | texts labeled so | true share, estimated | right, of those labeled so |",
         "90 judged by one person, who saw the labels given",
         "## Next\n\n",

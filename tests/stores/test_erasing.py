@@ -64,6 +64,8 @@ async def test_nothing_of_a_text_is_left(durable):  # noqa: F811
         assert len(nuc.learned.judged) == 20
         # as numbers, judgments prove what they proved
         assert str(nuc.learned.accuracy()) == str(learned.accuracy())
+        # it needs the label of each judged text
+        assert nuc.learned.macro_f1().needed == learned.macro_f1().needed + 1
         assert await nuc.remove([GONE], erase=True) == 0
         answers = await nuc.classify_many(TEXTS)
         assert GONE not in {near.text for row in answers for near in row.neighbors}

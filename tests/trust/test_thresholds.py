@@ -170,6 +170,7 @@ def test_trust_is_calibrated_and_what_was_learned_survives_bytes():
     again = Learned.from_bytes(learned.to_bytes())
     assert again.to_bytes() == learned.to_bytes()
     assert again.certify(0.7) == learned.certify(0.7)
+    assert learned.macro_f1() is None
     by_label = again.certify(0.7, label="label 2")
     assert by_label == learned.certify(0.7, label="label 2")
     assert "no text was drawn" in str(by_label)
