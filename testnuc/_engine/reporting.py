@@ -316,9 +316,10 @@ def _judgments(learned: Learned | None, joined: JoinedReview | None) -> Iterator
     drawn = [one for one in judged if one.probability is not None]
     ranked = sum(bool(one.ranking) for one in judged)
     uniform = sum(bool(one.uniform) for one in drawn)
+    of_all = "all" if 0 < uniform == len(drawn) else f"{uniform:,}"
     yield (
-        f"{len(drawn):,} texts were drawn with known probabilities, "
-        f"{'all' if uniform == len(drawn) else f'{uniform:,}'} of them at random from all texts.\n"
+        f"{len(drawn):,} texts were drawn with known probabilities, {of_all} of them at random "
+        "from all texts.\n"
     )
     if ranked:
         yield (

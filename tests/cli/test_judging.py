@@ -764,7 +764,7 @@ def test_labels_that_are_edited_in_the_results_are_named_and_can_be_taken(ticket
     assert "marked texts were chosen, not drawn" in err
     assert "testnuc count" not in err
     _, page, _ = run_here("describe", "out.csv")
-    assert "0 texts were drawn with known probabilities, 0 of them at random from all." in page
+    assert "0 texts were drawn with known probabilities, 0 of them at random from all" in page
     assert "3 more were chosen, not drawn: they correct labels, and prove nothing." in page
     assert "were edited" not in err
     better = {row["text"]: row for row in rows_of("better.csv")}
