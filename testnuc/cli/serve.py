@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
-from functools import partial
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -152,10 +152,20 @@ def _per_week(audit: str | None) -> int | None:
 
 
 def _token(file: str | None) -> str | Callable[[], str] | None:
-    """Return the token, or what reads the file of tokens."""
+    """Return the token, or what reads the file of tokens again when it changed."""
     if file is None:
         return os.environ.get("TESTNUC_TOKEN")
-    return partial(Path(file).read_text, encoding="utf-8")
+
+    @lru_cache(maxsize=1)
+    def read(_changed: tuple[int, ...]) -> str:
+        return Path(file).read_text(encoding="utf-8")
+
+    def tokens() -> str:
+        # of each request: reading the file takes several times as long
+        facts = Path(file).stat()
+        return read((facts.st_mtime_ns, facts.st_ino, facts.st_size))
+
+    return tokens
 
 
 def _texts(pool: str, text_column: str) -> list[str]:

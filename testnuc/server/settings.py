@@ -104,7 +104,8 @@ class ServerSettings:
             if self._valid["problem"] != str(exc):
                 self._valid["problem"] = str(exc)
                 _log.error("the tokens stay those before: %s", exc)
-        return dict(self._valid["tokens"])
+        tokens: Mapping[str, str] = self._valid["tokens"]
+        return tokens
 
     def limits(self) -> dict[str, int]:
         """Return the limits of requests, by name."""
