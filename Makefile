@@ -81,13 +81,13 @@ tests: wheel
 	cd $(TREE) && $(PYTEST) tests/test_release.py
 	export NUMBA_DISABLE_JIT=1; cd $(TREE) && $(PYTEST) -n $(JOBS) tests/_kernels
 	TESTNUC_CHROMIUM=$$(sh tests/report/chromium.sh build/chromium || true); \
-	export TESTNUC_CHROMIUM; cd $(TREE) && $(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	export TESTNUC_CHROMIUM; cd $(TREE) && $(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=1
 
 # A small real model behind llama-cpp-python's server and llama.cpp's own, in an environment of its
 # own: the first run compiles for minutes. Not part of `make test`.
 REAL := build/real
 real: $(VENV)/.test $(REAL)/.done
-	TESTNUC_REAL=$(abspath $(REAL))/bin/python $(PYTEST) -s tests/real
+	TESTNUC_REAL=$(abspath $(REAL))/bin/python $(PYTEST) -s -o faulthandler_timeout=0 tests/real
 
 # images are half of what would be compiled
 $(REAL)/.done: tests/real/requirements.txt tests/real/constraints.txt
