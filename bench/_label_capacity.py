@@ -61,7 +61,7 @@ def capacity(labels: int, texts: int) -> Report:
     steps: dict[str, Callable[[], Any]] = {
         "vote": lambda: vote_pool(near, similar, own, None, own, None, n_classes=labels).label,
         "vote, two labels a text": lambda: vote_multilabel(
-            near, similar, np.arange(texts), pool, n_classes=labels, threads=1, checked=True
+            near, similar, np.arange(texts), pool, n_classes=labels, threads=1
         ),
         "auto policy": lambda: diagnose(near, similar, own, n_classes=labels),
         f"shortlists of {_SIZE}": lambda: nearest_labels(names, vectors, _SIZE),

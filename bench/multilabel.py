@@ -76,9 +76,7 @@ def _kernels(names: list[str], repeats: int) -> Report:
         own = np.arange(n_rows) % n_pool
         single = random.integers(0, n_classes, n_pool).astype(np.int32)
         rows, said = (ids, similarities), single[own]
-        call = partial(
-            vote_multilabel, *rows, own, pool, n_classes=n_classes, threads=1, checked=True
-        )
+        call = partial(vote_multilabel, *rows, own, pool, n_classes=n_classes, threads=1)
         several = _cpu(call, repeats)
         plain = partial(vote_pool, *rows, single, None, said, None, n_classes=n_classes, threads=1)
         one = _cpu(plain, repeats)

@@ -50,7 +50,7 @@ class _Set:
             self.confidences,
             n_classes=self.n_classes,
             policy=policy,
-            votes=votes or None,
+            votes=votes,
         )
 
     def balanced(self, k: int, power: float) -> VoteResult:

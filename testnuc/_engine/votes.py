@@ -190,7 +190,7 @@ class Votes:
             answers.confidence[rows],
             n_classes=self._n_classes,
             policy=self.policy,
-            votes=votes or None,
+            votes=votes,
         )
 
     def by_similarity(self, rows: Int64s) -> VoteResult:
@@ -210,6 +210,7 @@ class Votes:
     def of_each_label(self, rows: slice | Int64s) -> Labels:
         """Vote for each label alone on some of the own texts."""
         k, own, pool = self.settings.k, np.arange(self._batch.n_own)[rows], self._answers.labels()
+        assert self.settings.threshold is not None
         voted = vote_multilabel(
             self._batch.neighbors[rows, :k],
             self._batch.similarities[rows, :k],
@@ -218,7 +219,6 @@ class Votes:
             n_classes=self._n_classes,
             policy=self.policy,
             threshold=self.settings.threshold,
-            checked=True,
         )
         # where nobody could vote, an answer of the text itself is known to hold
         voted = replace(voted, known=voted.known | pool.known[own])

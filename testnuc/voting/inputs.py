@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from testnuc._base.arrays import Array, Float32s, Int32s, Int64s
+from testnuc._base.arrays import Array, Float32s, Int32s
 from testnuc._base.checks import checked_whole
 from testnuc.errors import InvalidInputError
 
@@ -109,14 +109,6 @@ class Ballots:
     def rows(self) -> int:
         """B, the number of texts to vote on."""
         return self.own[0].size
-
-    def at(self, rows: Int64s) -> Ballots:
-        """Return the ballots of some rows."""
-        ids, similarities = (
-            array.reshape(self.rows, self.k)[rows].ravel() for array in self.neighbors[:2]
-        )
-        neighbors = (ids, similarities, *self.neighbors[2:])
-        return replace(self, neighbors=neighbors, own=tuple(array[rows] for array in self.own))
 
     @classmethod
     def of_rows(

@@ -10,7 +10,6 @@ import numpy as np
 
 from testnuc._base.arrays import Array, Bools, Float32s, Float64s, Floats, Int32s, Int64s, Ints
 from testnuc._base.display import Brief
-from testnuc.errors import InvalidInputError
 
 #: An array that has its neutral values.
 _LEFT_OUT: Any = None
@@ -158,45 +157,6 @@ class Labels(Brief):
         }
         deep = [of if of.shape[1] else np.full((len(of), depth), np.nan) for of in levels]
         return cls(starts_of(counts), **arrays, level_trust=np.concatenate(deep))
-
-    def check(self, n_classes: int) -> None:
-        """Raise an `InvalidInputError` if an array is invalid: a kernel would write outside."""
-        n, m = self.known.size, self.label.size
-        wanted = {"starts": np.int64, "label": np.int32, "share": np.float32, "known": np.bool_}
-        for name, dtype in wanted.items():
-            array = getattr(self, name)
-            if array.dtype != dtype or array.ndim != 1 or not array.flags.c_contiguous:
-                raise InvalidInputError(
-                    f"{name} has the dtype {array.dtype} and the shape {array.shape}; give a "
-                    f"contiguous {np.dtype(dtype)} array of one dimension"
-                )
-        starts, sure = self.starts, self.share
-        if (
-            starts.size != n + 1
-            or sure.size not in {0, m}
-            or starts[0] != 0
-            or starts[-1] != m
-            or (np.diff(starts) < 0).any()
-        ):
-            raise InvalidInputError(
-                f"starts has {starts.size} values, label {m}, share {sure.size} and known {n}; "
-                "give n + 1 ascending starts from 0 to m"
-            )
-        text = self.rows
-        wrong = np.ones(m, dtype=np.bool_)
-        # the first of each label of a text is right
-        wrong[np.unique(text * 2**32 + self.label, return_index=True)[1]] = False
-        wrong |= (self.label < 0) | (self.label >= n_classes)
-        if sure.size:
-            wrong |= (sure < 0) | (sure > 1)
-        if wrong.any():
-            bad = text[wrong.argmax()]
-            part = slice(int(starts[bad]), int(starts[bad + 1]))
-            raise InvalidInputError(
-                f"text {bad} has the labels {self.label[part].tolist()} with the confidences "
-                f"{sure[part].tolist()}; give distinct labels from 0 to {n_classes - 1}, and "
-                "confidences from 0 to 1 or NaN"
-            )
 
 
 _OF_CANDIDATES = ("label", "share", "given", "chance")

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,11 +17,9 @@ from testnuc._base.arrays import Array, Bools, Float32s, Float64s, Int32s, Int64
 from testnuc._base.checks import checked_whole
 from testnuc._base.display import Brief
 from testnuc.errors import InvalidInputError
-from testnuc.voting.inputs import Ballots, classes, numbers, rows_of
+from testnuc.voting.inputs import Ballots, classes, rows_of
 from testnuc.voting.labels import Labels, starts_of
 from testnuc.voting.policy import VotePolicy
-
-Rows: TypeAlias = bool | ArrayLike
 
 #: Below this number of votes, a second thread does not pay off.
 _SERIAL = 100_000
@@ -44,7 +41,7 @@ class VoteResult(Brief):
     weight: Float32s
     #: int32[B], the number of votes with a weight above 0, including the text's own.
     voters: Int32s
-    #: float64[rows, n_classes], the weight of every label in the requested rows; else None.
+    #: float64[B, n_classes], the weight of every label, if it was requested.
     votes: Float64s | None = None
 
 
@@ -56,7 +53,7 @@ def vote(
     n_classes: int,
     policy: str | VotePolicy = "weighted",
     threads: int | None = None,
-    votes: Rows | None = None,
+    votes: bool = False,
 ) -> VoteResult:
     """Vote in rows that hold the text itself and its neighbors.
 
@@ -76,15 +73,15 @@ def vote(
     threads : int, optional
         Most threads; default: one per processor up to 8, and one for a small vote. The result is
         bit-identical.
-    votes : bool or int[R], optional
-        Rows for which to return the weights of all labels; True: all rows.
+    votes : bool
+        Whether to return the weights of all labels.
 
     Returns
     -------
     VoteResult
     """
     ballots = Ballots.of_rows(labels, similarities, confidences, n_classes)
-    return _vote(ballots, VotePolicy.of(policy), threads, votes)
+    return _vote(ballots, VotePolicy.of(policy), threads, votes=votes)
 
 
 def vote_pool(
@@ -98,7 +95,7 @@ def vote_pool(
     n_classes: int,
     policy: str | VotePolicy = "weighted",
     threads: int | None = None,
-    votes: Rows | None = None,
+    votes: bool = False,
 ) -> VoteResult:
     """Vote in rows that point to their neighbors in a pool of predictions.
 
@@ -126,16 +123,10 @@ def vote_pool(
     """
     pool, own = (pool_labels, pool_confidences), (own_labels, own_confidences)
     ballots = Ballots.of_pool(neighbor_ids, similarities, pool, own, n_classes)
-    return _vote(ballots, VotePolicy.of(policy), threads, votes)
+    return _vote(ballots, VotePolicy.of(policy), threads, votes=votes)
 
 
-def _vote(
-    ballots: Ballots, policy: VotePolicy, threads: int | None, votes: Rows | None
-) -> VoteResult:
-    if votes is not None and not isinstance(votes, bool):
-        some = ballots.at(_checked_rows(votes, ballots.rows))
-        tally = _vote(some, policy, threads, votes=True).votes
-        return replace(_vote(ballots, policy, threads, votes=None), votes=tally)
+def _vote(ballots: Ballots, policy: VotePolicy, threads: int | None, *, votes: bool) -> VoteResult:
     plain, fast = _kernels()
     n_rows, k, n_classes = ballots.rows, ballots.k, ballots.n_classes
     ids, similarities, labels, confidences = ballots.neighbors
@@ -179,20 +170,6 @@ def _kernels() -> tuple[ModuleType, ModuleType]:
     from testnuc._kernels import vote as plain
 
     return plain, fast
-
-
-def _checked_rows(votes: ArrayLike, n_rows: int) -> Int64s:
-    rows = np.asarray(votes)
-    if rows.ndim != 1 or (rows.size > 0 and rows.dtype.kind not in "iu"):
-        raise InvalidInputError(
-            f"votes has the shape {rows.shape} and the dtype {rows.dtype}; give True, or the"
-            " numbers of the rows"
-        )
-    rows = rows.astype(np.int64)
-    outside = rows[(rows < 0) | (rows >= n_rows)]
-    if outside.size > 0:
-        raise InvalidInputError(f"votes asks for row {outside[0]} of {n_rows}")
-    return rows
 
 
 def in_blocks(
@@ -348,16 +325,14 @@ def vote_multilabel(
     *,
     n_classes: int,
     policy: str | VotePolicy = "weighted",
-    threshold: float | None = None,
+    threshold: float = THRESHOLD,
     threads: int | None = None,
-    checked: bool = False,
 ) -> Labels:
     """Vote for each label in rows that point to their neighbors in a pool of predictions.
 
-    Arguments are as for `vote_pool`, but `pool` has labels with confidences as shares: a label
-    counts as much as the text's confidence in it, out of the full weight of the text. It is given
-    if its share is above `threshold` (default: that of the policy, else 0.5), or equal, and the
-    text itself gave it. `checked`: the pool was validated before.
+    Arguments are as for `vote_pool`, but not validated, and `pool` has labels with confidences as
+    shares: a label counts as much as the text's confidence in it, out of the full weight of the
+    text. It is given if its share is above `threshold`, or equal, and the text itself gave it.
 
     >>> pool = Labels.of([[(0, 0.9)], [(0, 0.8), (2, 0.7)], [(2, 0.6)]])
     >>> vote = vote_multilabel([[1, 2]], [[0.9, 0.8]], [0], pool, n_classes=3)
@@ -367,25 +342,10 @@ def vote_multilabel(
     # imported by the first vote, because importing numba is slow
     from testnuc._kernels.multilabel import vote_labels
 
-    n_classes = classes(n_classes)
     policy = VotePolicy.of(policy)
-    if threshold is None:
-        threshold = THRESHOLD if policy.threshold is None else policy.threshold
-    if not isinstance(threshold, int | float | np.floating) or not 0 <= threshold <= 1:
-        raise InvalidInputError(f"threshold is {threshold!r}; give a number from 0 to 1")
     ids = np.ascontiguousarray(neighbor_ids, dtype=np.int64)
-    cosines = numbers(similarities, "similarities", 2)
+    cosines = np.ascontiguousarray(similarities, dtype=np.float32)
     own = np.ascontiguousarray(own_ids, dtype=np.int64)
-    if ids.shape != cosines.shape or own.shape != ids.shape[:1]:
-        raise InvalidInputError(
-            f"neighbor_ids has the shape {ids.shape}, similarities {cosines.shape} and own_ids "
-            f"{own.shape}; give [B, K], [B, K] and [B]"
-        )
-    if not checked:
-        pool.check(n_classes)
-    outside = own[(own < 0) | (own >= pool.known.size)]
-    if outside.size > 0:
-        raise InvalidInputError(f"own_ids has {outside[0]}; the pool has {pool.known.size} texts")
     rows = (ids, cosines, own, _read(pool, policy), policy.fields, float(threshold), n_classes)
     most = min(n_classes, (ids.shape[1] + 1) * int(np.diff(pool.starts).max(initial=0)))
     # rows whose labels are in memory before it is known how many there are

@@ -140,29 +140,7 @@ def test_own_labels_are_kept_with_the_shares_of_the_vote(case):
         assert said is None or {label for label, _, passed in after if passed} == said
 
 
-@pytest.mark.parametrize(
-    ("pool", "match"),
-    [
-        ([[(0, 0.5), (0, 0.5)]], r"text 0 has the labels \[0, 0\]"),
-        ([[], [(2, None)]], r"text 1 has the labels \[2\]"),
-        ([[(1, 1.5)]], r"confidences \[1.5\]"),
-    ],
-)
-def test_invalid_labels_are_named(pool, match):
-    with pytest.raises(InvalidInputError, match=match):
-        vote_multilabel([[0]], [[1]], [0], Labels.of(pool), n_classes=2)
-
-
-def test_invalid_arguments_are_named():
+def test_a_row_with_an_invalid_similarity_is_named():
     pool = Labels.of([[(0, 0.5)]])
     with pytest.raises(InvalidInputError, match="row 0 has the similarities"):
         vote_multilabel([[0]], [[1.5]], [0], pool, n_classes=2)
-    with pytest.raises(InvalidInputError, match="threshold is 2"):
-        vote_multilabel([[0]], [[1]], [0], pool, n_classes=2, threshold=2)
-    with pytest.raises(InvalidInputError, match="own_ids has 5"):
-        vote_multilabel([[0]], [[1]], [5], pool, n_classes=2)
-    with pytest.raises(InvalidInputError, match="neighbor_ids has the shape"):
-        vote_multilabel([[0, 0]], [[1]], [0], pool, n_classes=2)
-    short = Labels(pool.starts[:1], pool.label, pool.share, pool.known)
-    with pytest.raises(InvalidInputError, match="starts has 1 values"):
-        vote_multilabel([[0]], [[1]], [0], short, n_classes=2)
