@@ -190,14 +190,16 @@ async def describe(
     `brief`: what is known of the labels, for those who use them.
     """
     made = {"How the labels were made": _overview(parts, results, learned)}
-    known = {
-        "Accuracy": _accuracy(learned),
+    sections = {
         "Labels": _by_label(parts, results, learned),
+        "Accuracy": _accuracy(learned),
         "Judgments": _judgments(learned, joined),
     }
-    # what is asked first is first
-    sections = known | made if brief else made | known
-    if not brief:
+    if brief:
+        title, *lead = _headline(parts, learned)
+        sections = {title: iter(lead)} | sections | made
+    else:
+        sections = made | sections
         sections |= {
             "Model": _model(parts, await parts.answered()),
             "Neighbors": _neighbors(parts, results),
@@ -209,6 +211,31 @@ async def describe(
         for at, (title, lines) in enumerate(sections.items())
     )
     return "\n".join(pages)
+
+
+def _headline(parts: Components, learned: Learned | None) -> Iterator[str]:
+    """Yield how many labels are right, in plain words, and what to do next."""
+    accuracy = None if learned is None else learned.accuracy()
+    if learned is None or accuracy is None:
+        yield "How many labels are right is not known yet"
+        yield "What to do next: judge fifty texts, which takes about three minutes."
+        return
+    now, low, high = (round(100 * getattr(accuracy.now, n)) for n in ("value", "low", "high"))
+    right = "texts have exactly the right labels" if parts.labels.multilabel else "labels are right"
+    yield (
+        f"About {now} of 100 {right} ({low} to {high}), by your judgments; "
+        f"{100 * accuracy.before.value:.0f} of 100 before"
+    )
+    certificate = learned.certify()
+    n = 50 if learned.wants_decisions(certificate) else certificate.judgments_needed
+    todo = f"judge {n:,} more texts, so that a part of the labels can be proved to be right"
+    if certificate.coverage:
+        todo = (
+            f"use the labels of {certificate.coverage:.0%} of the texts, which are proved to be at "
+            f"least {certificate.accuracy:.0%} right; correct the others, least trusted first"
+        )
+    yield f"What to do next: {todo}.\n"
+    yield "In brackets is a range: the true number lies in it in 95 of 100 cases."
 
 
 def _overview(parts: Components, results: Results, learned: Learned | None) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """``testnuc report``, a page for judging and browsing results, and ``testnuc describe``."""
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -89,12 +90,14 @@ async def _page(given: SimpleNamespace, reviews: dict[str, Review], *, brief: bo
             told = sum((row.label or "") != (said[at] or "") for at, row in merged.items())
             newest = f"by the newest judgments: in `{source}` {told:,} are older, and differ"
             about = f"This page is about the labels {newest if told else f'in `{source}`'}."
-            page = page.replace("\n", f"\n\n{about}\n", 1)
-        return (
-            f"{page}\n## Next\n\n{what_next(nuc.learned, given).removeprefix('next, ')}\n"
-            if brief
-            else page
-        )
+            # below the title, or the headline
+            before = "\n\n##" if brief else "\n"
+            page = page.replace(before, f"\n\n{about}{before}", 1)
+        if brief:
+            then = re.sub(r"testnuc [^;\n]+", r"`\g<0>`", what_next(nuc.learned, given))
+            lines = then.removeprefix("next, ").splitlines()
+            page += "\n\n".join(["\n## Next", *lines]) + "\n"
+        return page
 
 
 def _write(page: str, output: str) -> None:

@@ -12,9 +12,10 @@ import orjson
 import pytest
 
 from testnuc._engine.carried import _judgments_in
-from testnuc._engine.reporting import _cell, _judgments
+from testnuc._engine.reporting import _cell, _headline, _judgments
 from testnuc.report.page import page_of
 from testnuc.testing import LoopbackLLM
+from testnuc.trust.certificates import Certificate
 from testnuc.trust.evidence import Judgment
 from testnuc.trust.joining import join_reviews
 from testnuc.trust.review import Review
@@ -76,6 +77,16 @@ def test_one_page_says_how_good_labels_are_and_what_comes_next(labeled):
     code, out, err = run_here("report", "out.csv", "--summary", "-o", "page.md")
     assert (code, out) == (0, ""), err
     page = Path("page.md").read_text()
+    headline, _, todo, *_ = page.splitlines()
+    right = r"# About (\d+) of 100 labels are right \((\d+) to (\d+)\), by your judgments; "
+    now, low, high, before = map(
+        int, re.fullmatch(rf"{right}(\d+) of 100 before", headline).groups()
+    )
+    assert before < low <= now <= high
+    assert todo.startswith("What to do next: ")
+    assert "judge" in todo or "correct" in todo
+    # emphasis is not rendered, so that labels cannot have it
+    assert "**" not in page
     for said in (
         "240 texts (240 distinct)",
         "of all labels are right by your judgments",
@@ -83,7 +94,7 @@ def test_one_page_says_how_good_labels_are_and_what_comes_next(labeled):
         "| label | texts labeled so | true share, estimated | right, of those labeled so |",
         "90 judged by one person, who saw the labels given",
         "## Next\n\n",
-        "testnuc ",
+        "`testnuc ",
     ):
         assert said in page
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| refund")]
@@ -97,6 +108,32 @@ def test_one_page_says_how_good_labels_are_and_what_comes_next(labeled):
     assert "<td>refund</td>" in html
     assert "<script" not in html
     assert run_here("report", "out.csv", "-o", "page.md")[0] == 2
+
+
+def test_a_headline_says_what_is_known_and_what_to_do():
+    def headline(covered, *, several=False, more=40, accuracy=True):
+        share = SimpleNamespace(value=0.71, low=0.66, high=0.764)
+        known = SimpleNamespace(now=share, before=SimpleNamespace(value=0.42))
+        certificate = Certificate(0.9, 0.9, 0.5, covered, 0, judgments_needed=more)
+        learned = SimpleNamespace(
+            accuracy=lambda: known if accuracy else None,
+            certify=lambda: certificate,
+            wants_decisions=lambda _: False,
+        )
+        labels = SimpleNamespace(multilabel=several)
+        return [*_headline(SimpleNamespace(labels=labels), learned)]
+
+    right = "(66 to 76), by your judgments; 42 of 100 before"
+    title, todo, brackets = headline(0.0)
+    assert title == f"About 71 of 100 labels are right {right}"
+    assert todo.startswith("What to do next: judge 40 more texts")
+    assert "in brackets" in brackets.lower()
+    title, todo, _ = headline(0.31, several=True)
+    assert title == f"About 71 of 100 texts have exactly the right labels {right}"
+    assert "use the labels of 31% of the texts, which are proved to be at least 90% right" in todo
+    for unknown in (headline(0.0, accuracy=False), [*_headline(None, None)]):
+        assert unknown[0] == "How many labels are right is not known yet"
+        assert "judge fifty texts" in unknown[1]
 
 
 def test_each_kind_of_draw_says_what_it_is_for():
@@ -181,7 +218,7 @@ def test_a_file_has_six_columns_and_says_which_labels_are_certified(labeled):
     page = Path("page.md").read_text()
     assert "more were drawn at random among the most trusted texts: they prove" in page
     # the labels are those that were written last, and the next command is not the one that was run
-    assert "-o certified.csv --overwrite; if certified.csv has them, correct the least" in page
+    assert "-o certified.csv --overwrite`; if certified.csv has them, correct the least" in page
     ran("report", "better.csv", "--summary", "-o", "page.md")
     assert "This page is about the labels in `better.csv`." in Path("page.md").read_text()
     certified = [row["text"] for row in made if row["nuc_certified"] == "yes"]
