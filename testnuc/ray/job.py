@@ -20,7 +20,7 @@ from testnuc.limits.budget import Meter
 from testnuc.limits.policies import Limits
 from testnuc.methods import Sampling
 from testnuc.protocols import Embedder, Method, Provider, WireProvider
-from testnuc.ray.labeler import Labeler
+from testnuc.ray.labeler import PATIENCE, Labeler
 from testnuc.ray.stages import Embed, Predict, Vote, columns_of, hash_texts
 from testnuc.ray.workers import Settings, Shard, Voting, stored_learned
 from testnuc.trust.diagnosis import Diagnosis
@@ -197,7 +197,7 @@ def classify_dataset(
     except Exception:
         for actor in pool:
             ray.kill(actor)
-        failure = ray.get(labeler.failure.remote())
+        failure = _failure(ray, labeler)
         if failure is None:
             raise
     finally:
@@ -279,6 +279,16 @@ def _shares(actors: Mapping[str, int], cpus: float) -> dict[str, float]:
     # half of the rest is spare: actors of earlier stages may end late
     vote = min(1.0, (cpus - 1) / 2 / actors["vote"])
     return {**shares, "vote": math.floor(1_000 * vote) / 1_000}
+
+
+def _failure(ray: Any, labeler: Any, patience: float = PATIENCE) -> Exception | None:
+    """Return why a job failed, if its labeler can still say it."""
+    try:
+        failure: Exception | None = ray.get(labeler.failure.remote(), timeout=patience)
+    except ray.exceptions.RayError:
+        # dead, or without an answer; `ray.get` takes no exception from a signal while it waits
+        return None
+    return failure
 
 
 def _in_cluster(ray: Any, cpus: int, function: Callable[..., Any], *arguments: Any) -> Any:

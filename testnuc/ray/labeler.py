@@ -6,7 +6,7 @@ So limits and budget of a job are those of a client, and a call needs nothing of
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from testnuc._base.arrays import Float16s
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from testnuc._engine.components import Components
     from testnuc.limits.budget import Mark
 
+#: Seconds for an answer of a `Labeler` about errors, which takes milliseconds.
+PATIENCE = 60.0
+
 
 @contextmanager
 def reporting_errors(labeler: Any) -> Iterator[None]:
@@ -29,7 +32,8 @@ def reporting_errors(labeler: Any) -> Iterator[None]:
     try:
         yield
     except TestNUCError as error:
-        ray.get(labeler.fail.remote(error))
+        with suppress(ray.exceptions.RayError):
+            ray.get(labeler.fail.remote(error), timeout=PATIENCE)
         raise
 
 

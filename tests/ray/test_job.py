@@ -13,7 +13,7 @@ import pytest
 import testnuc
 from testnuc import Limits
 from testnuc.ray import classify_dataset
-from testnuc.ray.job import _shares
+from testnuc.ray.job import _failure, _shares
 from testnuc.ray.labeler import Labeler
 from testnuc.ray.workers import Settings
 from testnuc.testing import HashEmbedder, LoopbackLLM, by_hash
@@ -258,6 +258,26 @@ def test_a_wrong_key_stops_the_job_and_a_wrong_argument_starts_none():
         with pytest.raises(testnuc.InvalidInputError, match="column 'text' has the value ''"):
             classify_dataset(dataset(["a", ""]), LABELS, **fine)
         assert llm.requests == 0
+
+
+def test_a_labeler_that_does_not_answer_hides_no_error():
+    """Neither one that is dead nor one that hangs; `ray.get` would wait for ever."""
+    import ray
+
+    class Silent:
+        async def failure(self):
+            import asyncio
+
+            await asyncio.Event().wait()
+
+    class Dead:
+        def failure(self):
+            os._exit(1)
+
+    for kind, options in ((Silent, {}), (Dead, {"max_restarts": 0})):
+        labeler = ray.remote(kind).options(num_cpus=0, **options).remote()
+        assert _failure(ray, labeler, patience=2) is None
+        ray.kill(labeler)
 
 
 def test_the_example_runs(capsys):
