@@ -17,6 +17,8 @@ export NO_MKDOCS_2_WARNING = 1
 JOBS ?= 2
 PYTEST_OPTIONS ?=
 PYTEST = $(abspath $(BIN))/python -m pytest -q $(PYTEST_OPTIONS)
+# Run where tests failed; see .ci/run.
+ON_FAILURE ?= false
 # What most tests need nothing of: torch, a PostgreSQL server, Ray, a browser, or much time.
 QUICK := not (torch or postgres or ray or browser or slow)
 
@@ -44,7 +46,7 @@ NEWEST = $(firstword $(foreach minor,14 13 12 11, \
 newest: VENV := build/newest
 newest:
 	$(MAKE) PYTHON=$(NEWEST) VENV=$(VENV) $(VENV)/.check
-	$(PYTEST) -n $(JOBS) --dist worksteal -m "$(QUICK)"
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "$(QUICK)" || { test $$? -eq 1 && $(ON_FAILURE); }
 
 test: lint types layers docs tests
 
@@ -81,7 +83,8 @@ tests: wheel
 	cd $(TREE) && $(PYTEST) tests/test_release.py
 	export NUMBA_DISABLE_JIT=1; cd $(TREE) && $(PYTEST) -n $(JOBS) tests/_kernels
 	TESTNUC_CHROMIUM=$$(sh tests/report/chromium.sh build/chromium || true); \
-	export TESTNUC_CHROMIUM; cd $(TREE) && $(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=1
+	export TESTNUC_CHROMIUM; cd $(TREE) && $(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=3 \
+		|| { test $$? -eq 1 && $(ON_FAILURE); }
 
 # A small real model behind llama-cpp-python's server and llama.cpp's own, in an environment of its
 # own: the first run compiles for minutes. Not part of `make test`.
