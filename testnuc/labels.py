@@ -43,6 +43,9 @@ class LabelSet:
         labels are the LLM's own until `TestNUC.learn` chooses another strategy. Under any other, or
         with a ``threshold``, each label is voted on alone and given above it (1/2). Few-shot
         methods, a referee that labels, and `UncertaintySampling` need one label for each text.
+    former : mapping of str to sequence of str, optional
+        Label -> its names before. An LLM that still answers with such a name means the label, if
+        one label alone has it.
 
     Raises
     ------
@@ -62,6 +65,7 @@ class LabelSet:
         none_label: str | None = None,
         *,
         multilabel: bool = False,
+        former: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         if not isinstance(multilabel, bool):
             raise InvalidInputError(f"multilabel is {multilabel!r}; give True or False")
@@ -105,6 +109,8 @@ class LabelSet:
             folded = fold_punctuation(folded)
             if folded:  # not ":)"
                 self._loose[folded] = -1 if folded in self._loose else i
+        self._former = {name: list(before) for name, before in (former or {}).items()}
+        self._strict = _renamed(self._former, self._index) | self._strict
 
     @property
     def tree(self) -> LabelTree | None:
@@ -122,14 +128,18 @@ class LabelSet:
 
     def record(self) -> dict[str, Any]:
         """Return what a store notes of the set: all but descriptions."""
-        facts = {"none_label": self.none_label, "multilabel": self.multilabel}
+        facts = {
+            "none_label": self.none_label,
+            "multilabel": self.multilabel,
+            "former": self._former,
+        }
         return {"labels": list(self.names)} | {name: of for name, of in facts.items() if of}
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> LabelSet:
         """Return the set of a `record`."""
-        several = record.get("multilabel", False)
-        return cls(record["labels"], record.get("none_label"), multilabel=several)
+        several, former = record.get("multilabel", False), record.get("former")
+        return cls(record["labels"], record.get("none_label"), multilabel=several, former=former)
 
     def index(self, name: str) -> int | None:
         """Return the position of a label, compared exactly, or None."""
@@ -391,6 +401,17 @@ def _parse_descriptions(labels: Mapping[str, object]) -> dict[str, str]:
         if description.strip():
             descriptions[name] = " ".join(description.split())
     return descriptions
+
+
+def _renamed(former: Mapping[str, Sequence[str]], index: Mapping[str, int]) -> dict[str, int]:
+    """Return the position of the label that had each former name; -1: several had it."""
+    places: dict[str, int] = {}
+    for name, before in former.items():
+        if name not in index:
+            raise InvalidInputError(f"former names {name!r}, which is not one of the labels")
+        for folded in {fold_case(one) for one in before}:
+            places[folded] = -1 if folded in places else index[name]
+    return places
 
 
 def _check_name(name: object, what: str) -> None:

@@ -27,6 +27,18 @@ def test_names_descriptions_and_positions():
     assert repr(LabelSet(list("abcdefg"))) == "LabelSet(['a', 'b', 'c', 'd', 'e', .. 2 more])"
 
 
+def test_a_former_name_means_the_label_unless_two_labels_had_it():
+    former = {"money back": ["refund", "login"], "late": ["delivery"], "lost": ["Delivery"]}
+    labels = LabelSet(["money back", "late", "lost", "login"], former=former)
+    said = ("refund", " Refund", "login", "delivery", "refunds", "late")
+    assert [labels.match(name) for name in said] == [0, 0, 3, None, None, 1]
+    again = LabelSet.of(labels.record())
+    assert [again.match(name) for name in said] == [0, 0, 3, None, None, 1]
+    assert "former" not in LabelSet(["a", "b"]).record()
+    with pytest.raises(InvalidInputError, match="former names 'c'"):
+        LabelSet(["a", "b"], former={"c": ["a"]})
+
+
 def test_none_label_joins_the_set():
     assert LabelSet(["spam"], none_label="none").names == ("spam", "none")
     assert LabelSet(["none", "spam"], none_label="none").names == ("none", "spam")

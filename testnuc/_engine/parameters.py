@@ -35,7 +35,7 @@ GROUPS = {
     **dict.fromkeys(("requests_per_minute", "tokens_per_minute", "max_concurrency"), "limits"),
     **dict.fromkeys(("rate_limit", "retry", "budget", "batches"), "limits"),
     **dict.fromkeys(("budget_usd", "budget_tokens", "budget_calls"), "limits"),
-    **dict.fromkeys(("none_label", "multilabel"), "labels"),
+    **dict.fromkeys(("none_label", "multilabel", "former"), "labels"),
     **dict.fromkeys(("ask", "stop", "most", "head", "head_trust"), "labeler"),
     "escalate": "referee",
 }
@@ -129,7 +129,11 @@ def _written(name: str) -> str:
 def _labels(values: Mapping[str, Any], labels: Any) -> LabelSet | None:
     """Return the set of the labels; None: unchanged."""
     plain = values.get("none_label") is None and values.get("multilabel", False) is False
-    return None if plain or isinstance(labels, LabelSet) else LabelSet(labels, **values)
+    return (
+        None
+        if (plain and not values.get("former")) or isinstance(labels, LabelSet)
+        else LabelSet(labels, **values)
+    )
 
 
 def _sampling(values: Mapping[str, Any], sampling: Any) -> Sampling:

@@ -243,9 +243,7 @@ async def opened_store(store: str) -> AsyncIterator[Any]:
 def client_of(options: Mapping[str, Any], **instead: Any) -> TestNUC:
     """Return a client of command-line options; arguments in `instead` win."""
     flat = {**options, **instead}
-    # the number of a stored run, and names of labels before, for judgments
-    for name in ("run", "former"):
-        flat.pop(name, None)
+    flat.pop("run", None)
     if flat["labels"] is None:
         raise InvalidInputError("there are no labels; give --labels, a file or a,b,c")
     given = client_arguments({**flat, "labels": read_labels(flat["labels"])})

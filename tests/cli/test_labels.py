@@ -110,3 +110,17 @@ def test_a_wrong_label_to_merge_gets_the_closest_ones():
     assert str(raised.value).count("topic") < 8
     with pytest.raises(InvalidInputError, match="closest to 'topic 7' are 'topic 7'"):
         _merges(["topic 7"], names)
+
+
+def test_an_answer_with_a_former_name_is_the_label():
+    Path("tickets.csv").write_text("text\n" + "\n".join(TEXTS[:30]))
+    labels = [{"label": "returns", "was": ["refund"]}, {"label": "delivery"}, {"label": "login"}]
+    Path("labels.json").write_text(json.dumps(labels))
+    with LoopbackLLM(lambda text: (true_label(text), 0.9)) as llm:
+        options = ["--labels", "labels.json", "--model", "openai/test", "--base-url", llm.base_url]
+        _, err = ran("classify", "tickets.csv", *options, "-o", "out.csv")
+    assert "30 labeled" in err
+    given = [row["nuc_own_label"] for row in rows_of("out.csv")]
+    assert given == [true_label(text).replace("refund", "returns") for text in TEXTS[:30]]
+    # a later command knows them
+    assert run_here("diagnose", "out.csv")[0] == 0
