@@ -456,9 +456,12 @@ class Learned(Brief):
                 "show that it is better than the LLM."
             )
         if self.decides == "settings":
+            drawn = self.rows[self.draws.drawn]
+            n = int(self._differs[drawn[drawn < len(self._differs)]].sum())
+            why = f": strategies differ on {n:,} of the judged texts, and too few show a gain"
             lines.append(
-                "No strategy is proved to be better than the labels as they are: they stay, "
-                "but for the judged texts."
+                "Nothing was applied: labels stay as they are, but for the judged texts. No other "
+                f"strategy is proved to be better{why if len(self.differs) else ''}."
             )
         else:
             value, low, high = (100 * x for x in (self.gain.value, self.gain.low, self.gain.high))
