@@ -26,6 +26,7 @@ from testnuc._engine.run import Run
 from testnuc._engine.shortlist import compare_with_full_labels, coverage_of
 from testnuc._engine.votes import note_of_kept
 from testnuc._version import __version__
+from testnuc.embedders.sentence_transformers import version_of
 from testnuc.errors import EmbeddingError, InvalidInputError, SmallPoolWarning
 from testnuc.progress import Observer, start_progress
 from testnuc.prompts.writing import user_prompt
@@ -332,7 +333,8 @@ def _plainly(made: object) -> str:
 
 
 def _neighbors(parts: Components, results: Results) -> Iterator[str]:
-    yield f"- Embedder: `{parts.embedding.name}`"
+    name = parts.embedding.name
+    yield f"- Embedder: `{name}`, {version_of(name) or 'its version is not known'}"
     yield f"- Vote: {_plainly(parts.policy)}, at most {parts.pipeline.settings.k} neighbors"
     if results.diagnosis is not None:
         yield f"- {results.diagnosis.sentence()}"

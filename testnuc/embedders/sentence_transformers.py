@@ -9,8 +9,11 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
+from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
@@ -34,6 +37,20 @@ _OPTIONS = ("dtype", "file_name")
 _TOKENS = 1_024
 #: Texts that are tokenized at a time to count the long ones.
 _CHUNK = 1_000
+
+
+def version_of(name: str) -> str:
+    """Return the version of a named model, or its revision in the cache here; "": unknown."""
+    model = name.partition("@")[0]
+    # ValueError: the name is not one of a model hub
+    with suppress(ImportError, ValueError):
+        if model == WHEEL_MODEL:
+            return f"version {version(model)}"
+        from huggingface_hub import try_to_load_from_cache
+
+        if isinstance(file := try_to_load_from_cache(model, "config.json"), str):
+            return f"revision {Path(file).parent.name}"
+    return ""
 
 
 class SentenceTransformersEmbedder:
@@ -218,11 +235,11 @@ class SentenceTransformersEmbedder:
             "(on Linux without a GPU, first a CPU build of torch), or pass your own embedder"
         ):
             from sentence_transformers import SentenceTransformer
-        version = getattr(sys.modules["sentence_transformers"], "__version__", "0")
-        if int(version.partition(".")[0]) < _OLDEST:
+        installed = getattr(sys.modules["sentence_transformers"], "__version__", "0")
+        if int(installed.partition(".")[0]) < _OLDEST:
             raise MissingDependencyError(
                 f"the embedder {self.name!r} needs sentence-transformers {_OLDEST} or later, and "
-                f"{version} is installed, which runs code that comes with a model: "
+                f"{installed} is installed, which runs code that comes with a model: "
                 "pip install -U 'testnuc[local]'"
             )
         where = self._model_name

@@ -48,6 +48,7 @@ def test_a_page_says_how_labels_were_made(labeled):
         "the provider reported `",
         "- Model: `openai/test`, asked at 127.0.0.1:",
         "- Method: standard prompting\n",
+        "its version is not known\n",
         "reasoning effort least, no seed was sent\n",
         "- Vote: vote policy weight auto, at most",
         "What gave the labels: ",

