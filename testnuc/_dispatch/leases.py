@@ -68,7 +68,7 @@ class Leases:
 
     async def claim(self, keys: Sequence[bytes]) -> set[bytes]:
         """Try to lease keys; returns those that were leased. The others are awaited."""
-        mine = await self._lease(keys)
+        mine = await self.take(keys)
         # a key that this process already holds, for another run, is not awaited
         self._awaited.update((key, None) for key in keys if key not in self._held)
         if self._awaited and self._poller is None:
@@ -135,8 +135,11 @@ class Leases:
             if task is not None:
                 task.cancel()
 
-    async def _lease(self, keys: Sequence[bytes]) -> set[bytes]:
-        """Lease keys, and hold those that were granted."""
+    async def take(self, keys: Sequence[bytes]) -> set[bytes]:
+        """Lease keys, and hold those that were granted; the others are not awaited."""
+        if self._releases:
+            # a key that this process is giving back is not free yet
+            await asyncio.wait(self._releases)
         # before the call: the store's clock starts no earlier
         until = _now() + self.seconds
         got = await self.store.lease(keys, self.seconds)
@@ -205,7 +208,7 @@ class Leases:
             left = [key for key in part if key in self._awaited]
             if not left:
                 continue
-            mine = await self._lease(left)
+            mine = await self.take(left)
             if mine:
                 found = True
                 self.granted([key for key in left if key in mine])

@@ -62,8 +62,8 @@ class Scheduler:
     each prediction; `meter` counts store hits and joined requests. At most `workers` calls of
     `answer` run at a time, more while calls back off, with at most `per_call` asks each; if
     `mixed`, with several about one text, and some with examples. `close` waits `drain` seconds for
-    calls in flight. Leases last `lease_factor` times as long as the store's default. `joins` is a
-    faster lane: a key in flight there is not sent here; it never waits for this lane.
+    calls in flight. `joins` is a faster lane: a key in flight there is not sent here; it never
+    waits for this lane, which holds no leases of what is queued: `answer` calls `lease`.
     """
 
     def __init__(
@@ -76,7 +76,6 @@ class Scheduler:
         workers: int,
         per_call: int = 1,
         drain: float = 5.0,
-        lease_factor: float = 1.0,
         mixed: bool = False,
         joins: Scheduler | None = None,
     ) -> None:
@@ -118,7 +117,7 @@ class Scheduler:
                 granted=self._grant,
                 answered=self._answered_elsewhere,
                 failed=self._fail,
-                seconds=lease_factor * getattr(store, "lease_seconds", LEASE_SECONDS),
+                seconds=getattr(store, "lease_seconds", LEASE_SECONDS),
             )
 
     async def run(self, asks: Asks) -> AsyncGenerator[tuple[Ask, Outcome], None]:
@@ -243,11 +242,8 @@ class Scheduler:
             else:
                 self._meter.coalesced += 1
                 request.waiters.append((run, ask))
-        if self.slower is not None and self._leases is not None:
-            # other processes cannot lease what this client's slower lane has, maybe for hours
-            leased = self.slower.hand_over(new)
-            self._enqueue([request for request in new if request.ask.key in leased])
-            new = [request for request in new if request.ask.key not in leased]
+        if self.slower is not None:
+            self.slower.hand_over(new)
         await self._admit(new)
         self._settle_suspects()
 
@@ -312,7 +308,8 @@ class Scheduler:
         """Queue the leased keys that a run still waits for; release the others."""
         assert self._leases is not None
         requests = {} if self.closed else self._requests
-        self._leases.done([key for key in keys if key not in requests], stored=False)
+        unheld = [key for key in keys if key not in requests or self._joins is not None]
+        self._leases.done(unheld, stored=False)
         self._enqueue([requests[key] for key in keys if key in requests])
 
     def _answered_elsewhere(self, key: bytes, prediction: Prediction) -> None:
@@ -333,6 +330,15 @@ class Scheduler:
             if (request := self._requests.get(key)) is not None and not request.sent
         ]
         self._settle(requests, [error] * len(requests))
+
+    async def lease(self, keys: Sequence[bytes]) -> set[bytes]:
+        """Lease keys that are about to be sent.
+
+        Returns those that no other process, and no faster lane, has answered or is asking.
+        """
+        faster = {} if self._joins is None else self._joins.in_flight.requests
+        free = [key for key in keys if key not in faster]
+        return set(free) if self._leases is None else await self._leases.take(free)
 
     def release(self, keys: Iterable[bytes]) -> None:
         """Release the leases of keys in flight, so that other processes can lease them."""
@@ -597,22 +603,15 @@ class Scheduler:
         self._claims.add(task)
         task.add_done_callback(self._claims.discard)
 
-    def hand_over(self, requests: Iterable[InFlightRequest]) -> set[bytes]:
-        """Return the keys of requests that this lane has leased, for a faster lane to send.
-
-        What this lane still wants to lease becomes part of the faster lane's requests: another
-        process may be asking for it, so that only the faster lane should wait for a lease.
-        """
-        assert self._leases is not None
-        leased: set[bytes] = set()
+    def hand_over(self, requests: Iterable[InFlightRequest]) -> None:
+        """Make what this lane has not sent part of a faster lane's requests."""
         for request in requests:
-            key = request.ask.key
-            if self._leases.holds(key):
-                leased.add(key)
-            elif key in self._requests and not self._requests[key].sent:
-                request.waiters += self._requests.pop(key).waiters
-                self._leases.done([key], stored=False)
-        return leased
+            mine = self._requests.get(request.ask.key)
+            if mine is not None and not mine.sent:
+                request.waiters += mine.waiters
+                # it may be queued
+                mine.waiters = []
+                self._hand_back(mine)
 
     async def close(self) -> None:
         """Wait up to `drain` seconds for calls in flight, then stop the workers."""

@@ -49,7 +49,7 @@ class MistralBatches(OpenAIBatches):
         status, files = string(found.get("status")), found.get("input_files")
         record = {
             "id": found["id"],
-            "status": _STATUSES.get(status, status),
+            "status": _STATUSES.get(status.upper(), status),
             "request_counts": {
                 "total": found.get("total_requests"),
                 "completed": found.get("succeeded_requests"),

@@ -28,7 +28,6 @@ _log = logging.getLogger("testnuc.batch")
 
 #: Seconds to wait on close for batches that are being created.
 _DRAIN = 5.0
-_LEASE_FACTOR = 10.0
 #: Most asks collected for a batch: in-flight asks are held in memory.
 _MOST_ASKS = 100_000
 #: Part of the provider's limit of bytes that is used: sizes are measured before the final encoding,
@@ -64,7 +63,11 @@ def has_batches(provider: object) -> bool:
 
 
 class _TakenError(Exception):
-    """Another process was first to send some of the texts of a batch."""
+    """Another process, or the live lane, was first to ask for some of the texts of a batch."""
+
+    def __init__(self, keys: set[bytes]) -> None:
+        super().__init__()
+        self.keys = keys
 
 
 def _keys(batch: StoredBatch) -> set[bytes]:
@@ -134,8 +137,6 @@ class BatchLane:
             per_call=min(self._most * per_call, _MOST_ASKS),
             # batches outlive the client: do not wait for them
             drain=0.0,
-            # many asks wait: renew their leases rarely
-            lease_factor=_LEASE_FACTOR,
             mixed=True,
             joins=live,
         )
@@ -178,8 +179,10 @@ class BatchLane:
                 break
             left = [ask for ask in left if ask.key not in outcomes]
             outcomes.update(await self._round(left, rounds.alone))
+            # others ask for them; their answers will be stored
+            taken = any(ask.key not in outcomes for ask in left)
             left = rounds.again(left, outcomes)
-            if left and rounds.queue_full_rounds > 1:
+            if left and (taken or rounds.queue_full_rounds > 1):
                 pause = self._policy.first_poll * GROWTH**rounds.queue_full_rounds
                 await asyncio.sleep(min(pause, self._policy.longest_poll))
         if self._policy.rest == "live":
@@ -317,21 +320,22 @@ class BatchLane:
                 load.pico_usd, tokens, len(load.packs), batch=True
             )
         except BudgetExceededError as error:
-            return await self._in_halves(load, error)
+            if len(load.packs) == 1:
+                return {ask.key: error for ask in load.packs[0]}
+            half = len(load.packs) // 2
+            return await self._in_parts(load.packs[:half], load.packs[half:])
         await self._queue.acquire(load.input_tokens)
         try:
             return await self._created_and_followed(load, reservation)
-        except _TakenError:
-            return {}
+        except _TakenError as error:
+            left = [tuple(a for a in pack if a.key not in error.keys) for pack in load.packs]
         finally:
             self._queue.release(load.input_tokens)
+        return await self._in_parts(filter(None, left))
 
-    async def _in_halves(self, load: PendingBatch, error: BudgetExceededError) -> Outcomes:
-        if len(load.packs) == 1:
-            return {ask.key: error for ask in load.packs[0]}
+    async def _in_parts(self, *parts: Iterable[Pack]) -> Outcomes:
         outcomes: Outcomes = {}
-        half = len(load.packs) // 2
-        for part in (load.packs[:half], load.packs[half:]):
+        for part in parts:
             async for smaller in self._loads(part, self._queue.limit):
                 outcomes.update(await self._run_batch(smaller))
         return outcomes
@@ -381,12 +385,18 @@ class BatchLane:
         # one at a time: the requests may take hundreds of megabytes
         async with self._writing:
             batch = replace(batch, created=time.time())
-            await self._lifecycle.intend(batch)
-            if await self._is_taken(batch):
-                await self._store.end_batch(batch.id, "never created", Usage())
-                raise _TakenError
-            # other batch lanes see the intent; live lanes must not wait for hours
-            self.scheduler.release([ask.key for pack in load.packs for ask in pack])
+            keys = [ask.key for pack in load.packs for ask in pack]
+            try:
+                taken = set(keys) - await self.scheduler.lease(keys)
+                if not taken:
+                    await self._lifecycle.intend(batch)
+                    if taken := await self._taken(batch):
+                        await self._store.end_batch(batch.id, "never created", Usage())
+            finally:
+                # other batch lanes see the intent; live lanes must not wait for hours
+                self.scheduler.release(keys)
+            if taken:
+                raise _TakenError(taken)
             lines = await self._lines(load)
             creating = asyncio.create_task(
                 self._lifecycle.create(batch, lines, lambda: self._queue.used > load.input_tokens)
@@ -397,21 +407,21 @@ class BatchLane:
             # do not cancel between the creation and storing its id
             return await asyncio.shield(creating)
 
-    async def _is_taken(self, batch: StoredBatch) -> bool:
-        """Whether another process sends some texts of a batch, or has, since this one looked.
+    async def _taken(self, batch: StoredBatch) -> set[bytes]:
+        """Return the texts of a batch that another process sends, or has, since this one looked.
 
         Of two that are meant to be created at the same time, the later one is not.
         """
         keys, mine = _keys(batch), asyncio.current_task()
-        if any(self._pending_keys.get(key) is not mine for key in keys):
-            return True
+        taken = {key for key in keys if self._pending_keys.get(key) is not mine}
         for other in await self._store.batches(batch.scope):
             if other.id == batch.id:
                 break
-            if other.id not in self._known and not keys.isdisjoint(_keys(other)):
-                return True
-        stored = await self._store.get_predictions(list(keys))
-        return any(prediction is not None for prediction in stored)
+            if other.id not in self._known:
+                taken |= keys & _keys(other)
+        left = list(keys - taken)
+        stored = await self._store.get_predictions(left)
+        return taken.union(key for key, hit in zip(left, stored, strict=True) if hit is not None)
 
     def _count(
         self,

@@ -339,6 +339,31 @@ async def test_a_live_run_does_not_wait_for_a_lease_of_its_batch_lane(bench):
     await slower.scheduler.close()
 
 
+async def test_a_batch_lane_has_leases_only_of_what_it_is_about_to_send(bench):
+    slower = Bench(workers=1, joins=bench)
+    slower.gate.clear()
+    batch, _ = slower.start("w", "x", "y", "z")
+    await settled()
+    assert (slower.asked, bench.store.mine) == (["w"], {})
+    # what is queued is left to a live run, and what that asks is not sent
+    bench.gate.clear()
+    live, outcomes = bench.start("w", "x")
+    await settled()
+    assert set(bench.store.mine) == {key("w"), key("x")}
+    assert await slower.scheduler.lease([key("w"), key("y")]) == {key("y")}
+    bench.store.others = {key("z")}
+    assert await slower.scheduler.lease([key("z")]) == set()
+    # given back, and leased again at once
+    slower.scheduler.release([key("y")])
+    assert await slower.scheduler.lease([key("y")]) == {key("y")}
+    bench.gate.set()
+    slower.gate.set()
+    await asyncio.gather(live, batch)
+    assert (bench.asked, slower.asked) == (["w", "x"], ["w", "y", "z"])
+    assert outcomes == {"w": LABEL, "x": LABEL}
+    await slower.scheduler.close()
+
+
 async def test_closing_ends_the_waiting_and_gives_leases_back():
     bench = Bench(workers=1)
     bench.gate.clear()

@@ -56,3 +56,10 @@ async def test_the_store_says_which_batch_api_has_a_batch(kind, client_of, monke
         assert (remote.status, remote.done) == ("completed", 20)
         # uploaded texts are deleted
         assert llm.batch_server.files == {}
+
+
+@pytest.mark.parametrize("status", ["SUCCESS", "success", "Success"])
+def test_statuses_of_mistral_count_in_any_case(status):
+    provider = OpenAI("any", base_url="https://api.mistral.ai/v1", api_key="k")
+    remote = MistralBatches(provider, None)._remote({"id": "job", "status": status}, None)
+    assert (remote.status, remote.ended) == ("completed", True)

@@ -12,9 +12,10 @@ import pytest
 import testnuc
 from bench._batch_api import Batches, BatchLLM, model_at
 from testnuc import BatchPolicy, Budget, Limits, Sampling, SelfConsistency, TestNUC, TopKICLP
+from testnuc._base.checks import hash_text
 from testnuc.batch.apis import AnthropicBatches, OpenAIBatches
 from testnuc.batch.compatible import MistralBatches
-from testnuc.batch.manifest import RequestedPrediction, pack
+from testnuc.batch.manifest import RequestedPrediction, pack, unpack
 from testnuc.errors import (
     AuthenticationError,
     BadRequestError,
@@ -608,6 +609,100 @@ async def test_what_another_process_has_stored_meanwhile_is_not_sent(model, lane
             results = await run
             assert not results.errors
             assert (llm.batches, llm.calls, nuc.usage.calls) == (1, 60, 0)
+
+
+class Leasing(MemoryStore):
+    """The handle of a process on a store with leases."""
+
+    def __init__(self, shared=None):
+        super().__init__()
+        self.leases = {}
+        if shared is not None:
+            vars(self).update(vars(shared))
+
+    async def lease(self, keys, seconds):
+        del seconds
+        free = [key not in self.leases and key not in self._rows for key in keys]
+        self.leases.update((key, self) for key, f in zip(keys, free, strict=True) if f)
+        return free
+
+    async def renew(self, keys, seconds):
+        del seconds
+        return [self.leases.get(key) is self for key in keys]
+
+    async def release(self, keys):
+        # other tasks run before it is done
+        await asyncio.sleep(0)
+        for key in keys:
+            if self.leases.get(key) is self:
+                del self.leases[key]
+
+    async def put_predictions(self, rows):
+        for row in rows:
+            self.leases.pop(row.key, None)
+        return await super().put_predictions(rows)
+
+
+@pytest.mark.parametrize(
+    "policy", [{"in_flight": 1}, {"max_enqueued_tokens": 1}], ids=["jobs", "tokens"]
+)
+async def test_a_live_run_elsewhere_asks_what_waits_to_be_sent_in_a_batch(lane, policy):
+    texts, store = messages(60), Leasing()
+    async with (
+        BatchLLM(confident, batches=Batches(polls=10**9)) as llm,
+        lane(llm, store=store, policy={"max_requests": 20, **policy}) as ours,
+        lane(llm, store=Leasing(store)) as theirs,
+    ):
+        run = asyncio.create_task(ours.classify_many(texts, lane="batch"))
+        await noted(store)
+        (first,) = await store.batches()
+        async with asyncio.timeout(30):
+            live = await theirs.classify_many(texts[15:45])
+        assert (live.errors, live.usage.calls, llm.batches) == ([], 30, 1)
+        llm.batch_server.options = replace(llm.batch_server.options, polls=1)
+        results = await run
+        assert not results.errors
+        # those of the first batch are asked in both lanes, as a live run waits for no batch
+        sent = {wanted.text_hash for item in unpack(first.items) for wanted in item}
+        both = sent.intersection(map(hash_text, texts[15:45]))
+        assert (llm.calls, ours.usage.calls) == (60 + len(both), 30 + len(both))
+        assert store.leases == {}
+
+
+@pytest.mark.parametrize("stored", [True, False])
+async def test_what_others_ask_when_a_batch_is_sent_is_not_in_it(lane, stored):
+    texts, full = messages(40), Recording()
+
+    class Contested(Leasing):
+        """Another process leases ten keys when the batch is sent, and has them for a while."""
+
+        calls = 0
+
+        async def lease(self, keys, seconds):
+            self.calls += 1
+            if self.calls == 2:
+                self.leases.update((row.key, "another") for row in full.put[10:20])
+            if self.calls == 5:
+                if stored:
+                    await super().put_predictions(full.put[10:20])
+                for row in full.put[10:20]:
+                    self.leases.pop(row.key, None)
+            return await super().lease(keys, seconds)
+
+    store = Contested()
+    async with BatchLLM(confident) as llm:
+        packed = Sampling(texts_per_call=4)
+        async with lane(llm, store=full, sampling=packed) as nuc:
+            await nuc.classify_many(texts, lane="batch")
+        llm.reset()
+        async with lane(llm, store=store, sampling=packed) as nuc:
+            results = await nuc.classify_many(texts, lane="batch")
+        assert not results.errors
+        assert [r.prediction.label for r in results] == [gold(text) for text in texts]
+        # thirty texts in one batch, each pack without what others ask, and the rest in another
+        assert (llm.batches, llm.texts) == ((1, 30) if stored else (2, 40))
+        assert store.leases == {}
+        assert {b.outcome for b in await store.batches(ended=True)} == {"completed"}
 
 
 async def test_a_batch_that_was_taken_away_while_it_was_created_is_sent_anew(model, lane):
