@@ -244,7 +244,9 @@ class Scheduler:
                 request.waiters.append((run, ask))
         if self.slower is not None:
             self.slower.hand_over(new)
-        await self._admit(new)
+        if (claim := self._admit(new)) is not None:
+            # shielded from the run's cancellation: other runs may have joined its requests
+            await asyncio.shield(claim)
         self._settle_suspects()
 
     async def _stored(self, keys: list[bytes]) -> list[Prediction | None]:
@@ -269,16 +271,15 @@ class Scheduler:
             for key, hit in zip(keys, stored, strict=True)
         ]
 
-    async def _admit(self, new: Bundle) -> None:
-        """Queue new requests; with leases, those that are leased now."""
-        if self._leases is None:
+    def _admit(self, new: Bundle) -> asyncio.Task[None] | None:
+        """Queue new requests; with leases, a task queues those that are leased now."""
+        if self._leases is None or not new:
             self._enqueue(new)
-        elif new:
-            # shielded from the run's cancellation: other runs may have joined its requests
-            task = asyncio.create_task(self._lease(self._leases, new), name="testnuc-claim")
-            self._claims.add(task)
-            task.add_done_callback(self._claims.discard)
-            await asyncio.shield(task)
+            return None
+        task = asyncio.create_task(self._lease(self._leases, new), name="testnuc-claim")
+        self._claims.add(task)
+        task.add_done_callback(self._claims.discard)
+        return task
 
     def _request(self, key: bytes) -> InFlightRequest | None:
         """Return the request in flight for a key, in this lane or one that it joins."""
@@ -332,10 +333,7 @@ class Scheduler:
         self._settle(requests, [error] * len(requests))
 
     async def lease(self, keys: Sequence[bytes]) -> set[bytes]:
-        """Lease keys that are about to be sent.
-
-        Returns those that no other process, and no faster lane, has answered or is asking.
-        """
+        """Lease keys that are about to be sent; returns those that nobody else asks or asked."""
         faster = {} if self._joins is None else self._joins.in_flight.requests
         free = [key for key in keys if key not in faster]
         return set(free) if self._leases is None else await self._leases.take(free)
@@ -599,9 +597,7 @@ class Scheduler:
             request.waiters += waiters
             return
         self._requests[ask.key] = request = InFlightRequest(ask, list(waiters))
-        task = asyncio.create_task(self._admit([request]), name="testnuc-claim")
-        self._claims.add(task)
-        task.add_done_callback(self._claims.discard)
+        self._admit([request])
 
     def hand_over(self, requests: Iterable[InFlightRequest]) -> None:
         """Make what this lane has not sent part of a faster lane's requests."""

@@ -63,11 +63,7 @@ def has_batches(provider: object) -> bool:
 
 
 class _TakenError(Exception):
-    """Another process, or the live lane, was first to ask for some of the texts of a batch."""
-
-    def __init__(self, keys: set[bytes]) -> None:
-        super().__init__()
-        self.keys = keys
+    """Another process, or the live lane, was first to ask for these keys of a batch."""
 
 
 def _keys(batch: StoredBatch) -> set[bytes]:
@@ -207,7 +203,7 @@ class BatchLane:
         tasks = {self._pending_keys[a.key]: None for a in asks if a.key in self._pending_keys}
         others = [ask for ask in asks if ask.key not in self._pending_keys]
         requests = packs(others, self._per_call, frozenset(alone))
-        async for load in self._loads(requests, self._queue.limit):
+        async for load in self._loads(requests):
             await self._slots.acquire()
             keys = [ask.key for pack in load.packs for ask in pack]
             if not self._pending_keys.keys().isdisjoint(keys):
@@ -251,15 +247,13 @@ class BatchLane:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.warning("a batch stays open for the next run: %s", error)
 
-    async def _loads(
-        self, requests: Iterable[Pack], most_tokens: int | None
-    ) -> AsyncIterator[PendingBatch]:
+    async def _loads(self, requests: Iterable[Pack]) -> AsyncIterator[PendingBatch]:
         """Yield batches as full as the limits allow; a larger request gets its own batch.
 
         Each request is encoded twice, for its size and for the upload: all pending requests
         together may not fit into memory.
         """
-        most_bytes = int(_FULL * self._api.max_bytes)
+        most_bytes, most_tokens = int(_FULL * self._api.max_bytes), self._queue.limit
         load = PendingBatch()
         for done, asks in enumerate(requests, 1):
             part = self._predictor.part(asks)
@@ -328,7 +322,8 @@ class BatchLane:
         try:
             return await self._created_and_followed(load, reservation)
         except _TakenError as error:
-            left = [tuple(a for a in pack if a.key not in error.keys) for pack in load.packs]
+            (taken,) = error.args
+            left = [tuple(ask for ask in pack if ask.key not in taken) for pack in load.packs]
         finally:
             self._queue.release(load.input_tokens)
         return await self._in_parts(filter(None, left))
@@ -336,7 +331,7 @@ class BatchLane:
     async def _in_parts(self, *parts: Iterable[Pack]) -> Outcomes:
         outcomes: Outcomes = {}
         for part in parts:
-            async for smaller in self._loads(part, self._queue.limit):
+            async for smaller in self._loads(part):
                 outcomes.update(await self._run_batch(smaller))
         return outcomes
 
