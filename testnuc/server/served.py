@@ -336,9 +336,11 @@ class TrafficSample:
             for place, week in sorted(waiting.items()):
                 new = replace(week, texts=0, given={}, sample=[])
                 try:
+                    # first: what fails after the week is stored would be stored again
+                    summary = await summary_of(self._store, week)
                     stored = await changed(self._store, new, methodcaller("merge", week))
                     if week.labels == self._facts[0]:
-                        self.latest, self.summary = stored, await summary_of(self._store, week)
+                        self.latest, self.summary = stored, summary
                 except StoreError as exc:
                     _log.warning("texts for an audit are not stored yet: %s", exc)
                     self._waiting.setdefault(place, new).merge(week)

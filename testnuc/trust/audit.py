@@ -156,9 +156,9 @@ class AuditWeek(Brief):
             if not (
                 all(map(hash_text, (week.week, *(one.text for one in sample))))
                 and all(label is None or hash_text(label) for label in labels)
-                and all(type(number) is int and number >= 0 for number in numbers)
+                and all(type(number) is int and 0 <= number < 2**53 for number in numbers)
                 and all(map(is_chance, chances))
-                and len(sample) <= week.size
+                and len(sample) <= week.size > 0
             ):
                 raise ValueError(numbers)  # noqa: TRY301
         except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as exc:

@@ -136,6 +136,24 @@ async def test_what_a_store_does_not_take_waits(tmp_path, caplog):
     assert (week.texts, {one.text for one in week.sample}) == (2, {"a", "b"})
 
 
+async def test_a_damaged_summary_counts_no_text_twice(tmp_path, caplog):
+    path = tmp_path / "labels.db"
+    async with opened(store=path) as nuc:
+        sample, store = TrafficSample(nuc, 10), nuc._parts.store
+        sample.note(result("a"))
+        await sample.flush()
+        summary = sample.latest.key("")
+        assert await store.swap_learned(summary, None, b"[]]")
+        sample.note(result("b"))
+        for _ in range(5):
+            await sample.flush()
+        assert "the summary of an audit is damaged" in caplog.text
+        assert await store.swap_learned(summary, b"[]]", b"{}")
+        await sample.flush()
+    (week,) = await weeks_in(path)
+    assert (week.texts, week.given, len(week.sample)) == (2, {"refund": 2}, 2)
+
+
 async def test_metrics_say_what_is_set_aside_and_what_the_last_audit_found(tmp_path):
     path = tmp_path / "labels.db"
     async with served(opened(store=path), audit=5) as (service, session):

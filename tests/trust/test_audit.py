@@ -105,6 +105,16 @@ def test_a_damaged_week_is_an_error(change):
         AuditWeek.of(change(data))
 
 
+@pytest.mark.parametrize(
+    ("was", "now"),
+    # no text can be set aside, and one more text could not be written
+    [(b'"size":3', b'"size":0'), (b'"texts":0', b'"texts":18446744073709551615')],
+)
+def test_a_week_that_cannot_go_on_is_an_error(was, now):
+    with pytest.raises(StoreError, match="damaged"):
+        AuditWeek.of(week().to_bytes().replace(was, now))
+
+
 def test_each_text_is_judged_once_with_the_labels_that_were_given():
     made, other = week(size=9), week("2026-W08", size=9)
     made.sample = [text(0.1), text(0.1), text(0.2, answer="refund", look=1), text(0.3, None)]
