@@ -396,6 +396,9 @@ def audit(
     review: str = writes("audit.json", help="The file of the texts to judge."),
     by_hand: bool = once(False, "--answer", help="Judge the texts in the terminal."),
     open_page: bool | None = _OPEN,
+    label_set: str | None = once(
+        None, "--labels", help="Of several label sets in the store: this, a file or a,b."
+    ),
     since: str | None = once(
         None, help="Look for changes from this week on, such as 2026-W07; later runs do, too."
     ),

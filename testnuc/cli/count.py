@@ -18,11 +18,13 @@ import orjson
 import typer
 
 from testnuc._base.checks import hash_text
+from testnuc._base.display import one_line
 from testnuc._base.jsonl import write_whole
 from testnuc._base.loop_thread import run_to_end
 from testnuc.cli.answered_texts import labeled, opened, texts_for
 from testnuc.cli.answering import judge
 from testnuc.cli.files import require_kind, require_new, require_store
+from testnuc.cli.label_files import read_labels
 from testnuc.cli.options_of_run import command, next_command, opened_store
 from testnuc.cli.reading import Table, require_column, to_stderr
 from testnuc.errors import InvalidInputError
@@ -175,6 +177,8 @@ def write_counts(counts: Counts, output: str) -> None:
 
 #: Seconds after which a week that is over does not get more texts.
 _LATE = 3_600.0
+#: Characters of the labels of a set that are shown.
+_LINE = 80
 #: Exit code of an alarm.
 _ALARM = 3
 
@@ -187,14 +191,16 @@ def audit(given: SimpleNamespace) -> None:
     require_new(given.output, ".csv", ".json", overwrite=given.overwrite)
     if given.since is not None and not re.fullmatch(r"\d{4}-W\d\d", given.since):
         raise InvalidInputError(f"--since is {given.since!r}; give a week such as 2026-W07")
-    weeks, running = run_to_end(_read(store))
+    weeks, running = run_to_end(_read(store, given.label_set))
     if weeks:
         weeks = run_to_end(_answered(store, weeks, _answers(path, weeks[-1])))
         open_ = review_of(weeks)
         if len(open_):
             open_.save(path)
             to_stderr(f"{len(open_):,} texts to judge, written to {path}")
-            if judge(open_, path, given, command("audit", given.place, {})) and open_.judged:
+            chosen = {} if given.label_set is None else {"labels": given.label_set}
+            again = command("audit", given.place, chosen)
+            if judge(open_, path, given, again) and open_.judged:
                 weeks = run_to_end(_answered(store, weeks, _answers(path, weeks[-1])))
     if running is not None:
         to_stderr(
@@ -211,8 +217,8 @@ def audit(given: SimpleNamespace) -> None:
         raise typer.Exit(_ALARM)
 
 
-async def _read(store: str) -> tuple[list[AuditWeek], AuditWeek | None]:
-    """Return the weeks of the latest labels that are over, and the one that is not."""
+async def _read(store: str, chosen: str | None) -> tuple[list[AuditWeek], AuditWeek | None]:
+    """Return the weeks that are over, and the one that is not, of the chosen or latest labels."""
     async with opened_store(store) as opened:
         every = [AuditWeek.of(data) for _, data in await opened.learned() if is_audit(data)]
     every.sort(key=lambda week: week.week)
@@ -220,10 +226,23 @@ async def _read(store: str) -> tuple[list[AuditWeek], AuditWeek | None]:
         raise InvalidInputError(
             "the store has no texts set aside; run `testnuc serve` with it and --audit 20/week"
         )
-    known = [week for week in every if week.key("") == every[-1].key("")]
-    if len(known) < len(every):
-        shown = ", ".join(known[0].labels[:6])
-        to_stderr(f"note: the store has texts of several label sets; the latest is {shown}")
+    last, sets = every[-1], {w.key(""): one_line(", ".join(w.labels), _LINE) for w in every}
+    if chosen is not None:
+        names = [*read_labels(chosen)]
+        # a label that means none is the last one
+        fitting = [w for w in every if names == [*w.labels]] or [
+            w for w in every if names == [*w.labels[:-1]]
+        ]
+        if not fitting:
+            raise InvalidInputError(
+                f"--labels {chosen}: no texts of these are set aside, but of "
+                f"{'; '.join(sets.values())}"
+            )
+        last = fitting[-1]
+    elif len(sets) > 1:
+        shown = sets[last.key("")]
+        to_stderr(f"note: of several label sets, the latest is {shown}; for another: --labels")
+    known = [week for week in every if week.key("") == last.key("")]
     over = week_of(time.time() - _LATE)
     return [w for w in known if w.week < over], next((w for w in known if w.week >= over), None)
 

@@ -124,12 +124,22 @@ def test_a_store_without_texts_says_how_to_get_them():
     assert "--audit 20/week" in err
 
 
-def test_the_latest_label_set_is_shown():
+def test_the_latest_label_set_is_shown_or_the_chosen_one():
     store = fill("labels.db", 3, labels=("a", "b"))
+    fill(store, 2, labels=("a", "b", "none"))
     fill(store, 2)
     _, out, err = run_here("audit", store, "--no-open")
-    assert f"texts of several label sets; the latest is {', '.join(LABELS)}" in err
+    assert f"the latest is {', '.join(LABELS)}; for another: --labels" in err
     assert LABELS[0] in out.splitlines()[0]
+    chosen = ["--labels", "a,b", "--review", "ab.json"]
+    code, out, err = run_here("audit", store, "--no-open", *chosen)
+    assert (code, "several label sets" in err) == (0, False)
+    assert "40 texts to judge, written to ab.json" in err
+    assert f"testnuc audit {store} --labels a,b" in Path("ab.html").read_text()
+    code, _, err = run_here("audit", store, "--no-open", "--labels", "a,c")
+    assert code == 2
+    assert "no texts of these are set aside, but of " in err
+    assert "a, b; " in err
 
 
 def test_the_rate_is_texts_a_week():
