@@ -259,5 +259,5 @@ class SmallPoolWarning(UserWarning):
         super().__init__(f"{problem}; {remedy}" if remedy else problem)
         #: The message without the remedy.
         self.problem = problem
-        #: The remedy in options of the command line.
-        self.options = options
+        #: The message with the remedy in options of the command line.
+        self.with_options = f"{problem}; {options}" if options else problem

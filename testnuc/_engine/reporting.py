@@ -39,6 +39,8 @@ from testnuc.types import error_text
 
 _log = logging.getLogger("testnuc.client")
 
+#: How to draw texts to be judged, in Python and on the command line.
+_JUDGING = "`await nuc.review(50)`, or `testnuc review`"
 #: `stacklevel` of warnings: the code that called the client.
 _CALLER = 4
 
@@ -96,7 +98,7 @@ def summarize(parts: Components, results: Results, distinct_texts: int) -> None:
         results.seconds,
     )
     if results.learned is None and results.diagnosis is not None:
-        _log.info("%s", results.diagnosis.sentence())
+        _log.info("%s", results.diagnosis.sentence(_JUDGING))
     telemetry = parts.telemetry
     if telemetry is not None:
         telemetry.texts("labeled", len(results) - unlabeled)
@@ -337,7 +339,7 @@ def _neighbors(parts: Components, results: Results) -> Iterator[str]:
     yield f"- Embedder: `{name}`, {version_of(name) or 'its version is not known'}"
     yield f"- Vote: {_plainly(parts.policy)}, at most {parts.pipeline.settings.k} neighbors"
     if results.diagnosis is not None:
-        yield f"- {results.diagnosis.sentence()}"
+        yield f"- {results.diagnosis.sentence(_JUDGING)}"
 
 
 def _judgments(learned: Learned | None, joined: JoinedReview | None) -> Iterator[str]:

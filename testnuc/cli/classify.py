@@ -155,8 +155,7 @@ def label_all(
             _interrupted(nuc, progress, store, lane)
     for warning in caught if results.diagnosis is None else ():  # which says the same
         if isinstance(warning.message, SmallPoolWarning):
-            said = (warning.message.problem, warning.message.options)
-            to_stderr(f"note: {'; '.join(filter(None, said))}")
+            to_stderr(f"note: {warning.message.with_options}")
     return results, known
 
 
