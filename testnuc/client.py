@@ -17,9 +17,10 @@ from testnuc._engine.estimate import Estimator
 from testnuc._engine.inputs import checked_texts, distinct, labels_by_place
 from testnuc._engine.learning import Learning, erase_texts
 from testnuc._engine.parameters import takes_arguments_of
-from testnuc._engine.reporting import compare, coverage, describe, shown, summarize, warn_of_few
+from testnuc._engine.reporting import compare, describe, shown, summarize, warn_of_few
 from testnuc._engine.retrieval import known_labels
 from testnuc._engine.rows import Rows, classification
+from testnuc._engine.shortlist import coverage
 from testnuc._engine.streaming import stream_windows
 from testnuc.embedders.openai import OpenAIEmbedder
 from testnuc.errors import InvalidInputError, with_note
@@ -471,7 +472,7 @@ class TestNUC:
                 rows = await asyncio.to_thread(Rows, run, given, places)
             usage, seconds = parts.meter.since(before), time.perf_counter() - started
             span.set(calls=usage.calls, store_hits=usage.store_hits, usd=usage.usd)
-        taught, covered = run.votes.settings.learned, coverage(parts, run)
+        taught, covered = run.votes.settings.learned, coverage(run)
         results = Results(
             rows,
             usage,
@@ -490,7 +491,7 @@ class TestNUC:
             coverage=covered,
             referee_usage=None if referee is None else referee.meter.since(refereed),
         )
-        summarize(parts, results, len(entries))
+        summarize(parts, results)
         return results
 
     async def evaluate(

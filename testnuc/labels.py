@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -18,9 +19,6 @@ from testnuc.protocols import Answer
 from testnuc.types import SEPARATOR, Classification, Prediction, split_labels
 
 __all__ = ["LabelSet", "as_stored"]
-
-#: Size of the cache of matched replies.
-CACHE_SIZE = 8192
 
 #: Unicode categories that a label must not contain.
 _FORBIDDEN = {"Cc": "a control character", "Cs": "a lone surrogate"}
@@ -88,14 +86,11 @@ class LabelSet:
         #: label -> description, for labels that have one.
         self.descriptions: Mapping[str, str] = MappingProxyType(descriptions)
         self.none_label = none_label
-        # made when it is needed: a prompt of few labels needs none
-        self._tree: tuple[LabelTree | None] | None = (None,) if multilabel else None
         self._index = {name: i for i, name in enumerate(self.names)}
         #: Normalized labels -> position; -1 if labels share a form: then only the label itself
         #: matches.
         self._strict: dict[str, int] = {}
         self._loose: dict[str, int] = {}
-        self._matched: dict[str, int | None] = {}
         #: Longer replies are prose, not labels.
         self._too_long = 2 * max(map(len, self.names)) + 100
         for i, name in enumerate(self.names):
@@ -112,12 +107,10 @@ class LabelSet:
         self._former = {name: list(before) for name, before in (former or {}).items()}
         self._strict = _renamed(self._former, self._index) | self._strict
 
-    @property
+    @cached_property
     def tree(self) -> LabelTree | None:
         """The tree that the labels are in; None: they are not, or a text can have several."""
-        if self._tree is None:
-            self._tree = (LabelTree.of(self.names),)
-        return self._tree[0]
+        return None if self.multilabel else LabelTree.of(self.names)
 
     def some(self, names: Sequence[str]) -> LabelSet:
         """Return a set of some of these labels, in the given order."""
@@ -164,19 +157,15 @@ class LabelSet:
             Position in `names`.
         """
         exact = self._index.get(said)
-        if exact is not None:
+        if exact is not None or len(said) > self._too_long:
             return exact
-        if len(said) > self._too_long:
-            return None
-        try:
-            return self._matched[said]
-        except KeyError:
-            pass
-        position = self._match_folded(said)
-        if len(self._matched) >= CACHE_SIZE:
-            self._matched.clear()
-        self._matched[said] = position
-        return position
+        case = fold_case(said)
+        folded = fold_punctuation(case)
+        place = self._strict.get(case, self._loose.get(folded))
+        if place is None:
+            similar = typo_of(folded, self._loose.keys())
+            place = -1 if similar is None else self._loose[similar]
+        return None if place < 0 else place
 
     def same(self, said: str) -> int | None:
         """Return the position of the label that `said` is, but for case and punctuation, or None.
@@ -191,15 +180,6 @@ class LabelSet:
         case = fold_case(said)
         folded = fold_punctuation(case.replace("`", " "))
         place = self._strict.get(case, self._loose.get(folded, -1))
-        return None if place < 0 else place
-
-    def _match_folded(self, said: str) -> int | None:
-        case = fold_case(said)
-        folded = fold_punctuation(case)
-        place = self._strict.get(case, self._loose.get(folded))
-        if place is None:
-            similar = typo_of(folded, self._loose.keys())
-            place = -1 if similar is None else self._loose[similar]
         return None if place < 0 else place
 
     def split(self, label: str) -> list[str]:

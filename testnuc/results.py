@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from testnuc.trust.review import Review
     from testnuc.types import Prediction
 
-__all__ = ["Results", "cost", "outcome", "read_results", "run_record"]
+__all__ = ["Results", "cost", "figures", "outcome", "read_results", "run_record"]
 
 #: Rows shown in a notebook.
 _SHOWN = 10
@@ -117,8 +117,7 @@ def outcome(results: Results, *, invalid: int = 0, output: str | None = None) ->
 
     `invalid` texts were not part of it; `output` is the file that holds the results.
     """
-    errors, outside = results.errors, results.unmatched
-    stopped, unlabeled = results.stopped, results.labels.count(None)
+    errors, outside, stopped = results.errors, results.unmatched, results.stopped
     lines = []
     if stopped is not None:
         lines.append(f"stopped early: {error_text(stopped)}")
@@ -128,10 +127,22 @@ def outcome(results: Results, *, invalid: int = 0, output: str | None = None) ->
     if said:
         often = ", ".join(f"{what[:60]!r} ({n:,})" for what, n in [*said.items()][:3])
         lines.append(f"answers outside the labels, most often: {often}")
+    lines.append(figures(results, invalid=invalid, output=output))
+    if results.escalated is not None:
+        lines.append(results.escalated)
+    if (spent := results.referee_usage) is not None:
+        calls = f"{spent.calls:,} calls"
+        lines.append(", ".join(filter(None, ("the referee", calls, cost(spent)))))
+    return lines
+
+
+def figures(results: Results, *, invalid: int = 0, output: str | None = None) -> str:
+    """Return counts and cost of a run in a line, without texts, labels and errors."""
+    unlabeled = results.labels.count(None)
     counts = {
         "without a label": unlabeled,
-        "failed": len(errors),
-        "answered outside the labels": len(outside),
+        "failed": len(results.errors),
+        "answered outside the labels": len(results.unmatched),
         "without a usable text": invalid,
         "labels changed" if results.learned else "labels changed by the vote": results.changed,
     }
@@ -144,13 +155,7 @@ def outcome(results: Results, *, invalid: int = 0, output: str | None = None) ->
         cost(results.usage),
         f"written to {output}" if output else "",
     ]
-    lines.append(", ".join(filter(None, parts)))
-    if results.escalated is not None:
-        lines.append(results.escalated)
-    if (spent := results.referee_usage) is not None:
-        calls = f"{spent.calls:,} calls"
-        lines.append(", ".join(filter(None, ("the referee", calls, cost(spent)))))
-    return lines
+    return ", ".join(filter(None, parts))
 
 
 def cost(usage: Usage) -> str:

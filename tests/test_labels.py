@@ -282,14 +282,6 @@ def test_prose_is_no_label():
     assert meant(["a", "b"], "a" + " " * 1000) is None
 
 
-def test_memory_is_bounded(monkeypatch):
-    monkeypatch.setattr("testnuc.labels.CACHE_SIZE", 10)
-    labels = LabelSet(["a", "b"])
-    for i in range(100):
-        labels.match(f"A {i}")
-    assert len(labels._matched) <= 10
-
-
 @pytest.mark.parametrize("kind", [set, frozenset])
 def test_a_set_of_labels_is_refused_because_its_order_changes(kind):
     with pytest.raises(InvalidInputError, match=r"order changes.*sorted\(labels\)"):

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from ipaddress import ip_address
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 from testnuc.errors import InvalidInputError, MissingDependencyError
@@ -80,7 +80,7 @@ def checked_positive(name: str, value: Any, *, zero: bool = False) -> float:
 
 def checked_number(name: str, value: Any, low: float, high: float, *, none: bool = False) -> None:
     """Check that `value` is a number from `low` to `high`, or None with `none`."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+    number = isinstance(value, Real) and not isinstance(value, bool)
     if (none and value is None) or (number and low <= value <= high):
         return
     percent = number and value >= 50 and low <= value / 100 <= high <= 1

@@ -16,7 +16,6 @@ from testnuc._dispatch.scheduler import Scheduler
 from testnuc._engine.parameters import check_options
 from testnuc._engine.pipeline import Pipeline
 from testnuc._engine.shortlist import Shortlist, checked_shortlist
-from testnuc._engine.uncertain import HeadRule
 from testnuc._engine.votes import load_kernels
 from testnuc._version import __version__
 from testnuc.batch import BatchLane
@@ -179,7 +178,7 @@ class Components:
             join_pool=join_pool,
             per_call=per_call,
             ask=labeler if isinstance(labeler, UncertaintySampling) else None,
-            head=self._head_rule(labeler) if isinstance(labeler, Head) else None,
+            head=self._checked_head(labeler) if isinstance(labeler, Head) else None,
             shortlist=None
             if not isinstance(self.shortlist, int)
             else Shortlist(self.labels, self.shortlist, self.embedding),
@@ -342,11 +341,10 @@ class Components:
             )
 
     async def _open(self, opened: Callable[[], Awaitable[None]] | None) -> None:
-        if not self.internals.kernels:
-            await self._open_store(opened)
-            return
-        kernels = asyncio.to_thread(load_kernels, self.labels, self.pipeline.settings)
-        await asyncio.gather(kernels, self._open_store(opened))
+        opening = [self._open_store(opened)]
+        if self.internals.kernels:
+            opening.append(asyncio.to_thread(load_kernels, self.labels, self.pipeline.settings))
+        await asyncio.gather(*opening)
 
     async def _open_store(self, opened: Callable[[], Awaitable[None]] | None) -> None:
         await self.store.open()
@@ -358,8 +356,9 @@ class Components:
         if opened is not None:
             await opened()
 
-    def _head_rule(self, head: Head) -> HeadRule:
+    def _checked_head(self, head: Head) -> Head:
         head.checked_embedder(self.embedder)
+        head.for_labels(self.labels.names)
         if (head.sets is not None) != self.labels.multilabel:
             several = "several labels" if head.sets is not None else "one label"
             raise InvalidInputError(
@@ -367,7 +366,7 @@ class Components:
                 f"{self.labels.multilabel}; give LabelSet(.., multilabel={head.sets is not None}), "
                 "or distill another head"
             )
-        return HeadRule(head, head.least_trust, head.for_labels(self.labels.names))
+        return head
 
     def referee_provider(self, model: str | Provider | WireProvider) -> Provider | WireProvider:
         """Return the provider of a referee; one of the client's kind has its address and key."""

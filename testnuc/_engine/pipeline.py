@@ -25,9 +25,10 @@ from testnuc._engine.inputs import without_foreign_labels
 from testnuc._engine.retrieval import SEARCH, PoolPredictions, Retriever, in_thread_if_large
 from testnuc._engine.run import Run
 from testnuc._engine.shortlist import Shortlist
-from testnuc._engine.uncertain import HeadRule, ask_unsure, asked_first
+from testnuc._engine.uncertain import ask_unsure, asked_first, label_by_head
 from testnuc.embedders.cache import EmbeddingCache
 from testnuc.errors import EmbeddingError, ProviderError, with_count, with_note
+from testnuc.head import Head
 from testnuc.index.matching import empty_matches
 from testnuc.labels import LabelSet
 from testnuc.protocols import Index, Method, PoolText, Store
@@ -72,7 +73,7 @@ class Pipeline:
     #: Ask only where a model of the answers is unsure.
     ask: UncertaintySampling | None = None
     #: Ask only where a distilled head is unsure.
-    head: HeadRule | None = None
+    head: Head | None = None
     #: Chooses the labels that each prompt shows.
     shortlist: Shortlist | None = None
     #: Added to the notes of each run.
@@ -253,13 +254,12 @@ class Pipeline:
             every = empty_matches(len(texts), matches.ids.shape[1])
             every.ids[rows], every.similarities[rows] = matches.ids, matches.similarities
             matches = every
-        batch = await self.retriever.build(texts, matches, snapshot, rejected)
+        batch, lists = await self.retriever.build(texts, matches), None
         if self.shortlist is not None:
             lists = await self.shortlist.of_batch(
                 batch, vectors, settings.argmax, self.retriever.stored
             )
-            batch = replace(batch, shortlists=lists)
-        return batch, advice
+        return replace(batch, snapshot=snapshot, rejected=rejected, shortlists=lists), advice
 
     async def _with_known_labels(self, texts: Sequence[PoolText]) -> Sequence[PoolText]:
         known = await self.pool.labels([entry.hash for entry in texts])
@@ -377,7 +377,7 @@ class Pipeline:
             dtype=np.int64,
         )
         if self.head is not None:
-            rows = await asyncio.to_thread(self.head.label, run, vectors, rows)
+            rows = await asyncio.to_thread(label_by_head, self.head, run, vectors, rows)
         if self.ask is None:
             yield rows.tolist()
         else:
@@ -465,8 +465,8 @@ class Pipeline:
                 # one stage for all texts: a batch can take a day
                 more, start = await self.pool.scan(start, SEARCH)
                 texts += more
-            batch = await self.retriever.build(texts, empty_matches(len(texts), 0), snapshot)
-            run = await self.retriever.start(batch, self.settings)
+            batch = await self.retriever.build(texts, empty_matches(len(texts), 0))
+            run = await self.retriever.start(replace(batch, snapshot=snapshot), self.settings)
             places = range(len(texts))
             if snapshot is not None and self.neighbors == "stored":
                 await self.retriever.fill(run, places)

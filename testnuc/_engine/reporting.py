@@ -23,14 +23,14 @@ from testnuc._base.display import today
 from testnuc._engine.carried import BEFORE
 from testnuc._engine.components import Components
 from testnuc._engine.run import Run
-from testnuc._engine.shortlist import compare_with_full_labels, coverage_of
+from testnuc._engine.shortlist import compare_with_full_labels
 from testnuc._engine.votes import note_of_kept
 from testnuc._version import __version__
 from testnuc.embedders.sentence_transformers import version_of
 from testnuc.errors import EmbeddingError, InvalidInputError, SmallPoolWarning
 from testnuc.progress import Observer, start_progress
 from testnuc.prompts.writing import user_prompt
-from testnuc.results import Results
+from testnuc.results import Results, figures
 from testnuc.trust.auto_policy import MIN_PREDICTIONS
 from testnuc.trust.evidence import Judgment
 from testnuc.trust.joining import JoinedReview
@@ -67,40 +67,15 @@ async def compare(parts: Components, run: Run, lane: str) -> None:
         await compare_with_full_labels(run, parts.predictor, live)
 
 
-def coverage(parts: Components, run: Run) -> dict[str, int]:
-    """Return how many shortlists hold each label, and note those that none holds."""
-    labels, lists = parts.labels, run.batch.shortlists
-    if lists is None:
-        return {}
-    counts, note = coverage_of(lists, labels.names, labels.none_label)
-    run.notes.append(note)
-    return counts
-
-
-def summarize(parts: Components, results: Results, distinct_texts: int) -> None:
+def summarize(parts: Components, results: Results) -> None:
     """Log a summary of a run, and record its texts in the telemetry."""
-    usage, failed, outside = results.usage, len(results.errors), len(results.unmatched)
-    unlabeled = results.labels.count(None)
-    _log.log(
-        logging.WARNING if failed or outside else logging.INFO,
-        "%s: %d texts (%d distinct), %d calls, %d predictions from the store, %d texts whose "
-        "own call failed, %d answers outside the labels, %d texts without a label, %s USD, "
-        "%.1f s",
-        parts.model,
-        len(results),
-        distinct_texts,
-        usage.calls,
-        usage.store_hits,
-        failed,
-        outside,
-        unlabeled,
-        "unknown" if usage.usd is None else f"{usage.usd:.6f}",
-        results.seconds,
-    )
+    level = logging.WARNING if results.errors or results.unmatched else logging.INFO
+    _log.log(level, "%s: %s", parts.model, figures(results))
     if results.learned is None and results.diagnosis is not None:
         _log.info("%s", results.diagnosis.sentence(_JUDGING))
     telemetry = parts.telemetry
     if telemetry is not None:
+        unlabeled = results.labels.count(None)
         telemetry.texts("labeled", len(results) - unlabeled)
         telemetry.texts("unlabeled", unlabeled)
 

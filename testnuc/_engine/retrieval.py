@@ -7,7 +7,7 @@ With `neighbors="stored"`, `StoredVoters` knows which texts vote without looking
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from testnuc._base.arrays import Bools, Float16s, Int64s
 from testnuc._dispatch.predictor import Predictor
-from testnuc._engine.batch import Snapshot, TextBatch
+from testnuc._engine.batch import TextBatch
 from testnuc._engine.examples import ExampleFinder
 from testnuc._engine.inputs import without_foreign_labels
 from testnuc._engine.run import Run
@@ -151,27 +151,13 @@ class Retriever:
         samples = [[p for p in found[i : i + n] if p is not None] for i in range(0, len(found), n)]
         return [self.method.reduce(of) if len(of) == n else None for of in samples]
 
-    async def build(
-        self,
-        texts: Sequence[PoolText],
-        matches: Matches,
-        snapshot: Snapshot | None = None,
-        rejected: Mapping[int, Exception] | None = None,
-    ) -> TextBatch:
+    async def build(self, texts: Sequence[PoolText], matches: Matches) -> TextBatch:
         """Fetch the neighbors' texts and build the batch."""
         ids = await in_thread_if_large(len(texts), distinct_ids, matches)
         texts = without_foreign_labels(texts, self.predictor.labels)
         others = without_foreign_labels(await self.pool.fetch(ids), self.predictor.labels)
         batch: TextBatch = await in_thread_if_large(
-            len(texts),
-            build_batch,
-            self.predictor.labels,
-            texts,
-            ids,
-            others,
-            matches,
-            snapshot,
-            rejected,
+            len(texts), build_batch, self.predictor.labels, texts, ids, others, matches
         )
         return batch
 
@@ -227,8 +213,6 @@ def build_batch(
     ids: Int64s,
     others: Sequence[PoolText],
     matches: Matches,
-    snapshot: Snapshot | None = None,
-    rejected: Mapping[int, Exception] | None = None,
 ) -> TextBatch:
     """Return the batch of texts. Places: own texts first, then other neighbors.
 
@@ -250,9 +234,7 @@ def build_batch(
         block = matches.ids[start : start + _ROWS]
         filled = block >= 0
         block[filled] = place_of[np.searchsorted(ids, block[filled])]
-    return TextBatch(
-        labels, entries, len(texts), matches.ids, matches.similarities, snapshot, rejected or {}
-    )
+    return TextBatch(labels, entries, len(texts), matches.ids, matches.similarities)
 
 
 async def in_thread_if_large(size: int, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -369,45 +351,29 @@ class PoolPredictions:
     outcomes: int = 0
     #: The last diagnosis.
     last: _PoolDiagnosis | None = None
-    _diagnosing: asyncio.Task[Diagnosis] | None = None
+    #: Held while the pool is diagnosed: concurrent callers share one computation.
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     #: Increased by `forget_diagnosis`.
     _resets: int = 0
 
     async def recent_diagnosis(self, settings: VoteSettings) -> Diagnosis:
-        """Return a recent diagnosis of the pool; concurrent callers share one computation."""
-        last = self.last
-        if last is not None and last.is_current(len(self.retriever.pool), self.outcomes):
+        """Return a recent diagnosis of the pool."""
+        async with self._lock:
+            last, outcomes, resets = self.last, self.outcomes, self._resets
+            if last is not None and not last.is_current(len(self.retriever.pool), outcomes):
+                predicted = await self.retriever.store.count(self.retriever.predictor.scope)
+                # as if only new predictions had been counted so far
+                last = replace(last, outcomes=outcomes - max(predicted - last.predicted, 0))
+                if self._resets == resets:
+                    self.last = last
+            if last is None or not last.is_current(len(self.retriever.pool), outcomes):
+                return await self.diagnose(settings)
             return last.diagnosis
-        if self._diagnosing is None:
-            self._diagnosing = asyncio.create_task(self._refresh(settings), name="testnuc-diagnose")
-            self._diagnosing.add_done_callback(self._end)
-        # shielded: the cancellation of one caller must not affect the others
-        return await asyncio.shield(self._diagnosing)
-
-    async def _refresh(self, settings: VoteSettings) -> Diagnosis:
-        """Diagnose the pool, unless the outcomes since the last time were no new predictions."""
-        last, outcomes = self.last, self.outcomes
-        if last is not None:
-            predicted = await self.retriever.store.count(self.retriever.predictor.scope)
-            # as if only new predictions had been counted so far
-            counted = replace(last, outcomes=outcomes - max(predicted - last.predicted, 0))
-            if counted.is_current(len(self.retriever.pool), outcomes):
-                if self.last is last:
-                    self.last = counted
-                return last.diagnosis
-        return await self.diagnose(settings)
-
-    def _end(self, task: asyncio.Task[Diagnosis]) -> None:
-        if self._diagnosing is task:
-            self._diagnosing = None
-        if not task.cancelled():
-            # marks the exception as retrieved, in case all callers were cancelled
-            task.exception()
 
     def forget_diagnosis(self) -> None:
         """Diagnose again before the next decision: texts or predictions were removed."""
         self._resets += 1
-        self.last = self._diagnosing = None
+        self.last = None
 
     async def diagnose(self, settings: VoteSettings) -> Diagnosis:
         """Diagnose the predictions of the pool."""

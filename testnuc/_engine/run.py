@@ -143,25 +143,20 @@ class Run:
         assert result.votes is not None
         weights, voters = result.votes[0], int(result.voters[0])
         share, margin = float(result.share[0]), float(result.margin[0])
-        # whether a learned model gives one label to each text
-        by_model = self.votes.settings.head_decides and "learned" in self.layers
-        for name, layer in self._layers():
-            if not layer.here[place]:
-                continue
-            if name in _SKIPPING:
-                share = margin = 0.0
-            elif name == "judged" or by_model:
-                # of a judged text, nothing speaks for another label
-                labels = layer.labels.at(np.array([place]))
-                shares, winner = labels.table(len(weights))[0], int(labels.first()[0])
-                weights, top = shares.astype(np.float64), shares[winner]
-                shares[winner] = 0
-                known = winner >= 0
-                share = float(top) if known else 0.0
-                margin = float(max(top - shares.max(), 0)) if known else 0.0
-                if name == "learned":
-                    near = self.batch.neighbors[place, :MAX_NEIGHBORS]
-                    voters = 1 + int((near >= 0).sum())
+        name = self.labeler(place)
+        if name == "judged" or (name == "learned" and self.votes.settings.head_decides):
+            # of a judged text, nothing speaks for another label
+            labels = self.layers[name].labels.at(np.array([place]))
+            shares, winner = labels.table(len(weights))[0], int(labels.first()[0])
+            weights, share, margin = shares.astype(np.float64), 0.0, 0.0
+            if winner >= 0:
+                share, shares[winner] = float(shares[winner]), 0
+                margin = max(share - float(shares.max()), 0.0)
+            if name == "learned":
+                near = self.batch.neighbors[place, :MAX_NEIGHBORS]
+                voters = 1 + int((near >= 0).sum())
+        elif self.is_skipped(place):
+            share = margin = 0.0
         return weights, share, margin, voters
 
     # -- what a result says --

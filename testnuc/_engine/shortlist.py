@@ -197,23 +197,22 @@ def with_head(
             row.extend(new[: most - len(row)])
 
 
-def coverage_of(
-    lists: Int32s, names: Sequence[str], none: str | None
-) -> tuple[dict[str, int], str]:
-    """Return the number of lists that hold each label, and a note on those that none holds.
-
-    `lists`: int32[n, size]; `none`: the label that every prompt shows.
-    """
-    counts = np.bincount(lists.reshape(-1), minlength=len(names)).tolist()
-    held = {name: n for name, n in zip(names, counts, strict=True) if name != none}
+def coverage(run: Run) -> dict[str, int]:
+    """Return the number of shortlists that hold each label, and note those that none holds."""
+    labels, lists = run.batch.labels, run.batch.shortlists
+    if lists is None:
+        return {}
+    counts = np.bincount(lists.reshape(-1), minlength=len(labels)).tolist()
+    # every prompt shows the label that means none
+    held = {n: texts for n, texts in zip(labels, counts, strict=True) if n != labels.none_label}
     never = [name for name, n in held.items() if not n]
-    if not never or lists.size < _EXPECTED * len(held):
-        return held, ""
-    named = ", ".join(map(repr, never[:_NAMED])) + (", .." if len(never) > _NAMED else "")
-    return held, (
-        f"no shortlist of {len(lists):,} texts holds {len(never):,} of the {len(held):,} labels "
-        f"({named}): describe them, or give a longer shortlist"
-    )
+    if never and lists.size >= _EXPECTED * len(held):
+        named = ", ".join(map(repr, never[:_NAMED])) + (", .." if len(never) > _NAMED else "")
+        run.notes.append(
+            f"no shortlist of {len(lists):,} texts holds {len(never):,} of the {len(held):,} "
+            f"labels ({named}): describe them, or give a longer shortlist"
+        )
+    return held
 
 
 def similar_together(lists: Int32s) -> Int64s:
@@ -320,13 +319,10 @@ def compared_part(entries: Sequence[PoolText]) -> list[int]:
     """Return the positions of those that are compared, of distinct texts without a known label."""
     if len(entries) < _FROM:
         return []
-    order = sorted(range(len(entries)), key=lambda at: _rank(entries[at].hash))
-    return order[: min(max(_LEAST, int(_COMPARED * len(entries))), _MOST)]
-
-
-def _rank(text_hash: bytes) -> bytes:
     # another order than that of the hashes, by which folds and samples are chosen
-    return blake2b(text_hash, digest_size=8, key=b"whole list").digest()
+    ranks = [blake2b(one.hash, digest_size=8, key=b"whole list").digest() for one in entries]
+    order = sorted(range(len(entries)), key=ranks.__getitem__)
+    return order[: min(max(_LEAST, int(_COMPARED * len(entries))), _MOST)]
 
 
 async def compare_with_full_labels(run: Run, predictor: Predictor, scheduler: Scheduler) -> None:

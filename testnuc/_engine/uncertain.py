@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from testnuc._base.arrays import Float16s, Int32s, Int64s
+from testnuc._base.arrays import Float16s, Int64s
 from testnuc._engine.applying import judged_classes, taught_classes, texts_among
 from testnuc._engine.run import Layer, Run
 from testnuc.errors import NotAnsweredError
@@ -22,28 +22,19 @@ from testnuc.voting import Labels
 _TAUGHT = 20
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HeadRule:
-    """A head labels the texts of at least a trust."""
-
-    head: Head
-    least: float
-    #: int32[C], the position of each of the head's labels among the client's.
-    order: Int32s
-
-    def label(self, run: Run, vectors: Float16s, rows: Int64s) -> Int64s:
-        """Label the sure ones of some own texts; returns the others."""
-        labels = self.head.labels_of(vectors[rows])
-        labels = replace(labels, label=self.order[labels.label])
-        sure = labels.trust >= self.least
-        run.layers["head"] = _layer(run.batch.n_own, rows[sure], labels.at(np.flatnonzero(sure)))
-        if sure.any():
-            run.notes.append(
-                f"the head labeled {int(sure.sum()):,} of {len(vectors):,} texts, those with a "
-                f"trust of at least {self.least:.2f}; {len(rows) - int(sure.sum()):,} were left to "
-                "the LLM"
-            )
-        return rows[~sure]
+def label_by_head(head: Head, run: Run, vectors: Float16s, rows: Int64s) -> Int64s:
+    """Label those of some own texts that a head trusts enough; returns the others."""
+    labels = head.labels_of(vectors[rows])
+    labels = replace(labels, label=head.for_labels(run.batch.labels.names)[labels.label])
+    sure = labels.trust >= head.least_trust
+    run.layers["head"] = _layer(run.batch.n_own, rows[sure], labels.at(np.flatnonzero(sure)))
+    if sure.any():
+        run.notes.append(
+            f"the head labeled {int(sure.sum()):,} of {len(vectors):,} texts, those with a trust "
+            f"of at least {head.least_trust:.2f}; {len(rows) - int(sure.sum()):,} were left to the "
+            "LLM"
+        )
+    return rows[~sure]
 
 
 def _layer(n: int, rows: Int64s, labels: Labels) -> Layer:

@@ -425,7 +425,7 @@ class VoteSettings(Brief):
     llm_by_default: bool = False
 
     @classmethod
-    def of(cls, policy: str | VotePolicy, k: int | None, labels: LabelSet) -> VoteSettings:
+    def of(cls, given: VotePolicy, k: int | None, labels: LabelSet) -> VoteSettings:
         """Return the settings for the arguments of a client.
 
         The diagnosis behind "auto" compares single labels: with several for a text, "auto" keeps
@@ -433,20 +433,14 @@ class VoteSettings(Brief):
         """
         if k is not None:
             checked_whole("k", k, least=0, most=_MOST_NEIGHBORS)
-        given = given_policy(policy)
-        several = labels.multilabel
+        several, prior = labels.multilabel, target_shares(given.prior, labels.names)
         careful = several and given.weight == "auto" and given.threshold is None
-        threshold = THRESHOLD if given.threshold is None else given.threshold
-        if several and given.weight == "auto":
-            given = replace(given, weight="similarity")
-        prior = target_shares(given.prior, labels.names)
-        fixed: VotePolicy | None
-        if given.weight != "auto":
-            fixed = replace(given, prior=None, prior_power=1.0, min_trust=None)
-        else:
+        if given.weight == "auto" and (several or k == 0):
             # with k=0 there is nothing to decide
-            fixed = VotePolicy.weighted() if k == 0 else None
-        auto = fixed is None
+            given = replace(given, weight="similarity")
+        auto = given.weight == "auto"
+        fixed = None if auto else replace(given, prior=None, prior_power=1.0, min_trust=None)
+        threshold = THRESHOLD if given.threshold is None else given.threshold
         return cls(
             policy=fixed,
             threshold=threshold if several else None,

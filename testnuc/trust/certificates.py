@@ -28,7 +28,6 @@ import numpy as np
 from testnuc._base.arrays import Bools, Float64s, Int64s
 from testnuc._base.checks import hash_text
 from testnuc._base.display import Brief
-from testnuc.trust.evidence import Draws
 from testnuc.types import Classification
 
 #: Parts of the texts that are tested, in this order.
@@ -48,8 +47,6 @@ _ROUND = 10
 _TINY = 1e-9
 #: Steps of the two nested searches for the highest likelihood, and the highest multiplier.
 _OUTER, _INNER, _STEEPEST = 16, 24, 20.0
-#: Judged disagreements that prove a candidate that wins twice as often as it loses.
-_ENOUGH = 100
 #: Fields by the names that they had in files of older versions.
 _EARLIER = {"part": "coverage", "more": "judgments_needed", "provable": "achievable"}
 
@@ -158,18 +155,6 @@ class LabelCertificate(Certificate):
         # slots: super() without arguments would not find its class
         text = Certificate.__str__(self)
         return text.replace("texts,", f"texts, of those with the label {self.label!r},", 1)
-
-
-def wants_decisions(decides: str, right: Bools, draws: Draws, certificate: Certificate) -> bool:
-    """Whether texts on which strategies differ would help more than texts drawn at random.
-
-    Better labels come first: they also take fewer judgments to certify. The first three are those
-    of `Learned`.
-    """
-    hits, weights = right[draws.drawn], 1 / draws.probability[draws.drawn]
-    wrong = not len(hits) or float(np.average(hits, weights=weights)) < certificate.accuracy
-    unsettled = decides == "settings" and len(hits) < _ENOUGH and wrong
-    return not certificate.coverage and (unsettled or not certificate.judgments_needed)
 
 
 def error_of(confidence: float, ranking: int) -> float:

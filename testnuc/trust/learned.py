@@ -31,7 +31,6 @@ from testnuc.trust.certificates import (
     certify,
     error_of,
     key_of,
-    wants_decisions,
 )
 from testnuc.trust.evidence import Draws, Judged, Judgment, pack, unpack
 from testnuc.trust.joining import errors_of_judges, judge_error
@@ -42,6 +41,8 @@ from testnuc.trust.thresholds import Thresholds
 
 #: The accuracy, and the confidence, of a certificate for which nothing else is asked.
 _USUAL = 0.9
+#: Judged disagreements that prove a candidate that wins twice as often as it loses.
+_ENOUGH = 100
 #: Texts that a label loses at least before it is named.
 _FEWER = 3
 #: Arrays that are stored; the latter unless they are empty.
@@ -409,8 +410,15 @@ class Learned(Brief):
         return [bool(known) and key_of(one) not in known for one in hashes]
 
     def wants_decisions(self, certificate: Certificate) -> bool:
-        """Whether texts on which strategies differ would help more than texts drawn at random."""
-        return wants_decisions(self.decides, self.right, self.draws, certificate)
+        """Whether texts on which strategies differ would help more than texts drawn at random.
+
+        Better labels come first: they also take fewer judgments to certify.
+        """
+        drawn = self.draws.drawn
+        hits, weights = self.right[drawn], 1 / self.draws.probability[drawn]
+        wrong = not len(hits) or float(np.average(hits, weights=weights)) < certificate.accuracy
+        unsettled = self.decides == "settings" and len(hits) < _ENOUGH and wrong
+        return not certificate.coverage and (unsettled or not certificate.judgments_needed)
 
     def _at_level(self, level: int) -> Bools:
         right = self.rule.level_right if isinstance(self.rule, Argmax) else None

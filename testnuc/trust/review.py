@@ -420,13 +420,15 @@ class Review(Sequence[ReviewItem]):
                 f"{path} is not a review of this version of testnuc; save it again"
             )
         try:
-            labels, texts = _facts(record)
+            labels = record["labels"]
+            if not (isinstance(labels, list) and all(isinstance(label, str) for label in labels)):
+                raise TypeError("labels are no list of strings")  # noqa: TRY301
             items = [_item(index, given) for index, given in enumerate(record["items"])]
             context = record.get("context")
             review = cls(
                 items,
                 labels,
-                texts,
+                _count(record["texts"]),
                 str(record["model"]),
                 None if context is None else ReviewContext.of(context),
                 multilabel=bool(record.get("multilabel", False)),
@@ -526,14 +528,6 @@ def draw(
     return found
 
 
-def _facts(record: dict[str, Any]) -> tuple[list[str], int]:
-    """Return the labels of a file, and the number of texts."""
-    labels, texts = record["labels"], _count(record["texts"])
-    if not (isinstance(labels, list) and all(isinstance(label, str) for label in labels)):
-        raise TypeError("labels are no list of strings")
-    return labels, texts
-
-
 def _count(value: Any) -> int:
     if not 0 <= (number := int(value)) < _MOST_TEXTS:
         raise ValueError(f"a number is {number}")
@@ -554,7 +548,10 @@ def _item(index: int, given: dict[str, Any]) -> ReviewItem:
             (_one_string(label), tuple(map(str, names))) for label, names in given["candidates"]
         ),
         trust=_chance(given["trust"]),
-        neighbors=tuple(_neighbor(*near) for near in given["neighbors"]),
+        neighbors=tuple(
+            Neighbor(str(text), float(similarity), _one_string(label), _chance(confidence))
+            for text, similarity, label, confidence in given["neighbors"]
+        ),
         goal=str(given["goal"]),
         # nothing that was drawn had no chance
         probability=_chance(given["probability"]) or None,
@@ -569,10 +566,6 @@ def _item(index: int, given: dict[str, Any]) -> ReviewItem:
         position=_optional_count(given.get("position")),
         day=str(given.get("day", "")),
     )
-
-
-def _neighbor(text: Any, similarity: Any, label: Any, confidence: Any) -> Neighbor:
-    return Neighbor(str(text), float(similarity), _one_string(label), _chance(confidence))
 
 
 def _chance(value: Any) -> float | None:

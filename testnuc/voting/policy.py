@@ -9,13 +9,14 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 
 from testnuc._base.arrays import Float64s
+from testnuc._base.checks import checked_choice, checked_number
 from testnuc._base.display import Brief
 from testnuc.errors import InvalidInputError
 
 Weight: TypeAlias = Literal["uniform", "similarity", "similarity*confidence", "auto"]
 
 #: Keeps sums within int64 for the maximum number of neighbors.
-_MAX_OWN_WEIGHT = 1000.0
+_MAX_OWN_WEIGHT = 1000
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -70,25 +71,13 @@ class VotePolicy(Brief):
     threshold: float | None = None
 
     def __post_init__(self) -> None:
-        if self.weight not in get_args(Weight):
-            choices = ", ".join(repr(choice) for choice in get_args(Weight))
-            raise InvalidInputError(f"weight is {self.weight!r}; choose one of {choices}")
-        for name, value, low, high in (
-            ("min_confidence", self.min_confidence, 0.0, 1.0),
-            ("min_similarity", self.min_similarity, -1.0, 1.0),
-            ("own_weight", self.own_weight, 0.0, _MAX_OWN_WEIGHT),
-            ("prior_power", self.prior_power, 0.0, 2.0),
-            ("min_trust", self.min_trust, 0.0, 1.0),
-            ("threshold", self.threshold, 0.0, 1.0),
-        ):
-            if value is None and name not in {"own_weight", "prior_power"}:
-                continue
-            if not isinstance(value, (int, float, np.integer, np.floating)) or not (
-                low <= value <= high
-            ):
-                raise InvalidInputError(
-                    f"{name} is {value!r}; give a number from {low:g} to {high:g}"
-                )
+        checked_choice("weight", self.weight, get_args(Weight))
+        checked_number("min_confidence", self.min_confidence, 0, 1, none=True)
+        checked_number("min_similarity", self.min_similarity, -1, 1, none=True)
+        checked_number("own_weight", self.own_weight, 0, _MAX_OWN_WEIGHT)
+        checked_number("prior_power", self.prior_power, 0, 2)
+        checked_number("min_trust", self.min_trust, 0, 1, none=True)
+        checked_number("threshold", self.threshold, 0, 1, none=True)
         if self.weight == "auto" and (
             (self.min_confidence, self.min_similarity, self.own_weight) != (None, None, 1.0)
         ):

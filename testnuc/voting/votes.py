@@ -235,8 +235,6 @@ def curves(ballots: Ballots, ks: Sequence[int], policies: Sequence[str | VotePol
         raise InvalidInputError(
             f"ks asks for {wanted.max()} neighbors, but a row has {ballots.k}; leave it out"
         )
-    if isinstance(policies, (str, VotePolicy)):
-        policies = (policies,)
     fields = np.array([VotePolicy.of(policy).fields for policy in policies]).reshape(-1, 6)
     distinct, place = np.unique(wanted, return_inverse=True)
     out = np.empty((len(policies), distinct.size, ballots.rows), np.int32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,13 +16,14 @@ from testnuc._base.checks import hash_text
 from testnuc._engine.parameters import client_arguments
 from testnuc._engine.shortlist import (
     compared_part,
-    coverage_of,
+    coverage,
     nearest_labels,
     similar_together,
     with_head,
 )
 from testnuc.cli.options import Options, client_options
 from testnuc.cli.options_of_run import with_options_of_run
+from testnuc.labels import LabelSet
 from testnuc.prompts.writing import samples_in
 from testnuc.protocols import PoolText
 from testnuc.testing import HashEmbedder, LoopbackLLM
@@ -382,11 +384,16 @@ def test_what_is_compared_depends_on_the_texts_alone() -> None:
 
 def test_a_label_in_no_list_is_reported() -> None:
     lists = np.array([[0, 1], [0, 2]] * 40, dtype=np.int32)
-    held, note = coverage_of(lists, ["a", "b", "c", "d", "none"], "none")
-    assert held == {"a": 80, "b": 40, "c": 40, "d": 0}
-    assert note.startswith("no shortlist of 80 texts holds 1 of the 4 labels ('d')")
-    # too few texts to compare
-    assert coverage_of(lists[:4], ["a", "b", "c", "d", "none"], "none")[1] == ""
+    labels = LabelSet(["a", "b", "c", "d", "none"], "none")
+
+    def run_of(lists: Any) -> Any:
+        return SimpleNamespace(batch=SimpleNamespace(labels=labels, shortlists=lists), notes=[])
+
+    run, few = run_of(lists), run_of(lists[:4])
+    assert coverage(run) == {"a": 80, "b": 40, "c": 40, "d": 0}
+    assert run.notes[0].startswith("no shortlist of 80 texts holds 1 of the 4 labels ('d')")
+    coverage(few)
+    assert few.notes == [], "too few texts to compare"
 
 
 def test_a_learned_head_proposes_labels() -> None:

@@ -158,7 +158,7 @@ async def test_failures_are_exported_by_their_kind_alone(exported, client_of, ca
     said = exported.everything() + caplog.text
     assert KEY not in said
     assert not any(text in said for text in TEXTS)
-    assert "12 texts whose own call failed" in caplog.text
+    assert "12 failed" in caplog.text
     assert [r.levelname for r in caplog.records if r.name == "testnuc.client"] == ["WARNING"]
 
 
@@ -229,7 +229,8 @@ async def test_a_run_is_logged_with_what_it_cost(client_of, caplog):
         await nuc.classify_many([*TEXTS, TEXTS[0]])
     (record,) = [r for r in caplog.records if r.name == "testnuc.client"]
     assert record.levelno == logging.INFO
-    assert "13 texts (12 distinct), 12 calls, 0 predictions from the store" in record.message
+    assert "13 texts in" in record.message
+    assert ", 12 calls" in record.message
 
 
 def run(*arguments):

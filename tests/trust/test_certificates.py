@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testnuc.trust import certificates
-from testnuc.trust.certificates import Certificate, Strata, certify, edges, wants_decisions
+from testnuc.trust.certificates import Certificate, Strata, certify, edges
 from testnuc.trust.evidence import Draws
 from testnuc.trust.learned import Learned, _proved
 from tests import naive
@@ -330,4 +330,4 @@ def test_better_labels_are_wanted_where_labels_are_wrong_over_all_texts():
     hard = np.where(right, 1 / 1_000, 1 / 50)
     for chance, wanted in ((hard, False), (np.full(50, 1 / 1_000), True)):
         draws = Draws(1_000, chance, chance, np.ones(50, bool))
-        assert wants_decisions("settings", right, draws, lacks) == wanted
+        assert Taught("settings", right, lacks, draws).wants_decisions(lacks) == wanted

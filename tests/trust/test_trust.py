@@ -16,7 +16,7 @@ from testnuc.results import Results
 from testnuc.trust.auto_policy import VoteSettings, correct, diagnose, target_shares
 from testnuc.trust.review_queue import review_queue
 from testnuc.types import Classification, Neighbor, Prediction, Usage
-from testnuc.voting import vote_pool
+from testnuc.voting import VotePolicy, vote_pool
 from tests.trust.arrays import with_near_copies
 
 CLASSES = 8
@@ -62,7 +62,7 @@ def run_of(ids, similarities, labels):
     """Return a run in which the LLM gave these labels."""
     texts = [PoolText(str(i), str(i).encode()) for i in range(len(labels))]
     names = [f"label {i}" for i in range(CLASSES)]
-    auto = VoteSettings.of("auto", None, LabelSet(names))
+    auto = VoteSettings.of(VotePolicy.auto(), None, LabelSet(names))
     run = Run(TextBatch(LabelSet(names), texts, len(texts), ids, similarities), auto)
     for place, label in enumerate(labels.tolist()):
         run.answers.put(place, Prediction(names[label], 0.9))
