@@ -241,11 +241,9 @@ class Meter:
     @classmethod
     def sum(cls, marks: Iterable[Mark]) -> Usage:
         """Return the total of several meters."""
-        total = cls()
-        for mark in marks:
-            for name, n in zip(_COUNTERS, mark, strict=True):
-                setattr(total, name, getattr(total, name) + n)
-        return total.since()
+        totals = map(sum, zip(*marks, strict=True))
+        counted: dict[str, Any] = dict(zip(_COUNTERS, totals, strict=False))
+        return cls(**counted).since()
 
     def mark(self) -> Mark:
         """Return the present counters, for `since`."""
@@ -254,18 +252,13 @@ class Meter:
     def since(self, mark: Mark | None = None) -> Usage:
         """Return the usage since a mark, or all; None for values that a call did not report."""
         before = mark or (0,) * len(_COUNTERS)
-        n = {name: getattr(self, name) - old for name, old in zip(_COUNTERS, before, strict=True)}
-        known = n["unmeasured"] == 0
-        return Usage(
-            calls=n["calls"],
-            input_tokens=n["input_tokens"] if known else None,
-            cached_tokens=n["cached_tokens"] if known else None,
-            output_tokens=n["output_tokens"] if known else None,
-            usd=n["pico_usd"] / PICO if n["unpriced"] == 0 else None,
-            store_hits=n["store_hits"],
-            coalesced=n["coalesced"],
-            retries=n["retries"],
-        )
+        spent: dict[str, Any] = {
+            name: getattr(self, name) - old for name, old in zip(_COUNTERS, before, strict=True)
+        }
+        pico_usd, unpriced = spent.pop("pico_usd"), spent.pop("unpriced")
+        if spent.pop("unmeasured"):
+            spent |= dict.fromkeys(("input_tokens", "cached_tokens", "output_tokens"))
+        return Usage(**spent, usd=None if unpriced else pico_usd / PICO)
 
 
 _COUNTERS = tuple(field.name for field in fields(Meter) if field.name != "price")

@@ -193,7 +193,7 @@ def classify_dataset(
         usage = Meter.sum(row["usage"] for row in counts)
         ray.get(labeler.close.remote())
         diagnosis = _in_cluster(ray, 1, _diagnosed, job, pool, dim) if auto else None
-        learned = None if store is None else _in_cluster(ray, 0, _read_learned, job)
+        learned = None if store is None else _in_cluster(ray, 0, stored_learned, job)
     except Exception:
         for actor in pool:
             ray.kill(actor)
@@ -291,20 +291,17 @@ def _failure(ray: Any, labeler: Any, patience: float = PATIENCE) -> Exception | 
     return failure
 
 
-def _in_cluster(ray: Any, cpus: int, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function in the cluster, where the store is."""
-    return ray.get(ray.remote(function).options(num_cpus=cpus).remote(*arguments))
+def _in_cluster(ray: Any, cpus: int, work: Callable[..., Any], *arguments: Any) -> Any:
+    """Await a coroutine function in the cluster, where the store is."""
+
+    def run(*given: Any) -> Any:
+        return asyncio.run(work(*given))
+
+    return ray.get(ray.remote(run).options(num_cpus=cpus).remote(*arguments))
 
 
-def _read_learned(job: Settings) -> bytes | None:
-    return asyncio.run(stored_learned(job))
-
-
-def _diagnosed(job: Settings, pool: Sequence[Any], dim: int) -> Diagnosis | None:
-    async def decide() -> Diagnosis | None:
-        return await Voting(job, pool, dim).decide()
-
-    return asyncio.run(decide())
+async def _diagnosed(job: Settings, pool: Sequence[Any], dim: int) -> Diagnosis | None:
+    return await Voting(job, pool, dim).decide()
 
 
 def _warn(texts: int, diagnosis: Diagnosis | None, k: int | None) -> None:

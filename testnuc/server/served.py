@@ -80,7 +80,8 @@ class Metrics:
             "Texts whose own call failed, by type of error; others may label them all the same.",
             [*places, "type"],
         )
-        self._registry.register(_Collector(values))
+        self._values = values
+        self._registry.register(self)
 
     def request(self, route: str, status: int, seconds: float) -> None:
         """Count a request."""
@@ -92,15 +93,8 @@ class Metrics:
         page: bytes = self._library.generate_latest(self._registry)
         return page
 
-
-class _Collector:
-    """Exports what the service and its clients know."""
-
-    def __init__(self, values: Callable[[], Iterable[Value]]) -> None:
-        self._values = values
-
     def collect(self) -> Iterator[Any]:
-        """Yield the metric families."""
+        """Yield the metrics that are read when the registry asks for them."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         families: dict[str, Any] = {}

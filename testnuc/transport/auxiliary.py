@@ -38,15 +38,6 @@ _MOST_SECONDS = 3_600.0
 _SECONDS_PER_BYTE = 1 / 50_000
 
 
-def _endless(provider: WireProvider) -> ServerError:
-    error = ServerError(
-        f"the download from {host(provider)} is longer than {_MOST_OF_DOWNLOAD / 2**30:g} GB, and "
-        "no batch job has such results; check base_url"
-    )
-    error.retryable = False
-    return error
-
-
 @dataclass(eq=False)
 class _Lines:
     """Splits a download into its lines."""
@@ -156,7 +147,13 @@ class AuxiliaryRequests:
                         if number % _LINES_AT_ONCE == 0:
                             await asyncio.sleep(0)
                     if lines.size > _MOST_OF_DOWNLOAD:
-                        raise _endless(provider)
+                        endless = ServerError(
+                            f"the download from {host(provider)} is longer than "
+                            f"{_MOST_OF_DOWNLOAD / 2**30:g} GB, and no batch job has such results; "
+                            "check base_url"
+                        )
+                        endless.retryable = False
+                        raise endless
                     await asyncio.sleep(0)
             if lines.rest:
                 take(bytes(lines.rest))

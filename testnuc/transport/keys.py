@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import contextlib
 import contextvars
 import inspect
 import logging
@@ -144,21 +143,14 @@ class KeySource:
         if self._thread is None or self._process != os.getpid():
             self._process = os.getpid()
             self._thread = _in_thread(self._ask)
-        thread, loop = self._thread, asyncio.get_running_loop()
-        ended = asyncio.Event()
-
-        def wake(_: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop may be closed
-                loop.call_soon_threadsafe(ended.set)
-
-        thread.add_done_callback(wake)
+        thread = self._thread
         try:
-            await ended.wait()
+            # a thread that has begun is not cancelled with this wait
+            key = await asyncio.wrap_future(thread)
         finally:
             if thread.done():
                 # else the next question waits for it as well
                 self._thread = None
-        key = thread.result()
         return await key if inspect.isawaitable(key) else key
 
 

@@ -40,17 +40,6 @@ _REFUSED = 400
 _OF_SPANS = ("testnuc.", "gen_ai.output.", "gen_ai.request.t", "gen_ai.request.max")
 
 
-class _Silent:
-    """Ignores attributes."""
-
-    def set(self, **facts: Any) -> None:
-        """Do nothing."""
-
-
-#: Used without telemetry; created once, because it is entered with every call.
-_NOTHING: contextlib.AbstractContextManager[Any] = contextlib.nullcontext(_Silent())
-
-
 def operation(
     telemetry: Telemetry | None, name: str, **facts: Any
 ) -> contextlib.AbstractContextManager[Any]:
@@ -58,7 +47,7 @@ def operation(
 
     Its ``set`` adds attributes, each named ``testnuc.<fact>``.
     """
-    return _NOTHING if telemetry is None else telemetry.operation(name, facts)
+    return _SILENT if telemetry is None else telemetry.operation(name, facts)
 
 
 def context() -> Any:
@@ -214,14 +203,18 @@ class Telemetry:
 
 
 class _Operation:
-    def __init__(self, span: Any) -> None:
+    def __init__(self, span: Any = None) -> None:
         self._span = span
 
     def set(self, **facts: Any) -> None:
         """Add attributes, except those that are None: unknown."""
         for name, value in facts.items():
-            if value is not None:
+            if self._span is not None and value is not None:
                 self._span.set_attribute(f"testnuc.{name}", value)
+
+
+#: Without telemetry; created once, because it is entered with every call.
+_SILENT = contextlib.nullcontext(_Operation())
 
 
 class _Chat(_Operation):
