@@ -76,7 +76,7 @@ def run(given: SimpleNamespace) -> None:
         own = client.but(neighbors="stored")
     offer = partial(reuse_answers, given=texts, client=own, store=store)
     if given.dry_run:
-        show_estimate(texts, own, store, offer)
+        show_estimate(texts, own, store, offer, bound=bool(given.reuse))
         return
     batches, reuse = BatchPolicy(rest=given.rest), partial(offer, wanted=given.reuse)
     results, known = label_all(texts, own, store, given.lane, batches, reuse)
@@ -313,9 +313,14 @@ async def estimate_of(nuc: TestNUC, texts: list[str], prepare: Prepare | None = 
 
 
 def show_estimate(
-    texts: list[str], client: Options, store: AnswerStore, prepare: Prepare | None = None
+    texts: list[str],
+    client: Options,
+    store: AnswerStore,
+    prepare: Prepare | None = None,
+    *,
+    bound: bool = False,
 ) -> None:
-    """Print the estimated cost; sends nothing, and creates no store."""
+    """Print the estimated cost, or a `bound` of it; sends nothing, and creates no store."""
     # nothing is sent, so no key is needed
     nuc = client_of(client, store=None if store.new else store.where, api_key="not-needed")
     found = run_to_end(estimate_of(nuc, texts, prepare))
@@ -323,6 +328,8 @@ def show_estimate(
         to_stderr(said[0])
     distinct = len(set(texts))
     print(f"{nuc.model}: nothing was sent; {len(texts):,} texts, {distinct:,} distinct\n\n{found}")
+    if bound:
+        to_stderr("note: --reuse asks about fewer texts: these calls and this price are the most")
     if (note := _about_model(nuc, texts)) is not None:
         to_stderr(f"note: {note}")
     tokens = [found.input_tokens, found.output_tokens]

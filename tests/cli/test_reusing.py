@@ -58,6 +58,9 @@ def test_one_label_more_costs_the_texts_that_could_have_it(llm):
     for output in ("new.csv", "-"):
         _, err = llm(named(KINDS), "--dry-run", output=output)
         assert "600 texts have answers to other labels; to ask about all takes 600 calls" in err
+        assert "price" not in err
+    _, err = llm(named(KINDS), "--dry-run", "--reuse")
+    assert "fewer texts: these calls and this price are the most" in err.splitlines()[-1]
     assert "--reuse asks about 60 at random and those that could have 'kind29' alone" in err
     calls, err = llm(named(KINDS), "--reuse", "--full")
     assert 80 <= calls < 250
