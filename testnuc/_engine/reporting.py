@@ -32,7 +32,6 @@ from testnuc.progress import Observer, start_progress
 from testnuc.prompts.writing import user_prompt
 from testnuc.results import Results, figures
 from testnuc.trust.auto_policy import MIN_PREDICTIONS
-from testnuc.trust.evidence import Judgment
 from testnuc.trust.joining import JoinedReview
 from testnuc.trust.learned import Learned
 from testnuc.types import error_text
@@ -167,23 +166,26 @@ async def describe(
 
     `brief`: what is known of the labels, for those who use them.
     """
-    made = {"How the labels were made": _overview(parts, results, learned)}
-    sections = {
+    made = {"How the labels were made": _overview(parts, results)}
+    known = {
         "Labels": _by_label(parts, results, learned),
         "Accuracy": _accuracy(learned),
         "Judgments": _judgments(learned, joined),
     }
     if brief:
         title, *lead = _headline(parts, learned)
-        sections = {title: iter(lead)} | sections | made
+        sections = {title: iter(lead)} | known | made
     else:
-        sections = made | sections
-        sections |= {
-            "Model": _model(parts, await parts.answered()),
-            "Neighbors": _neighbors(parts, results),
-            "Software": _software(),
-            "Prompt": _prompt(parts),
-        }
+        sections = (
+            made
+            | known
+            | {
+                "Model": _model(parts, await parts.answered()),
+                "Neighbors": _neighbors(parts, results),
+                "Software": _software(),
+                "Prompt": _prompt(parts),
+            }
+        )
     pages = (
         f"{'##' if at else '#'} {title}\n\n{chr(10).join(lines)}\n"
         for at, (title, lines) in enumerate(sections.items())
@@ -216,7 +218,7 @@ def _headline(parts: Components, learned: Learned | None) -> Iterator[str]:
     yield "In brackets is a range: the true number lies in it in 95 of 100 cases."
 
 
-def _overview(parts: Components, results: Results, learned: Learned | None) -> Iterator[str]:
+def _overview(parts: Components, results: Results) -> Iterator[str]:
     texts = {row.text for row in results}
     sources = Counter(row.source or "llm" for row in results if row.label is not None)
     words = {**_SOURCES, **_JUDGES}
@@ -231,13 +233,6 @@ def _overview(parts: Components, results: Results, learned: Learned | None) -> I
     said = (row.prediction.said for row in results if row.prediction is not None)
     if kept := sum((one or "").endswith(BEFORE) for one in said):
         yield f"{kept:,} of the LLM's answers are to the labels before a change of the label set."
-    if drawn := _at_random(learned):
-        judges = "people" if any(one.source == "person" for one in drawn) else "another LLM"
-        yield (
-            f"{len(drawn):,} of them were drawn at random and judged by {judges}. Shares of labels "
-            "are estimated from the labels of all texts and these judgments, with 95 % intervals "
-            "(beta-binomial, in strata by labels that do not depend on the text's own judgment)."
-        )
     yield f"\nWritten on {today()}. This page shows none of the texts."
 
 
@@ -274,11 +269,6 @@ def _by_label(parts: Components, results: Results, learned: Learned | None) -> I
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
-
-
-def _at_random(learned: Learned | None) -> list[Judgment]:
-    judged = () if learned is None else learned.judged
-    return [one for one in judged if one.uniform and one.source is not None]
 
 
 def _model(parts: Components, answered: Mapping[str, Sequence[str]]) -> Iterator[str]:
@@ -325,7 +315,8 @@ def _judgments(learned: Learned | None, joined: JoinedReview | None) -> Iterator
     of_all = "all" if 0 < uniform == len(drawn) else f"{uniform:,}"
     yield (
         f"{len(drawn):,} texts were drawn with known probabilities, {of_all} of them at random "
-        "from all texts.\n"
+        "from all texts. By the latter and the labels of all texts, shares of labels are estimated "
+        "(beta-binomial, in strata by labels that do not depend on the text's own judgment).\n"
     )
     if ranked:
         yield (

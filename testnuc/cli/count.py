@@ -229,16 +229,14 @@ async def _read(store: str, chosen: str | None) -> tuple[list[AuditWeek], AuditW
     last, sets = every[-1], {w.key(""): one_line(", ".join(w.labels), _LINE) for w in every}
     if chosen is not None:
         names = [*read_labels(chosen)]
-        # a label that means none is the last one
-        fitting = [w for w in every if names == [*w.labels]] or [
-            w for w in every if names == [*w.labels[:-1]]
-        ]
+        # a label that means none may be the last one
+        fitting = [w for w in every if names in ([*w.labels], [*w.labels[:-1]])]
         if not fitting:
             raise InvalidInputError(
                 f"--labels {chosen}: no texts of these are set aside, but of "
                 f"{'; '.join(sets.values())}"
             )
-        last = fitting[-1]
+        last = min(fitting, key=lambda week: len(week.labels))
     elif len(sets) > 1:
         shown = sets[last.key("")]
         to_stderr(f"note: of several label sets, the latest is {shown}; for another: --labels")

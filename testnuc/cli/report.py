@@ -23,7 +23,7 @@ async def run(given: SimpleNamespace) -> None:
     file, output, client = given.source, given.output, given.client
     require_kind(output, ".html", ".htm", *([".md"] if given.summary else []))
     if given.summary:
-        await summary(given)
+        await _describe(given, {}, brief=True)
         return
     kind = Path(file).suffix.lower()
     if kind == ".txt":
@@ -60,46 +60,36 @@ async def describe(given: SimpleNamespace) -> None:
     """Print or write how the labels of a file or a store were made."""
     require_new(given.output, ".md", overwrite=given.overwrite)
     reviews = {file: Review.load(existing(file)) for file in given.reviews or ()}
-    page = await _page(given, reviews)
-    if given.output is None:
-        print(page, end="")
-    else:
-        _write(page, given.output)
+    await _describe(given, reviews)
 
 
-async def summary(given: SimpleNamespace) -> None:
-    """Write one page on how good labels are, what is certified, and what comes next."""
-    page = await _page(given, {}, brief=True)
-    title = given.title or f"Labels of {Path(given.source).name}"
-    if Path(given.output).suffix.lower() != ".md":
-        page = page_of(page, title)
-    _write(page, given.output)
-
-
-async def _page(given: SimpleNamespace, reviews: dict[str, Review], *, brief: bool = False) -> str:
-    source = given.source
+async def _describe(
+    given: SimpleNamespace, reviews: dict[str, Review], *, brief: bool = False
+) -> None:
+    """Print or write the page of `TestNUC.describe`; a brief one says what comes next."""
+    source, output = given.source, given.output
     async with opened(source, given.client, given.text_column) as (nuc, held):
         table = await texts_for(nuc, held, source)
         found = await labeled(nuc, table)
         merged = found.merged()
         results = found.results.with_rows([row for _, row in sorted(merged.items())])
         page = await nuc.describe(results, reviews, brief=brief)
-        if holds_rows(source):
-            # judgments change labels, not the file
-            said = {at: table.results[at].label for at in merged}
-            told = sum((row.label or "") != (said[at] or "") for at, row in merged.items())
-            newest = f"by the newest judgments: in `{source}` {told:,} are older, and differ"
-            about = f"This page is about the labels {newest if told else f'in `{source}`'}."
-            # below the title, or the headline
-            before = "\n\n##" if brief else "\n"
-            page = page.replace(before, f"\n\n{about}{before}", 1)
-        if brief:
-            then = re.sub(r"testnuc [^;\n]+", r"`\g<0>`", what_next(nuc.learned, given))
-            lines = then.removeprefix("next, ").splitlines()
-            page += "\n\n".join(["\n## Next", *lines]) + "\n"
-        return page
-
-
-def _write(page: str, output: str) -> None:
+    if holds_rows(source):
+        # judgments change labels, not the file
+        said = {at: table.results[at].label for at in merged}
+        told = sum((row.label or "") != (said[at] or "") for at, row in merged.items())
+        newest = f"by the newest judgments: in `{source}` {told:,} are older, and differ"
+        about = f"This page is about the labels {newest if told else f'in `{source}`'}."
+        # below the title, or the headline
+        before = "\n\n##" if brief else "\n"
+        page = page.replace(before, f"\n\n{about}{before}", 1)
+    if brief:
+        then = re.sub(r"testnuc [^;\n]+", r"`\g<0>`", what_next(nuc.learned, given))
+        page += "\n\n".join(["\n## Next", *then.removeprefix("next, ").splitlines()]) + "\n"
+    if output is None:
+        print(page, end="")
+        return
+    if Path(output).suffix.lower() != ".md":
+        page = page_of(page, given.title or f"Labels of {Path(source).name}")
     write_whole(output, [page.encode("utf-8", "replace")])
     to_stderr(f"written to {output}; it holds no text that was labeled, and no key")

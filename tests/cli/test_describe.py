@@ -53,7 +53,6 @@ def test_a_page_says_how_labels_were_made(labeled):
         "- Vote: vote policy weight auto, at most",
         "What gave the labels: ",
         "240 texts (240 distinct) were labeled by the LLM `openai/test` at temperature 0.7",
-        "90 of them were drawn at random and judged by people",
         "| refund |",
         "90 texts were drawn with known probabilities, all of them at random from all texts",
         "This page is about the labels by the newest judgments: ",
