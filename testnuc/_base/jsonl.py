@@ -1,6 +1,7 @@
 """Files whose errors name them: JSON, JSON Lines, CSV, and atomic writes."""
 
 import csv
+import io
 import os
 import re
 import secrets
@@ -15,6 +16,8 @@ from testnuc.errors import InvalidInputError
 
 #: Characters of a name that the temporary one repeats: a file system allows 255 bytes.
 _KEPT = 40
+#: Characters of a field of a CSV file: parsing takes four bytes for each.
+_LONGEST_FIELD = 2**24
 #: What a spreadsheet may run, also if apostrophes precede it, so that each value can be read back.
 _FORMULA = re.compile(r"'*(?:[=@\t\r]|[+-](?![0-9.,]*\Z))")
 _GUARDED = re.compile(rf"'{_FORMULA.pattern}")
@@ -77,10 +80,15 @@ def json_object(line: str | bytes, source: str | os.PathLike[str], number: int) 
     return record
 
 
+def lines_of(content: str) -> Iterable[str]:
+    """Return lines with their ends; `io.StringIO` would take four bytes for each character."""
+    return io.TextIOWrapper(io.BytesIO(content.encode()), "utf-8", newline="")
+
+
 @contextmanager
 def long_fields() -> Iterator[None]:
     """Let fields of CSV files be longer than the default limit of 131,072 characters."""
-    before = csv.field_size_limit(2**31 - 1)
+    before = csv.field_size_limit(_LONGEST_FIELD)
     try:
         yield
     finally:

@@ -1,7 +1,6 @@
 """Read files of texts: .csv, .tsv, .json, .jsonl, .parquet, .txt and .xlsx, or stdin."""
 
 import csv
-import io
 import re
 import sys
 from collections import Counter
@@ -18,7 +17,7 @@ from typing import Any
 import orjson
 
 from testnuc._base.checks import valid_text
-from testnuc._base.jsonl import bytes_of, json_object, json_of, long_fields, unguarded
+from testnuc._base.jsonl import bytes_of, json_object, json_of, lines_of, long_fields, unguarded
 from testnuc.cli import parquet, xlsx
 from testnuc.cli.decoding import (
     DELIMITER_LINE,
@@ -129,9 +128,8 @@ def read_table(
         kind = kind or _kind_of_content(content, text_column, given)
         if kind == ".txt":
             # not splitlines, which also splits at characters within a line, such as U+2028
-            lines = io.StringIO(content.rstrip(), newline=None)
             # empty ones as well: an output of lines has one for each
-            rows = [{"text": line.strip()} for line in lines]
+            rows = [{"text": line.strip()} for line in lines_of(content.rstrip())]
             columns, text_column = ["text"], "text"
         elif kind in {".csv", ".tsv"}:
             guessed = "\t" if kind == ".tsv" else delimiter_of(content, (text_column,))
@@ -376,7 +374,7 @@ def _fields(file: str, content: str, delimiter: str) -> list[list[str]]:
     """Return the rows of a table, without empty ones; a stray quote could move what is between."""
     lines: list[list[str]] = []
     start = 0
-    reader = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter, strict=True)
+    reader = csv.reader(lines_of(content), delimiter=delimiter, strict=True)
     try:
         with long_fields():
             for row in reader:
@@ -393,6 +391,8 @@ def _fields(file: str, content: str, delimiter: str) -> list[list[str]]:
         problem = f"cannot be read as CSV: {exc}"
         if "unexpected end" in str(exc):
             problem = "a quote opens and is never closed, so that the rest of the file is one text"
+        elif "field limit" in str(exc):
+            problem = "a field has over 16 million characters, perhaps as a quote is never closed"
         elif "expected after" in str(exc):
             problem = "a quote closes in the middle of a field"
         raise InvalidInputError(

@@ -15,6 +15,7 @@ import orjson
 import pytest
 
 from testnuc import Classification, InvalidInputError, LabelSet, Prediction, Results
+from testnuc._base import jsonl
 from testnuc.cli import parquet, xlsx
 from testnuc.cli.files import write_results
 from testnuc.cli.label_files import read_labels
@@ -154,6 +155,28 @@ def test_a_table_that_bites_is_refused(folder, name, content, says):
     (folder / name).write_text(content)
     with pytest.raises(InvalidInputError, match=f"{name}.*{re.escape(says)}"):
         read_table(name, "text")
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.txt"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_table_takes_a_few_times_the_memory_of_its_file(folder, name, end):
+    lines = ["text", *(f"line {i} " + "word " * 100 for i in range(5_000))]
+    (folder / name).write_bytes(end.join(lines).encode())
+    tracemalloc.start()
+    texts = read_table(name, "text").texts
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [text.strip() for text in texts[-5_000:]] == [line.strip() for line in lines[1:]]
+    assert peak < 5 * sum(map(len, lines))
+
+
+def test_a_field_of_many_millions_of_characters_is_refused(folder, monkeypatch):
+    monkeypatch.setattr(jsonl, "_LONGEST_FIELD", 200_000)
+    (folder / "a.csv").write_text(f"text\na\n{'b' * 200_000}\n")
+    assert len(read_table("a.csv", "text").texts[1]) == 200_000
+    (folder / "a.csv").write_text(f"text\na\n{'b' * 200_001}\n")
+    with pytest.raises(InvalidInputError, match=r"line 3: a field has over 16 million characters"):
+        read_table("a.csv", "text")
 
 
 def test_quotes_over_several_lines_are_read_to_the_end(folder):

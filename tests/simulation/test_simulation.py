@@ -13,7 +13,23 @@ from tests.simulation.world import ordered_groups, simulate
 #: Seeds of a test; each is run twice.
 SEEDS, PART = 300, 25
 #: Seeds of `python -m bench simulate` that showed faults, since mended.
-FOUND = (2034, 5508, 5939, 6572, 6954, 7298, 7341, 7589, 7630, 7683, 8650, 8904, 12139, 18739)
+FOUND = (
+    2034,
+    5508,
+    5939,
+    6572,
+    6954,
+    7298,
+    7341,
+    7589,
+    7630,
+    7683,
+    8650,
+    8904,
+    12139,
+    18739,
+    502147,
+)
 
 
 @pytest.fixture(autouse=True)
