@@ -131,9 +131,9 @@ class Classification(Brief):
     #: Why the text's own call failed, or why the text is invalid.
     error: Exception | None = None
     #: The chance that this label is right, 0..1: calibrated on judged texts if any were learned
-    #: from, 1 if a person gave the label, None if a referee did. Else the label's share of the
-    #: vote (under auto, of all neighbors, even if they do not decide); None with fewer than three
-    #: voters, or if the vote is not complete.
+    #: from, 1 if a person gave the label, None if a referee did. Else no probability, but the
+    #: label's share of the vote (under auto, of all neighbors, even if they do not decide), by
+    #: which texts can be ordered; None with fewer than three voters, or an incomplete vote.
     trust: float | None = None
     #: Why there is no label despite votes, or why the neighbors did not decide.
     reason: str | None = None
@@ -253,9 +253,9 @@ class Classification(Brief):
         if self.trust is None or self.label is None:
             return None if self.trust is None else f"trust {self.trust:.2f}"
         named = repr(self.label) if self.label else "no label"
-        words = f"trust {self.trust:.2f} that {named} is right"
+        words = f"trust {self.trust:.2f} in {named}"
         if self.alternative is not None and self.trust_of_alternative is not None:
-            words += f", {self.trust_of_alternative:.2f} that {self.alternative!r} is"
+            words += f", {self.trust_of_alternative:.2f} in {self.alternative!r}"
         return words
 
     def _repr_html_(self) -> str:

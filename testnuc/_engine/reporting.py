@@ -237,7 +237,10 @@ def _overview(parts: Components, results: Results) -> Iterator[str]:
 
 
 def _accuracy(learned: Learned | None) -> Iterator[str]:
-    said = "Nobody judged a text: nothing is known of how many labels are right."
+    said = (
+        "Nobody judged a text: nothing is known of how many labels are right.\n"
+        "Trust orders the texts, those to check first; it is no probability before judgments."
+    )
     yield from (f"- {line}" for line in str(learned or said).splitlines())
     if learned is not None and (macro_f1 := learned.macro_f1()) is not None:
         yield f"- {macro_f1}"

@@ -91,8 +91,8 @@ function overviewOf({ data, nameOf, narrow }) {
 function trustMeans(data) {
   if (data.several) {
     return data.learned ? "Trust is the chance that all labels of a text are right, learned from judged texts."
-      : "Trust is the part of the neighbors' votes for the closest of a text's decisions. It becomes the chance that all labels are right once you judge texts.";
+      : "Trust is the part of the neighbors' votes for the closest of a text's decisions. It orders texts, and is the chance that all labels are right only once you judge some.";
   }
   if (data.learned || data.review?.context.earlier.length) return "Trust is the chance that a label is right, learned from judged texts.";
-  return "Trust is the part of the neighbors' votes for a label. It becomes the chance that the label is right once you judge texts.";
+  return "Trust is the part of the neighbors' votes for a label. It orders texts, and is the chance that the label is right only once you judge some.";
 }

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from testnuc._engine.carried import _judgments_in
-from testnuc._engine.reporting import _cell, _headline, _judgments
+from testnuc._engine.reporting import _accuracy, _cell, _headline, _judgments
 from testnuc.report.page import page_of
 from testnuc.testing import LoopbackLLM
 from testnuc.trust.certificates import Certificate
@@ -131,6 +131,7 @@ def test_a_headline_says_what_is_known_and_what_to_do():
     title, todo, _ = headline(0.31, several=True)
     assert title == f"About 71 of 100 texts have exactly the right labels {right}"
     assert "use the labels of 31% of the texts, which are proved to be at least 90% right" in todo
+    assert "it is no probability before judgments" in "".join(_accuracy(None))
     for unknown in (headline(0.0, accuracy=False), [*_headline(None, None)]):
         assert unknown[0] == "How many labels are right is not known yet"
         assert "judge fifty texts" in unknown[1]

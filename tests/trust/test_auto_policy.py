@@ -143,8 +143,8 @@ async def test_trust_is_shown_of_the_kept_label_and_of_the_one_that_others_would
         assert result.trust_of_alternative > 0
         assert result.trust + result.trust_of_alternative <= 1 + 1e-6
         explained = result.explain()
-        assert f"trust {result.trust:.2f} that {result.label!r} is right" in explained
-        assert f"{result.trust_of_alternative:.2f} that {result.alternative!r} is" in explained
+        assert f"trust {result.trust:.2f} in {result.label!r}" in explained
+        assert f"{result.trust_of_alternative:.2f} in {result.alternative!r}" in explained
         assert f"{result.trust_of_alternative:.2f}" in result._repr_html_()
         overruled += result.trust_of_alternative > result.trust
         if result.voters == 1:
