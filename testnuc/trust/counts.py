@@ -139,24 +139,20 @@ class Counts(Brief, Sequence[LabelCount]):
         learned = any(item.current != item.llm for item in self.items)
         now = ["labels now"] * learned
         head = ["label", "share", "rows", "LLM alone", *now, "judged", "to halve"]
-        rows = [[*(["group"] if grouped else []), *head, *(["less the others"] * compared)]]
-        for item in self.items:
-            if item.share is None and grouped:
-                # a note says which groups
-                continue
-            share, number = item.share, item.number
+        rows = [[*(["group"] * grouped), *head, *(["less the others"] * compared)]]
+        # a note says which groups have no shares
+        for item in (one for one in self.items if one.share is not None or not grouped):
+            share, number, less = item.share, item.number, item.difference
             cells = [
+                *(["all" if item.group is None else item.group] * grouped),
                 item.label or _NONE,
                 "too few judged" if share is None else str(share),
                 f"{item.rows:,}" if number is None else f"{number:,} of {item.rows:,}",
                 *(f"{100 * part:.1f} %" for part in (item.llm, item.current)[: 1 + learned]),
                 f"{item.judged:,}",
                 f"+{item.judgments_needed:,}",
+                *(["" if less is None else less.signed()] * compared),
             ]
-            if grouped:
-                cells.insert(0, "all" if item.group is None else item.group)
-            if compared:
-                cells.append("" if item.difference is None else item.difference.signed())
             rows.append(cells)
         kind = "all intervals together" if self.together else "each interval alone"
         return "\n".join([columns(rows), f"{self.confidence:.0%} intervals: {kind}", *self.notes])

@@ -30,8 +30,8 @@ FOLDS = 5
 PENALTY = 3e-5
 #: Steps of L-BFGS of a first fit, and of one that starts from an earlier fit.
 _FIRST, _NEXT = 12, 6
-#: The same of a fit to judged texts.
-_MOVES = 30
+#: Most steps of a fit to judged texts, and the part of the loss that a step gains: less is noise.
+_MOVES = {"maxiter": 30, "ftol": 1e-6}
 #: Log odds that the LLM's own label gets beside a model: a model changes what it is sure of.
 OWN_CARE = 2.0
 #: Texts that one fit sees at most; more change little and cost time.
@@ -217,27 +217,26 @@ def class_scale(probabilities: Float32s, power: float) -> Float32s:
 
 
 def fit_move(
-    logs: Float32s, own: Float32s, x: Float32s, labels: Int32s, weights: Float32s
+    said: Float32s, x: Float32s, gram: Float64s, labels: Int32s, weights: Float32s
 ) -> tuple[float, float, Float32s]:
     """Fit ``a * logs + b * own + x @ w``, whose softmax gives the chance of each label.
 
-    Returns a, b and w, float32[d, C]. `logs`, float32[m, C], are log probabilities of a model,
-    `own`, float32[m, C], is 1 for the LLM's label. Priors are normal with a standard deviation of
-    1: a around 1, b around `OWN_CARE`, w around 0. Without texts the result is that of the priors.
+    Returns a, b and w, float32[d, C]. `said`, float32[2, m, C], are the log probabilities of a
+    model, and 1 for the LLM's label; `gram` is x @ x.T. Priors are normal with a standard deviation
+    of 1: a around 1, b around `OWN_CARE`, w around 0. Without texts the result is that of these.
     """
     from scipy.linalg import solve_triangular
     from scipy.optimize import minimize
 
-    m, n_classes = logs.shape
+    (logs, own), (m, n_classes) = said, said.shape[1:]
     prior = np.array([1.0, OWN_CARE])
     if not m:
         return 1.0, OWN_CARE, np.zeros((x.shape[1], n_classes), dtype=np.float32)
-    at, inner, basis = np.arange(m), x, None
+    at, inner, root = np.arange(m), x, None
     if m < x.shape[1]:
         # what is orthogonal to all x stays 0: m coordinates suffice
-        gram = x.astype(np.float64) @ x.T
         root = np.linalg.cholesky(gram + 1e-6 * np.trace(gram) / m * np.eye(m))
-        inner, basis = root.astype(np.float32), solve_triangular(root, x, lower=True).T
+        inner = root.astype(np.float32)
 
     def loss(flat: Float64s) -> tuple[float, Float64s]:
         away = flat[:2] - prior
@@ -256,10 +255,11 @@ def fit_move(
         return 0.5 * float((v * v).sum() + away @ away) - fit, slope
 
     start = np.concatenate([prior, np.zeros(inner.shape[1] * n_classes)])
-    best = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": _MOVES}).x
+    best = minimize(loss, start, jac=True, method="L-BFGS-B", options=_MOVES).x
     v = best[2:].reshape(-1, n_classes)
-    w: Float32s = (v if basis is None else basis @ v).astype(np.float32)
-    return float(best[0]), float(best[1]), w
+    if root is not None:
+        v = x.T @ solve_triangular(root, v, lower=True, trans="T")
+    return float(best[0]), float(best[1]), v.astype(np.float32)
 
 
 def predict_folds(heads: Sequence[LinearHead], vectors: Floats, folds: Int64s) -> Float32s:

@@ -34,6 +34,7 @@ from testnuc.trust.head import (
 )
 from testnuc.voting import VotePolicy, vote_pool
 
+Rows = Int64s | slice
 _ALL = slice(None)
 #: Neighbors whose votes are joined with the head.
 NEIGHBORS = 30
@@ -203,19 +204,22 @@ class HeadModel(Brief):
         votes = texts.votes(labels, k=NEIGHBORS).astype(np.float32)
         return Ground(head[: len(texts)], labels, votes)
 
-    def probabilities(self, texts: Texts, ground: Ground | None = None) -> Float32s:
-        """Return float32[b, C], before the care for the own label; rows sum to 1."""
-        chances = _untaught(self, texts, ground or self.ground(texts))
+    def probabilities(
+        self, texts: Texts, ground: Ground | None = None, of: Rows = _ALL
+    ) -> Float32s:
+        """Return float32[b, C], or of some rows: sums to 1, before the care for the own label."""
+        chances = _untaught(self, texts, ground or self.ground(texts), of)
         if self.moves is None:
             return chances
-        b = len(texts)
         logs = np.float32(self.temper) * np.log(np.maximum(chances, _TINY))
+        places = np.arange(len(texts))[of]
         for fold, moves in enumerate(np.broadcast_to(self.moves, (FOLDS, *self.moves.shape[-2:]))):
-            rows = np.flatnonzero(texts.folds[:b] == fold)
+            here = texts.folds[places] == fold
             of_text, of_own = np.split(moves, [-texts.n_classes])
-            logs[rows] += texts.vectors[rows].astype(np.float32) @ of_text[:-1] + of_text[-1]
-            known = rows[texts.own[rows] >= 0]
-            logs[known] += of_own[texts.own[known]]
+            vectors = texts.vectors[places[here]].astype(np.float32)
+            logs[here] += vectors @ of_text[:-1] + of_text[-1]
+            here &= texts.own[places] >= 0
+            logs[here] += of_own[texts.own[places[here]]]
         return _softmax(logs)
 
     def label(self, texts: Texts, ground: Ground | None = None) -> Int32s:
@@ -295,6 +299,7 @@ def teach(
     texts: Texts,
     weights: Float32s | None = None,
     grounds: Sequence[Ground] | None = None,
+    parts: int = _PARTS,
 ) -> Taught:
     """Fit a model to the judged labels, with what one of the bases says as a feature.
 
@@ -306,7 +311,7 @@ def teach(
     nearly all judgments, so that what is measured on judged texts holds for the others. Its base
     and spread are those that are best on the other folds, whose fits do know it:
     tests/trust/test_adoption.py counts what that does. `weights`, float32[n], are those of judged
-    texts.
+    texts; a fold has so many `parts`, none if those probabilities are not needed.
     """
     judged = texts.judged
     assert judged is not None
@@ -317,9 +322,10 @@ def teach(
     w = np.ones(len(rows), dtype=np.float32) if weights is None else weights[rows]
     # Centered: the bias stands for all that embeddings have in common.
     middle = texts.vectors.mean(axis=0, dtype=np.float32)
-    embedded, one = texts.vectors[rows].astype(np.float32) - middle, np.ones((len(rows), 1))
-    x = np.column_stack([embedded, one, own]).astype(np.float32)
-    dim, m = len(middle), np.arange(len(rows))
+    embedded = texts.vectors[rows].astype(np.float32) - middle
+    x = np.column_stack([embedded, np.ones(len(rows)), own]).astype(np.float32)
+    # pairs: what all fits need of two texts, without the constant
+    dim, m, pairs = len(middle), np.arange(len(rows)), x.astype(np.float64) @ x.T - 1
 
     def logs_of(base: int, known: Texts) -> Float32s:
         chances = _untaught(bases[base], known, given[base], rows)
@@ -330,8 +336,9 @@ def teach(
         scale = np.full(x.shape[1], spread, dtype=np.float32)
         scale[dim] = _BIAS_SPREAD
         used = np.flatnonzero(scale)
-        seen = x[some][:, used] * scale[used]
-        temper, care, move = fit_move(logs[some], own[some], seen, labels[some], w[some])
+        seen, said = x[some][:, used] * scale[used], np.stack([logs, own])[:, some]
+        gram = spread**2 * pairs[some][:, some] + _BIAS_SPREAD**2
+        temper, care, move = fit_move(said, seen, gram, labels[some], w[some])
         moves = np.zeros((len(scale), texts.n_classes), dtype=np.float32)
         moves[used] = move * scale[used][:, None]
         moves[dim + 1 :] += np.float32(care) * np.eye(texts.n_classes, dtype=np.float32)
@@ -355,26 +362,25 @@ def teach(
     def best(some: Bools) -> tuple[int, int]:
         return min(loss, key=lambda way: float(loss[way][some].sum()))
 
-    def made(some: Bools) -> tuple[int, HeadModel, Float32s]:
-        """Return what some of the judged texts teach: its base, the model, its probabilities."""
+    def made(some: Bools, of: Rows = _ALL) -> tuple[int, HeadModel, Float32s]:
+        """Return what some of the judged texts teach: base, model, and probabilities of texts."""
         known, (base, spread) = texts.with_judged(rows[some], labels[some]), best(some)
         temper, moves = fitted(logs_of(base, known), some, spread)
         moves[dim] -= middle @ moves[:dim]
         model = replace(bases[base], care=0.0, temper=temper, moves=moves).rounded()
-        return base, model, model.probabilities(known, given[base])
+        return base, model, model.probabilities(known, given[base], of)
 
-    every = range(len(bases))
-    loss = {way: of for base in every for way, of in left_out(base, _SPREADS[:1]).items()}
+    loss = {way: of for b in range(len(bases)) for way, of in left_out(b, _SPREADS[:1]).items()}
     loss |= left_out(best(m >= 0)[0], _SPREADS[1:])
     base, model, probabilities = made(m >= 0)
     apart = probabilities.argmax(axis=1).astype(np.int32)
     for fold in np.unique(folds):
-        here = texts.folds[: len(texts)] == fold
-        apart[here] = made(folds != fold)[2][here].argmax(axis=1)
-    parts = folds * _PARTS + m % _PARTS
-    for part in np.unique(parts):
-        of, spread = best(folds != part // _PARTS)
-        (probabilities[rows[parts == part]],) = predicted(of, parts == part, [spread])
+        here = np.flatnonzero(texts.folds[: len(texts)] == fold)
+        apart[here] = made(folds != fold, here)[2].argmax(axis=1)
+    places = folds * parts + m % max(parts, 1)
+    for place in np.unique(places)[: FOLDS * parts]:
+        of, spread = best(folds != place // parts)
+        (probabilities[rows[places == place]],) = predicted(of, places == place, [spread])
     return Taught(model, base, probabilities, apart)
 
 
@@ -394,15 +400,13 @@ def vote_joined(
     return _rows_to_one(head[: len(texts)] * (votes + _SMOOTHING))
 
 
-def _untaught(
-    model: HeadModel, texts: Texts, ground: Ground, rows: Int64s | slice = _ALL
-) -> Float32s:
+def _untaught(model: HeadModel, texts: Texts, ground: Ground, rows: Rows = _ALL) -> Float32s:
     """Return float32[b, C], or of some rows: probabilities without what judgments teach."""
     votes = _with_judged(texts, ground, rows)
     return _rows_to_one(ground.head[rows] * (votes + _SMOOTHING) * model.scale)
 
 
-def _with_judged(texts: Texts, ground: Ground, rows: Int64s | slice = _ALL) -> Float32s:
+def _with_judged(texts: Texts, ground: Ground, rows: Rows = _ALL) -> Float32s:
     """Return float32[b, C], or of some rows: votes of neighbors, more of judged ones."""
     votes, judged = ground.votes[rows].copy(), texts.judged
     if judged is None or not (judged >= 0).any():

@@ -68,7 +68,7 @@ def test_a_move_is_as_good_as_that_of_scipy(d):
         return -(w * chance[np.arange(60), labels]).sum() + ((flat[2:] ** 2).sum() + away) / 2
 
     best = minimize(loss, np.zeros(2 + 4 * d), method="L-BFGS-B", options={"maxfun": 10**6})
-    temper, care, found = fit_move(logs, own, x, labels, w)
+    temper, care, found = fit_move(np.stack([logs, own]), x, x @ x.T, labels, w)
     assert found.shape == (d, 4)
     assert (
         loss(np.concatenate([[temper, care], found.astype(np.float64).ravel()])) <= best.fun + 0.05
@@ -76,10 +76,9 @@ def test_a_move_is_as_good_as_that_of_scipy(d):
 
 
 def test_without_judgments_a_move_is_its_prior():
-    nothing = np.empty((0, 3), dtype=np.float32)
-    found = fit_move(
-        nothing, nothing, nothing[:, :2], np.empty(0, np.int32), np.empty(0, np.float32)
-    )
+    shapes = (2, 0, 3), (0, 2), (0, 0), 0, 0
+    said, x, gram, labels, weights = (np.empty(shape, np.float32) for shape in shapes)
+    found = fit_move(said, x, gram, labels.astype(np.int32), weights)
     assert found[:2] == (1.0, head_module.OWN_CARE)
     assert not found[2].any()
 
@@ -245,5 +244,10 @@ def test_taught_models_follow_the_judgments():
     judged = texts.with_judged(rows, gold[rows])
     rest = np.setdiff1d(np.arange(300), rows)
     before = (base.probabilities(texts).argmax(axis=1) == gold)[rest].mean()
-    after = (teach([base], judged).probabilities.argmax(axis=1) == gold)[rest].mean()
+    taught, without = teach([base], judged), teach([base], judged, parts=0)
+    after = (taught.probabilities.argmax(axis=1) == gold)[rest].mean()
     assert after > before + 0.1
+    # only what is said of judged texts needs fits of parts
+    assert np.array_equal(taught.apart, without.apart)
+    assert np.array_equal(taught.probabilities[rest], without.probabilities[rest])
+    assert not np.array_equal(taught.probabilities[rows], without.probabilities[rows])
