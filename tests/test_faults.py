@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
-from dataclasses import replace
-
 import pytest
 
 from testnuc import Limits, RetryPolicy, Sampling, TestNUC
@@ -113,56 +109,3 @@ async def test_ten_texts_a_call_with_a_fifth_of_all_requests_failing(arguments):
     # of ten, two halves are asked for again, and of a half each alone
     assert llm.calls <= len(texts) / 10 + 5 * useless
     assert max(llm.asked.values()) <= 6
-
-
-@pytest.mark.parametrize("per_call", [1, 10])
-async def test_a_server_that_is_killed_in_the_middle(arguments, per_call):
-    texts = texts_of(700 + 300 * per_call)
-    async with (
-        LoopbackLLM(answer, latency=0.01) as llm,
-        TestNUC(**arguments(llm, sampling=Sampling(texts_per_call=per_call))) as nuc,
-    ):
-        run = asyncio.create_task(nuc.classify_many(texts))
-        while llm.texts < len(texts) // 3:  # noqa: ASYNC110 - the server has no event
-            await asyncio.sleep(0.005)
-        await llm.stop()
-        answered = llm.texts
-        await asyncio.sleep(1)
-        assert llm.texts == answered < len(texts)
-        await llm.start()
-        results = await run
-        usage = nuc.usage
-    assert_right(results)
-    # what was under way when the server died had not been answered, so nothing was billed twice
-    assert Counter(llm.asked.values()) == {1: len(texts)}
-    assert usage.calls == llm.calls
-    assert usage.retries > 0
-
-
-async def test_no_sliding_window_is_ever_exceeded(arguments):
-    # the limit of a minute is used up within seconds: then the client has to wait, and may not
-    # know; here all fits in, and pacing is what is tried
-    limits = replace(LIMITS, requests_per_minute=60_000, tokens_per_minute=12_000_000)
-    texts, faults = texts_of(2_000), failing()
-    async with (
-        LoopbackLLM(answer, faults=faults, rate_limit=limits) as llm,
-        TestNUC(**arguments(llm, limits=limits)) as nuc,
-    ):
-        assert_right(await nuc.classify_many(texts))
-        assert nuc.usage.calls == llm.calls
-    assert llm.violations == []
-    assert llm.requests > 2_000
-
-
-async def test_a_limit_that_binds_is_not_exceeded(arguments):
-    # a burst of one second's worth, then one request every 20 ms
-    limits = replace(LIMITS, requests_per_minute=3_000)
-    texts = texts_of(150)
-    async with (
-        LoopbackLLM(answer, faults=failing(["500", "429"]), rate_limit=limits) as llm,
-        TestNUC(**arguments(llm, limits=limits)) as nuc,
-    ):
-        results = await nuc.classify_many(texts)
-    assert_right(results)
-    assert llm.violations == []
-    assert results.seconds > (llm.requests - 50) / 3_000 * 60 * 0.9

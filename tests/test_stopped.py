@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-import time
 
 import pytest
 from aiohttp import web
 
 import testnuc
 from bench._batch_api import BatchLLM
-from testnuc import Budget, Limits, RetryPolicy, SelfConsistency, TestNUC
+from testnuc import Budget, Limits, SelfConsistency, TestNUC
 from testnuc.embedders.openai import OpenAIEmbedder
 from testnuc.errors import (
     AuthenticationError,
-    ConnectionFailedError,
     QuotaExceededError,
     ReplyError,
     StoreError,
@@ -195,49 +192,6 @@ class Counting(HashEmbedder):
         return await super().embed(texts)
 
 
-def unused_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["classify_many", "stream", "predict_pool", "classify"])
-async def test_an_address_without_a_server_ends_the_run_soon(client_of, way):
-    embedder = Counting()
-    noted = []
-
-    class Watch:
-        def start(self, texts): ...
-        def stage(self, name): ...
-        def advance(self, texts=1): ...
-        def close(self): ...
-        def note(self, error):
-            noted.append(error)
-            raise ValueError("an observer's mistake")
-
-    async with LoopbackLLM(confident) as llm:
-        given = client_of(llm, embedder=embedder)
-    given["base_url"] = f"http://127.0.0.1:{unused_port()}/v1"
-    async with TestNUC(**given) as nuc:
-        if way == "predict_pool":
-            await nuc.add(messages(300))
-            embedder.texts = 0
-        began = time.monotonic()
-        with pytest.raises(ConnectionFailedError, match=r"cannot connect.*check base_url"):
-            if way == "stream":
-                [r async for r in nuc.stream(messages(300), window=32)]
-            elif way == "predict_pool":
-                await nuc.predict_pool()
-            elif way == "classify":
-                await nuc.classify("refund please")
-            else:
-                await nuc.classify_many(messages(300), progress=Watch())
-        assert time.monotonic() - began < 60, "as long as the deadline of a call"
-    assert not embedder.texts
-    assert bool(noted) == (way == "classify_many")
-
-
 @pytest.mark.parametrize("way", ["classify_many", "stream"])
 async def test_a_wrong_key_costs_few_requests_and_no_embedding(client_of, way):
     embedder = Counting()
@@ -294,27 +248,6 @@ async def test_a_slow_first_call_does_not_hold_up_embedding(client_of, monkeypat
         async with TestNUC(**client_of(llm, embedder=Telling())) as nuc:
             assert (await nuc.classify_many(messages(20))).errors == []
         assert llm.calls == 20
-
-
-@pytest.mark.slow
-async def test_a_server_that_goes_away_for_good_stops_the_run(client_of):
-    texts = messages(400)
-    retry = RetryPolicy(initial_wait=0.3)
-    async with (
-        LoopbackLLM(confident, latency=0.01) as llm,
-        TestNUC(**client_of(llm, limits=Limits(concurrency=8, retry=retry))) as nuc,
-    ):
-        run = asyncio.create_task(nuc.classify_many(texts))
-        while llm.texts < 100:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-        await llm.stop()
-        began = time.monotonic()
-        results = await run
-        assert time.monotonic() - began < 30
-        assert isinstance(results.stopped, ConnectionFailedError)
-        assert sum(r.prediction is not None for r in results) == llm.texts
-        await llm.start()
-        assert (await nuc.classify_many(texts)).errors == []
 
 
 # -- texts that the embedder rejects --------------------------------------------------------------
