@@ -272,10 +272,8 @@ class TestNUC:
         """
         parts = self._parts
         await self._ready()
-        if model is None:
-            gone = await parts.store.forget(scope=parts.predictor.scope)
-        else:
-            gone = await parts.store.forget(model=model)
+        scope = parts.predictor.scope if model is None else None
+        gone = await parts.store.forget(model=model, scope=scope)
         if model in {None, self.model}:
             parts.predictor.forget()
         parts.pipeline.pool_predictions.forget_diagnosis()

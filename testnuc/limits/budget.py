@@ -289,11 +289,6 @@ class Rates:
     cache_write: int
     output: int
 
-    def halved(self) -> Rates:
-        """Return half of each, rounded up."""
-        each = (self.input, self.cached, self.cache_write, self.output)
-        return Rates(*(-(-rate // 2) for rate in each))
-
 
 @dataclass(frozen=True, slots=True)
 class Price:
@@ -358,7 +353,7 @@ class Price:
         standard = read(info.get_prices(now))
         if standard is not None and batch:
             listed = read(info.get_prices(now, _BATCH)) if _BATCH in variants else None
-            batched = listed or standard.halved()
+            batched = listed or read(info.get_prices(now), part=0.5)
             return replace(batched, service_tiers={"batch": batched})
         names = {when["service_tier"] for when in variants if set(when) == {"service_tier"}}
         tiers = {name: read(info.get_prices(now, {"service_tier": name})) for name in names}
@@ -370,10 +365,6 @@ class Price:
         # a call can be answered in the standard tier whatever it asked for
         service_tiers |= dict.fromkeys(_STANDARD - {"", "auto"}, standard)
         return replace(price, service_tiers=service_tiers)
-
-    def halved(self) -> Price:
-        """Return half the price, rounded up to a trillionth of a US dollar for each token."""
-        return Price(self.rates.halved(), tuple((n, rates.halved()) for n, rates in self.tiers))
 
     @property
     def is_free(self) -> bool:
@@ -457,8 +448,8 @@ def _pico(usd_per_million: float) -> int:
     return round(usd_per_million * PICO / _MEGA)
 
 
-def _read(prices: Any, *, hour: bool) -> Price | None:
-    """Read the prices of a text model from a genai-prices record.
+def _read(prices: Any, *, hour: bool, part: float = 1.0) -> Price | None:
+    """Read the prices of a text model, or a part of them, from a genai-prices record.
 
     `hour`: whether what is written to the prompt cache is kept for an hour.
     """
@@ -474,9 +465,9 @@ def _read(prices: Any, *, hour: bool) -> Price | None:
 
     def at(price: Any, start: int) -> float | None:
         if not hasattr(price, "tiers"):
-            return None if price is None else float(price)
+            return None if price is None else part * float(price)
         reached = [tier.price for tier in price.tiers if tier.start <= start]
-        return float(reached[-1] if reached else price.base)
+        return part * float(reached[-1] if reached else price.base)
 
     def rates(start: int) -> Rates:
         each = [at(price, start) for price in given]

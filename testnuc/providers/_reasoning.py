@@ -37,15 +37,13 @@ _LEAST: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 )
 _GROQ_QWEN = re.compile(r"qwen3", re.IGNORECASE)
 
-#: Output tokens left for reasoning. OpenAI reserves 25,000 for any effort in its guide, which no
-#: label needs; an answer that is cut off lifts the limit.
-_ROOM = {"none": 0, "minimal": 1_024, "low": 4_096, "medium": 8_192}
-_MOST_ROOM = 16_384
+#: Output tokens left for reasoning, and those that one short text typically takes, for estimates.
+#: OpenAI reserves 25,000 for any effort in its guide, which no label needs; an answer that is cut
+#: off lifts the limit. `bench recorded` prints medians.
+_TOKENS = {"none": (0, 0), "minimal": (1_024, 0), "low": (4_096, 128), "medium": (8_192, 256)}
+_MOST = (16_384, 1_024)
 #: Of a model that reasons as it likes.
-_OWN_ROOM = 8_192
-#: Tokens of reasoning about one short text, for estimates; `bench recorded` prints medians.
-_TYPICAL = {"none": 0, "minimal": 0, "low": 128, "medium": 256}
-_OWN_TYPICAL = 256
+_OWN = (8_192, 256)
 
 _VALUES = re.compile(r"(?:values|levels|options|one of|supported|must be)\b[^.]*", re.IGNORECASE)
 _VALUE = re.compile(rf"\b({'|'.join(EFFORTS)})\b", re.IGNORECASE)
@@ -72,15 +70,11 @@ def least_of(message: str, refused: str) -> str:
     return min(found, key=EFFORTS.index) if found else ""
 
 
-def room(effort: str, *, thinking: bool) -> int:
-    """Return the output tokens to leave for reasoning; `effort` is "" if none is sent."""
-    if effort:
-        return _ROOM.get(effort, _MOST_ROOM)
-    return _OWN_ROOM if thinking else 0
+def tokens(effort: str, *, thinking: bool) -> tuple[int, int]:
+    """Return the output tokens to leave for reasoning, and those that a label typically takes.
 
-
-def typical(effort: str, *, thinking: bool) -> int:
-    """Return the tokens of reasoning that a label typically takes; parameters as `room`."""
+    `effort` is "" if none is sent.
+    """
     if effort:
-        return _TYPICAL.get(effort, 4 * _OWN_TYPICAL)
-    return _OWN_TYPICAL if thinking else 0
+        return _TOKENS.get(effort, _MOST)
+    return _OWN if thinking else (0, 0)

@@ -172,7 +172,7 @@ class OpenAI(HTTPProvider):
         return self._least if dialect.effort is None else dialect.effort
 
     def reasoning(self, task: Task) -> int:
-        return _reasoning.typical(self._effort(task, self.dialect), thinking=self._thinks)
+        return _reasoning.tokens(self._effort(task, self.dialect), thinking=self._thinks)[1]
 
     def body(self, task: Task, n: int, dialect: Dialect) -> Body:
         effort = self._effort(task, dialect)
@@ -180,7 +180,7 @@ class OpenAI(HTTPProvider):
         old, new = options.pop("max_tokens", None), options.pop("max_completion_tokens", None)
         limit = old if new is None else new
         if limit is None and dialect.tight:
-            room = _reasoning.room(effort, thinking=self._thinks)
+            room, _ = _reasoning.tokens(effort, thinking=self._thinks)
             limit = output_limit(task, n, dialect.structure) + room
         parameters = self._parameters(task, n, dialect, effort) | options
         system = task.system
