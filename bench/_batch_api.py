@@ -17,6 +17,7 @@ import orjson
 from testnuc.errors import InvalidInputError
 from testnuc.providers.openai import OpenAI
 from testnuc.testing import LoopbackLLM
+from testnuc.testing.faults import LOST_KINDS
 from testnuc.testing.formats import ANTHROPIC, OPENAI, ErrorResponse, WireFormat, count_tokens
 from testnuc.testing.server import HTTPRequest, Response, json_response
 
@@ -251,6 +252,8 @@ class BatchLLM(LoopbackLLM):
         self.batch_server = BatchServer(batches or Batches(), self._check_key, self._item)
         super().__init__(answer, **options)
 
+    _in_batch = False
+
     def reset(self) -> None:
         """Reset the server, and delete all batches."""
         super().reset()
@@ -267,10 +270,20 @@ class BatchLLM(LoopbackLLM):
 
     def _item(self, wire: WireFormat, call: HTTPRequest) -> Response:
         self.requests += 1
+        # a batch has limits of its own
+        window, self._window, self._in_batch = self._window, None, True
         try:
-            return self._answer(wire, call, live=False)
+            return self._answer(wire, call)
         except ErrorResponse as error:
             return error.response(wire)
+        finally:
+            self._window, self._in_batch = window, False
+
+    def _draw(self, texts: Sequence[str]) -> str | None:
+        fault = super()._draw(texts)
+        # requests of a batch have no connection: a lost response becomes a server error
+        lost = self._in_batch and fault in {*LOST_KINDS, "truncated"}
+        return "500" if lost else fault
 
 
 class BatchServer:

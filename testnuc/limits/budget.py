@@ -354,6 +354,7 @@ class Price:
         if standard is not None and batch:
             listed = read(info.get_prices(now, _BATCH)) if _BATCH in variants else None
             batched = listed or read(info.get_prices(now), part=0.5)
+            assert batched is not None
             return replace(batched, service_tiers={"batch": batched})
         names = {when["service_tier"] for when in variants if set(when) == {"service_tier"}}
         tiers = {name: read(info.get_prices(now, {"service_tier": name})) for name in names}

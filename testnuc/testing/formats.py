@@ -10,7 +10,6 @@ from datetime import UTC, datetime, timedelta
 from email.utils import formatdate
 from time import time
 from typing import Any, ClassVar, TypeAlias
-from urllib.parse import unquote
 
 import orjson
 
@@ -22,8 +21,6 @@ _PIECE = re.compile(r"\s+|\w+|[^\w\s]")
 _CHARS_PER_TOKEN = 4
 #: Alternatives of a token that OpenAI reports at most.
 _MOST_TOP = 20
-#: The path of a call of Claude on Amazon Bedrock and on Vertex AI.
-_CLOUD = re.compile(r"/model/([^/]+)/invoke$|/publishers/anthropic/models/([^/]+):rawPredict$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +78,6 @@ class ErrorResponse(Exception):  # noqa: N818 - a response, not an error of this
 def count_tokens(chars: int) -> int:
     """Estimate the tokens of a text: one per four characters."""
     return -(-chars // _CHARS_PER_TOKEN)
-
-
-def model_in(path: str) -> str | None:
-    """Return the model in the path of a cloud; None for other paths."""
-    found = _CLOUD.search(path)
-    return unquote(found[1] or found[2]) if found else None
 
 
 class _OpenAI:

@@ -28,7 +28,6 @@ from testnuc.testing.formats import (
     WireFormat,
     count_tokens,
     error_of_fault,
-    model_in,
     quota_headers,
 )
 from testnuc.testing.server import Delivery, HTTPRequest, Response, Server, json_response
@@ -169,7 +168,7 @@ class LoopbackLLM(Server):
         """Return the response to a request."""
         if call.path.endswith("/chat/completions"):
             wire: WireFormat = OPENAI
-        elif call.path.endswith("/messages") or model_in(call.path):
+        elif call.path.endswith("/messages"):
             wire = ANTHROPIC
         else:
             return self._respond_other(call)
@@ -200,7 +199,7 @@ class LoopbackLLM(Server):
             return ErrorResponse(404, message, code="unknown_url").response(OPENAI)
         return json_response(self.stats())
 
-    def _answer(self, wire: WireFormat, call: HTTPRequest, *, live: bool = True) -> Response:
+    def _answer(self, wire: WireFormat, call: HTTPRequest) -> Response:
         body = self._body(call)
         prompt = _prompt(wire, call, body)
         self._check(prompt, body)
@@ -210,16 +209,13 @@ class LoopbackLLM(Server):
             compose, answers, confidence=prompt.confidence, prose=self._structured == "ignore"
         )
         content, limits = write(), {}
-        if live and self._window is not None:
+        if self._window is not None:
             total = prompt.tokens + count_tokens(len(content.text))
             limits = self._admit(wire, self._window, total)
         fault = self._draw(texts)
         if fault is not None and self._faults is not None:
             self.faults[fault] += 1
             error = error_of_fault(fault, wire, self._faults.retry_after)
-            if not live and fault in {*LOST_KINDS, "truncated"}:
-                # batch requests have no connection: a lost response becomes a server error
-                error = ErrorResponse(500, "The server had an error.")
             if error is not None:
                 error.headers |= limits
                 raise error
@@ -254,11 +250,6 @@ class LoopbackLLM(Server):
             raise ErrorResponse(400, f"the body is not JSON: {exc}") from exc
         if not isinstance(body, dict):
             raise ErrorResponse(400, "the body is not a JSON object")
-        model = model_in(call.path)
-        if model is not None:
-            if "model" in body:
-                raise ErrorResponse(400, "model: Extra inputs are not permitted")
-            body["model"] = model
         if self._record:
             self.bodies.append(body)
             self.headers.append({name.lower(): value for name, value in call.headers.items()})
@@ -340,10 +331,8 @@ class LoopbackLLM(Server):
 
 
 def _prompt(wire: WireFormat, call: HTTPRequest, body: dict[str, Any]) -> Prompt:
-    in_cloud = model_in(call.path) is not None
-    version = body.get("anthropic_version") if in_cloud else call.headers.get("anthropic-version")
     try:
-        invalid = wire.invalid(body, version)
+        invalid = wire.invalid(body, call.headers.get("anthropic-version"))
         if invalid is None:
             return wire.prompt(body)
     except (AttributeError, KeyError, StopIteration, TypeError) as exc:

@@ -1,5 +1,10 @@
 """Claude on Amazon Bedrock and Vertex AI: the Messages API under a URL for each model."""
 
+import re
+from dataclasses import replace
+from urllib.parse import unquote
+
+import orjson
 import pytest
 
 import testnuc
@@ -55,10 +60,25 @@ def test_prices_are_known(base_url, model):
     assert Price.of("anthropic", model, provider.url) is not None
 
 
+class Cloud(LoopbackLLM):
+    """Takes the model from the path, and the version from the body."""
+
+    PATH = re.compile(r"/model/([^/]+)/invoke$|/publishers/anthropic/models/([^/]+):rawPredict$")
+
+    def respond(self, call):
+        found, body, headers = self.PATH.search(call.path), orjson.loads(call.body), call.headers
+        assert "model" not in body
+        assert "anthropic-version" not in headers
+        body["model"], headers = unquote(found[1] or found[2]), headers.copy()
+        headers["anthropic-version"] = body["anthropic_version"]
+        asked = replace(call, path="/v1/messages", headers=headers, body=orjson.dumps(body))
+        return super().respond(asked)
+
+
 @pytest.mark.parametrize(("path", "model"), CLOUDS)
 async def test_texts_are_labeled(path, model):
     texts = messages(8)
-    async with LoopbackLLM(confident, api_key="token", model=model, record=1) as llm:
+    async with Cloud(confident, api_key="token", model=model, record=1) as llm:
         url = llm.base_url.removesuffix("/v1") + path
         settings = {"base_url": url, "k": 0, "embedder": HashEmbedder()}
         named = f"anthropic/{model}"
