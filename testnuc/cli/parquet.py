@@ -12,15 +12,8 @@ from testnuc._base.jsonl import write_whole
 from testnuc.errors import InvalidInputError
 from testnuc.stores.export import Record
 
-#: Columns of each kind of record; the others are null, which costs almost no space.
-_OF = {
-    "scope": ("kind", "scope", "facts"),
-    "prediction": ("kind", "key", "scope", "hash", "sample", "label", "confidence", "said"),
-    "text": ("kind", "embedder", "text", "label", "vector"),
-    "vector": ("kind", "embedder", "hash", "vector"),
-    "learned": ("kind", "key", "data"),
-    "end": ("kind", "counts"),
-}
+#: Fields of any record; those that a record lacks are null, which costs almost no space.
+_FIELDS = "kind scope facts key hash sample label confidence said embedder text vector data counts"
 _JSON = ("facts", "counts")
 #: Bytes of values that are read: a constant, and so many for each byte of the file; what a value
 #: takes beside its own bytes.
@@ -35,8 +28,8 @@ _NUMBERS = {"sample": "int32", "confidence": "float64"}
 def writing(path: Path) -> Iterator[Callable[[list[Record]], None]]:
     """Yield a function that writes records of a store, one row group for each batch."""
     arrow, parquet = _pyarrow()
-    names = dict.fromkeys(name for columns in _OF.values() for name in columns)
-    schema = arrow.schema([(n, getattr(arrow, _NUMBERS.get(n, "string"))()) for n in names])
+    types = {name: _NUMBERS.get(name, "string") for name in _FIELDS.split()}
+    schema = arrow.schema([(name, getattr(arrow, of)()) for name, of in types.items()])
     with parquet.ParquetWriter(str(path), schema, compression="zstd") as file:
 
         def write(records: list[Record]) -> None:
@@ -55,8 +48,7 @@ def read(path: Path) -> Iterator[Record]:
     try:
         for batch in _batches(path, parquet.read_metadata(path), whole=False):
             for row in batch.to_pylist():
-                names = _OF.get(row["kind"], ("kind",))
-                yield {n: orjson.loads(row[n]) if n in _JSON else row[n] for n in names}
+                yield {n: orjson.loads(v) if v and n in _JSON else v for n, v in row.items()}
     except InvalidInputError:
         raise
     except (arrow.ArrowException, OSError, KeyError, TypeError, ValueError) as exc:

@@ -126,10 +126,10 @@ def test_an_address_that_the_user_names_is_used(folder):
             assert "note: testnuc.toml" not in err
 
 
-@pytest.mark.parametrize("command", ["report", "diagnose"])
+@pytest.mark.parametrize("command", ["report", "diagnose", "describe", "labels check"])
 def test_a_command_that_sends_nothing_takes_any_address(results, tmp_path, command):
     (tmp_path / "testnuc.toml").write_text(f'base_url = "{ELSEWHERE}"\n')
-    ran(command, "results.jsonl")
+    ran(*command.split(), "results.jsonl")
 
 
 @pytest.mark.parametrize(
