@@ -145,7 +145,7 @@ class Judge:
         """Draw as for a referee: half of the texts are disagreements."""
         open_, random = np.ones_like(self.differ), np.random.default_rng(seed)
         nothing = np.zeros(len(open_))
-        return self.drawn(draw(m, None, self.differ, open_, nothing, random, decide=0.5))
+        return self.drawn(draw(m, None, self.differ, open_, nothing, random))
 
     def is_better(self, rows: NDArray[np.int64]) -> bool:
         """Whether who judges is shown to be better than the LLM, as a referee must be."""

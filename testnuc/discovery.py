@@ -251,12 +251,10 @@ class _Clusters:
     borders: Sequence[Sequence[int]]
 
     def first(self, cluster: int, number: int) -> list[str]:
-        """Return the most central texts of a cluster."""
         return [self.texts[row] for row in self.members[cluster][:number]]
 
 
 def _clustered(texts: Sequence[str], wide: Float32s, clusters: int, seed: int) -> _Clusters:
-    """Cluster texts by k-means."""
     with needing("discover needs scikit-learn: pip install 'testnuc[sklearn]'"):
         from sklearn.cluster import KMeans
     # the choice by distance would take most of the time, and many centers are as good at random
@@ -367,11 +365,9 @@ class _Run:
         return [paths.get(name, name) for name in names]
 
     def _said(self, name: str) -> str:
-        """Return a label with its description."""
         return f"{name}: {self.described[name]}".removesuffix(": ")
 
     async def _asked_names(self) -> list[str | None]:
-        """Return what the LLM calls each cluster."""
         found, lines = self.found, [_NAMING]
         if self.given:
             known = ", ".join(writing.text_json(name).decode() for name in self.given)
@@ -384,7 +380,6 @@ class _Run:
         return await self._asked(self._naming(*lines), (), groups)
 
     def _naming(self, *lines: str) -> str:
-        """Return a prompt for names."""
         guide = f"Guidelines:\n{self.instructions.strip()}" if self.instructions else None
         return "\n\n".join(filter(None, [*lines, guide, _FORM]))
 

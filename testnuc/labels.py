@@ -15,7 +15,7 @@ from testnuc._base.display import shown
 from testnuc.errors import InvalidInputError, StoreError
 from testnuc.label_matching import fold_case, fold_punctuation, typo_of
 from testnuc.label_tree import LabelTree, flattened, is_nested
-from testnuc.protocols import Answer
+from testnuc.protocols import Answer, Task
 from testnuc.types import SEPARATOR, Classification, Prediction, split_labels
 
 __all__ = ["LabelSet", "as_stored"]
@@ -111,6 +111,10 @@ class LabelSet:
     def tree(self) -> LabelTree | None:
         """The tree that the labels are in; None: they are not, or a text can have several."""
         return None if self.multilabel else LabelTree.of(self.names)
+
+    def task(self, system: str, **facts: Any) -> Task:
+        """Return the task of calls that choose from these labels."""
+        return Task(system, self.names, multilabel=self.multilabel, **facts)
 
     def some(self, names: Sequence[str]) -> LabelSet:
         """Return a set of some of these labels, in the given order."""
@@ -338,7 +342,6 @@ def _check_several(names: Sequence[str], none_label: str | None) -> None:
 
 
 def _parse_labels(labels: Sequence[str] | Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """Return validated names and descriptions."""
     if isinstance(labels, str | bytes):
         raise InvalidInputError(
             f"labels is a string, {labels!r:.80}; pass a list of labels, such as "

@@ -97,7 +97,6 @@ def result_of(record: Mapping[str, Any], index: int, text_column: str) -> Classi
 
 
 def _path(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the levels of a label in a tree."""
     if record.get("nuc_path") is None:
         return {}
     fields = {

@@ -426,7 +426,6 @@ class _Fitted(TestNUC):
         }
 
     async def restore(self, learned: Mapping[str, Any]) -> None:
-        """Restore the state that `state` returned."""
         await self._ready()
         self._texts = learned["texts"]
         entries = [PoolText.of(text) for text in self._texts]

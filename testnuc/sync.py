@@ -12,6 +12,8 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from testnuc._base.loop_thread import Background
+from testnuc._engine.components import Components
+from testnuc._engine.parameters import takes_arguments_of
 from testnuc.client import TestNUC
 from testnuc.labels import LabelSet
 from testnuc.trust.learned import Learned
@@ -22,21 +24,6 @@ __all__ = ["SyncTestNUC"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-def _with_signature_of(
-    _init: Callable[Concatenate[TestNUC, P], None],
-) -> Callable[[Callable[..., None]], Callable[Concatenate[SyncTestNUC, P], None]]:
-    """Give a constructor the signature of the client's."""
-
-    def decorate(own: Callable[..., None]) -> Callable[Concatenate[SyncTestNUC, P], None]:
-        @wraps(_init)
-        def init(self: SyncTestNUC, /, *args: P.args, **kwargs: P.kwargs) -> None:
-            own(self, *args, **kwargs)
-
-        return init
-
-    return decorate
 
 
 def _blocking(
@@ -59,7 +46,7 @@ class SyncTestNUC:
     Ctrl-C cancels the call; answers that were received are stored before it returns.
     """
 
-    @_with_signature_of(TestNUC.__init__)
+    @takes_arguments_of(Components.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._client = TestNUC(*args, **kwargs)
         #: Created by the first call.

@@ -98,15 +98,13 @@ class Predictor:
             confidence=confidence,
             texts_per_call=sampling.texts_per_call,
         )
-        self.task = Task(
-            system=self._system(labels),
-            labels=labels.names,
+        self.task = labels.task(
+            self._system(labels),
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             confidence=confidence,
             options=dict(sampling.request_options),
             reasoning_effort=sampling.reasoning_effort,
-            multilabel=labels.multilabel,
             score_labels=sampling.score_labels,
         )
         #: Node -> the labels of the call that follows it; empty: labels are not asked by level.

@@ -179,7 +179,6 @@ class ArgmaxFit:
         return before.checked(judgments, judged, right, own_right, rule)
 
     def _dissent(self, judgments: Sequence[Judgment]) -> Dissent:
-        """Compare the referee with the LLM."""
         said = [j for j in judgments if j.source == "referee"]
         judged = judged_of(said, self.rows, self._parts.labels)
         given, differ = judged.right.first(), differing(self._candidates)

@@ -40,7 +40,6 @@ async def distill(parts: Components) -> Head:
 
 
 def _trained(parts: Components, run: Run, vectors: Float16s) -> Head:
-    """Return the head, with a certificate by what a person judged."""
     labels, learned = run.labels(), run.votes.settings.learned
     several, n_classes = parts.settings.threshold is not None, len(parts.labels.names)
     rows = np.flatnonzero(labels.known) if several else np.arange(run.batch.n_own)

@@ -34,9 +34,6 @@ _log = logging.getLogger("testnuc.client")
 
 #: Texts that a referee judges, again when the pool is so many times as large.
 _REFEREED, _GROWTH = 100, 1.5
-#: The part of these where strategies differ; on the others they mostly agree, so that a referee
-#: that knows nothing is found out.
-_DIFFERING = 0.5
 #: Texts looked up at a time.
 _CHUNK = 2_048
 
@@ -149,7 +146,6 @@ class Escalation:
             await referee.aclose()
 
     def _referee_of(self, model: str | Provider | WireProvider) -> RefereeModel:
-        """Return the referee of a model; one for each model."""
         key = model if isinstance(model, str) else id(model)
         if key not in self._referees:
             self._referees[key] = RefereeModel(self._parts, model)
@@ -260,10 +256,9 @@ class Escalation:
             if not self._is_due(size):
                 return None
             try:
-                several = self._parts.settings.threshold is not None
-                goal = self._learning.goals[0] if several else None
-                decide = None if several else _DIFFERING
-                review = await self._learning.review(_REFEREED, goal, 0, decide)
+                goal = None if self._parts.settings.threshold is None else "certify"
+                # strategies mostly agree on one half, so that a referee that knows nothing is found
+                review = await self._learning.review(_REFEREED, goal, 0, mixed=True)
             except InvalidInputError:
                 # too few texts have a prediction
                 return None

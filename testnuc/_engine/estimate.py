@@ -175,7 +175,6 @@ class Estimator:
         return [*missing, *(await self._missing(others, samples))[0]][:most]
 
     async def _pool_texts(self, entries: Sequence[PoolText]) -> AsyncIterator[PoolText]:
-        """Yield the unlabeled texts of the pool, except `entries`."""
         own = {entry.hash for entry in entries}
         async for texts in scanned(self._parts.pool, _CHUNK):
             for text in without_foreign_labels(texts, self._predictor.labels):

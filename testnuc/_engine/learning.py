@@ -65,30 +65,18 @@ class Learning:
         """What was learned so far."""
         return self._parts.pipeline.settings.learned
 
-    @property
-    def goals(self) -> Sequence[str]:
-        """What texts are drawn for to be judged; the first one is to learn most."""
-        return self._way.goals
-
-    async def review(
-        self, n: int, goal: str | None, seed: int, decide: float | None = None
-    ) -> Review:
-        """Draw texts of the pool to be judged.
-
-        `decide`: the part, instead of a goal, that is drawn where candidates differ.
-        """
+    async def review(self, n: int, goal: str | None, seed: int, *, mixed: bool = False) -> Review:
+        """Draw texts of the pool to be judged; without a goal, `mixed` ones whatever is learned."""
         checked_whole("n", n, least=1)
-        if goal is not None and goal not in self.goals:
-            raise InvalidInputError(
-                f"goal is {goal!r}; choose from {', '.join(self.goals)}, or None"
-            )
+        if goal is not None and goal not in (goals := self._way.goals):
+            raise InvalidInputError(f"goal is {goal!r}; choose from {', '.join(goals)}, or None")
         await self.load()
         fitted = await self._fitted()
-        if decide is None and goal is None:
+        if goal is None and not mixed:
             goal = fitted.goal(self.learned)
         # read once: it can be another later
         before = self.learned if goal != "certify" else await self._extended(fitted)
-        drawn = await asyncio.to_thread(self._drawn, fitted, n, goal, seed, before, decide)
+        drawn = await asyncio.to_thread(self._drawn, fitted, n, goal, seed, before)
         return await self._with_similar(drawn)
 
     async def _with_similar(self, review: Review) -> Review:
@@ -126,13 +114,7 @@ class Learning:
         return self.learned
 
     def _drawn(
-        self,
-        fit: Fit,
-        n: int,
-        goal: str | None,
-        seed: int,
-        before: Learned | None,
-        decide: float | None,
+        self, fit: Fit, n: int, goal: str | None, seed: int, before: Learned | None
     ) -> Review:
         parts, run = self._parts, fit.run
         # answers of a referee that are not used leave a text open
@@ -146,8 +128,7 @@ class Learning:
             ranking = before.ranking
             found = [Drawn(row, goal) for row in before.next_to_prove(n, rng)]
         else:
-            drawing = {} if decide is None else {"decide": decide}
-            found = draw(n, goal, offer.support, open_, offer.trust, rng, **drawing)
+            found = draw(n, goal, offer.support, open_, offer.trust, rng)
         for drawn in found:
             row, trust = drawn.row, float(offer.trust[drawn.row])
             entry, own = run.batch.entries[row], run.answers.predictions[row]
@@ -166,19 +147,11 @@ class Learning:
                     label=offer.label(row),
                 )
             )
-        labels = parts.labels
         return Review(
-            items,
-            labels.names,
-            len(fit.rows),
-            parts.model,
-            offer.context,
-            multilabel=labels.multilabel,
-            ranking=ranking,
+            items, parts.labels, len(fit.rows), parts.model, offer.context, ranking=ranking
         )
 
     async def _fitted(self) -> Fit:
-        """Return what is fitted on the pool as it is."""
         parts = self._parts
         run, vectors = await parts.pipeline.pool_predictions.labeled(
             parts.pipeline.settings, *self._way.wanted(parts)

@@ -36,7 +36,6 @@ from testnuc.transport.calls import PATIENCE, why_late
 from testnuc.trust.auto_policy import MIN_PREDICTIONS, VoteSettings
 from testnuc.trust.diagnosis import Decision
 from testnuc.trust.uncertainty import UncertaintySampling
-from testnuc.types import Prediction
 
 #: From this many predictions on, the auto policy diagnoses the batch; below, the pool.
 _BATCH_DECIDES = 2_000
@@ -120,7 +119,12 @@ class Pipeline:
         ask_first = ask_first and self.shortlist is None and self.predictor.over_http
         settings, first, failure = self.settings, None, None
         asking: asyncio.Task[Exception | None] | None = None
-        texts = without_foreign_labels(await self._with_known_labels(texts), self.labels)
+        known = await self.pool.labels([entry.hash for entry in texts])
+        texts = [
+            entry if label is None else replace(entry, label=label)
+            for entry, label in zip(texts, known, strict=True)
+        ]
+        texts = without_foreign_labels(texts, self.labels)
         if ask_first and (on_answered is not None or not self.lanes["live"].answered):
             first = self.retriever.alone(texts, settings)
             places: Sequence[int] = range(len(texts))
@@ -150,51 +154,36 @@ class Pipeline:
         return run
 
     async def _ask_first(self, run: Run, places: Sequence[int]) -> None:
-        """Make the first calls of a client, for own texts at some places.
+        """Make the first calls of a client, for own texts at some places that are not stored.
 
         There are several, as one that is rejected may be due to its text alone.
         """
-        scheduler, most = self.lanes["live"], self.per_call * _FIRST_CALLS
-        if scheduler.answered:
+        live, first, most = self.lanes["live"], list[int](), self.per_call * _FIRST_CALLS
+        if live.answered:
             return
-        asks = await self._unstored(run, places, most)
-        sampler = Sampler(self.method, self.predictor, run)
-        answers: list[tuple[Ask, Prediction | Exception]] = []
+        for start in range(0, min(len(places), _FIRST_OF), _LOOK_UP):
+            part = [p for p in places[start : start + _LOOK_UP] if not run.answers.has_outcome(p)]
+            stored = await self.retriever.stored([run.batch.entries[place] for place in part])
+            first += [place for place, hit in zip(part, stored, strict=True) if hit is None]
+            if len(first) >= most:
+                break
         try:
             # a slow call continues, and the run joins it
-            async with asyncio.timeout(_PATIENCE), aclosing(scheduler.run(asks)) as outcomes:
-                async for answer in outcomes:
-                    # not a comprehension: it would lose them when the time is over
-                    answers.append(answer)  # noqa: PERF401
+            async with asyncio.timeout(_PATIENCE):
+                await self._predict(run, first[:most])
         except TimeoutError:
-            if scheduler.closed:
+            if live.closed:
                 # pool and embedder are closed as well
                 raise ProviderError("the client was closed") from None
         except FATAL_ERRORS:
             # else the run hands over what is answered or stored
-            if all(isinstance(outcome, Exception) for _, outcome in answers):
+            if not run.answers.any_own:
                 entries = [run.batch.entries[place] for place in places]
-                if scheduler.closed or not any(await self.retriever.stored(entries)):
+                if live.closed or not any(await self.retriever.stored(entries)):
                     raise
-                return
-        for ask, outcome in answers:
-            sampler.settle(ask, outcome)
-
-    async def _unstored(self, run: Run, places: Sequence[int], most: int) -> list[Ask]:
-        """Return the first asks for own texts at some places that no store answers."""
-        asks: list[Ask] = []
-        for start in range(0, min(len(places), _FIRST_OF), _LOOK_UP):
-            part = [p for p in places[start : start + _LOOK_UP] if not run.answers.has_outcome(p)]
-            entries = [run.batch.entries[place] for place in part]
-            stored = await self.retriever.stored(entries)
-            asks += [
-                self.predictor.ask(entry.text, entry.hash, place)
-                for place, entry, hit in zip(part, entries, stored, strict=True)
-                if hit is None
-            ]
-            if len(asks) >= most:
-                break
-        return asks[:most]
+            # they are asked again, which shows whether every text fails
+            for place in first:
+                run.answers.errors.pop(place, None)
 
     async def _ask_ahead(
         self, run: Run, places: Sequence[int], on_answered: Callable[[], object]
@@ -260,13 +249,6 @@ class Pipeline:
                 batch, vectors, settings.argmax, self.retriever.stored
             )
         return replace(batch, snapshot=snapshot, rejected=rejected, shortlists=lists), advice
-
-    async def _with_known_labels(self, texts: Sequence[PoolText]) -> Sequence[PoolText]:
-        known = await self.pool.labels([entry.hash for entry in texts])
-        return [
-            entry if label is None else replace(entry, label=label)
-            for entry, label in zip(texts, known, strict=True)
-        ]
 
     async def _salvage(self, run: Run, error: Exception) -> bool:
         """Complete a run that an error has ended, with what is answered.

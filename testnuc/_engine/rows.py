@@ -42,7 +42,6 @@ class Rows(Sequence[Classification]):
             yield labels, run.answers.predictions[place], place in errors
 
     def _distinct(self) -> list[list[str] | None]:
-        """Return the labels of each own text."""
         labels, names = self._labels, self._run.batch.labels.names
         starts, given = labels.starts.tolist(), labels.given.tolist()
         of = [names[one] for one in labels.label.tolist()]
@@ -93,7 +92,6 @@ def nearest(run: Run, place: int, most: int) -> tuple[Neighbor, ...]:
 
 
 def _of_label(run: Run, place: int, fields: dict[str, Any]) -> Classification:
-    """Return the record of a text with one label."""
     names, row = run.batch.labels.names, np.array([place])
     voted = run.votes.result(row, votes=True)
     labels = run.labels(row, Labels.single(voted.label, voted.share))
@@ -131,7 +129,6 @@ def _of_label(run: Run, place: int, fields: dict[str, Any]) -> Classification:
 
 
 def _of_labels(run: Run, place: int, fields: dict[str, Any]) -> Classification:
-    """Return the record of a text that can have several labels."""
     names, row = run.batch.labels.names, np.array([place])
     voted = run.votes.of_each_label(row)
     labels = run.labels(row, voted)

@@ -75,7 +75,6 @@ class _Window:
         self.run: Run | None = None
 
     def result(self, position: int, stream: "_Stream") -> Classification:
-        """Return the classification of a completed text."""
         text, index, problem = self.texts[position], self.start + position, self.problems[position]
         if problem is None and self.run is not None:
             return classification(self.run, self.places[position], index, text)
@@ -102,7 +101,6 @@ class _Stream:
 
     @property
     def _answered(self) -> bool:
-        """Whether any text was answered."""
         return self._any_answered or any(run.answers.any_own for run in self._open)
 
     async def produce(self, texts: Iterable[str] | AsyncIterable[str], size: int) -> None:

@@ -18,7 +18,7 @@ from testnuc.errors import ConfigurationError, InvalidInputError, StoreError, Te
 from testnuc.labels import LabelSet
 from testnuc.limits.budget import Price
 from testnuc.limits.policies import BatchPolicy
-from testnuc.protocols import Store, StoredBatch, Task, WireProvider
+from testnuc.protocols import Store, StoredBatch, WireProvider
 from testnuc.transport import Transport
 from testnuc.transport.endpoint import Endpoint
 
@@ -137,8 +137,7 @@ class BatchManager:
                     provider.batch_format = facts["batch_format"]  # type: ignore[attr-defined]
                 labels = LabelSet.of(facts)
                 # decoding needs no prompt
-                several, sure = labels.multilabel, facts["confidence"]
-                task = Task("", labels.names, confidence=sure, multilabel=several)
+                task = labels.task("", confidence=facts["confidence"])
                 self._lifecycles[known] = BatchLifecycle(
                     batch_api(provider, self._transport.auxiliary),
                     ResponseReader(provider, task, labels),

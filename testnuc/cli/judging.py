@@ -437,7 +437,7 @@ def _new_review(output: str | None) -> str:
 def _chosen_by_hand(texts: list[str], labels: list[Any], places: list[str], nuc: TestNUC) -> Review:
     """Return marks as a review whose texts were chosen: they correct, and prove nothing."""
     items = [ReviewItem(at, text, hash_text(text)) for at, text in enumerate(texts)]
-    made = Review(items, nuc.labels.names, len(nuc), nuc.model, multilabel=nuc.labels.multilabel)
+    made = Review(items, nuc.labels, len(nuc), nuc.model)
     for at, label in enumerate(labels):
         try:
             made.answer(at, made.as_given(label) if isinstance(label, str | None) else label)

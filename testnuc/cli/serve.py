@@ -140,7 +140,7 @@ def _start_log(kind: str) -> None:
     handler.setFormatter(JsonLines() if kind == "json" else text)
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.captureWarnings(capture=True)
-    warnings.formatwarning = _shown
+    warnings.formatwarning = _shown  # type: ignore[assignment]
 
 
 def _shown(message: Warning | str, kind: type[Warning], *_: Any) -> str:

@@ -51,9 +51,7 @@ _ID = re.compile(r"(?:text|sample|id)? ?#? ?([0-9]{1,9})(?:\.0*)?", re.IGNORECAS
 _DECODER = json.JSONDecoder(parse_int=read_integer)
 
 
-def parse_reply(
-    content: str, n: int, *, multilabel: bool = False, truncated: bool = False
-) -> Answers:
+def parse_reply(content: str, n: int, *, several: bool = False, truncated: bool = False) -> Answers:
     """Parse the answers for `n` texts from a reply.
 
     The JSON may be in a code fence, after reasoning or before other prose. Of different answers
@@ -64,13 +62,14 @@ def parse_reply(
     texts, and so does a whole reply that ends before the id n: the model may have counted
     differently, or taken two texts for one, and every answer may belong to the text before or
     after.
-    Of a `truncated` reply only what is complete counts: all of it, or some of several texts.
+    Where a text can have `several` labels, an answer has a list of them. Of a `truncated` reply
+    only what is complete counts: all of it, or some of several texts.
     Errors are returned, never raised.
     """
     if len(content) > _LONGEST:
         return _all_errors(UnreadableReplyError, "the reply is too long", content, n)
     # a list of labels alone is an answer to one text
-    alone = multilabel and n == 1
+    alone = several and n == 1
     try:
         whole: Any = orjson.loads(content)
     except ValueError:
@@ -81,10 +80,10 @@ def parse_reply(
         # JSON has no more values than answers to `n` texts may have
         readable = sum(map(content.count, ",[{")) <= _MOST_VALUES + _MOST_OF_TEXT * n
         found = [whole] if readable else []
-    answer_of = _several if multilabel else _answer
+    answer_of = _several if several else _answer
     items: list[dict[str, Any]] = []
     for value in found:
-        read = _items(value, multilabel=multilabel, alone=alone)
+        read = _items(value, several=several, alone=alone)
         if read is None:
             continue
         if n > 1 and isinstance(value, dict) and "id" in read[0] and len(read) == 1:
@@ -258,12 +257,12 @@ def _labels_of(items: list[dict[str, Any]]) -> list[Any]:
     return [item.get("labels", item.get("label")) for item in items]
 
 
-def _items(value: Any, *, multilabel: bool, alone: bool) -> list[dict[str, Any]] | None:
+def _items(value: Any, *, several: bool, alone: bool) -> list[dict[str, Any]] | None:
     """Return the answers in a JSON value, or None if it has none.
 
     `alone`: the labels themselves are an answer, without the field.
     """
-    field = "labels" if multilabel else "label"
+    field = "labels" if several else "label"
     if isinstance(value, dict):
         value = _lowered(value)
         if field in value or "label" in value:
@@ -279,7 +278,7 @@ def _items(value: Any, *, multilabel: bool, alone: bool) -> list[dict[str, Any]]
     if not isinstance(value, list):
         return None
     items = [_lowered(item) for item in value if isinstance(item, dict)]
-    whole = len(items) == len(value) or not multilabel
+    whole = len(items) == len(value) or not several
     if items and whole and all(field in item or "id" in item for item in items):
         return items
     if not alone or not value:

@@ -355,7 +355,7 @@ class HTTPProvider(ABC):
         content = message.content
         several, n = request.task.multilabel, len(request.texts)
         answers = (
-            parse_reply(content, n, multilabel=several, truncated=not message.whole)
+            parse_reply(content, n, several=several, truncated=not message.whole)
             if content.strip()
             else ()
         )

@@ -198,7 +198,6 @@ def _kappa(agreement: float, by_chance: float) -> float:
 
 
 def _kappa_by_rank(labels: Int32s, by_chance: float) -> tuple[float, ...]:
-    """Return the kappa between each text and its neighbor of each rank."""
     values = []
     for column in labels.T[1:]:
         both = column >= 0

@@ -279,7 +279,6 @@ def in_order(texts: Iterable[str]) -> list[str]:
 
 
 def _shared(runs: Mapping[str, Sequence[Classification]]) -> set[str]:
-    """Return the texts that are in all runs."""
     if len(runs) < 2:
         raise InvalidInputError("there is one run; give two or more to choose from")
     if any(row.multilabel for run in runs.values() for row in run):

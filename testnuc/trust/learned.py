@@ -45,7 +45,8 @@ _USUAL = 0.9
 _ENOUGH = 100
 #: Texts that a label loses at least before it is named.
 _FEWER = 3
-#: Arrays that are stored; the latter unless they are empty.
+#: Plain values that are stored, and arrays; the last ones unless they are empty.
+_FACTS = ("labels", "name", "texts", "settings", "ranking", "extends", "cohorts", "fewer")
 _ARRAYS = ("trust", "rows", "right", "person", "drawn")
 _OPTIONAL = ("keys", "given", "before", "differs", "apart")
 _OTHER_SETTINGS = (
@@ -521,16 +522,9 @@ class Learned(Brief):
         header, arrays = self.rule.packed()
         return pack(
             {
-                "labels": self.labels,
-                "name": self.name,
+                **{name: getattr(self, name) for name in _FACTS},
                 "gain": [self.gain.value, self.gain.low, self.gain.high],
-                "texts": self.texts,
                 "population": self.draws.texts,
-                "settings": self.settings,
-                "ranking": self.ranking,
-                "extends": self.extends,
-                "cohorts": self.cohorts,
-                "fewer": self.fewer,
                 "judged": [judgment.record() for judgment in self.judged],
                 **header,
             },

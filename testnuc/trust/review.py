@@ -19,6 +19,7 @@ from testnuc._base.checks import checked_number, checked_whole, hash_text, valid
 from testnuc._base.display import Brief, today
 from testnuc._base.jsonl import bytes_of, write_whole
 from testnuc.errors import InvalidInputError
+from testnuc.labels import LabelSet
 from testnuc.types import SEPARATOR, Neighbor, split_labels
 
 #: What a review is for; None, the default, is a mixture of the first two.
@@ -159,8 +160,8 @@ class Review(Sequence[ReviewItem]):
     Parameters
     ----------
     items : sequence of ReviewItem
-    labels : sequence of str
-        The label set.
+    labels : sequence of str or LabelSet
+        The label set; a `LabelSet` also says `multilabel`.
     texts : int
         Number of texts that the items were drawn from.
     model : str
@@ -176,7 +177,7 @@ class Review(Sequence[ReviewItem]):
     def __init__(
         self,
         items: Sequence[ReviewItem],
-        labels: Sequence[str],
+        labels: Sequence[str] | LabelSet,
         texts: int,
         model: str,
         context: ReviewContext | None = None,
@@ -186,17 +187,11 @@ class Review(Sequence[ReviewItem]):
     ) -> None:
         self._items = list(items)
         self._places = {item.text: item.index for item in items}
-        #: The label set.
         self.labels = tuple(labels)
-        #: Number of texts that the items were drawn from.
         self.texts = texts
-        #: The model whose labels are judged.
         self.model = model
-        #: What is known where it was drawn.
         self.context = ReviewContext() if context is None else context
-        #: Whether a text can have several labels, or none.
-        self.multilabel = multilabel
-        #: The ranking that the items were drawn from, to certify; "": none.
+        self.multilabel = labels.multilabel if isinstance(labels, LabelSet) else multilabel
         self.ranking = ranking
         #: Asks a referee; set by the client that made this review.
         self.asks: Callable[..., Awaitable[None]] | None = None
@@ -487,13 +482,10 @@ def draw(
     open_: Bools,
     trust: Floats,
     rng: np.random.Generator,
-    *,
-    decide: float = _DECIDE,
 ) -> list[Drawn]:
     """Draw texts without replacement.
 
     `differing`, bool[N], are texts on which candidates differ, and `open_` those not judged before.
-    `decide`: the part that is drawn from the former if there is no goal.
     """
     if goal == "correct":
         rows = np.flatnonzero(open_)
@@ -504,7 +496,7 @@ def draw(
     some = [row for row in every if differing[row]]
     rng.shuffle(some)
     taken: set[int] = set()
-    part = {None: decide, "decide": 1.0}.get(goal, 0.0)
+    part = {None: _DECIDE, "decide": 1.0}.get(goal, 0.0)
     at_random = "count" if goal == "count" else "certify"
     found: list[Drawn] = []
     left, left_some = len(every), len(some)

@@ -73,17 +73,18 @@ def test_a_flat_name_is_refused_with_its_place(name):
 
 @pytest.mark.parametrize("client", [TestNUC, testnuc.SyncTestNUC])
 def test_arguments_that_do_not_fit_are_named_with_the_right_ones(client):
-    with pytest.raises(
-        TypeError, match=r"^TestNUC: .*'temprature'; .*Sampling\(temperature=\.\.\)"
-    ):
+    def refused(words):
+        return pytest.raises(TypeError, match=rf"^{client.__name__}: .*{words}")
+
+    with refused(r"'temprature'; .*Sampling\(temperature=\.\.\)"):
         client(["a", "b"], temprature=0.5)
-    with pytest.raises(TypeError, match=r"^TestNUC: .*'batch'; .*Limits\(batches=\.\.\)"):
+    with refused(r"'batch'; .*Limits\(batches=\.\.\)"):
         client(["a", "b"], batch=True)
-    with pytest.raises(TypeError, match=r"^TestNUC: .*'embeder'; did you mean embedder=\.\.\?"):
+    with refused(r"'embeder'; did you mean embedder=\.\.\?"):
         client(["a", "b"], embeder="x")
-    with pytest.raises(TypeError, match=r"^TestNUC: .*'qqqq'$"):
+    with refused(r"'qqqq'$"):
         client(["a", "b"], qqqq=1)
-    with pytest.raises(TypeError, match=r"^TestNUC: .*'labels'$"):
+    with refused(r"'labels'$"):
         client()
 
 

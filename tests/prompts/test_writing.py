@@ -326,9 +326,9 @@ def test_labels_that_the_model_considered_are_not_the_answer(name):
 @pytest.mark.parametrize("denial", [False, "no", "false", 0, 0.0, "0"])
 def test_of_all_labels_with_a_word_on_each_those_count_that_apply(field, denial):
     said = [{"label": "a", field: True}, {"label": "b", field: denial}]
-    (answer,) = parse_reply(json.dumps({"labels": said}), 1, multilabel=True)
+    (answer,) = parse_reply(json.dumps({"labels": said}), 1, several=True)
     assert [label for label, _ in answer.labels] == ["a"]
     # what else is said of a label denies nothing
     said = [{"label": "a", "id": 0, "negated": False}]
-    (answer,) = parse_reply(json.dumps({"labels": said}), 1, multilabel=True)
+    (answer,) = parse_reply(json.dumps({"labels": said}), 1, several=True)
     assert [label for label, _ in answer.labels] == ["a"]
