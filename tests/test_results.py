@@ -212,33 +212,22 @@ def test_what_the_llm_said_is_shown_where_it_is_no_label():
     assert none._repr_html_().count(">none<") == 2
 
 
-@pytest.mark.parametrize("kind", ["json", "csv"])
-def test_marks_are_the_arguments_of_tune(tmp_path, kind):
-    path = tmp_path / f"marks.{kind}"
-    marks = [
-        {"text": "fine", "label": "a", "right": True, "right_label": "a"},
-        {"text": "=1+1", "label": "a", "right": False, "right_label": "b"},
-        {"text": "who knows", "label": "a", "right": False, "right_label": None},
-    ]
-    if kind == "json":
-        path.write_text(json.dumps(marks))
-    else:
-        path.write_text(
-            "\ufefftext,label,right,right_label\r\n"
-            '"fine","a","true","a"\r\n"\'=1+1","a","false","b"\r\n"who knows","a","false",""\r\n'
-        )
+def test_marks_are_texts_and_labels(tmp_path):
+    path = tmp_path / "marks.csv"
+    path.write_text(
+        "\ufefftext,label,right,right_label\r\n"
+        '"fine","a","true","a"\r\n"\'=1+1","a","false","b"\r\n"who knows","a","false",""\r\n'
+    )
     assert testnuc.review.read_marks(path) == (["fine", "=1+1"], ["a", "b"])
 
 
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("marks.txt", "x", "neither .json nor .csv"),
-        ("marks.json", "{", "is not JSON"),
-        ("marks.json", "{}", "does not hold a list"),
-        ("marks.json", "[]", "no text with a correct label"),
-        ("marks.json", '[{"text": "x"}]', "mark 1 has no text and right_label"),
-        ("marks.json", '[{"text": 1, "right_label": "a"}]', "not strings"),
+        ("marks.txt", "x", "is not .csv"),
+        ("marks.json", "{}", "load .json as a Review"),
+        ("marks.csv", "text,right_label\n", "no text with a correct label"),
+        ("marks.csv", "right_label,text\na\n", "mark 1 has no text and right_label"),
         ("marks.csv", "a,b\n1,2\n", "mark 1 has no text and right_label"),
         ("marks.csv", "text,right_label\nx,a\nx,b\n", "give each text one label"),
         ("marks.csv", b"text,right_label\n\xff,a\n", "not UTF-8"),

@@ -262,7 +262,7 @@ def _by_label(parts: Components, results: Results, learned: Learned | None) -> I
     for name, number in sorted(((n, counts[n]) for n in parts.labels.names), key=lambda c: -c[1]):
         known = right.get(name, "too few judged") if number else ""
         cells = f"{number:,} | {shares.get(name, '')} | {known}"
-        yield f"| {_cell(name)} | {cells} |"
+        yield f"| {cell_in(name)} | {cells} |"
     yield (
         "\nIntervals are those of 95 %, each alone. A text is right if a person who judged it said "
         "so, or would say so: shares and accuracies are estimated from the texts that were drawn "
@@ -270,7 +270,7 @@ def _by_label(parts: Components, results: Results, learned: Learned | None) -> I
     )
 
 
-def _cell(text: str) -> str:
+def cell_in(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 

@@ -74,6 +74,9 @@ _PROTECT = typer.Option(
     help="Take this label from no text; can be repeated; '': none is protected.",
     show_default="as before",
 )
+_Period = Literal["year", "quarter", "month", "week", "day"]
+_BY = once(None, help="Count by the values of this column, and compare them.")
+_PERIOD = once(None, help="The column of --by has dates: count by periods.")
 _PLOT_LABEL = once(
     None,
     metavar="LABEL",
@@ -251,10 +254,8 @@ def certify(
 @runs(app, "count:run", *EVIDENCE_OPTIONS, labels=_OF_RUN)
 def count(
     source: str = _RESULTS_OR_STORE,
-    by: str | None = once(None, help="Count by the values of this column, and compare them."),
-    period: Literal["year", "quarter", "month", "week", "day"] | None = once(
-        None, help="The column of --by has dates: count by periods."
-    ),
+    by: str | None = _BY,
+    period: _Period | None = _PERIOD,
     confidence: float = typer.Option(0.95, help="Probability that an interval holds."),
     together: bool = once(False, "--together", help="All intervals hold together, not each alone."),
     level: int | None = typer.Option(
@@ -417,9 +418,11 @@ def report(
     ),
     output: str = output_to("A .html file; of a summary also .md.", "report.html"),
     summary: bool = once(
-        False, "--summary", help="One page: accuracy, certificate, shares, what to do next."
+        False, "--summary", help="One page: accuracy, certificate, shares (--by), what is next."
     ),
     title: str | None = once(None, help="Default: the name of the file."),
+    by: str | None = _BY,
+    period: _Period | None = _PERIOD,
     rows: int = typer.Option(
         20_000, min=1, help="Maximum number of texts listed: those to review first."
     ),

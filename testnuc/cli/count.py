@@ -59,7 +59,7 @@ async def run(given: SimpleNamespace) -> None:
         raise InvalidInputError("--period needs --by, a column of dates")
     async with opened(source, given.client, given.text_column) as (nuc, held):
         table = await texts_for(nuc, held, source)
-        groups = None if given.by is None else _groups(table, given.by, given.period)
+        groups = None if given.by is None else groups_of(table, given.by, given.period)
         found = await labeled(nuc, table)
         if nuc.learned is None:
             raise InvalidInputError(
@@ -100,7 +100,7 @@ async def run(given: SimpleNamespace) -> None:
 def _tell_longer(table: Table, given: SimpleNamespace, judged: Sequence[int]) -> None:
     """Name the next longer period with enough judged texts in each, if this one lacks them."""
     for period in [*_PERIODS][[*_PERIODS].index(given.period) :: -1]:
-        groups = _groups(table, given.by, period, tell=False)
+        groups = groups_of(table, given.by, period, tell=False)
         seen = Counter(groups[at] for at in judged)
         if all(seen[of] >= min(LEAST_JUDGED, n) for of, n in Counter(groups).items() if of):
             if period != given.period:
@@ -108,7 +108,7 @@ def _tell_longer(table: Table, given: SimpleNamespace, judged: Sequence[int]) ->
             return
 
 
-def _groups(
+def groups_of(
     table: Table, column: str, period: str | None, *, tell: bool = True
 ) -> list[str | None]:
     """Return the group of each row, or the period of its date; None: the cell is empty."""
@@ -226,21 +226,19 @@ async def _read(store: str, chosen: str | None) -> tuple[list[AuditWeek], AuditW
         raise InvalidInputError(
             "the store has no texts set aside; run `testnuc serve` with it and --audit 20/week"
         )
-    last, sets = every[-1], {w.key(""): one_line(", ".join(w.labels), _LINE) for w in every}
+    last, shown = every[-1], one_line(", ".join(every[-1].labels), _LINE)
     if chosen is not None:
         names = [*read_labels(chosen)]
         # a label that means none may be the last one
         fitting = [w for w in every if names in ([*w.labels], [*w.labels[:-1]])]
         if not fitting:
             raise InvalidInputError(
-                f"--labels {chosen}: no texts of these are set aside, but of "
-                f"{'; '.join(sets.values())}"
+                f"--labels {chosen}: no texts of these are set aside; the latest are of {shown}"
             )
         last = min(fitting, key=lambda week: len(week.labels))
-    elif len(sets) > 1:
-        shown = sets[last.key("")]
-        to_stderr(f"note: of several label sets, the latest is {shown}; for another: --labels")
     known = [week for week in every if week.key("") == last.key("")]
+    if chosen is None and len(known) < len(every):
+        to_stderr(f"note: of several label sets, the latest is {shown}; for another: --labels")
     over = week_of(time.time() - _LATE)
     return [w for w in known if w.week < over], next((w for w in known if w.week >= over), None)
 

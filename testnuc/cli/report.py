@@ -1,11 +1,14 @@
 """``testnuc report``, a page for judging and browsing results, and ``testnuc describe``."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 from testnuc._base.jsonl import write_whole
+from testnuc._engine.reporting import cell_in
 from testnuc.cli.answered_texts import labeled, opened, texts_for
+from testnuc.cli.count import groups_of
 from testnuc.cli.files import require_kind, require_new
 from testnuc.cli.judging import what_next
 from testnuc.cli.label_files import read_labels
@@ -15,6 +18,7 @@ from testnuc.cli.reading import KINDS, existing, holds_rows, name_labels, read_t
 from testnuc.errors import InvalidInputError
 from testnuc.report import write
 from testnuc.report.page import page_of
+from testnuc.trust.counts import Counts, counted
 from testnuc.trust.review import Review
 
 
@@ -22,6 +26,8 @@ async def run(given: SimpleNamespace) -> None:
     """Read results and write the page."""
     file, output, client = given.source, given.output, given.client
     require_kind(output, ".html", ".htm", *([".md"] if given.summary else []))
+    if (given.by is None and given.period) or (given.by is not None and not given.summary):
+        raise InvalidInputError("--period needs --by, a column of dates; --by needs --summary")
     if given.summary:
         await _describe(given, {}, brief=True)
         return
@@ -70,6 +76,8 @@ async def _describe(
     source, output = given.source, given.output
     async with opened(source, given.client, given.text_column) as (nuc, held):
         table = await texts_for(nuc, held, source)
+        by = given.by if brief else None
+        groups = None if by is None else groups_of(table, by, given.period)
         found = await labeled(nuc, table)
         merged = found.merged()
         results = found.results.with_rows([row for _, row in sorted(merged.items())])
@@ -83,6 +91,13 @@ async def _describe(
         # below the title, or the headline
         before = "\n\n##" if brief else "\n"
         page = page.replace(before, f"\n\n{about}{before}", 1)
+    if groups is not None and nuc.learned is not None:
+        of_rows = [groups[at] for at in sorted(merged)]
+        counts = counted(results, nuc.learned, of_rows, periods=given.period is not None)
+        page += (
+            "\n".join([f"\n## Shares by {cell_in(given.period or by)}", "", *_shares(counts)])
+            + "\n"
+        )
     if brief:
         then = re.sub(r"testnuc [^;\n]+", r"`\g<0>`", what_next(nuc.learned, given))
         page += "\n\n".join(["\n## Next", *then.removeprefix("next, ").splitlines()]) + "\n"
@@ -93,3 +108,15 @@ async def _describe(
         page = page_of(page, given.title or f"Labels of {Path(source).name}")
     write_whole(output, [page.encode("utf-8", "replace")])
     to_stderr(f"written to {output}; it holds no text that was labeled, and no key")
+
+
+def _shares(counts: Counts) -> Iterator[str]:
+    """Yield a table, in Markdown, of the share of each label in each group, and what is noted."""
+    shares = {(item.label or "none of these", item.group or "all"): item.share for item in counts}
+    labels, groups = (list(dict.fromkeys(names)) for names in zip(*shares, strict=True))
+    yield " | ".join(["| label", *map(cell_in, groups)]) + " |"
+    yield "| --- |" + " --: |" * len(groups)
+    for label in labels:
+        cells = (str(shares[label, group] or "too few judged") for group in groups)
+        yield " | ".join([f"| {cell_in(label)}", *cells]) + " |"
+    yield from ("", *(f"- {note}" for note in counts.notes))

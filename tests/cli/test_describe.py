@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from testnuc._engine.carried import _judgments_in
-from testnuc._engine.reporting import _accuracy, _cell, _headline, _judgments
+from testnuc._engine.reporting import _accuracy, _headline, _judgments, cell_in
 from testnuc.report.page import page_of
 from testnuc.testing import LoopbackLLM
 from testnuc.trust.certificates import Certificate
@@ -110,6 +110,29 @@ def test_one_page_says_how_good_labels_are_and_what_comes_next(labeled):
     assert run_here("report", "out.csv", "-o", "page.md")[0] == 2
 
 
+@pytest.mark.slow
+def test_shares_by_period_are_on_the_same_page(labeled):
+    dated = "".join(f"{text},2026-0{1 + at % 2}-03\n" for at, text in enumerate(TEXTS))
+    Path("dated.csv").write_text("text,day\n" + dated)
+    ran("classify", "dated.csv", *options(labeled), "-o", "out.csv", "--overwrite")
+    given = ["report", "out.csv", "--summary", "-o", "page.md", "--by", "day"]
+    ran(*given, "--period", "month")
+    page = Path("page.md").read_text().split("## Shares by month\n\n")[1]
+    assert page.startswith("| label | all | 2026-01 | 2026-02 |\n| --- | --: | --: | --: |\n")
+    row = next(line for line in page.splitlines() if line.startswith("| refund | "))
+    shares = [cell.split(" %")[0] for cell in row.split(" | ")[1:]]
+    # they are those of `count`
+    ran("count", "out.csv", "--by", "day", "--period", "month", "-o", "counts.json")
+    counted = orjson.loads(Path("counts.json").read_bytes())
+    assert shares == [f"{100 * c['share']:.1f}" for c in counted if c["label"] == "refund"]
+    assert "\n- right: by your judgments\n" in page
+    assert "has no column 'dya'" in run_here(*given[:-1], "dya")[2]
+    for wrong in ([*given[:-2], "--period", "month"], ["report", "out.csv", "--by", "day"]):
+        code, _, err = run_here(*wrong)
+        assert code == 2
+        assert "--period needs --by, a column of dates; --by needs --summary" in err
+
+
 def test_a_headline_says_what_is_known_and_what_to_do():
     def headline(covered, *, several=False, more=40, accuracy=True):
         share = SimpleNamespace(value=0.71, low=0.66, high=0.764)
@@ -184,7 +207,7 @@ def saved(review):
 
 
 def test_labels_mean_nothing_on_the_page():
-    label = _cell("a|b<script>*x* [y](http://z) ![i](u)\n&amp;")
+    label = cell_in("a|b<script>*x* [y](http://z) ![i](u)\n&amp;")
     page = page_of(f"| label |\n| --- |\n| {label} |\n", "<title>")
     assert "<script" not in page
     assert "<title>&lt;title&gt;" in page

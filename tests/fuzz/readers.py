@@ -217,7 +217,9 @@ def readers() -> dict[str, Reader]:
         ),
         "heads": Reader(in_file(".head", Head.load), (files[".head"],)),
         "reviews": Reader(in_file(".json", Review.load), (files[".json"],)),
-        "marks": Reader(in_file(".json", read_marks), (files[".json"],)),
+        "marks": Reader(
+            in_file(".csv", read_marks), (b'text,right_label\none,a\ntwo,"[""b""]"\n',)
+        ),
         "results": Reader(in_file(".jsonl", Results.from_jsonl), (files[".jsonl"],)),
         "learned": Reader(Learned.from_bytes, (files[".learned"],)),
         "stores": Reader(in_file(".db", store_of), (files[".db"],)),

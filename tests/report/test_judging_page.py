@@ -305,7 +305,7 @@ def test_judgments_are_saved_in_four_formats(opened, tmp_path):
         download = saved(page, button)
         assert download.suggested_filename == name
         download.save_as(tmp_path / name)
-        assert testnuc.review.read_marks(tmp_path / name) == expected
+    assert testnuc.review.read_marks(tmp_path / "marks.csv") == expected
     review = Review.load(tmp_path / "marks.json")
     assert review[4].text == HOSTILE["rtl"]
     assert (review[4].answer, review[4].source, review[4].probability) == (None, "person", None)

@@ -85,7 +85,6 @@ def test_labels_are_chosen_and_saved_together(opened, tmp_path):
         ["message 0", "message 1", "message 2"],
         [["refund", "login"], ["refund", "loan"], []],
     )
-    assert testnuc.review.read_marks(tmp_path / "marks.json") == expected
     saved(page, "CSV").save_as(tmp_path / "marks.csv")
     assert testnuc.review.read_marks(tmp_path / "marks.csv") == expected
     cells = list(csv.DictReader(io.StringIO((tmp_path / "marks.csv").read_text("utf-8"))))
