@@ -148,7 +148,8 @@ class Predictor:
             )
         except orjson.JSONEncodeError as exc:
             raise InvalidInputError(
-                f"request_options cannot be sent: {exc}; use numbers, strings, lists and dicts"
+                f"request_options, instructions or labels cannot be sent as JSON: {exc}; use "
+                "numbers, strings, lists and dicts"
             ) from exc
         self._hasher = blake2b(constant, digest_size=16)
         #: Hash of everything that all keys have in common.

@@ -62,11 +62,8 @@ async def import_(given: SimpleNamespace) -> None:
     file = given.file
     records = _read(_kind(file), existing(file))
     seen: Counter[str] = Counter()
-    try:
-        async with opened_store(given.place) as opened:
-            await moving.load(opened, _checked(records, seen, file))
-    except OSError as exc:
-        raise InvalidInputError(f"{file} cannot be read: {exc.strerror or exc}") from exc
+    async with opened_store(given.place) as opened:
+        await moving.load(opened, _checked(records, seen, file))
     to_stderr(f"imported {_counted(seen)} from {file}; existing entries were kept")
 
 

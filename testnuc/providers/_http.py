@@ -187,12 +187,6 @@ class HTTPProvider(ABC):
             raise InvalidInputError(
                 f"request_options may not set {', '.join(wrong)}: testnuc sets it itself."
             )
-        try:
-            orjson.dumps([dict(task.options), task.system, *task.labels])
-        except TypeError as problem:
-            raise InvalidInputError(
-                f"request_options, instructions or labels cannot be sent as JSON: {problem}."
-            ) from problem
 
     @abstractmethod
     def body(self, task: Task, n: int, dialect: Dialect) -> Body:

@@ -140,7 +140,7 @@ class Telemetry:
             for name, value in sent.items():
                 if isinstance(value, int | float):
                     asked[f"gen_ai.request.{name}"] = value
-        with self._timed(f"chat {self._chat['gen_ai.request.model']}", asked, self._kind) as span:
+        with self._span(f"chat {self._chat['gen_ai.request.model']}", asked, self._kind) as span:
             yield _Chat(span)
 
     @contextlib.contextmanager
@@ -155,7 +155,7 @@ class Telemetry:
             "testnuc.texts": texts,
         }
         kinds = self._trace.SpanKind
-        with self._timed(
+        with self._span(
             f"embeddings {asked['gen_ai.request.model']}",
             asked,
             kinds.CLIENT if remote else kinds.INTERNAL,
@@ -176,20 +176,9 @@ class Telemetry:
             self._texts.add(number, {"testnuc.outcome": outcome})
 
     @contextlib.contextmanager
-    def _timed(self, name: str, asked: Mapping[str, Any], kind: Any) -> Iterator[Any]:
+    def _span(self, name: str, asked: Mapping[str, Any], kind: Any) -> Iterator[Any]:
         started = time.perf_counter()
         metered = {k: v for k, v in asked.items() if not k.startswith(_OF_SPANS)}
-        try:
-            with self._span(name, asked, kind) as span:
-                yield span
-        except BaseException as error:
-            metered["error.type"] = _kind_of(error)
-            raise
-        finally:
-            self._duration.record(time.perf_counter() - started, metered)
-
-    @contextlib.contextmanager
-    def _span(self, name: str, asked: Mapping[str, Any], kind: Any) -> Iterator[Any]:
         # without the error message: it can hold a text
         with self._tracer.start_as_current_span(
             name, kind=kind, attributes=asked, record_exception=False, set_status_on_exception=False
@@ -197,9 +186,14 @@ class Telemetry:
             try:
                 yield span
             except BaseException as error:
-                span.set_attribute("error.type", _kind_of(error))
+                metered["error.type"] = _kind_of(error)
+                span.set_attribute("error.type", metered["error.type"])
                 span.set_status(self._trace.StatusCode.ERROR)
                 raise
+            finally:
+                # operations of the client have nothing but a span
+                if asked:
+                    self._duration.record(time.perf_counter() - started, metered)
 
 
 class _Operation:

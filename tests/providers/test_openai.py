@@ -176,9 +176,7 @@ def test_options_are_the_users():
     assert "max_tokens" not in body
 
 
-@pytest.mark.parametrize(
-    "options", [{"messages": []}, {"model": "x"}, {"stream": True}, {"n": 2}, {"x": object()}]
-)
+@pytest.mark.parametrize("options", [{"messages": []}, {"model": "x"}, {"stream": True}, {"n": 2}])
 def test_options_that_cannot_be(options):
     provider = OpenAI("m", base_url=LOCAL)
     with pytest.raises(InvalidInputError, match="request_options"):
