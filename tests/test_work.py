@@ -71,7 +71,7 @@ def test_a_reply(unit):
     for content in hostile(unit):
         for n, several in ((1, False), (1, True), (20, False)):
             for cut in (False, True):
-                assert quick(parse_reply, content, n, multilabel=several, truncated=cut)
+                assert quick(parse_reply, content, n, several=several, truncated=cut)
         assert quick(label_spans, content, ["refund"])
 
 
@@ -137,8 +137,8 @@ CROWDS = {
 def test_a_reply_with_many_answers(crowd):
     content = json.dumps(crowd())
     for n, several in ((1, False), (1, True), (20, False), (20, True)):
-        assert quick(parse_reply, content, n, multilabel=several)
-        answers = parse_reply(content, n, multilabel=several)
+        assert quick(parse_reply, content, n, several=several)
+        answers = parse_reply(content, n, several=several)
         assert all(isinstance(answer, ReplyError) for answer in answers)
 
 
@@ -147,7 +147,7 @@ def test_as_many_answers_as_are_asked_for():
         {"id": i, "labels": [{"label": f"label {j}", "confidence": 0.5} for j in range(32)]}
         for i in range(1, 101)
     ]
-    read = parse_reply(json.dumps({"answers": answers}), 100, multilabel=True)
+    read = parse_reply(json.dumps({"answers": answers}), 100, several=True)
     assert [len(answer.labels) for answer in read] == [32] * 100
 
 

@@ -73,7 +73,7 @@ def nuc_of(client_of):
     ],
 )
 def test_a_reply_with_several_labels_is_read(content, labels):
-    (answer,) = parse_reply(content, 1, multilabel=True)
+    (answer,) = parse_reply(content, 1, several=True)
     assert answer == Answer("", None, tuple(labels))
 
 
@@ -86,7 +86,7 @@ def test_a_reply_with_several_labels_is_read(content, labels):
     ],
 )  # fmt: skip
 def test_a_reply_without_a_list_of_labels_is_an_error(content):
-    (answer,) = parse_reply(content, 1, multilabel=True)
+    (answer,) = parse_reply(content, 1, several=True)
     assert isinstance(answer, UnreadableReplyError)
 
 
@@ -94,11 +94,11 @@ def test_packed_replies_are_matched_by_id():
     content = orjson.dumps(
         {"answers": [{"id": 2, "labels": []}, {"id": 1, "labels": [{"label": "a"}]}]}
     ).decode()
-    assert parse_reply(content, 2, multilabel=True) == (
+    assert parse_reply(content, 2, several=True) == (
         Answer("", None, (("a", None),)),
         Answer("", None, ()),
     )
-    missing = parse_reply('{"answers": [{"id": 2, "labels": ["a"]}]}', 2, multilabel=True)
+    missing = parse_reply('{"answers": [{"id": 2, "labels": ["a"]}]}', 2, several=True)
     assert missing[1] == Answer("", None, (("a", None),))
     assert isinstance(missing[0], testnuc.errors.MismatchedReplyError)
 
