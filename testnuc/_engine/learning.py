@@ -106,9 +106,10 @@ class Learning:
         """Return what was learned; texts that came since get a trust, which is fixed then."""
         async with self._lock:
             while (before := self.learned) is not None and isinstance(fit, ArgmaxFit):
+                data = self._data
                 if not _is_ranked(before, fit) or before.texts == len(fit.rows):
                     break
-                if await self._keep(await asyncio.to_thread(fit.extended, before)):
+                if await self._keep(await asyncio.to_thread(fit.extended, before), data):
                     break
                 await self.load()
         return self.learned
@@ -270,16 +271,18 @@ class Learning:
         data = await get(_key(parts))
         if data == self._data:
             return
-        self._data, self._unread = data, None
         if data is None:
+            self._data = self._unread = None
             parts.pipeline.settings = parts.settings
             return
         try:
             learned = await asyncio.to_thread(Learned.from_bytes, data)
         except StoreError as error:
-            self._unread = error
+            self._data, self._unread = data, error
             _log.warning("%s; labels are those of the LLM and its neighbors", error)
             return
+        # together: `learned` is what this data says
+        self._data, self._unread = data, None
         parts.pipeline.settings = parts.settings.with_learned(learned)
 
     async def _learn(self, given: Sequence[Judgment], protected: tuple[int, ...] | None) -> Learned:
@@ -290,7 +293,7 @@ class Learning:
                 await self.load()
                 if self._unread is not None:
                     raise self._unread  # its judgments would be lost
-                before = self.learned
+                before, data = self.learned, self._data
                 judged = _merged(() if before is None else before.judged, new)
                 fitted = await self._fitted()
                 if (kept := protected) is None:
@@ -307,16 +310,16 @@ class Learning:
                     learned = await asyncio.to_thread(fitted.learned, judged, kept)
                     learned = learned.ranked([*fitted.rows])
                 # else another client has learned meanwhile: its judgments count as well
-                if await self._keep(learned):
+                if await self._keep(learned, data):
                     return learned
 
-    async def _keep(self, learned: Learned) -> bool:
-        """Store what was learned, and use it; False: the store holds what another one learned."""
+    async def _keep(self, learned: Learned, before: bytes | None) -> bool:
+        """Store what was learned, and use it; False: the store no longer holds what was before."""
         parts = self._parts
         swap = getattr(parts.store, "swap_learned", None)
         if swap is not None and parts.internals.shared:
             data = await asyncio.to_thread(learned.to_bytes)
-            if not await swap(_key(parts), self._data, data):
+            if not await swap(_key(parts), before, data):
                 return False
             self._data = data
         # once, on success: a concurrent run uses the former settings

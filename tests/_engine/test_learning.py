@@ -263,6 +263,30 @@ async def test_what_another_client_learned_or_dropped_meanwhile_counts(tmp_path)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("forgets", [False, True])
+async def test_what_another_client_learned_while_one_learns_counts(tmp_path, monkeypatch, forgets):
+    texts, path = texts_of(200), tmp_path / "s.db"
+    async with client(Says(), store=path) as ours, client(Says(), store=path) as theirs:
+        await ours.classify_many(texts)
+        await ours.learn(texts[:20], ["topic 5"] * 20)
+        keep = ours._learning._keep
+
+        async def late(*given):
+            """Keep what was learned after others have learned, and this client has seen it."""
+            monkeypatch.undo()
+            if forgets:
+                await ours.unlearn()
+            else:
+                await theirs.learn(texts[20:40], ["topic 5"] * 20)
+                await ours._learning.load()
+            return await keep(*given)
+
+        monkeypatch.setattr(ours._learning, "_keep", late)
+        learned = await ours.learn(texts[40:60], ["topic 5"] * 20)
+        assert len(learned.judged) == (20 if forgets else 60)
+
+
+@pytest.mark.slow
 async def test_a_failure_changes_nothing(monkeypatch):
     async with client(Says()) as nuc:
         texts = texts_of(200)
