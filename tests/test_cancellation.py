@@ -120,23 +120,6 @@ async def test_nothing_is_left_and_the_next_run_asks_only_the_rest(client_of, br
 
 
 @pytest.mark.slow
-async def test_closing_while_others_still_work_raises_in_them(client_of):
-    texts, store = messages(200), MemoryStore()
-    threads = set(threading.enumerate())
-    async with LoopbackLLM(confident, latency=0.02) as llm:
-        async with TestNUC(**client_of(llm, limits=Limits(concurrency=4), store=store, k=3)) as nuc:
-            many = asyncio.create_task(nuc.classify_many(texts))
-            one = asyncio.create_task(nuc.classify("refund please, once more"))
-            await calls(llm, 10)
-        outcomes = await asyncio.gather(many, one, return_exceptions=True)
-        # what was answered by then is handed over
-        assert isinstance(outcomes[0].stopped, TestNUCError)
-        assert "closed" in str(outcomes[0].stopped)
-        await nothing_left(llm, threads)
-        assert len(store.rows()) == llm.texts < 200
-
-
-@pytest.mark.slow
 async def test_leaving_does_not_wait_for_retries_without_end(client_of):
     threads = set(threading.enumerate())
     policy = RetryPolicy(initial_wait=60_000, max_wait=60_000, deadline=90_000)

@@ -294,14 +294,9 @@ class NearestVectors:
     def add(self, vectors: Float16s, ranks: NDArray[np.uint64]) -> None:
         """Append unit vectors, float16[n, dim], and their ranks, uint64[n].
 
-        The lowest rank wins among equal similarities. Nothing is added if a vector has the wrong
-        dimension, NaN or infinity: one such vector would corrupt the graph for every later search.
+        The lowest rank wins among equal similarities. Nothing is added if a vector has NaN or
+        infinity: one such vector would corrupt the graph for every later search.
         """
-        if vectors.ndim != 2 or vectors.shape[1] != self.dim:
-            raise EmbeddingError(
-                f"vectors of shape {vectors.shape} do not fit an index of dimension {self.dim}; "
-                "use one embedder per pool"
-            )
         bad = ~np.isfinite(vectors).all(axis=1)
         if bad.any():
             raise EmbeddingError(
