@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from testnuc._base.checks import hash_text
 from testnuc._base.display import today
 from testnuc._engine.carried import BEFORE
 from testnuc._engine.components import Components
@@ -173,7 +174,7 @@ async def describe(
         "Judgments": _judgments(learned, joined),
     }
     if brief:
-        title, *lead = _headline(parts, learned)
+        title, *lead = _headline(parts, results, learned)
         sections = {title: iter(lead)} | known | made
     else:
         sections = (
@@ -193,12 +194,16 @@ async def describe(
     return "\n".join(pages)
 
 
-def _headline(parts: Components, learned: Learned | None) -> Iterator[str]:
+def _headline(parts: Components, results: Results, learned: Learned | None) -> Iterator[str]:
     """Yield how many labels are right, in plain words, and what to do next."""
     accuracy = None if learned is None else learned.accuracy()
-    if learned is None or accuracy is None:
-        yield "How many labels are right is not known yet"
-        yield "What to do next: judge fifty texts, which takes about three minutes."
+    hashes, later = [hash_text(row.text) for row in results], 0
+    if learned is not None:
+        later = sum(learned.later(hashes, learned.measured))
+    if learned is None or accuracy is None or later == len(hashes):
+        yield "How many of these labels are right is not known yet"
+        others = " What is said below is of other texts, which were judged before." if later else ""
+        yield f"What to do next: judge fifty texts, which takes about three minutes.{others}"
         return
     now, low, high = (round(100 * getattr(accuracy.now, n)) for n in ("value", "low", "high"))
     right = "texts have exactly the right labels" if parts.labels.multilabel else "labels are right"
@@ -216,6 +221,8 @@ def _headline(parts: Components, learned: Learned | None) -> Iterator[str]:
         )
     yield f"What to do next: {todo}.\n"
     yield "In brackets is a range: the true number lies in it in 95 of 100 cases."
+    if later:
+        yield f"\n{later:,} of these texts came after the draws: the headline is about the others."
 
 
 def _overview(parts: Components, results: Results) -> Iterator[str]:

@@ -103,7 +103,8 @@ def _tell_longer(table: Table, given: SimpleNamespace, judged: Sequence[int]) ->
         groups = groups_of(table, given.by, period, tell=False)
         seen = Counter(groups[at] for at in judged)
         if all(seen[of] >= min(LEAST_JUDGED, n) for of, n in Counter(groups).items() if of):
-            if period != given.period:
+            # one group is no comparison
+            if period != given.period and len({*groups}) > 1:
                 to_stderr(f"note: each {period} has enough judged texts: --period {period}")
             return
 

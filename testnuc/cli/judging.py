@@ -346,7 +346,7 @@ async def certify(given: SimpleNamespace) -> None:
         to_stderr(f"note: {note}")
     print(certificate)
     if given.level is None and label is None and (accuracy := learned.accuracy()):
-        print(accuracy)
+        print(f"{accuracy} Both are shares of the {learned.measured:,} texts drawn from.")
     if label is None and results.multilabel:
         to_stderr("right: the text has exactly its labels, none is missing and none is wrong")
     if (output is None or not covered) and later < len(results):

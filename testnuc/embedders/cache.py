@@ -97,7 +97,7 @@ class EmbeddingCache:
         if name is None:
             return ""
         return (
-            f"embedding took {seconds:.0f} s; embedder={name!r} takes about half of that on this "
+            f"embedding took {seconds:.0f} s; the embedder {name} takes about half of that on this "
             "CPU (its vectors are stored apart)"
         )
 

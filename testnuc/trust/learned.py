@@ -330,10 +330,14 @@ class Learned(Brief):
         )
 
     @property
+    def measured(self) -> int:
+        """Number of texts that `accuracy` is of: those that were there when it was learned."""
+        return self.cohorts[0] if self.cohorts else self.texts
+
+    @property
     def _differs(self) -> Bools:
-        """The texts on which candidates differ, of those that were there when it was learned."""
-        n = self.cohorts[0] if self.cohorts else self.texts
-        return self.differs if len(self.differs) else np.zeros(n, np.bool_)
+        """The texts on which candidates differ, of those that are `measured`."""
+        return self.differs if len(self.differs) else np.zeros(self.measured, np.bool_)
 
     def _accuracy(self, right: Bools, inside: Bools) -> Accuracy | None:
         """Return how many labels of the texts inside are right, of those that were there then."""
@@ -481,8 +485,8 @@ class Learned(Brief):
             )
         if accuracy := self.accuracy():
             lines.append(
-                f"{accuracy} Both are shares of the {self.texts:,} texts drawn from, by the random "
-                "draws alone; a gain counts the texts whose labels change, and may differ."
+                f"{accuracy} Both are shares of the {self.measured:,} texts drawn from, by the "
+                "random draws alone; a gain counts the texts whose labels change, and may differ."
             )
         lines += filter(None, [errors_of_judges(self._agreed)])
         if self.fewer:

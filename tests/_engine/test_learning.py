@@ -612,6 +612,7 @@ async def test_draws_among_later_texts_extend_a_certificate(tmp_path):
         assert accuracy(found) >= 0.9
         assert extended.accuracy().now == first.accuracy().now
         assert extended.macro_f1() == first.macro_f1()
+        assert "shares of the 600 texts drawn from" in str(extended)
     async with client(Says(), store=tmp_path / "labels.db") as nuc:
         assert nuc.learned.certify() == whole
         assert nuc.learned.certify().among == whole.among

@@ -19,6 +19,7 @@ from testnuc.trust.certificates import Certificate
 from testnuc.trust.evidence import Judgment
 from testnuc.trust.joining import join_reviews
 from testnuc.trust.review import Review
+from testnuc.types import Classification
 from tests.cli.in_process import ran, rows_of, run_here
 from tests.cli.test_judging import TEXTS, judged, options, wrong_at_random
 from tests.report.test_report import review_of
@@ -134,7 +135,7 @@ def test_shares_by_period_are_on_the_same_page(labeled):
 
 
 def test_a_headline_says_what_is_known_and_what_to_do():
-    def headline(covered, *, several=False, more=40, accuracy=True):
+    def headline(covered, *, several=False, more=40, accuracy=True, later=0):
         share = SimpleNamespace(value=0.71, low=0.66, high=0.764)
         known = SimpleNamespace(now=share, before=SimpleNamespace(value=0.42))
         certificate = Certificate(0.9, 0.9, 0.5, covered, 0, judgments_needed=more)
@@ -142,9 +143,12 @@ def test_a_headline_says_what_is_known_and_what_to_do():
             accuracy=lambda: known if accuracy else None,
             certify=lambda: certificate,
             wants_decisions=lambda _: False,
+            measured=9,
+            later=lambda hashes, among: [at < later for at in range(len(hashes))],
         )
         labels = SimpleNamespace(multilabel=several)
-        return [*_headline(SimpleNamespace(labels=labels), learned)]
+        rows = [Classification(at, f"text {at}", "a") for at in range(3)]
+        return [*_headline(SimpleNamespace(labels=labels), rows, learned)]
 
     right = "(66 to 76), by your judgments; 42 of 100 before"
     title, todo, brackets = headline(0.0)
@@ -155,8 +159,15 @@ def test_a_headline_says_what_is_known_and_what_to_do():
     assert title == f"About 71 of 100 texts have exactly the right labels {right}"
     assert "use the labels of 31% of the texts, which are proved to be at least 90% right" in todo
     assert "it is no probability before judgments" in "".join(_accuracy(None))
-    for unknown in (headline(0.0, accuracy=False), [*_headline(None, None)]):
-        assert unknown[0] == "How many labels are right is not known yet"
+    # texts that came after the draws were not measured
+    assert "2 of these texts came after the draws" in headline(0.0, later=2)[-1]
+    assert "is of other texts" in headline(0.0, later=3)[1]
+    for unknown in (
+        headline(0.0, accuracy=False),
+        headline(0.0, later=3),
+        [*_headline(None, [], None)],
+    ):
+        assert unknown[0] == "How many of these labels are right is not known yet"
         assert "judge fifty texts" in unknown[1]
 
 
