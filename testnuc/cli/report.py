@@ -94,10 +94,8 @@ async def _describe(
     if groups is not None and nuc.learned is not None:
         of_rows = [groups[at] for at in sorted(merged)]
         counts = counted(results, nuc.learned, of_rows, periods=given.period is not None)
-        page += (
-            "\n".join([f"\n## Shares by {cell_in(given.period or by)}", "", *_shares(counts)])
-            + "\n"
-        )
+        head = f"\n## Shares by {cell_in(str(given.period or by))}"
+        page += "\n".join([head, "", *_shares(counts), ""])
     if brief:
         then = re.sub(r"testnuc [^;\n]+", r"`\g<0>`", what_next(nuc.learned, given))
         page += "\n\n".join(["\n## Next", *then.removeprefix("next, ").splitlines()]) + "\n"
