@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import dropwhile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -104,6 +105,10 @@ def _judge(
 ) -> None:
     """Let a person judge a review, then learn from it, or name the command that does."""
     source, *more = review.context.run or ("RESULTS",)
+    part = any(item.position is not None for item in review)
+    if not part:
+        # parts that are joined are in this file
+        more = [*dropwhile(lambda word: not word.startswith("-"), more)]
     better = free_name("better.jsonl" if source.endswith(".jsonl") else "better.csv")
     # a part is among the files of all
     words = ["learn", source, *([] if path in more else [path]), *more, "-o", better]
@@ -114,7 +119,6 @@ def _judge(
     done = len(review.judged) == len(review) if given.by_hand else bool(review.judged)
     to_stderr(f"{len(review.judged):,} of {len(review):,} texts are judged, saved in {path}")
     # a review may come from another person: do not apply its options unseen
-    part = any(item.position is not None for item in review)
     known = "STORE" not in words if drawn else Path(source).is_file() and not more
     if done and known and not part:
         from testnuc.cli import app

@@ -669,6 +669,16 @@ def test_two_judges_get_parts_with_a_tenth_in_common_and_what_they_say_of_it_is_
     assert "Judges differ on 0 of 4 texts that several judged" in out
     # they are not drawn again
     assert "review-1.json exists" in run_here(*draw)[2]
+    # joined, they are one file: the command that follows names this one alone
+    differ = Review.load("review-2.json")
+    item = next(i for i in differ if i.text in {one.text for one in Review.load("review-1.json")})
+    differ.answer(item.index, next(x for x in LABELS if x != item.answer))
+    differ.save("review-2.json")
+    _, err = ran("review", "review-1.json", "review-2.json", "-o", "joined.json", "--no-open")
+    words = shlex.split(err.rpartition("run: ")[2])
+    assert words == ["testnuc", "learn", "before.csv", "joined.json", "-o", "better.csv"]
+    ran(*words[1:])
+    assert Path("better.csv").exists()
 
 
 @pytest.mark.slow
