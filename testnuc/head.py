@@ -169,6 +169,12 @@ class Head:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one file: arrays and JSON, without pickle."""
+        proved = None
+        # JSON has no infinity: a certificate of nothing is not kept
+        if self.certificate is not None and self.certificate.coverage:
+            proved = asdict(self.certificate)
+            # a head is certified for all labels
+            del proved["label"]
         header = {
             "format": "testnuc head",
             "version": _VERSION,
@@ -178,12 +184,7 @@ class Head:
             "curve": self.curve,
             "trained_on": asdict(self.trained_on),
             "sets": None if self.sets is None else asdict(self.sets),
-            # JSON has no infinity: a certificate of nothing is not kept
-            "certificate": (
-                None
-                if self.certificate is None or not self.certificate.coverage
-                else asdict(self.certificate)
-            ),
+            "certificate": proved,
         }
         buffer = io.BytesIO()
         np.savez(

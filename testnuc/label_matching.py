@@ -81,9 +81,12 @@ def typo_of(folded: str, forms: Collection[str]) -> str | None:
     "proscribe", "trial" and "trail" are all words.
     """
     close = _close(folded, forms)
-    if len(close) != 1 or not _one_letter_off(folded, close[0]):
+    if len(close) != 1 or len(_close(close[0], forms)) != 1:
         return None
-    return close[0] if len(_close(close[0], forms)) == 1 else None
+    words, others = folded.split(), close[0].split()
+    pairs = [(a, b) for a, b in zip(words, others, strict=False) if a != b]
+    misspelt = len(words) == len(others) and len(pairs) == 1 and _misspells(*pairs[0])
+    return close[0] if misspelt else None
 
 
 def _close(form: str, forms: Collection[str]) -> list[str]:
@@ -91,14 +94,6 @@ def _close(form: str, forms: Collection[str]) -> list[str]:
     return [
         similar for similar, *_ in process.extract(form, forms, scorer=OSA.distance, score_cutoff=1)
     ]
-
-
-def _one_letter_off(one: str, other: str) -> bool:
-    words, others = one.split(), other.split()
-    if len(words) != len(others):
-        return False
-    pairs = [(a, b) for a, b in zip(words, others, strict=True) if a != b]
-    return len(pairs) == 1 and _misspells(*pairs[0])
 
 
 def _misspells(word: str, other: str) -> bool:

@@ -290,7 +290,7 @@ class Results(Sequence[Classification]):
         certificate : Certificate
             From `Learned.certify`. Of one label: the results that have it.
         """
-        label = getattr(certificate, "label", None)
+        label = certificate.label
         certified = []
         for result in self if certificate.coverage else ():
             if result.source == "referee" or (result.source == "head" and not result.prediction):

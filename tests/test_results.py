@@ -12,7 +12,8 @@ import testnuc
 from testnuc.errors import InvalidInputError, MissingDependencyError, RateLimitedError
 from testnuc.report import render
 from testnuc.results import Results
-from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis, Interval
+from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis
+from testnuc.trust.shares import Share
 from testnuc.types import Classification, Neighbor, Prediction, Usage
 
 HOSTILE = '<script>alert(1)</script> & \u2028 \x85 "quoted" 🚀'
@@ -166,7 +167,7 @@ def test_notebooks_show_results_and_escape_them():
         (),
         0.9,
         (0.8, 0.95),
-        (Candidate(10, 2.0, 0.1, Interval(0.05, 0.01), 0.02),),
+        (Candidate(10, 2.0, 0.1, Share(0.05, 0.03, 0.07), 0.02),),
         Decision(None, 0, "<b>no vote</b>"),
         ("<i>few</i>",),
     )

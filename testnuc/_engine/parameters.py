@@ -19,6 +19,7 @@ from testnuc.labels import LabelSet
 from testnuc.limits.policies import Budget, Limits
 from testnuc.methods import Sampling, StandardPrompting
 from testnuc.protocols import Method
+from testnuc.trust.auto_policy import given_policy
 from testnuc.trust.evidence import Referee
 from testnuc.trust.uncertainty import UncertaintySampling
 from testnuc.voting import VotePolicy
@@ -155,12 +156,7 @@ def _policy(values: Mapping[str, Any], policy: Any) -> VotePolicy | None:
     own = {name: value for name, value in values.items() if value is not None}
     if not own:
         return None
-    if policy is None or (isinstance(policy, str) and policy == "auto"):
-        policy = VotePolicy.auto()
-    elif not isinstance(policy, VotePolicy):
-        policy = VotePolicy.of(policy)
-    changed: VotePolicy = replace(policy, **own)
-    return changed
+    return replace(given_policy("auto" if policy is None else policy), **own)
 
 
 def _limits(values: Mapping[str, Any], _: Any) -> Limits:

@@ -134,7 +134,10 @@ def _of_labels(run: Run, place: int, fields: dict[str, Any]) -> Classification:
     labels = run.labels(row, voted)
     voters, weight, known = int(voted.voters[0]), float(voted.weight[0]), bool(labels.known[0])
     of = [names[one] for one in labels.label.tolist()]
-    share, shares = min_side(labels, voters), dict(zip(of, labels.share.tolist(), strict=True))
+    shares = dict(zip(of, labels.share.tolist(), strict=True))
+    # on the side of the closest decision
+    sides = np.where(labels.given, labels.share, 1 - labels.share)
+    share = float(sides.min(initial=1.0 if voters else 0.0))
     by_vote = run.labeler(place) == "vote"
     trust = share if by_vote else float(labels.trust[0])
     chances: Floats = labels.share if by_vote else labels.chance
@@ -154,12 +157,6 @@ def _of_labels(run: Run, place: int, fields: dict[str, Any]) -> Classification:
         shares=shares,
         trusts=trusts,
     )
-
-
-def min_side(labels: Labels, voters: int) -> float:
-    """Return the weight on the side of the closest decision of one text, as a share."""
-    sides = np.where(labels.given, labels.share, 1 - labels.share)
-    return float(sides.min(initial=1.0 if voters else 0.0))
 
 
 def _or_none(value: float | np.floating[Any]) -> float | None:

@@ -1,6 +1,5 @@
 """The vote on the own texts of a batch, and the settings that a run decides."""
 
-from collections.abc import Sequence
 from dataclasses import fields, replace
 
 import numpy as np
@@ -173,7 +172,11 @@ class Votes:
         step = self.block
         parts = [numbers[i : i + step] for i in range(0, len(numbers), step)]
         results = (self._vote(part, votes=True) for part in parts or [numbers])
-        return _joined([correct(result, self._scale) for result in results], votes=votes)
+        corrected = [correct(result, self._scale) for result in results]
+        names = [f.name for f in fields(VoteResult) if votes or f.name != "votes"]
+        return VoteResult(
+            **{name: np.concatenate([getattr(part, name) for part in corrected]) for name in names}
+        )
 
     def _vote(self, rows: Int64s, *, votes: bool = False) -> VoteResult:
         k, answers = self.settings.k, self._answers
@@ -255,10 +258,3 @@ def load_kernels(labels: LabelSet, settings: VoteSettings) -> None:
     if settings.threshold is None:
         votes.result(rows, votes=True)
         votes.exit_early(rows, min(1, settings.k))
-
-
-def _joined(parts: Sequence[VoteResult], *, votes: bool) -> VoteResult:
-    names = [field.name for field in fields(VoteResult) if votes or field.name != "votes"]
-    return VoteResult(
-        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    )

@@ -39,8 +39,9 @@ from testnuc._base.display import Brief
 from testnuc.errors import InvalidInputError
 from testnuc.labels import LabelSet
 from testnuc.trust.argmax import Argmax
-from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis, Interval
+from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis
 from testnuc.trust.learned import Learned
+from testnuc.trust.shares import Share
 from testnuc.voting import THRESHOLD, VotePolicy, VoteResult, vote_curve
 from testnuc.voting.inputs import Ballots
 from testnuc.voting.votes import curves
@@ -255,15 +256,15 @@ class _Pairs:
         )
 
 
-def at_similarity_one(similarity: Float64s, value: Float64s, row: Int64s) -> Interval:
-    """Return the mean of `value` extrapolated to similarity 1.
+def at_similarity_one(similarity: Float64s, value: Float64s, row: Int64s) -> Share:
+    """Return the mean of `value` extrapolated to similarity 1, and two standard errors around it.
 
     Fits a line by least squares, with cluster-robust standard errors: values of one text, `row`,
     are dependent. The error grows with the distance of the similarities from 1, so a pool without
     near copies has wide intervals.
     """
     if len(value) < 3:
-        return Interval(0.0, np.inf)
+        return Share(0.0, -np.inf, np.inf)
     x = np.stack([np.ones_like(similarity), similarity - 1], axis=1)
     inverse = np.linalg.inv(x.T @ x + 1e-9 * np.eye(2))
     line = inverse @ (x.T @ value)
@@ -271,7 +272,8 @@ def at_similarity_one(similarity: Float64s, value: Float64s, row: Int64s) -> Int
     scores = np.zeros((int(group.max()) + 1, 2))
     np.add.at(scores, group, x * (value - x @ line)[:, None])
     variance = inverse @ (scores.T @ scores) @ inverse
-    return Interval(float(line[0]), float(np.sqrt(max(variance[0, 0], 0.0))))
+    middle, error = float(line[0]), float(np.sqrt(max(variance[0, 0], 0.0)))
+    return Share(middle, middle - 2 * error, middle + 2 * error)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -334,7 +336,7 @@ def _candidates(votes: _Votes, count: int) -> tuple[Candidate, ...]:
                     changed=float((votes.full[p, q] != votes.own).sum() / count),
                     gain=at_similarity_one(votes.similarity, votes.sides(p, q), votes.row)
                     if changes.sum() >= _MIN_CHANGED
-                    else Interval(0.0, 0.0),
+                    else Share(0.0, 0.0, 0.0),
                     overruled=at_similarity_one(votes.similarity, changed, votes.row).value,
                 )
             )

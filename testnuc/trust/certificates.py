@@ -83,6 +83,9 @@ class Certificate(Brief):
     judge_error : float, optional
         At most this part of the judgments is wrong, with the same confidence, by the truth that
         judges of the same texts agree on; None: no text was judged twice.
+    label : str, optional
+        Where a text can have several: it is of this one alone, and `coverage` is that of the
+        distinct texts that have it.
     among : mapping, optional
         Key of each certified text (`Learned.keys`) -> its label; () where it may have several.
         None: unknown.
@@ -99,6 +102,7 @@ class Certificate(Brief):
     achievable: tuple[float, float] | None = None
     texts: int = 0
     judge_error: float | None = None
+    label: str | None = None
     among: Mapping[int, str | tuple[()] | None] | None = field(
         default=None, repr=False, compare=False
     )
@@ -124,8 +128,9 @@ class Certificate(Brief):
             return f"not certified: {self.reason}" + (f". {self.hint}" if self.achievable else "")
         at = "" if self.level is None else f" at level {self.level} of the labels"
         of = f"{self.texts:,}" if self.texts else "the"
+        having = "" if self.label is None else f"of those with the label {self.label!r}, "
         said = (
-            f"{self.coverage:.0%} of {of} distinct texts, those with a trust of at least "
+            f"{self.coverage:.0%} of {of} distinct texts, {having}those with a trust of at least "
             f"{self.trust:.2f}, are at least {self.accuracy:.0%} right{at} by your judgments, with "
             f"{self.confidence:.0%} confidence ({self.judged:,} judged texts, drawn at random)"
         )
@@ -140,21 +145,6 @@ class Certificate(Brief):
             return result.trust is not None and result.trust >= self.trust
         key = key_of(hash_text(result.text))
         return key in self.among and self.among[key] in {result.label, ()}
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class LabelCertificate(Certificate):
-    """A proved accuracy of one label, where a text can have several.
-
-    `coverage` is that of the distinct texts that have it.
-    """
-
-    label: str = ""
-
-    def __str__(self) -> str:
-        # slots: super() without arguments would not find its class
-        text = Certificate.__str__(self)
-        return text.replace("texts,", f"texts, of those with the label {self.label!r},", 1)
 
 
 def error_of(confidence: float, ranking: int) -> float:

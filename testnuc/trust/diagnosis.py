@@ -4,28 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from testnuc._base.display import Brief, new_figure
+from testnuc.trust.shares import Share
 from testnuc.voting import VotePolicy
 
 #: Texts of a first review.
 FIRST_REVIEW = 50
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """An estimated value and its standard error."""
-
-    value: float
-    error: float
-
-    @property
-    def low(self) -> float:
-        """Two standard errors below."""
-        return self.value - 2 * self.error
-
-    @property
-    def high(self) -> float:
-        """Two standard errors above."""
-        return self.value + 2 * self.error
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +22,9 @@ class Candidate:
     #: Share of labels that the vote changes.
     changed: float
     #: Expected gain in accuracy: how much more often a held-out near neighbor agrees with the vote
-    #: than with the text's own label, extrapolated to similarity 1.
-    gain: Interval
+    #: than with the text's own label, extrapolated to similarity 1, and two standard errors below
+    #: and above.
+    gain: Share
     #: Share of labels that the vote changes, extrapolated to similarity 1.
     overruled: float
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import repeat
@@ -25,7 +25,6 @@ from testnuc.errors import InvalidInputError, StoreError
 from testnuc.trust.argmax import Argmax
 from testnuc.trust.certificates import (
     Certificate,
-    LabelCertificate,
     Strata,
     cells_of,
     certify,
@@ -393,8 +392,6 @@ class Learned(Brief):
         )
         if self.unproved:
             certificate = replace(certificate, reason=_OTHER_SETTINGS)
-        if label is not None:
-            certificate = LabelCertificate(**asdict(certificate), label=label)
         among = None
         if len(self.keys):
             sure = self.trust[: certificate.texts].astype(np.float64) >= certificate.trust
@@ -402,7 +399,7 @@ class Learned(Brief):
             given = names[self.given[: len(sure)]][sure] if len(self.given) else repeat(())
             among = dict(zip(self.keys[: len(sure)][sure].tolist(), given, strict=False))
         error = judge_error(self._agreed, confidence)
-        return replace(certificate, level=level, among=among, judge_error=error)
+        return replace(certificate, level=level, label=label, among=among, judge_error=error)
 
     @property
     def _agreed(self) -> list[bool]:

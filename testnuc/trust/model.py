@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from testnuc._base.arrays import Array, Bools, Float16s, Float32s, Floats, Int32s, Int64s
+from testnuc._base.arrays import Bools, Float16s, Float32s, Floats, Int32s, Int64s
 from testnuc._base.display import Brief
 from testnuc.errors import InvalidInputError
 from testnuc.trust.head import (
@@ -177,8 +177,8 @@ class HeadModel(Brief):
     def rounded(self) -> HeadModel:
         """Return it as it is read back from a store, so that both give the same labels."""
         heads = tuple(head.rounded() for head in self.heads)
-        moves = None if self.moves is None else self.moves.astype(np.float16)
-        return replace(self, heads=heads, moves=float32(moves))
+        moves = None if self.moves is None else self.moves.astype(np.float16).astype(np.float32)
+        return replace(self, heads=heads, moves=moves)
 
     def neighbor_labels(self, texts: Texts) -> Int32s:
         """Return the labels that neighbors vote for, int32[n], in little memory."""
@@ -233,11 +233,6 @@ class HeadModel(Brief):
         weighed[known, texts.own[known]] *= np.float32(np.exp(self.care))
         result: Int32s = weighed.argmax(axis=1).astype(np.int32)
         return result
-
-
-def float32(array: Array | None) -> Float32s | None:
-    """Return an array that was rounded to half of the bits, or None."""
-    return None if array is None else array.astype(np.float32)
 
 
 def fits(texts: int, n_classes: int) -> bool:

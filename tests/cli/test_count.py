@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from testnuc.cli.count import _groups, _tell_longer
+from testnuc.cli.count import _tell_longer, groups_of
 from testnuc.cli.reading import Table
 from testnuc.errors import InvalidInputError
 from testnuc.testing import LoopbackLLM
@@ -107,7 +107,7 @@ def test_dates_are_read_as_they_are_written(cell):
 
 
 def periods(cells, period="month"):
-    return _groups(Table([{"at": cell} for cell in cells], ["at"], "at"), "at", period)
+    return groups_of(Table([{"at": cell} for cell in cells], ["at"], "at"), "at", period)
 
 
 def test_other_dates_of_the_column_say_which_comes_first():
