@@ -243,21 +243,4 @@ def with_note(error: Exception, note: str) -> Exception:
 
 
 class SmallPoolWarning(UserWarning):
-    """There are too few neighbors, or too few predictions, for the vote that was asked for.
-
-    Parameters
-    ----------
-    problem : str
-        What there is too little of, and the consequence.
-    remedy : str
-        What to do, in Python.
-    options : str
-        What to do, in options of the command line.
-    """
-
-    def __init__(self, problem: str, remedy: str = "", options: str = "") -> None:
-        super().__init__(f"{problem}; {remedy}" if remedy else problem)
-        #: The message without the remedy.
-        self.problem = problem
-        #: The message with the remedy in options of the command line.
-        self.with_options = f"{problem}; {options}" if options else problem
+    """There are too few neighbors, or too few predictions, for the vote that was asked for."""

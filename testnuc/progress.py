@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any, Protocol
 
 from testnuc._base.display import one_line
@@ -171,7 +172,8 @@ class LineProgress:
         if usage.retries:
             parts.append(f"{usage.retries:,} retries")
         if pace and self.count < self.texts:
-            parts.append(f"{_time((self.texts - self.count) / pace)} left")
+            left = timedelta(seconds=round((self.texts - self.count) / pace))
+            parts.append(f"{left} left")
         if self._error is not None and now - self._noted < _RECENT:
             parts.append(f"last error: {one_line(error_text(self._error) or '', _ERROR)}")
         return ", ".join(parts)
@@ -233,13 +235,3 @@ class BarProgress(LineProgress):
         self._bar.set_postfix_str(self.figures(), refresh=False)
         # tqdm keeps its lock if drawing fails, and each embedder would wait for it
         self._bar.refresh(nolock=True)
-
-
-def _time(seconds: float) -> str:
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, whole = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes}:{whole:02} min"
-    return f"{minutes // 60}:{minutes % 60:02} h"

@@ -381,7 +381,7 @@ def test_a_missing_key_names_the_environment_variable():
 @pytest.mark.filterwarnings("default::testnuc.SmallPoolWarning")
 async def test_k_larger_than_the_pool_says_what_to_do(client_of):
     async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm, k=10)) as nuc:
-        with pytest.warns(SmallPoolWarning, match=r"k is 10.*at most 3 neighbors.*nuc.add"):
+        with pytest.warns(SmallPoolWarning, match=r"k is 10.*at most 3 neighbors.*add unlabeled"):
             results = await nuc.classify_many(messages(4))
         assert all(r.voters == 4 for r in results)
 

@@ -111,19 +111,12 @@ def few_predictions(found: int, more: str = "label more texts at once") -> Small
         return None
     return SmallPoolWarning(
         f"policy 'auto' has {found} predictions and needs {MIN_PREDICTIONS}: the LLM's own labels "
-        "are kept",
-        f"{more}, or judge fifty texts: `await nuc.review(50)`",
-        "label more texts at once, or judge fifty of them: testnuc review",
+        f"are kept; {more}, or judge fifty texts (`review`), and learn from them"
     )
 
 
 def few_neighbors(
-    k: int,
-    texts: int,
-    found: int,
-    *,
-    stored: bool,
-    more: str = "add unlabeled texts with `await nuc.add(texts)`",
+    k: int, texts: int, found: int, *, stored: bool, more: str = "label more texts at once"
 ) -> SmallPoolWarning | None:
     """Return a warning if fewer than k neighbors can vote: `found` at most of `texts` in the pool.
 
@@ -132,13 +125,10 @@ def few_neighbors(
     if found >= k:
         return None
     voters = f"at most {found} neighbors vote" if found else "only the text itself votes"
-    remedy = f"{more}, or give a smaller k"
-    options = "label more texts at once, or give a smaller --k"
-    if stored:
-        remedy += "; with neighbors='stored' only texts with a prediction vote, see predict_pool"
-        options += "; with --neighbors stored only texts with a stored answer vote"
+    only = "; of stored neighbors (--neighbors stored) those with a stored answer alone vote"
     return SmallPoolWarning(
-        f"k is {k}, but the pool holds {texts} texts: {voters}", remedy, options
+        f"k is {k}, but the pool holds {texts} texts: {voters}; {more}, add unlabeled ones "
+        f"to the pool, or give a smaller k (--k){only if stored else ''}"
     )
 
 
@@ -212,8 +202,10 @@ def _headline(parts: Components, results: Results, learned: Learned | None) -> I
         f"{100 * accuracy.before.value:.0f} of 100 before"
     )
     certificate = learned.certify()
-    n = 50 if learned.wants_decisions(certificate) else certificate.judgments_needed
-    todo = f"judge {n:,} more texts, so that a part of the labels can be proved to be right"
+    n, why = certificate.judgments_needed, "a part of the labels can be proved to be right"
+    if learned.wants_decisions(certificate):
+        n, why = 50, "a better way to label can be proved"
+    todo = f"judge {n:,} more texts, so that {why}"
     if certificate.coverage:
         todo = (
             f"use the labels of {certificate.coverage:.0%} of the texts, which are proved to be at "

@@ -155,7 +155,7 @@ def label_all(
             _interrupted(nuc, progress, store, lane)
     for warning in caught if results.diagnosis is None else ():  # which says the same
         if isinstance(warning.message, SmallPoolWarning):
-            to_stderr(f"note: {warning.message.with_options}")
+            to_stderr(f"note: {warning.message}")
     return results, known
 
 

@@ -140,12 +140,8 @@ def _start_log(kind: str) -> None:
     handler.setFormatter(JsonLines() if kind == "json" else text)
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.captureWarnings(capture=True)
-    warnings.formatwarning = _shown  # type: ignore[assignment]
-
-
-def _shown(message: Warning | str, kind: type[Warning], *_: Any) -> str:
-    """Return a warning without the line of code, and with options of the command line."""
-    return f"{kind.__name__}: {getattr(message, 'with_options', message)}"
+    # without the line of code
+    warnings.formatwarning = lambda message, kind, *_: f"{kind.__name__}: {message}"
 
 
 def _per_week(audit: str | None) -> int | None:

@@ -135,8 +135,11 @@ def test_a_budget_without_a_price(source, tmp_path, name, most):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"policy": "weighted"}, "label more texts at once, or give a smaller --k"),
-        ({"policy": "weighted", "neighbors": "stored"}, "with --neighbors stored only texts"),
+        ({"policy": "weighted"}, "to the pool, or give a smaller k (--k)"),
+        (
+            {"policy": "weighted", "neighbors": "stored"},
+            "--neighbors stored) those with a stored",
+        ),
     ],
 )
 def test_what_helps_few_texts_is_said_as_options(tmp_path, given, says):

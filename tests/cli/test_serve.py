@@ -14,8 +14,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from testnuc.cli.serve import _shown, _texts
-from testnuc.errors import InvalidInputError, SmallPoolWarning
+from testnuc.cli.serve import _texts
+from testnuc.errors import InvalidInputError
 from testnuc.testing import LoopbackLLM
 from tests.cli.in_process import command_line, run_here
 from tests.conftest import LABELS, confident, messages
@@ -101,14 +101,6 @@ def test_it_serves_and_ends_well(tmp_path):
     assert b"number 7" not in store.read_bytes()
     code, _, err = run_here("store", "erase", store, pool)
     assert err == "erased 0 of 30 texts\n"
-
-
-def test_a_warning_in_the_log_names_options():
-    warning = SmallPoolWarning("only 3 texts", "see predict_pool", "give a smaller --k")
-    assert _shown(warning, SmallPoolWarning) == (
-        "SmallPoolWarning: only 3 texts; give a smaller --k"
-    )
-    assert _shown(UserWarning("other"), UserWarning) == "UserWarning: other"
 
 
 def test_of_texts_that_do_not_join_the_pool_no_byte_is_stored(tmp_path):
