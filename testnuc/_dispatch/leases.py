@@ -48,12 +48,12 @@ class Leases:
     answered: Callable[[bytes, Prediction], None]
     #: Called with all awaited keys and the store's error.
     failed: Callable[[list[bytes], Exception], None]
-    #: How long a lease lasts; it is renewed after a third of this.
-    seconds: float = LEASE_SECONDS
     #: Waits between polls; for tests.
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     def __post_init__(self) -> None:
+        #: How long a lease lasts; it is renewed after a third of this.
+        self.seconds: float = getattr(self.store, "lease_seconds", LEASE_SECONDS)
         #: Leased keys, and when their leases expire, by `_now`.
         self._held: dict[bytes, float] = {}
         #: Keys leased by other processes, in insertion order.

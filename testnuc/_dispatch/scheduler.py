@@ -22,7 +22,7 @@ from itertools import islice
 from typing import TypeAlias
 
 from testnuc._dispatch.inflight import Ask, InFlight, InFlightRequest, Outcome, ScheduledRun
-from testnuc._dispatch.leases import LEASE_SECONDS, Leases
+from testnuc._dispatch.leases import Leases
 from testnuc._dispatch.queue import FairQueue, WorkerPool
 from testnuc.errors import (
     AuthenticationError,
@@ -90,6 +90,8 @@ class Scheduler:
         self.in_flight = InFlight()
         self._requests = self.in_flight.requests
         self._joins = joins
+        #: Those of the faster lane.
+        self._faster = {} if joins is None else joins.in_flight.requests
         #: A lane that joins this one.
         self.slower: Scheduler | None = None
         if joins is not None:
@@ -117,7 +119,6 @@ class Scheduler:
                 granted=self._grant,
                 answered=self._answered_elsewhere,
                 failed=self._fail,
-                seconds=getattr(store, "lease_seconds", LEASE_SECONDS),
             )
 
     async def run(self, asks: Asks) -> AsyncGenerator[tuple[Ask, Outcome], None]:
@@ -283,10 +284,7 @@ class Scheduler:
 
     def _request(self, key: bytes) -> InFlightRequest | None:
         """Return the request in flight for a key, in this lane or one that it joins."""
-        request = self._requests.get(key)
-        if request is None and self._joins is not None:
-            request = self._joins.in_flight.requests.get(key)
-        return request
+        return self._requests.get(key) or self._faster.get(key)
 
     def _enqueue(self, requests: Iterable[InFlightRequest]) -> None:
         """Queue each request under the first run of this lane that waits for it."""
@@ -334,8 +332,7 @@ class Scheduler:
 
     async def lease(self, keys: Sequence[bytes]) -> set[bytes]:
         """Lease keys that are about to be sent; returns those that nobody else asks or asked."""
-        faster = {} if self._joins is None else self._joins.in_flight.requests
-        free = [key for key in keys if key not in faster]
+        free = [key for key in keys if key not in self._faster]
         return set(free) if self._leases is None else await self._leases.take(free)
 
     def release(self, keys: Iterable[bytes]) -> None:

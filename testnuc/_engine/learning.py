@@ -271,19 +271,15 @@ class Learning:
         data = await get(_key(parts))
         if data == self._data:
             return
-        if data is None:
-            self._data = self._unread = None
-            parts.pipeline.settings = parts.settings
-            return
-        try:
-            learned = await asyncio.to_thread(Learned.from_bytes, data)
-        except StoreError as error:
-            self._data, self._unread = data, error
-            _log.warning("%s; labels are those of the LLM and its neighbors", error)
-            return
+        settings, unread = parts.settings, None
+        if data is not None:
+            try:
+                settings = settings.with_learned(await asyncio.to_thread(Learned.from_bytes, data))
+            except StoreError as error:
+                unread = error
+                _log.warning("%s; labels are those of the LLM and its neighbors", error)
         # together: `learned` is what this data says
-        self._data, self._unread = data, None
-        parts.pipeline.settings = parts.settings.with_learned(learned)
+        self._data, self._unread, parts.pipeline.settings = data, unread, settings
 
     async def _learn(self, given: Sequence[Judgment], protected: tuple[int, ...] | None) -> Learned:
         """Learn; None: what was protected before still is."""
