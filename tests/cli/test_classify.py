@@ -389,8 +389,8 @@ def test_lines_where_there_is_no_terminal(capsys):
     lines = capsys.readouterr().err.splitlines()
     # one in ten seconds
     assert len(lines) == 6
-    assert lines[0] == "asking: 80 of 1,000 texts, 8.0/s, 0.0080 USD, 1:55 min left"
-    assert progress.figures() == "8.0/s, 0.0500 USD, 7 retries, 1:02 min left"
+    assert lines[0] == "asking: 80 of 1,000 texts, 8.0/s, 0.0080 USD, 0:01:55 left"
+    assert progress.figures() == "8.0/s, 0.0500 USD, 7 retries, 0:01:02 left"
 
 
 def test_what_was_stored_does_not_promise_a_pace():
@@ -404,7 +404,7 @@ def test_what_was_stored_does_not_promise_a_pace():
     assert progress.figures() == ""
     progress.advance(20)
     clock.now += 1
-    assert progress.figures() == "10/s, 8 s left"
+    assert progress.figures() == "10/s, 0:00:08 left"
 
 
 def test_texts_that_are_embedded_count_on_their_own():
@@ -418,7 +418,7 @@ def test_texts_that_are_embedded_count_on_their_own():
     clock.now += 4
     assert (progress.count, progress.figures()) == (5, "")
     progress.embedded(500)
-    assert (progress.count, progress.figures()) == (505, "125/s, 4 s left")
+    assert (progress.count, progress.figures()) == (505, "125/s, 0:00:04 left")
     # what Ctrl-C prints
     assert progress.done == 0
     progress.stage("asking")
