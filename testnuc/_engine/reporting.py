@@ -35,6 +35,7 @@ from testnuc.results import Results, figures
 from testnuc.trust.auto_policy import MIN_PREDICTIONS
 from testnuc.trust.joining import JoinedReview
 from testnuc.trust.learned import Learned
+from testnuc.trust.shares import bounds_of
 from testnuc.types import error_text
 
 _log = logging.getLogger("testnuc.client")
@@ -195,10 +196,10 @@ def _headline(parts: Components, results: Results, learned: Learned | None) -> I
         others = " What is said below is of other texts, which were judged before." if later else ""
         yield f"What to do next: judge fifty texts, which takes about three minutes.{others}"
         return
-    now, low, high = (round(100 * getattr(accuracy.now, n)) for n in ("value", "low", "high"))
+    now = accuracy.now
     right = "texts have exactly the right labels" if parts.labels.multilabel else "labels are right"
     yield (
-        f"About {now} of 100 {right} ({low} to {high}), by your judgments; "
+        f"About {100 * now.value:.0f} of 100 {right} ({bounds_of(now)}), by your judgments; "
         f"{100 * accuracy.before.value:.0f} of 100 before"
     )
     certificate = learned.certify()
@@ -212,7 +213,13 @@ def _headline(parts: Components, results: Results, learned: Learned | None) -> I
             f"least {certificate.accuracy:.0%} right; correct the others, least trusted first"
         )
     yield f"What to do next: {todo}.\n"
-    yield "In brackets is a range: the true number lies in it in 95 of 100 cases."
+    if (error := accuracy.judge_error) is None:
+        yield "In brackets is a range: the true number lies in it in 95 of 100 cases."
+    else:
+        yield (
+            "In brackets is a range that takes the judgments to be right. Judges err in at most "
+            f"{error:.1%}, see below: the true number is {bounds_of(now.allowing(error))}."
+        )
     if later:
         yield f"\n{later:,} of these texts came after the draws: the headline is about the others."
 

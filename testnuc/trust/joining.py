@@ -172,7 +172,7 @@ def agreement_of(answers: Sequence[Sequence[str | None]], people: int) -> Agreem
     )
 
 
-def judge_error(agreed: Sequence[bool], confidence: float) -> float | None:
+def judge_error(agreed: Sequence[bool], confidence: float = 0.9) -> float | None:
     """Return an upper bound of how often a judge errs on average; None: no text has two judgments.
 
     `agreed`: whether those of a text are equal. As if one of two who differ is right, and both who
@@ -185,7 +185,7 @@ def judge_error(agreed: Sequence[bool], confidence: float) -> float | None:
 
 def errors_of_judges(agreed: Sequence[bool]) -> str:
     """Say how often judges err, as `judge_error` does; "": no text has two judgments."""
-    most = judge_error(agreed, 0.9)
+    most = judge_error(agreed)
     if most is None:
         return ""
     differ = agreed.count(False)

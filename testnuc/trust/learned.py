@@ -263,13 +263,14 @@ class Learned(Brief):
         """
         if self.unproved or not len(self.before):
             return None
-        return self._accuracy(self.right, np.ones(len(self._differs), np.bool_))
+        found = self._accuracy(self.right, np.ones(len(self._differs), np.bool_))
+        return found and replace(found, judge_error=judge_error(self._agreed))
 
     def by_label(self) -> dict[str, Accuracy]:
         """Return how many of the texts that have a label have it rightly, by label.
 
         Those of which too few were drawn at random are left out. `Accuracy.before` is of the same
-        texts by the LLM's labels.
+        texts by the LLM's labels. How often judges err on the texts of a label is not known.
         """
         every = ((label, self._accuracy(*of)) for label, of in self._each())
         return {label: said for label, said in every if said is not None}

@@ -54,6 +54,13 @@ class Share:
         """Return a difference as text, in points."""
         return f"{100 * self.value:+.1f} ({100 * self.low:+.1f} to {100 * self.high:+.1f})"
 
+    def allowing(self, wrong: float) -> Share:
+        """Return the same, with an interval that holds if at most this part of all is said wrongly.
+
+        Nothing is assumed of which are: all of them may be said to be hits, or not to be.
+        """
+        return Share(self.value, max(self.low - wrong, 0.0), min(self.high + wrong, 1.0))
+
     def less(self, other: Share, texts: float, others: float, confidence: float = 0.95) -> Share:
         """Return the difference to the share of other texts.
 
@@ -270,11 +277,17 @@ class Accuracy:
     now: Share
     #: About so many more judgments of texts drawn at random halve the intervals.
     to_halve: int
+    #: A bound, with 90 % confidence, of how often a judge errs; None: no text was judged twice.
+    judge_error: float | None = None
 
     def __str__(self) -> str:
+        others = "another judge may differ"
+        if (error := self.judge_error) is not None:
+            now, own = (bounds_of(share.allowing(error)) for share in (self.now, self.before))
+            others = f"with the errors of judges {now} %, and {own} % of the LLM's own"
         text = (
             f"About {_percent(self.now)} of all labels are right by your judgments, and "
-            f"{_percent(self.before)} of the LLM's own; another judge may differ."
+            f"{_percent(self.before)} of the LLM's own; {others}."
         )
         if self.to_halve:
             text += f' About {self.to_halve:,} more judgments (goal "count") halve these intervals.'
@@ -282,7 +295,12 @@ class Accuracy:
 
 
 def _percent(share: Share) -> str:
-    return f"{100 * share.value:.0f} % ({100 * share.low:.0f} to {100 * share.high:.0f})"
+    return f"{100 * share.value:.0f} % ({bounds_of(share)})"
+
+
+def bounds_of(share: Share) -> str:
+    """Return its interval as text, in whole percent."""
+    return f"{100 * share.low:.0f} to {100 * share.high:.0f}"
 
 
 def draws_lacking(differs: Bools, rows: Int64s, drawn: Bools) -> float:

@@ -695,4 +695,6 @@ async def test_skipped_draws_and_differing_judges_weaken_a_certificate():
         assert f"at least {0.5 - weaker.judge_error:.0%} by the truth that two" in str(weaker)
         differ = sum(bool(item.said) for item in joined)
         assert f"Judges differ on {differ} of {shared} texts that several judged" in str(lacks)
+        assert lacks.accuracy().judge_error == weaker.judge_error
+        assert "; with the errors of judges " in str(lacks)
         assert Learned.from_bytes(lacks.to_bytes()).certify(0.5) == weaker

@@ -19,6 +19,7 @@ from testnuc.trust.certificates import Certificate
 from testnuc.trust.evidence import Judgment
 from testnuc.trust.joining import join_reviews
 from testnuc.trust.review import Review
+from testnuc.trust.shares import Accuracy, Share
 from testnuc.types import Classification
 from tests.cli.in_process import ran, rows_of, run_here
 from tests.cli.test_judging import TEXTS, judged, options, wrong_at_random
@@ -91,7 +92,7 @@ def test_one_page_says_how_good_labels_are_and_what_comes_next(labeled):
     for said in (
         "240 texts (240 distinct)",
         "of all labels are right by your judgments",
-        "- Macro F1 of all labels: 0.",
+        "- Macro F1 of all labels by your judgments: 0.",
         "| label | texts labeled so | true share, estimated | right, of those labeled so |",
         "90 judged by one person, who saw the labels given",
         "## Next\n\n",
@@ -135,9 +136,8 @@ def test_shares_by_period_are_on_the_same_page(labeled):
 
 
 def test_a_headline_says_what_is_known_and_what_to_do():
-    def headline(covered, *, several=False, more=40, accuracy=True, later=0):
-        share = SimpleNamespace(value=0.71, low=0.66, high=0.764)
-        known = SimpleNamespace(now=share, before=SimpleNamespace(value=0.42))
+    def headline(covered, *, several=False, more=40, accuracy=True, later=0, error=None):
+        known = Accuracy(Share(0.42, 0.4, 0.5), Share(0.71, 0.66, 0.764), 0, error)
         certificate = Certificate(0.9, 0.9, 0.5, covered, 0, judgments_needed=more)
         learned = SimpleNamespace(
             accuracy=lambda: known if accuracy else None,
@@ -159,6 +159,8 @@ def test_a_headline_says_what_is_known_and_what_to_do():
     assert title == f"About 71 of 100 texts have exactly the right labels {right}"
     assert "use the labels of 31% of the texts, which are proved to be at least 90% right" in todo
     assert "it is no probability before judgments" in "".join(_accuracy(None))
+    assert "the true number is 57 to 85" in headline(0.0, error=0.09)[2]
+    assert "the true number lies in it" in headline(0.0)[2]
     # texts that came after the draws were not measured
     assert "2 of these texts came after the draws" in headline(0.0, later=2)[-1]
     assert "is of other texts" in headline(0.0, later=3)[1]

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from testnuc.trust.candidates import candidates_of, chosen_parts
+from testnuc.trust.joining import judge_error
 from testnuc.trust.model import teach
 from testnuc.trust.review import draw
-from testnuc.trust.shares import accuracy_of, draws_lacking
+from testnuc.trust.shares import Share, accuracy_of, draws_lacking
 from tests.trust.arrays import clusters
 
 
@@ -71,6 +72,32 @@ def test_skipped_texts_widen_the_interval_and_judged_ones_are_right():
     found = accuracy_of(none, rows, right, skipped, every, none)
     assert found.now.low < found.now.high <= 1
     assert "another judge may differ" in str(found)
+    # a judge who errs may do so in any text
+    found = replace(
+        found, now=Share(0.91, 0.86, 0.95), before=Share(0.5, 0.4, 0.6), judge_error=0.09
+    )
+    assert str(found).startswith(
+        "About 91 % (86 to 95) of all labels are right by your judgments, and 50 % (40 to 60) of "
+        "the LLM's own; with the errors of judges 77 to 100 %, and 31 to 69 % of the LLM's own."
+    )
+
+
+def test_with_the_errors_of_judges_the_interval_holds_the_truth():
+    """Each judge is wrong in one of 25 texts; a fifth of the texts is judged by two."""
+    n, m, shared = 2_000, 200, 40
+    same, every, none = np.zeros(n, np.bool_), np.ones(m, np.bool_), np.zeros(m, np.bool_)
+    alone = allowing = 0
+    for seed in range(100):
+        random = np.random.default_rng(seed)
+        right, rows = random.random(n) < 0.97, random.permutation(n)[:m]
+        err, again = random.random((2, m)) < 0.04
+        said = right[rows] ^ err
+        found = accuracy_of(same, rows, said, said.astype(np.int8), every, none).before
+        wide = found.allowing(judge_error((err == again)[:shared].tolist()))
+        alone += found.low <= right.mean() <= found.high
+        allowing += wide.low <= right.mean() <= wide.high
+    assert alone < 60
+    assert allowing >= 95
 
 
 def test_the_draws_that_an_accuracy_lacks():
