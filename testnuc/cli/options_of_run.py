@@ -47,11 +47,12 @@ async def with_options_of_run(client: Options, source: str) -> tuple[Options, An
         run = {**note.options}
         kept = AnswerStore.of_results(client["store"], source)
         if client["store"] is None and note.named is not None:
-            to_stderr(
-                f"note: answers and judgments of {source} are in the store that its run named, "
-                f"which is not used: add --store {shlex.quote(note.named)}"
+            # a note may be anyone's, so what it names is not opened
+            raise InvalidInputError(
+                f"answers and judgments of {source} are in the store that its run named: add "
+                f"--store {shlex.quote(note.named)}; to go without them, name a new one"
             )
-        elif kept.new and note.store is not None:
+        if kept.new and note.store is not None:
             to_stderr(
                 f"note: {note.store} is missing, the store of {source} with its answers and "
                 f"judgments; if this is a copy of a folder, copy its hidden {PROJECT}, too"

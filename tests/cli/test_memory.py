@@ -107,15 +107,18 @@ def test_a_named_store_wins():
 
 
 def test_the_store_that_a_run_named_is_told():
-    """It was forgotten: texts were embedded anew, and nobody was said to have judged."""
+    """It was forgotten: texts were embedded anew, and a page said that nobody had judged."""
     with LoopbackLLM(confident, api_key="test-key") as llm:
         classify(llm, texts("a.txt", 0), "--store", "labels.db")
-        code, _, err = run_here("count", "out.csv")
-        assert (code, "judgments of out.csv are in" in err) == (2, True)
-        assert "not used: add --store labels.db\n" in err
+        for words in (["count", "out.csv"], ["report", "out.csv", "--summary", "-o", "page.md"]):
+            code, _, err = run_here(*words)
+            assert (code, "judgments of out.csv are in" in err) == (2, True)
+            assert "its run named: add --store labels.db;" in err
+        # a page without them contradicted the file
+        assert not Path("page.md").exists()
         code, _, err = run_here("count", "out.csv", "--store", "labels.db")
         assert (code, "nothing was judged in out.csv yet" in err) == (2, True)
-        assert "note: answers" not in err
+        assert "its run named" not in err
 
 
 def test_a_copy_without_the_hidden_folder_is_told():
