@@ -102,7 +102,7 @@ def _misspells(word: str, other: str) -> bool:
         return False
     if _NEGATIONS & {short, long} or _ROMAN.fullmatch(short) or _ROMAN.fullmatch(long):
         return False
-    if not all(map(_is_latin, long)):
+    if not all(unicodedata.name(c, "").startswith("LATIN SMALL LETTER") for c in long):
         return False
     at = next((i for i, (a, b) in enumerate(zip(short, long, strict=False)) if a != b), len(short))
     if short[at:] != long[at + 1 :]:
@@ -110,9 +110,3 @@ def _misspells(word: str, other: str) -> bool:
     if at == len(short):
         return long[-1] == "s" != short[-1]
     return at > 0  # "symptomatic" and "asymptomatic"
-
-
-def _is_latin(character: str) -> bool:
-    if character.isascii():
-        return character.isalpha()
-    return unicodedata.name(character, "").startswith("LATIN SMALL LETTER")

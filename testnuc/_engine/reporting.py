@@ -232,7 +232,7 @@ def _overview(parts: Components, results: Results) -> Iterator[str]:
     yield (
         f"{len(results):,} texts ({len(texts):,} distinct) were labeled by the LLM "
         f"`{parts.model}` at temperature {parts.sampling.temperature} with testnuc {__version__}, "
-        f"each by {'any number' if parts.labels.multilabel else 'one'} of "
+        f"each by {'one' if parts.settings.threshold is None else 'any number'} of "
         f"{len(parts.labels.names):,} labels; {results.labels.count(None):,} have none. "
         f"What gave the labels: {listed or 'nothing'}."
     )
