@@ -278,9 +278,8 @@ async def _answered(
 async def _concluded(store: str, weeks: Sequence[AuditWeek], since: str | None) -> Audit:
     """Return what the judged texts say, and tell the service."""
     async with opened_store(store) as opened:
-        before = await summary_of(opened, weeks[-1])
         if since is None:
-            since = str(before.get("since", ""))
+            since = str((await summary_of(opened, weeks[-1])).get("since", ""))
         found = audited(weeks, since)
         judged = sum(len(week.judged) for week in weeks)
         if judged:

@@ -361,7 +361,8 @@ async def summary_of(store: Any, week: AuditWeek) -> dict[str, Any]:
     try:
         found = dict(orjson.loads(data or b"{}"))
     except (TypeError, ValueError) as exc:
-        raise StoreError(f"the summary of an audit is damaged: {exc!r}") from exc
+        what = f"the summary of an audit is damaged: {exc!r}"
+        raise StoreError(f"{what}; run `testnuc audit` with --since") from exc
     return {n: v for n, v in found.items() if isinstance(v, int | float) or n == "since"}
 
 

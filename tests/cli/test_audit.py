@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 import time
 from pathlib import Path
 
@@ -70,6 +71,24 @@ def test_weeks_that_are_over_are_judged_and_shown():
     Path("audit.json").unlink()
     again = run_here("audit", store, "--no-open")
     assert again[:2] == (0, out)
+
+
+def test_a_damaged_summary_is_written_anew():
+    store = fill("labels.db", 2)
+    run_here("audit", store, "--no-open")
+    judge("audit.json", lambda _: LABELS[0])
+    assert run_here("audit", store, "--no-open")[0] == 0
+    with sqlite3.connect(store) as opened:
+        changed = opened.execute(
+            "UPDATE learned SET data = CAST('[]]' AS BLOB) "
+            "WHERE CAST(data AS TEXT) LIKE '{\"since\"%'"
+        )
+        assert changed.rowcount == 1
+    opened.close()
+    code, _, err = run_here("audit", store, "--no-open")
+    assert (code, "the summary of an audit is damaged" in err, "--since" in err) == (2, True, True)
+    assert run_here("audit", store, "--no-open", "--since", week_of(time.time()))[0] == 0
+    assert run_here("audit", store, "--no-open")[0] == 0
 
 
 def test_a_fall_of_the_accuracy_is_an_alarm_until_it_is_known():
