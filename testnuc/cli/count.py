@@ -87,7 +87,7 @@ async def run(given: SimpleNamespace) -> None:
         write_counts(counts, output)
     if plot is not None:
         figure = counts.plot(given.plot_label, dark=given.dark)
-        figure.savefig(plot, dpi=150)
+        figure.savefig(plot, dpi=300)
         if note := figure.get_supxlabel():
             to_stderr(f"{plot}: {note}; to choose labels: --plot-label LABEL")
     wanted = max(_USUAL, PER_LABEL * len(nuc.labels.names) - counts[0].judged)

@@ -136,7 +136,7 @@ class Counts(Brief, Sequence[LabelCount]):
     def __str__(self) -> str:
         grouped = any(item.group is not None for item in self.items)
         compared = any(item.difference is not None for item in self.items)
-        learned = any(item.current != item.llm for item in self.items)
+        learned = self._learned
         now = ["labels now"] * learned
         head = ["label", "share", "rows", "LLM alone", *now, "judged", "to halve"]
         rows = [[*(["group"] * grouped), *head, *(["less the others"] * compared)]]
@@ -154,11 +154,20 @@ class Counts(Brief, Sequence[LabelCount]):
                 *(["" if less is None else less.signed()] * compared),
             ]
             rows.append(cells)
+        return "\n".join([columns(rows), self._intervals, *self.notes])
+
+    @property
+    def _learned(self) -> bool:
+        """Whether the results have other labels than the LLM gave."""
+        return any(item.current != item.llm for item in self.items)
+
+    @property
+    def _intervals(self) -> str:
         kind = "all intervals together" if self.together else "each interval alone"
-        return "\n".join([columns(rows), f"{self.confidence:.0%} intervals: {kind}", *self.notes])
+        return f"{self.confidence:.0%} intervals: {kind}"
 
     def plot(self, labels: Sequence[str] | None = None, *, dark: bool = False) -> Any:
-        """Return a matplotlib figure of shares with intervals, beside those by the LLM alone.
+        """Return a matplotlib figure of shares with intervals, beside those of the labels.
 
         By group it has a panel for each label.
 
@@ -185,7 +194,7 @@ class Counts(Brief, Sequence[LabelCount]):
         if unknown := {*chosen} - {*shares}:
             raise InvalidInputError(f"{unknown} were not counted; labels: {', '.join(shares):.200}")
         groups = list(dict.fromkeys(item.group for item in self.items if item.group is not None))
-        said = f"share of the texts, % ({self.confidence:.0%} intervals)"
+        said = f"share of the texts, % ({self._intervals})"
         few = dict.fromkeys(item.group or "" for item in self.items if item.share is None)
         missing = {
             "without an interval, as too few are judged": few,
@@ -198,13 +207,14 @@ class Counts(Brief, Sequence[LabelCount]):
         ]
         note = {"t": "\n".join(notes), "fontsize": "x-small", "color": "gray"}
         # above the panels, where it hides no interval
-        legend = {"loc": "outside upper right", "ncols": 2, "frameon": False, "fontsize": "small"}
+        legend = {"loc": "outside upper right", "ncols": 3, "frameon": False, "fontsize": "small"}
         with theme(dark=dark):
             if not groups:
                 figure = new_figure(6.4, 1.2 + 0.4 * len(chosen))
                 (axes,) = figure.subplots(1, 1, squeeze=False).flat
                 order = chosen[::-1]
-                _draw(axes, [(order.index(i.label), i) for i in self.items if i.label in order])
+                of_all = [(order.index(i.label), i) for i in self.items if i.label in order]
+                _draw(axes, of_all, now=self._learned)
                 axes.set_yticks(range(len(order)), order)
                 axes.set_xlabel(said, fontsize="small")
                 figure.supxlabel(**note)
@@ -228,33 +238,37 @@ class Counts(Brief, Sequence[LabelCount]):
                     for item in self.items
                     if item.label == label and item.group is not None
                 ]
-                _draw(axes, of_label, by_group=True)
+                _draw(axes, of_label, now=self._learned, by_group=True)
                 axes.set_title(label, fontsize="medium", loc="left")
                 axes.set_xticks(ticks, [groups[at] for at in ticks], rotation=40, ha="right")
-            panels[0, 0].set_ylim(bottom=0)
+            panels[0, 0].set(ylim=(0, None), xlim=(-0.5, len(groups) - 0.5))
             figure.legend(*panels[0, 0].get_legend_handles_labels(), **legend)
             figure.supylabel(said, fontsize="small")
             figure.supxlabel(**note)
             return figure
 
 
-def _draw(axes: Any, points: Sequence[tuple[int, LabelCount]], *, by_group: bool = False) -> None:
-    """Draw shares with intervals at places of an axis, upright by group, and the LLM's."""
+def _draw(
+    axes: Any, points: Sequence[tuple[int, LabelCount]], *, now: bool, by_group: bool = False
+) -> None:
+    """Draw shares with intervals at places of an axis, upright by group, and those of labels."""
     places = [at for at, _ in points]
     value, low, high = (
         # a group without an interval has the LLM's share alone
         100 * np.array([getattr(item.share, name, np.nan) for _, item in points])
         for name in ("value", "low", "high")
     )
-    llm = [100 * item.llm for _, item in points]
     bars = {"yerr" if by_group else "xerr": [value - low, high - value]}
-    pairs = [(places, llm), (places, value)] if by_group else [(llm, places), (value, places)]
+    way = 1 if by_group else -1
     # a marker at the edge is drawn whole
-    marks: dict[str, Any] = {"color": "gray", "markersize": 8, "clip_on": False}
-    axes.plot(*pairs[0], "D", fillstyle="none", label="LLM alone", **marks)
+    marks: dict[str, Any] = {"color": "gray", "fillstyle": "none", "clip_on": False}
+    llm, current = (100 * np.array([getattr(i, n) for _, i in points]) for n in ("llm", "current"))
+    axes.plot(*(places, llm)[::way], "D", markersize=8, label="LLM alone", **marks)
+    if now:
+        axes.plot(*(places, current)[::way], "x", markersize=6, label="labels now", **marks)
     few = ", where enough" if np.isnan(value).any() else ""
     marks = {"fmt": "o", "markersize": 4, "capsize": 3, "clip_on": False}
-    axes.errorbar(*pairs[1], **bars, **marks, label=f"with judgments{few}")
+    axes.errorbar(*(places, value)[::way], **bars, **marks, label=f"with judgments{few}")
     axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -362,6 +376,16 @@ def count_labels(
             continue
         differ = less([name], [other for other in names if other != name])
         items[name] = [replace(a, difference=d) for a, d in zip(items[name], differ, strict=True)]
+    enough = PER_LABEL * (len(counting.labels) - 1)
+    open_ = (i for some in items.values() for i in some if i.share and i.share.low < i.share.high)
+    if few := {item.group: item.judged for item in open_ if item.judged < enough}:
+        least_most = " to ".join(f"{m:,}" for m in sorted({min(few.values()), max(few.values())}))
+        where = f" of each of {len(few):,} groups" if {*few} - {None} else ""
+        counting.notes.append(
+            f"{least_most} texts{where}, judged and drawn at random, are few for "
+            f"{len(counting.labels) - 1:,} labels: a share may be noise, trust its interval; about "
+            f"{PER_LABEL} for each label are enough"
+        )
     if periods and len(names) > 1:
         until = np.cumsum([len(selected[name]) for name in names])
         # where the halves are most alike in size
@@ -456,12 +480,6 @@ class _Counting:
             self.notes.append(
                 f"{later:,} texts came after the last draw and are not counted where others are: "
                 "review some of them, too"
-            )
-        few, kinds = int(self.drawn.sum()), len(self.labels) - 1
-        if few < PER_LABEL * kinds and len(self.rows) < len(self.own):
-            self.notes.append(
-                f"{few:,} texts, judged and drawn at random, are few for {kinds:,} labels: a share "
-                f"may be noise, trust its interval; about {PER_LABEL} for each label are enough"
             )
         if skipped := int(self.missing.any(1).sum()):
             self.notes.append(

@@ -371,7 +371,15 @@ def test_few_judgments_for_many_labels_are_told_beside_the_labels_now():
     assert counts.records()[0]["current_share"] == counts[0].current
     assert "LLM alone  labels now" in str(counts)
     assert "40 texts, judged and drawn at random, are few for 20 labels" in str(counts)
-    counts = count_labels(texts, said, judged_at_random(texts, right, 200), names)
+    # so are those of a group, of which 200 in all are enough
+    judged = judged_at_random(texts, right, 200)
+    by_half = count_labels(
+        texts, said, judged, names, ["a" if x < "text 5" else "b" for x in texts]
+    )
+    most = max(item.judged for item in by_half[20:])
+    said_of_groups = f"{200 - most} to {most} texts of each of 2 groups, judged and drawn at random"
+    assert f"{said_of_groups}, are few for 20 labels" in str(by_half)
+    counts = count_labels(texts, said, judged, names)
     assert "few for" not in str(counts)
     assert "labels now" not in str(counts)
     assert counts[0].current == counts[0].llm
@@ -411,7 +419,8 @@ def test_a_plot_by_group():
     texts, right, said = world()
     groups = [f"2024-0{1 + at // 150}" for at in range(300)]
     judged = judged_at_random(texts, right, 150)
-    by_month = count_labels(texts, said, judged, LABELS, groups).plot()
+    now = [[label] for label in right]
+    by_month = count_labels(texts, said, judged, LABELS, groups, now=now).plot()
     shown = [axes for axes in by_month.axes if axes.axison]
     assert {axes.get_title(loc="left") for axes in shown} == set(LABELS)
     assert [tick.get_text() for tick in shown[-1].get_xticklabels()] == ["2024-01", "2024-02"]
@@ -427,7 +436,10 @@ def test_a_plot_by_group():
     assert dark.get_facecolor() != by_month.get_facecolor()
     # within a panel it hid intervals
     assert not any(axes.get_legend() for figure in (by_month, dark) for axes in figure.axes)
-    assert [len(figure.legends[0].get_texts()) for figure in (by_month, dark)] == [2, 2]
+    assert [len(figure.legends[0].get_texts()) for figure in (by_month, dark)] == [3, 2]
+    assert by_month.get_supylabel() == "share of the texts, % (95% intervals: each interval alone)"
+    # both groups are within a panel
+    assert shown[0].get_xlim() == (-0.5, 1.5)
 
 
 def test_a_plot_says_which_labels_and_intervals_it_leaves_out():
