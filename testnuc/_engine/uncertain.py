@@ -147,4 +147,4 @@ def _fitted_again(
     fitted = fit_model(
         plain, power=model.power, care=model.care, start=heads, rounds=SKIPPED_ROUNDS
     )
-    return teach([fitted], texts).model if taught else fitted
+    return teach([fitted], texts, parts=0).model if taught else fitted
