@@ -258,7 +258,8 @@ def _by_label(parts: Components, results: Results, learned: Learned | None) -> I
     shares: dict[str | None, str] = {}
     right: dict[str, str] = {}
     if learned is not None:
-        lacking = learned.judgments_needed()
+        most = learned.texts - len(learned.rows)
+        lacking = {name: n for name, n in learned.judgments_needed().items() if n < most}
         right = {label: f"too few judged, about {n:,} more" for label, n in lacking.items()}
         right |= {label: str(of.now) for label, of in learned.by_label().items()}
         with suppress(InvalidInputError):

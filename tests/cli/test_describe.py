@@ -12,7 +12,8 @@ import orjson
 import pytest
 
 from testnuc._engine.carried import _judgments_in
-from testnuc._engine.reporting import _accuracy, _headline, _judgments, cell_in
+from testnuc._engine.reporting import _accuracy, _by_label, _headline, _judgments, cell_in
+from testnuc.errors import InvalidInputError
 from testnuc.report.page import page_of
 from testnuc.testing import LoopbackLLM
 from testnuc.trust.certificates import Certificate
@@ -171,6 +172,21 @@ def test_a_headline_says_what_is_known_and_what_to_do():
     ):
         assert unknown[0] == "How many of these labels are right is not known yet"
         assert "judge fifty texts" in unknown[1]
+
+
+def test_a_label_that_lacks_more_judgments_than_there_are_texts_names_no_number():
+    class Counted(list):
+        def count_labels(self, _):
+            raise InvalidInputError("none was drawn")
+
+    learned = SimpleNamespace(
+        judgments_needed=lambda: {"a": 5, "b": 8}, by_label=dict, texts=10, rows=[0, 1]
+    )
+    labels = SimpleNamespace(names=("a", "b"))
+    results = Counted(Classification(at, f"text {at}", "ab"[at % 2]) for at in range(10))
+    page = "\n".join(_by_label(SimpleNamespace(labels=labels), results, learned))
+    assert "| a | 5 |  | too few judged, about 5 more |" in page
+    assert "| b | 5 |  | too few judged |" in page
 
 
 def test_each_kind_of_draw_says_what_it_is_for():
