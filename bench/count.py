@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from testnuc.trust.model import HeadModel
+
 _JUDGED = (50, 100, 200, 400)
 #: Labels with a smaller share are left out, as in the literature.
 _LEAST = 0.01
@@ -119,7 +121,8 @@ def _fitted(data: Recorded, m: int, given: argparse.Namespace) -> Iterator[Any]:
 
     As `learn` makes them. They are read from the folder, if they are there, and else kept there.
     """
-    texts, gold, bases, grounds = data.texts, data.gold, (), []
+    texts, gold = data.texts, data.gold
+    bases: Sequence[HeadModel] = ()
     for start in range(0, given.draws, _KEPT):
         seeds = range(start, min(start + _KEPT, given.draws))
         samples = [
