@@ -23,7 +23,7 @@ _Texts: TypeAlias = "Counter[tuple[str | None, ...]]"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Agreement(Brief):
-    """Agreement of several people, each value with its 95 % interval by the jackknife."""
+    """Agreement of several people, each value with its 95 % interval."""
 
     #: The part of pairs of judgments of a text that are equal, its lowest and highest value.
     equal: tuple[float, float, float]
@@ -37,8 +37,7 @@ class Agreement(Brief):
         values.append(f"Krippendorff's alpha {_shown(self.alpha)}")
         equal, low, high = self.equal
         return (
-            f"{', '.join(values)}.\n"
-            f"Your judgments agree in {equal:.1%} ({max(low, 0):.1%} to {high:.1%})."
+            f"{', '.join(values)}.\nYour judgments agree in {equal:.1%} ({low:.1%} to {high:.1%})."
         )
 
 
@@ -166,9 +165,9 @@ def agreement_of(answers: Sequence[Sequence[str | None]], people: int) -> Agreem
     """
     texts: _Texts = Counter(map(tuple, answers))
     return Agreement(
-        _jackknife(_equal, texts),
-        _jackknife(_alpha, texts),
-        _jackknife(_kappa, texts) if people == 2 else None,
+        _interval(_equal, texts),
+        _interval(_alpha, texts),
+        _interval(_kappa, texts) if people == 2 else None,
     )
 
 
@@ -228,20 +227,29 @@ def _kappa(texts: _Texts) -> float:
     return math.nan if chance == 1 else (_equal(texts) - chance) / (1 - chance)
 
 
-def _jackknife(value_of: Callable[[_Texts], float], texts: _Texts) -> tuple[float, float, float]:
-    """Return a value with its 95 % interval: one text at a time is left out, if some differ."""
-    value, n = value_of(texts), texts.total()
-    if value == 1:
-        # where nobody differs, none that is left out does: as many texts as may differ do
-        one_more = value_of(texts + Counter([(*next(iter(texts))[1:], "\0")]))
-        return value, max(1 - upper_bound(0, n, 0.025) * (n + 1) * (1 - one_more), -1.0), 1.0
-    left_out = [value_of(texts - Counter([kind])) for kind in texts] if n > 1 else [math.nan]
-    if math.isnan(value + sum(left_out)):
+def _interval(value_of: Callable[[_Texts], float], texts: _Texts) -> tuple[float, float, float]:
+    """Return a value with its 95 % interval.
+
+    That of equal judgments is exact (Clopper and Pearson 1934). Other values are as much below 1 as
+    these, times what a disagreement counts; with the jackknife, as chance is not known either.
+    """
+    value, n, equal = value_of(texts), texts.total(), _equal(texts)
+    if math.isnan(value):
         return value, -1.0, 1.0
-    scores, weights = np.array(left_out), np.array([*texts.values()])
-    mean = float(np.average(scores, weights=weights))
-    error = Z_95 * math.sqrt((n - 1) * float(np.average((scores - mean) ** 2, weights=weights)))
-    return value, max(value - error, -1.0), min(value + error, 1.0)
+    # where nobody differs: what it would count if one did
+    some = texts if equal < 1 else texts + Counter([(*next(iter(texts))[1:], "\0")])
+    each, differ = (1 - value_of(some)) / (1 - _equal(some)), n * (1 - equal)
+    low = 1 - each * upper_bound(differ, n, 0.025)
+    high = 1 - each * (1 - upper_bound(n - differ, n, 0.025))
+    if equal < 1 and value_of is not _equal:
+        left_out = [value_of(texts - Counter([kind])) for kind in texts] if n > 1 else [math.nan]
+        if math.isnan(sum(left_out)):
+            return value, -1.0, 1.0
+        scores, weights = np.array(left_out), np.array([*texts.values()])
+        away = (scores - np.average(scores, weights=weights)) ** 2
+        error = Z_95 * math.sqrt((n - 1) * float(np.average(away, weights=weights)))
+        low, high = min(low, value - error), max(high, value + error)
+    return value, max(low, -1.0), min(high, 1.0)
 
 
 def _shown(values: tuple[float, float, float]) -> str:

@@ -239,7 +239,7 @@ def _ratio(part: Float64s, whole: Float64s) -> Float64s:
     return np.divide(part, whole, out=np.zeros_like(whole), where=whole > 0)
 
 
-def upper_bound(wrong: int, tries: int, error: float) -> float:
+def upper_bound(wrong: float, tries: float, error: float) -> float:
     """Return the upper bound of a rate (Clopper and Pearson 1934)."""
     from scipy.special import betaincinv
 

@@ -119,18 +119,33 @@ def test_how_far_people_agree_is_known_over_several_draws():
     assert (found.shared, found.disagreements) == (6, 2)
 
 
-def test_intervals_of_agreement_cover_the_truth():
-    # two judges of two labels, right in nine of ten texts: kappa and alpha are .64
+@pytest.mark.parametrize(
+    ("n", "wrong", "rare"), [(150, 0.1, 0.5), (30, 0.05, 0.5), (40, 0.03, 0.2)]
+)
+def test_intervals_of_agreement_cover_the_truth(n, wrong, rare):
+    """Of two judges of two labels, also where these are few, or nearly agree."""
+    equal, second = (1 - wrong) ** 2 + wrong**2, rare * (1 - wrong) + (1 - rare) * wrong
+    chance = second**2 + (1 - second) ** 2
+    kappa = (equal - chance) / (1 - chance)
     held = {"kappa": 0, "alpha": 0, "equal": 0}
-    for seed in range(100):
+    for seed in range(200):
         dice = np.random.default_rng(seed)
-        gold = dice.integers(0, 2, 150)
-        said = [gold ^ (dice.random(150) < 0.1) for _ in range(2)]
+        gold = dice.random(n) < rare
+        said = [(gold ^ (dice.random(n) < wrong)).astype(int) for _ in range(2)]
         made = agreement_of([[LABELS[a], LABELS[b]] for a, b in zip(*said, strict=True)], 2)
-        for name, true in (("kappa", 0.64), ("alpha", 0.64), ("equal", 0.82)):
+        for name, true in (("kappa", kappa), ("alpha", kappa), ("equal", equal)):
             _, low, high = getattr(made, name)
             held[name] += low <= true <= high
-    assert min(held.values()) >= 90
+    assert min(held.values()) >= 186, held
+
+
+def test_nineteen_of_twenty_that_agree_have_an_exact_interval():
+    """It ended at 100 % though two differed, and began at 85 %."""
+    made = agreement_of([("a", "b"), *[(LABELS[at % 2],) * 2 for at in range(19)]], 2)
+    assert made.equal == pytest.approx((0.95, 0.751, 0.999), abs=0.001)
+    assert made.kappa[1] < 0.55
+    assert made.alpha[1] < 0.55
+    assert "agree in 95.0% (75.1% to 99.9%)" in str(made)
 
 
 def test_three_equal_judgments_do_not_prove_that_all_are():
@@ -145,7 +160,7 @@ def test_three_equal_judgments_do_not_prove_that_all_are():
         assert 0.97 < low < 0.99
     # one text
     assert "agree in 100.0% (2.5% to 100.0%)" in str(agreement_of([("a", "a")], 2))
-    assert "agree in 0.0% (0.0% to 100.0%)" in str(agreement_of([("a", "b")], 2))
+    assert "agree in 0.0% (0.0% to 97.5%)" in str(agreement_of([("a", "b")], 2))
 
 
 def test_equal_judgments_say_nothing_of_chance():
