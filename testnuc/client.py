@@ -178,7 +178,7 @@ class TestNUC:
 
     async def _ready(self, lane: str = "live") -> None:
         """Open everything; what was learned is read once the store is open."""
-        await self._parts.ready(lane, opened=self._learning.load)
+        await self._parts.ready(lane, opened=self._learning.open)
 
     @property
     def policy(self) -> VotePolicy:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import KW_ONLY, InitVar, asdict, dataclass, field
 from itertools import chain
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, overload
 
 from testnuc._base.checks import checked_whole
@@ -374,7 +375,7 @@ class Results(Sequence[Classification]):
         return "\n".join(lines)
 
     def to_pandas(
-        self, debiased: Learned | None = None, *, probabilities: bool = False
+        self, debiased: Learned | EllipsisType = ..., *, probabilities: bool = False
     ) -> pd.DataFrame:
         """Return a pandas data frame with a row for each text, without neighbors and votes.
 
@@ -390,11 +391,13 @@ class Results(Sequence[Classification]):
 
         Raises
         ------
+        InvalidInputError
+            `debiased` is None: nothing is learned.
         MissingDependencyError
             pandas is not installed.
         """
         columns = _columns(self)
-        if debiased is not None:
+        if debiased is not ...:
             more = pseudo_outcomes(self, debiased)
             columns |= {f"debiased_{label}": column for label, column in more.items()}
         if probabilities:

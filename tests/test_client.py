@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 import testnuc
 from testnuc import Limits, RetryPolicy, SmallPoolWarning, TestNUC
 from testnuc._engine.parameters import client_arguments
+from testnuc.errors import InvalidInputError
 from testnuc.testing import Faults, HashEmbedder, LoopbackLLM
 from testnuc.types import row
 from tests.conftest import LABELS, confident, gold, messages
@@ -511,3 +513,28 @@ async def test_a_client_that_is_warm_has_loaded_its_embedder_without_a_call(clie
     async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm, embedder=Lazy())) as nuc:
         await nuc.warm_up()
         assert (Lazy.loaded, llm.calls, len(nuc)) == (1, 0, 0)
+
+
+async def test_a_forgotten_address_or_embedder_of_the_run_is_named(client_of, tmp_path, caplog):
+    """Texts were sent to another company, and columns that need judgments were left out."""
+    store = tmp_path / "labels.db"
+    with LoopbackLLM(confident) as llm:
+        given = client_of(llm, store=store)
+        async with testnuc.TestNUC(**given) as nuc:
+            await nuc.classify_many(messages(20))
+            await nuc.learn(messages(12), ["refund"] * 12)
+        forgotten = given | {"base_url": None, "embedder": HashEmbedder(16)}
+        with pytest.raises(InvalidInputError, match=re.escape(f"give base_url={llm.base_url!r}")):
+            async with testnuc.TestNUC(**forgotten):
+                pass
+        # another address that is named is meant, and so are other labels
+        for other in ({"base_url": "http://127.0.0.1:9/v1"}, {"labels": [*given["labels"], "new"]}):
+            async with testnuc.TestNUC(**forgotten | other) as nuc:
+                assert nuc.learned is None
+        assert not caplog.records
+        async with testnuc.TestNUC(**given | {"embedder": HashEmbedder(16)}) as nuc:
+            results = await nuc.classify_many(messages(20))
+            assert "judged with another embedder: embedder='testnuc/hash-64" in caplog.text
+            with pytest.raises(InvalidInputError, match=r"learned is None; .* base_url, labels"):
+                results.to_pandas(debiased=nuc.learned)
+        assert llm.calls == 20

@@ -350,11 +350,27 @@ class Components:
         await self.store.open()
         self._store_open = True
         await self.pool.open()
+        await self._require_address()
         # a wrong embedder has an empty pool: it must not be remembered
         if len(self.pool) or not await self.store.count(self.predictor.scope):
             await self._describe()
         if opened is not None:
             await opened()
+
+    async def _require_address(self) -> None:
+        """Check that no address was forgotten: texts would be sent to another company."""
+        model, base_url, _ = self._address
+        scopes = getattr(self.store, "scopes", None)
+        named = base_url is not None or not isinstance(model, str)
+        if named or scopes is None or await self.store.count(self.predictor.scope):
+            return
+        for scope, facts in await scopes():
+            alike = all(facts.get(name) == self._facts[name] for name in ("model", "labels"))
+            if alike and (url := facts.get("base_url")) and await self.store.count(scope):
+                raise InvalidInputError(
+                    f"the store has answers of {model} with these labels from {url}, embedder "
+                    f"{facts.get('embedder')}; give base_url={url!r}, or the one that is meant"
+                )
 
     def _checked_head(self, head: Head) -> Head:
         head.checked_embedder(self.embedder)

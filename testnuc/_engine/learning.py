@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from math import isnan
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -261,6 +261,15 @@ class Learning:
         self._data = self._unread = None
         parts.pipeline.settings = parts.settings
         return known
+
+    async def open(self) -> None:
+        """Read what was learned; say so if that has another embedder."""
+        await self.load()
+        parts, store = self._parts, cast("Any", self._parts.store)
+        unknown = self._data is None and parts.internals.shared and hasattr(store, "embedders")
+        for name, _ in await store.embedders() if unknown else ():
+            if await store.get_learned(key_of(parts.predictor.scope, name)) is not None:
+                _log.warning("this run was judged with another embedder: embedder=%r", name)
 
     async def load(self) -> None:
         """Read what was learned from the store, here or by another client since."""

@@ -315,7 +315,10 @@ def _said(
 ) -> tuple[list[str], list[Sequence[str] | None]]:
     """Return the texts of results, and the LLM's labels; the given ones where it was not asked."""
     if not hasattr(learned, "judged"):
-        raise InvalidInputError(f"learned is {learned!r}; give what `nuc.learn(review)` returned")
+        raise InvalidInputError(
+            f"learned is {learned!r}; give what `nuc.learn(review)` returned, or `nuc.learned` of "
+            "a client with the store, model, base_url, labels and embedder of the judged run"
+        )
     own: list[Sequence[str] | None] = []
     for result in results:
         unasked = None if result.source == "person" else result.labels or None
