@@ -192,9 +192,10 @@ class Pipeline:
         for _ in filter(run.answers.has_outcome, places):
             on_answered()
         try:
-            await self._predict(run, places, on_place=lambda _: on_answered())
-        except FATAL_ERRORS as error:
-            return error
+            async with asyncio.timeout_at(PATIENCE.get((None,))[0]):
+                await self._predict(run, places, on_place=lambda _: on_answered())
+        except (TimeoutError, *FATAL_ERRORS) as exc:
+            return why_late() if isinstance(exc, TimeoutError) else exc
         return None
 
     async def _retrieved(

@@ -7,13 +7,16 @@ import json
 import logging
 from dataclasses import replace
 
+import aiohttp
 import pytest
 
-from testnuc import Budget, Limits, RetryPolicy
+from testnuc import Budget, Limits, RetryPolicy, TestNUC
 from testnuc.errors import AuthenticationError, ProviderError
 from testnuc.server import JsonLines
+from testnuc.testing import LoopbackLLM
 from tests import virtual
 from tests._engine import test_learning as learning
+from tests.conftest import LABELS, confident, messages
 from tests.server.serving import Held, client, served, until
 from tests.server.test_service import get, post
 
@@ -70,6 +73,33 @@ async def test_a_request_that_waits_for_a_provider_ends_in_time_with_its_failure
         _, page = await get(session, "/metrics")
     assert 'testnuc_failed_texts_total{type="provider"} 4.0' in page
     assert "500 upstream failure" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("k", [0, 2])
+async def test_a_provider_that_hangs_holds_back_no_text_with_an_answer(client_of, k):
+    seconds = [0.0]
+    slow = Limits(retry=RetryPolicy(timeout=5_000, deadline=5_000))
+    # in a thread: the time that passes is not that of its loop
+    with LoopbackLLM(confident, latency=lambda _: seconds[0]) as llm:
+        nuc = TestNUC(**client_of(llm, k=k, limits=slow))
+        async with served(nuc, request_timeout=1_000) as (_, session):
+            texts = messages(3)
+            assert (await post(session, {"texts": texts[:2]}))[0] == 200
+            seconds[0] = 600.0
+            patient = aiohttp.ClientTimeout()
+            waiting = asyncio.create_task(
+                session.post("/v1/classify", json={"texts": texts}, timeout=patient)
+            )
+            await until(lambda: llm.requests == 3)
+            virtual.skip(950)
+            async with await waiting as response:
+                status, answer = response.status, await response.json()
+            _, page = await get(session, "/metrics")
+    found = answer["results"]
+    assert (status, [row["label"] for row in found[:2]]) == (200, LABELS[:2])
+    assert found[2]["error"]["type"] == "provider_timeout"
+    assert 'testnuc_failed_texts_total{type="provider_timeout"} 1.0' in page
 
 
 async def test_texts_that_failed_are_one_line_of_a_request(caplog):
