@@ -159,9 +159,11 @@ async def describe(
     `brief`: what is known of the labels, for those who use them.
     """
     made = {"How the labels were made": _overview(parts, results)}
+    measured = 0 if learned is None else learned.measured
+    others = learned is not None and learned.mostly_later([r.text for r in results], measured)
     known = {
-        "Labels": _by_label(parts, results, learned),
-        "Accuracy": _accuracy(learned),
+        "Labels": _by_label(parts, results, None if others else learned),
+        "Accuracy": _accuracy(learned, measured if others else 0),
         "Judgments": _judgments(learned, joined),
     }
     if brief:
@@ -191,10 +193,15 @@ def _headline(parts: Components, results: Results, learned: Learned | None) -> I
     hashes, later = [hash_text(row.text) for row in results], 0
     if learned is not None:
         later = sum(learned.later(hashes, learned.measured))
-    if learned is None or accuracy is None or later == len(hashes):
+    if learned is None or accuracy is None or 2 * later > len(hashes):
         yield "How many of these labels are right is not known yet"
-        others = " What is said below is of other texts, which were judged before." if later else ""
-        yield f"What to do next: judge fifty texts, which takes about three minutes.{others}"
+        if later:
+            yield (
+                f"Most of these texts were not measured: {later:,} came after the draws. What "
+                "is known is of other texts; what to do next is said at the end."
+            )
+        else:
+            yield "What to do next: judge fifty texts, which takes about three minutes."
         return
     now = accuracy.now
     right = "texts have exactly the right labels" if parts.labels.multilabel else "labels are right"
@@ -242,11 +249,13 @@ def _overview(parts: Components, results: Results) -> Iterator[str]:
     yield f"\nWritten on {today()}. This page shows none of the texts."
 
 
-def _accuracy(learned: Learned | None) -> Iterator[str]:
+def _accuracy(learned: Learned | None, others: int = 0) -> Iterator[str]:
     said = (
         "Nobody judged a text: nothing is known of how many labels are right.\n"
         "Trust orders the texts, those to check first; it is no probability before judgments."
     )
+    if others:
+        yield f"What follows is of {others:,} other texts. Of these here it is not known.\n"
     yield from (f"- {line}" for line in str(learned or said).splitlines())
     if learned is not None and (macro_f1 := learned.macro_f1()) is not None:
         yield f"- {macro_f1}"

@@ -14,6 +14,7 @@ from testnuc._base.loop_thread import run_to_end
 from testnuc._engine.learning import LEAST_TEXTS
 from testnuc._engine.reporting import prompt_of
 from testnuc.cli.files import check_output, free_name, write_results
+from testnuc.cli.judging import of_later
 from testnuc.cli.memory import AnswerStore, RunNote, about_lessons
 from testnuc.cli.options import OF_ANSWERS, Options
 from testnuc.cli.options_of_run import client_of, command, completed
@@ -264,6 +265,8 @@ def _next_step(
     if isinstance(known, str):
         better = free_name("better.jsonl" if source.endswith(".jsonl") else "better.csv")
         what, words = "carry the judgments over", ["learn", known, "-o", better]
+    elif known is not None and known.mostly_later([row.text for row in results]):
+        what, *words = of_later(known)
     elif known is not None and known.certify().coverage:
         what, words = "write what is proved", ["certify", "-o", free_name("certified.csv")]
     elif known is not None:

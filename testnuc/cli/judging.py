@@ -1,7 +1,7 @@
 """``testnuc review``, ``learn``, ``certify``, ``distill``, ``unlearn`` and ``diagnose``."""
 
 import shlex
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -31,6 +31,7 @@ from testnuc.trust.certificates import Certificate
 from testnuc.trust.joining import join_reviews
 from testnuc.trust.learned import Learned
 from testnuc.trust.review import Review, ReviewItem
+from testnuc.trust.thresholds import Thresholds
 
 #: The accuracy, and the confidence, of `testnuc certify` without options.
 _USUAL = 0.9
@@ -200,11 +201,22 @@ async def learn(given: SimpleNamespace) -> None:
     to_stderr(_after(learned, certificate, given))
 
 
-def what_next(learned: Learned | None, given: SimpleNamespace) -> str:
-    """Return what comes next after a run, or after judgments."""
+def what_next(learned: Learned | None, given: SimpleNamespace, texts: Collection[str]) -> str:
+    """Return what comes next after these texts were labeled."""
     if learned is None:
         return f"judge fifty texts: {next_command('review', given, '-n', '50')}"
+    if learned.mostly_later(texts):
+        what, *words = of_later(learned)
+        return f"{what}: {next_command(words[0], given, *words[1:])}"
     return _after(learned, learned.certify(), given)
+
+
+def of_later(learned: Learned) -> tuple[str, ...]:
+    """Return what to do where most texts came after the draws, and the words of a command."""
+    if isinstance(learned.rule, Thresholds):
+        return "judge fifty of all texts, as nothing is known of these", "review", "-n", "50"
+    what = "judge some of these texts, of which nothing is known yet"
+    return what, "review", "-n", "30", "--goal", "certify"
 
 
 def _after(learned: Learned, certificate: Certificate, given: SimpleNamespace) -> str:
@@ -341,10 +353,10 @@ async def certify(given: SimpleNamespace) -> None:
     covered = results.certified(certificate)
     hashes = [hash_text(result.text) for result in results]
     if later := learned.later(hashes, certificate.texts).count(True):
-        more = next_command("review", given, "-n", "30", "--goal", "certify")
+        what, *words = of_later(learned)
         to_stderr(
             f"note: {later:,} of {len(results):,} texts came after the draws, which prove nothing "
-            f"of them; some draws among them extend the certificate: {more}"
+            f"of them; {what}: {next_command(words[0], given, *words[1:])}"
         )
     for note in results.notes:
         to_stderr(f"note: {note}")
@@ -358,7 +370,9 @@ async def certify(given: SimpleNamespace) -> None:
     if output is None:
         return
     if not covered:
-        to_stderr(f"{output} was not written; a lower --accuracy takes fewer judgments")
+        of_others = "what was proved says nothing of most of its texts, see above"
+        why = of_others if 2 * later > len(results) else "a lower --accuracy takes fewer judgments"
+        to_stderr(f"{output} was not written; {why}")
         # a script must not go on without the file
         raise typer.Exit(3)
     rows = [table.rows[found.valid[result.index]] for result in covered]

@@ -97,7 +97,8 @@ async def _describe(
         head = f"\n## Shares by {cell_in(str(given.period or by))}"
         page += "\n".join([head, "", *_shares(counts), ""])
     if brief:
-        then = re.sub(r"testnuc [^;\n]+", r"`\g<0>`", what_next(nuc.learned, given))
+        todo = what_next(nuc.learned, given, [row.text for row in results])
+        then = re.sub(r"testnuc [^;\n]+", r"`\g<0>`", todo)
         page += "\n\n".join(["\n## Next", *then.removeprefix("next, ").splitlines()]) + "\n"
     if output is None:
         print(page, end="")

@@ -412,6 +412,10 @@ class Learned(Brief):
         known = _known(self, among or self.texts)
         return [bool(known) and key_of(one) not in known for one in hashes]
 
+    def mostly_later(self, texts: Collection[str], among: int = 0) -> bool:
+        """Whether most texts are not among the first ones that have a fixed trust; 0: all these."""
+        return 2 * sum(self.later([hash_text(text) for text in texts], among)) > len(texts)
+
     def wants_decisions(self, certificate: Certificate) -> bool:
         """Whether texts on which strategies differ would help more than texts drawn at random.
 

@@ -106,9 +106,25 @@ def test_a_certificate_says_how_many_texts_came_after_the_draws(tickets):
         Path("new.txt").write_text("\n".join(map(text_of, range(240, 290))))
         ran("classify", "new.txt", *options(llm), *given, "new.csv")
         # the draws say nothing of them
+        _, err = ran("classify", "new.txt", *options(llm), *given, "new.csv", "--overwrite")
+        more = "testnuc review new.csv -n 30 --goal certify"
+        assert err.splitlines()[-1].startswith(
+            f"next, judge some of these texts, of which nothing is known yet: {more}"
+        )
         code, _, err = run_here("certify", "new.csv", *certify, "-o", "c.csv")
         assert (code, "note: 50 of 50 texts came after the draws" in err) == (3, True), err
-        assert "testnuc review new.csv -n 30 --goal certify" in err
+        assert more in err
+        assert "what was proved says nothing of most of its texts" in err
+        assert "lower --accuracy" not in err
+        page, _ = ran("report", "new.csv", "--summary", "--store", "labels.db", "-o", "p.md")
+        page = Path("p.md").read_text()
+        assert page.startswith("# How many of these labels are right is not known yet")
+        assert "50 came after the draws. What is known is of other" in page
+        assert "What follows is of 240 other texts" in page
+        table = page.partition("## Labels")[2].partition("## Accuracy")[0]
+        assert "%" not in table.replace("those of 95 %", "")
+        assert f"`{more}" in page.partition("## Next")[2]
+        assert "certify new.csv -o" not in page
         assert "came after" not in run_here("certify", "old.csv", *certify)[2]
         # but draws among them, with the former ones, do
         draw = ["review", "new.csv", "-n", "60", "--goal", "certify", *given, "r2.json"]
