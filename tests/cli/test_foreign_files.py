@@ -57,8 +57,8 @@ def test_a_file_of_results_does_not_say_which_folder_is_loaded(
     loaded = []
     kind = "testnuc.embedders.sentence_transformers.SentenceTransformersEmbedder._loaded"
     monkeypatch.setattr(kind, lambda self: loaded.append(self.name))
-    (tmp_path / "marks.json").write_text('[{"text": "a", "right_label": "refund"}]')
-    more = {"learn": ["marks.json"], "distill": ["-o", "x.head"]}.get(command, [])
+    (tmp_path / "marks.csv").write_text("text,right_label\na,refund\n")
+    more = {"learn": ["marks.csv"], "distill": ["-o", "x.head"]}.get(command, [])
     code, _, err = run_here(command, "results.jsonl", *more, replaced=False)
     assert code == 2
     assert f"names the embedder {name!r}, which is loaded only if you name it" in err

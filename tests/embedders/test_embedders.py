@@ -308,7 +308,7 @@ async def test_a_long_wait_for_embeddings_names_the_faster_way(client_of, monkey
         monkeypatch.setattr("testnuc.embedders.cache._LONG", -1)
         async with TestNUC(**client_of(llm, embedder=Slow())) as nuc:
             notes = (await nuc.classify_many(messages(12))).notes
-        assert any("'m@torch,dtype=bfloat16' takes about half" in note for note in notes)
+        assert any("m@torch,dtype=bfloat16 takes about half" in note for note in notes)
 
 
 @pytest.mark.parametrize(("device", "most"), [("cpu", 1_024), ("cuda:0", 64 * 200)])
