@@ -205,13 +205,11 @@ class BatchLane:
         requests = packs(others, self._per_call, frozenset(alone))
         async for load in self._loads(requests):
             await self._slots.acquire()
+            # others are of another process, adopted meanwhile: left out when this is sent
             keys = [ask.key for pack in load.packs for ask in pack]
-            if not self._pending_keys.keys().isdisjoint(keys):
-                # of another process, and adopted meanwhile: the next round awaits it
-                self._slots.release()
-                continue
+            free = [key for key in keys if key not in self._pending_keys]
             alone.update(pack[0].key for pack in load.packs if len(pack) == 1)
-            task = self._begin(self._run_batch(load), keys)
+            task = self._begin(self._run_batch(load), free)
             task.add_done_callback(lambda _: self._slots.release())
             tasks[task] = None
         wanted = {ask.key for ask in asks}
