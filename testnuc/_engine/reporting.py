@@ -220,13 +220,10 @@ def _headline(parts: Components, results: Results, learned: Learned | None) -> I
             f"least {certificate.accuracy:.0%} right; correct the others, least trusted first"
         )
     yield f"What to do next: {todo}.\n"
-    if (error := accuracy.judge_error) is None:
-        yield "In brackets is a range: the true number lies in it in 95 of 100 cases."
-    else:
-        yield (
-            "In brackets is a range that takes the judgments to be right. Judges err in at most "
-            f"{error:.1%}, see below: the true number is {bounds_of(now.allowing(error))}."
-        )
+    right = "the true number lies in it in 95 of 100 cases, if the judgments are right"
+    if (error := accuracy.judge_error) is not None:
+        right += f"; judges err in at most {error:.1%}: then it is {bounds_of(now.allowing(error))}"
+    yield f"In brackets is a range: {right}."
     if later:
         yield f"\n{later:,} of these texts came after the draws: the headline is about the others."
 

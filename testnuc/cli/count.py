@@ -21,6 +21,7 @@ from testnuc._base.checks import hash_text
 from testnuc._base.display import one_line
 from testnuc._base.jsonl import write_whole
 from testnuc._base.loop_thread import run_to_end
+from testnuc._version import __version__
 from testnuc.cli.answered_texts import labeled, opened, texts_for
 from testnuc.cli.answering import judge
 from testnuc.cli.files import require_kind, require_new, require_store
@@ -84,7 +85,7 @@ async def run(given: SimpleNamespace) -> None:
     )
     print(counts)
     if output is not None:
-        write_counts(counts, output)
+        write_counts(counts, output, by=given.by, period=given.period)
     if plot is not None:
         figure = counts.plot(given.plot_label, dark=given.dark)
         figure.savefig(plot, dpi=300)
@@ -161,9 +162,9 @@ def _date(day: str, order: str) -> date | None:
     return None
 
 
-def write_counts(counts: Counts, output: str) -> None:
-    """Write counts to a .csv or .json file."""
-    records: list[dict[str, Any]] = counts.records()
+def write_counts(counts: Counts, output: str, **facts: str | None) -> None:
+    """Write counts, and facts beside each, to a .csv or .json file."""
+    records = [one | facts | {"testnuc": __version__} for one in counts.records()]
     if Path(output).suffix.lower() == ".json":
         data = orjson.dumps(records, option=orjson.OPT_INDENT_2)
     else:

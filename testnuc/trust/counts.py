@@ -57,7 +57,8 @@ class LabelCount(Brief):
     judged: int
     #: About how many more judgments would halve the interval; without one, would give one.
     judgments_needed: int
-    #: The share less that in all other groups; None: there is no other, or one is unknown.
+    #: The share less that in all other groups, or, of all rows by period, that of the later half
+    #: less that of the earlier one; None: there is no other, or one is unknown.
     difference: Share | None = None
 
     @property
@@ -75,6 +76,10 @@ class Counts(Brief, Sequence[LabelCount]):
     confidence: float = 0.95
     together: bool = False
     notes: Sequence[str] = field(default=())
+    #: The part of the judgments that shares are corrected for, as they may be wrong.
+    judge_error: float = 0.0
+    #: The first period of the later half; None: groups are no periods.
+    since: str | None = None
 
     @overload
     def __getitem__(self, index: int) -> LabelCount: ...
@@ -102,6 +107,10 @@ class Counts(Brief, Sequence[LabelCount]):
                 "judged": item.judged,
                 "judgments_needed": item.judgments_needed,
                 **_bounds(item.difference, "difference", "difference_low", "difference_high"),
+                "since": self.since if item.group is None else None,
+                "confidence": self.confidence,
+                "together": self.together,
+                "judge_error": self.judge_error,
             }
             for item in self.items
         ]
@@ -127,7 +136,7 @@ class Counts(Brief, Sequence[LabelCount]):
         """
         library = data_frames("polars")
         # explicit types: a column may hold only None
-        typed = {"group": library.String, "number": library.Int64}
+        typed = {"group": library.String, "since": library.String, "number": library.Int64}
         bounds = ("share", "low", "high", "difference", "difference_low", "difference_high")
         typed |= dict.fromkeys(bounds, library.Float64)
         frame: pl.DataFrame = library.DataFrame(self.records(), schema_overrides=typed)
@@ -135,14 +144,15 @@ class Counts(Brief, Sequence[LabelCount]):
 
     def __str__(self) -> str:
         grouped = any(item.group is not None for item in self.items)
-        compared = any(item.difference is not None for item in self.items)
-        learned = self._learned
+        compared = any(item.difference is not None for item in self.items if item.group)
+        learned = any(item.current != item.llm for item in self.items)
         now = ["labels now"] * learned
         head = ["label", "share", "rows", "LLM alone", *now, "judged", "to halve"]
         rows = [[*(["group"] * grouped), *head, *(["less the others"] * compared)]]
         # a note says which groups have no shares
         for item in (one for one in self.items if one.share is not None or not grouped):
-            share, number, less = item.share, item.number, item.difference
+            # of all rows, a note says what changed
+            share, number, less = item.share, item.number, item.group and item.difference
             cells = [
                 *(["all" if item.group is None else item.group] * grouped),
                 item.label or _NONE,
@@ -151,15 +161,10 @@ class Counts(Brief, Sequence[LabelCount]):
                 *(f"{100 * part:.1f} %" for part in (item.llm, item.current)[: 1 + learned]),
                 f"{item.judged:,}",
                 f"+{item.judgments_needed:,}",
-                *(["" if less is None else less.signed()] * compared),
+                *([less.signed() if less else ""] * compared),
             ]
             rows.append(cells)
         return "\n".join([columns(rows), self._intervals, *self.notes])
-
-    @property
-    def _learned(self) -> bool:
-        """Whether the results have other labels than the LLM gave."""
-        return any(item.current != item.llm for item in self.items)
 
     @property
     def _intervals(self) -> str:
@@ -205,52 +210,46 @@ class Counts(Brief, Sequence[LabelCount]):
             for what, of in missing.items()
             if of
         ]
-        note = {"t": "\n".join(notes), "fontsize": "x-small", "color": "gray"}
-        # above the panels, where it hides no interval
-        legend = {"loc": "outside upper right", "ncols": 3, "frameon": False, "fontsize": "small"}
         with theme(dark=dark):
-            if not groups:
-                figure = new_figure(6.4, 1.2 + 0.4 * len(chosen))
-                (axes,) = figure.subplots(1, 1, squeeze=False).flat
-                order = chosen[::-1]
-                of_all = [(order.index(i.label), i) for i in self.items if i.label in order]
-                _draw(axes, of_all, now=self._learned)
+            if groups:
+                figure = self._by_group(chosen, groups)
+                figure.supylabel(said, fontsize="small")
+            else:
+                figure, order = new_figure(6.4, 1.2 + 0.4 * len(chosen)), chosen[::-1]
+                axes = figure.subplots()
+                _draw(axes, [(order.index(i.label), i) for i in self.items if i.label in order])
                 axes.set_yticks(range(len(order)), order)
                 axes.set_xlabel(said, fontsize="small")
-                figure.supxlabel(**note)
                 axes.set_xlim(left=0)
                 axes.margins(y=0.2)
-                figure.legend(*axes.get_legend_handles_labels(), **legend)
-                return figure
-            lines = math.ceil(len(chosen) / 2)
-            # no higher than a page
-            figure = new_figure(6.4, 0.8 + min(1.9 * lines, 9.5))
-            panels = figure.subplots(lines, 2, sharex=True, sharey=True, squeeze=False)
-            ticks = range(0, len(groups), math.ceil(len(groups) / _TICKS))
-            for axes, label in zip_longest(panels.flat, chosen):
-                if label is None:
-                    axes.set_axis_off()
-                    # the panel above is the last one of its column
-                    panels[max(len(panels) - 2, 0), 1].tick_params(labelbottom=True)
-                    continue
-                of_label = [
-                    (groups.index(item.group), item)
-                    for item in self.items
-                    if item.label == label and item.group is not None
-                ]
-                _draw(axes, of_label, now=self._learned, by_group=True)
-                axes.set_title(label, fontsize="medium", loc="left")
-                axes.set_xticks(ticks, [groups[at] for at in ticks], rotation=40, ha="right")
-            panels[0, 0].set(ylim=(0, None), xlim=(-0.5, len(groups) - 0.5))
-            figure.legend(*panels[0, 0].get_legend_handles_labels(), **legend)
-            figure.supylabel(said, fontsize="small")
-            figure.supxlabel(**note)
+            marks = figure.axes[0].get_legend_handles_labels()
+            # above the panels, where it hides no interval
+            place = {"loc": "outside upper right", "ncols": 3}
+            figure.legend(*marks, **place, frameon=False, fontsize="small")
+            figure.supxlabel("\n".join(notes), fontsize="x-small", color="gray")
             return figure
 
+    def _by_group(self, chosen: Sequence[str], groups: Sequence[str]) -> Any:
+        lines = math.ceil(len(chosen) / 2)
+        # no higher than a page
+        figure = new_figure(6.4, 0.8 + min(1.9 * lines, 9.5))
+        panels = figure.subplots(lines, 2, sharex=True, sharey=True, squeeze=False)
+        ticks = range(0, len(groups), math.ceil(len(groups) / _TICKS))
+        for axes, label in zip_longest(panels.flat, chosen):
+            if label is None:
+                axes.set_axis_off()
+                # the panel above is the last one of its column
+                panels[max(len(panels) - 2, 0), 1].tick_params(labelbottom=True)
+                continue
+            of_label = [i for i in self.items if i.label == label and i.group is not None]
+            _draw(axes, [(groups.index(str(i.group)), i) for i in of_label], by_group=True)
+            axes.set_title(label, fontsize="medium", loc="left")
+            axes.set_xticks(ticks, [groups[at] for at in ticks], rotation=40, ha="right")
+        panels[0, 0].set(ylim=(0, None), xlim=(-0.5, len(groups) - 0.5))
+        return figure
 
-def _draw(
-    axes: Any, points: Sequence[tuple[int, LabelCount]], *, now: bool, by_group: bool = False
-) -> None:
+
+def _draw(axes: Any, points: Sequence[tuple[int, LabelCount]], *, by_group: bool = False) -> None:
     """Draw shares with intervals at places of an axis, upright by group, and those of labels."""
     places = [at for at, _ in points]
     value, low, high = (
@@ -264,8 +263,7 @@ def _draw(
     marks: dict[str, Any] = {"color": "gray", "fillstyle": "none", "clip_on": False}
     llm, current = (100 * np.array([getattr(i, n) for _, i in points]) for n in ("llm", "current"))
     axes.plot(*(places, llm)[::way], "D", markersize=8, label="LLM alone", **marks)
-    if now:
-        axes.plot(*(places, current)[::way], "x", markersize=6, label="labels now", **marks)
+    axes.plot(*(places, current)[::way], "x", markersize=6, label="labels now", **marks)
     few = ", where enough" if np.isnan(value).any() else ""
     marks = {"fmt": "o", "markersize": 4, "capsize": 3, "clip_on": False}
     axes.errorbar(*(places, value)[::way], **bars, **marks, label=f"with judgments{few}")
@@ -363,49 +361,59 @@ def count_labels(
     each = 1 - (1 - confidence) / kinds if together else confidence
     items = {name: counting.of(name, rows, each, judge_error) for name, rows in selected.items()}
 
-    def less(some: Sequence[str], others: Sequence[str]) -> list[Share | None]:
-        """Return for each label its share in some groups less that in others."""
-        rows = [[row for name in of for row in selected[name]] for of in (some, others)]
-        shares = (counting.of(None, of, each, judge_error, compared=True) for of in rows)
+    def compare(name: str | None, some: Sequence[str]) -> None:
+        """Note for each label its share in some groups less that in the others."""
+        others = [other for other in names if other not in {*some}]
+        rows = [[row for group in of for row in selected[group]] for of in (some, others)]
+        shares = [counting.of(None, of, each, judge_error, compared=True) for of in rows]
         sizes = [counting.independent(of) for of in rows]
-        return [
-            a.share.less(b.share, *sizes, each) if a.share and b.share else None
-            for a, b in zip(*shares, strict=True)
+        items[name] = [
+            replace(one, difference=a.share.less(b.share, *sizes, each))
+            if a.share and b.share
+            else one
+            for one, a, b in zip(items[name], *shares, strict=True)
         ]
 
     for name in names if len(names) > 1 else ():
-        if all(one.share is None for one in items[name]):
-            # too few judged: there is nothing to compare
-            continue
-        differ = less([name], [other for other in names if other != name])
-        items[name] = [replace(a, difference=d) for a, d in zip(items[name], differ, strict=True)]
+        # if too few are judged, there is nothing to compare
+        if any(one.share for one in items[name]):
+            compare(name, [name])
+    if len(names) > 1:
+        counting.notes.append("each group is estimated alone: rows of groups need not add up")
+    if judge_error:
+        counting.notes.append(
+            f"corrected for errors in {judge_error:.1%} of the judgments, at random; the intervals "
+            "hold for fewer, too"
+        )
     enough = PER_LABEL * (len(counting.labels) - 1)
     open_ = (i for some in items.values() for i in some if i.share and i.share.low < i.share.high)
     if few := {item.group: item.judged for item in open_ if item.judged < enough}:
-        least_most = " to ".join(f"{m:,}" for m in sorted({min(few.values()), max(few.values())}))
-        where = f" of each of {len(few):,} groups" if {*few} - {None} else ""
         counting.notes.append(
-            f"{least_most} texts{where}, judged and drawn at random, are few for "
-            f"{len(counting.labels) - 1:,} labels: a share may be noise, trust its interval; about "
-            f"{PER_LABEL} for each label are enough"
+            f"{min(few.values()):,} texts{' of a group' * bool({*few} - {None})}, judged and drawn "
+            f"at random, are few for {len(counting.labels) - 1:,} labels: a share may be noise, "
+            f"trust its interval; about {PER_LABEL} for each label are enough"
         )
+    since = None
     if periods and len(names) > 1:
         until = np.cumsum([len(selected[name]) for name in names])
         # where the halves are most alike in size
         at = 1 + int(np.abs(2 * until[:-1] - until[-1]).argmin())
+        since = names[at]
+        compare(None, names[at:])
         moved = [
-            f"{item.label} {difference.signed()}"
-            for item, difference in zip(items[None], less(names[at:], names[:at]), strict=True)
-            if difference is not None and not difference.low <= 0 <= difference.high
+            f"{item.label} {less.signed()}"
+            for item in items[None]
+            if (less := item.difference) and not less.low <= 0 <= less.high
         ]
+        alone = f" (each alone, of {len(items[None]):,} labels; sure only with --together)"
         found = (
-            f"these shares have changed, in points: {', '.join(moved)}"
+            f"these shares have changed, in points: {', '.join(moved)}{'' if together else alone}"
             if moved
             else "no label's share has changed for certain"
         )
-        counting.notes.append(f"since {names[at]}, compared with the time before, {found}")
+        counting.notes.append(f"since {since}, compared with the time before, {found}")
     every = [item for some in items.values() for item in some]
-    return Counts(every, confidence, together, counting.notes)
+    return Counts(every, confidence, together, counting.notes, judge_error, since)
 
 
 class _Counting:

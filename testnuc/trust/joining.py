@@ -243,11 +243,10 @@ def _interval(value_of: Callable[[_Texts], float], texts: _Texts) -> tuple[float
     high = 1 - each * (1 - upper_bound(n - differ, n, 0.025))
     if equal < 1 and value_of is not _equal:
         left_out = [value_of(texts - Counter([kind])) for kind in texts] if n > 1 else [math.nan]
-        if math.isnan(sum(left_out)):
+        spread = float(np.cov(left_out, fweights=[*texts.values()], ddof=0))
+        error = Z_95 * math.sqrt((n - 1) * spread)
+        if math.isnan(error):
             return value, -1.0, 1.0
-        scores, weights = np.array(left_out), np.array([*texts.values()])
-        away = (scores - np.average(scores, weights=weights)) ** 2
-        error = Z_95 * math.sqrt((n - 1) * float(np.average(away, weights=weights)))
         low, high = min(low, value - error), max(high, value + error)
     return value, max(low, -1.0), min(high, 1.0)
 

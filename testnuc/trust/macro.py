@@ -41,10 +41,7 @@ class MacroF1:
 
     def __str__(self) -> str:
         if (one := self.share) is not None:
-            return (
-                f"Macro F1 of all labels by your judgments: {one.value:.2f} ({one.low:.2f} to "
-                f"{one.high:.2f})."
-            )
+            return f"Macro F1 by your judgments: {one.value:.2f} ({one.low:.2f} to {one.high:.2f})."
         return f'Macro F1 needs {self.needed:,} more judged texts drawn at random (goal "count").'
 
 

@@ -55,10 +55,7 @@ class Share:
         return f"{100 * self.value:+.1f} ({100 * self.low:+.1f} to {100 * self.high:+.1f})"
 
     def allowing(self, wrong: float) -> Share:
-        """Return the same, with an interval that holds if at most this part of all is said wrongly.
-
-        Nothing is assumed of which are: all of them may be said to be hits, or not to be.
-        """
+        """Return it with an interval that holds if at most this part, any, is said wrongly."""
         return Share(self.value, max(self.low - wrong, 0.0), min(self.high + wrong, 1.0))
 
     def less(self, other: Share, texts: float, others: float, confidence: float = 0.95) -> Share:

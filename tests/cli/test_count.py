@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import testnuc
 from testnuc.cli.count import _tell_longer, groups_of
 from testnuc.cli.reading import Table
 from testnuc.errors import InvalidInputError
@@ -60,6 +61,9 @@ def test_labels_are_counted_by_month(tickets):
         out, _ = ran("count", "out.csv", *month)
         groups = {row["group"] for row in rows_of("months.csv")}
         assert groups == {"", "2026-01", "2026-02"}
+        facts = {"confidence": "0.95", "together": "False", "by": "created", "period": "month"}
+        facts |= {"judge_error": "0.0", "testnuc": testnuc.__version__}
+        assert facts.items() <= rows_of("months.csv")[-1].items()
         assert "less the others" in out
         assert "no label's share has changed for certain" in out
         assert Path("months.svg").read_bytes().startswith(b"<?xml")

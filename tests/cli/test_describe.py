@@ -93,7 +93,7 @@ def test_one_page_says_how_good_labels_are_and_what_comes_next(labeled):
     for said in (
         "240 texts (240 distinct)",
         "of all labels are right by your judgments",
-        "- Macro F1 of all labels by your judgments: 0.",
+        "- Macro F1 by your judgments: 0.",
         "| label | texts labeled so | true share, estimated | right, of those labeled so |",
         "90 judged by one person, who saw the labels given",
         "## Next\n\n",
@@ -160,7 +160,7 @@ def test_a_headline_says_what_is_known_and_what_to_do():
     assert title == f"About 71 of 100 texts have exactly the right labels {right}"
     assert "use the labels of 31% of the texts, which are proved to be at least 90% right" in todo
     assert "it is no probability before judgments" in "".join(_accuracy(None))
-    assert "the true number is 57 to 85" in headline(0.0, error=0.09)[2]
+    assert "then it is 57 to 85" in headline(0.0, error=0.09)[2]
     assert "the true number lies in it" in headline(0.0)[2]
     # texts that came after the draws were not measured
     assert "1 of these texts came after the draws" in headline(0.0, later=1)[-1]

@@ -84,13 +84,23 @@ def test_periods_are_compared_in_halves_by_what_is_prepared_once(monkeypatch):
         "since 2026-02, compared with the time before, no label's share has changed for certain"
     )
     assert str(counts).endswith(counts.notes[-1])
+    assert "each group is estimated alone: rows of groups need not add up" in counts.notes
     hashed = []
     monkeypatch.setattr(counts_module, "hash_text", lambda t: hashed.append(t) or hash_text(t))
     rising = sorted(range(600), key=lambda at: right[at] == "refund")
     texts, right, said = ([of[at] for at in rising] for of in (texts, right, said))
     counts = count_labels(texts, said, judged, LABELS, months, periods=True)
-    assert "have changed, in points: refund +" in counts.notes[-1]
+    assert "these shares have changed, in points: refund +" in counts.notes[-1]
+    assert counts.notes[-1].endswith("(each alone, of 3 labels; sure only with --together)")
+    # a file has it, too
+    assert {row["since"] for row in counts.records()} == {None, "2026-02"}
+    row = counts.records()[0]
+    assert (row["group"], row["since"], row["difference_low"] > 0) == (None, "2026-02", True)
+    assert f"refund {counts[0].difference.signed()}" in counts.notes[-1]
     assert len(hashed) == 600
+    both = count_labels(texts, said, judged, LABELS, months, periods=True, together=True)
+    assert "these shares have changed, in points: refund +" in both.notes[-1]
+    assert "--together" not in both.notes[-1]
     for groups, periods in ((months, False), (["2026"] * 600, True)):
         assert "since" not in str(
             count_labels(texts, said, judged, LABELS, groups, periods=periods)
@@ -190,6 +200,16 @@ def test_levels_of_a_tree():
         "money": money,
         "parcel": 300 - money,
     }
+
+
+def test_a_record_holds_what_its_interval_is_and_a_correction_is_told():
+    texts, right, said = world()
+    judged = judged_at_random(texts, right, 100)
+    given = {"confidence": 0.9, "together": True, "judge_error": 0.04}
+    counts = count_labels(texts, said, judged, LABELS, **given)
+    assert all({name: row[name] for name in given} == given for row in counts.records())
+    assert "corrected for errors in 4.0% of the judgments, at random" in str(counts)
+    assert "corrected" not in str(count_labels(texts, said, judged, LABELS))
 
 
 def test_none_of_the_labels_is_counted_where_it_was_judged():
@@ -377,7 +397,7 @@ def test_few_judgments_for_many_labels_are_told_beside_the_labels_now():
         texts, said, judged, names, ["a" if x < "text 5" else "b" for x in texts]
     )
     most = max(item.judged for item in by_half[20:])
-    said_of_groups = f"{200 - most} to {most} texts of each of 2 groups, judged and drawn at random"
+    said_of_groups = f"{200 - most} texts of a group, judged and drawn at random"
     assert f"{said_of_groups}, are few for 20 labels" in str(by_half)
     counts = count_labels(texts, said, judged, names)
     assert "few for" not in str(counts)
@@ -436,7 +456,7 @@ def test_a_plot_by_group():
     assert dark.get_facecolor() != by_month.get_facecolor()
     # within a panel it hid intervals
     assert not any(axes.get_legend() for figure in (by_month, dark) for axes in figure.axes)
-    assert [len(figure.legends[0].get_texts()) for figure in (by_month, dark)] == [3, 2]
+    assert [len(figure.legends[0].get_texts()) for figure in (by_month, dark)] == [3, 3]
     assert by_month.get_supylabel() == "share of the texts, % (95% intervals: each interval alone)"
     # both groups are within a panel
     assert shown[0].get_xlim() == (-0.5, 1.5)
