@@ -102,7 +102,7 @@ def test_diagnose_results_and_stores(tmp_path):
         more = ["--labels", ",".join(LABELS), "--store", store, "--policy", "weighted"]
         ran("classify", source, *given, *more, "-o", results)
         calls = llm.calls
-        of_file, _ = ran("diagnose", results)
+        of_file, _ = ran("diagnose", results, "--store", tmp_path / "new.db")
         assert "testnuc review" in of_file
         code, of_file, err = run_here("diagnose", results, "--store", store)
         assert (code, "embedded" in err) == (0, False), err
@@ -117,8 +117,9 @@ def test_diagnose_results_and_stores(tmp_path):
             ((store, *given, "--labels", "a,b"), "no answer of openai/test with these labels"),
             ((tmp_path / "nowhere.db",), "check the path"),
             ((source,), "does not hold the label set; name it with --labels"),
-            ((results, "--plot", "x.doc"), "name a .png"),
-            ((results, "--plot", "no/such/x.png"), "no folder"),
+            ((results,), f"its run named: add --store {store};"),
+            ((results, "--store", store, "--plot", "x.doc"), "name a .png"),
+            ((results, "--store", store, "--plot", "no/such/x.png"), "no folder"),
         ):
             code, out, err = run_here("diagnose", *arguments)
             assert (code, out) == (2, ""), err
@@ -126,7 +127,7 @@ def test_diagnose_results_and_stores(tmp_path):
         assert llm.calls == calls
     pytest.importorskip("matplotlib")
     picture = tmp_path / "found.png"
-    ran("diagnose", results, "--plot", picture)
+    ran("diagnose", results, "--store", store, "--plot", picture)
     assert picture.read_bytes()[:4] == b"\x89PNG"
 
 
