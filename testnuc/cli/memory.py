@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
@@ -21,7 +21,7 @@ from typing import Any
 
 import orjson
 
-from testnuc._base.checks import hash_text
+from testnuc._base.checks import hash_text, valid_text
 from testnuc._base.jsonl import write_whole
 from testnuc.cli.options import LATER, OF_ANSWERS, options_in
 from testnuc.client import TestNUC, parts_of
@@ -88,15 +88,34 @@ class RunNote:
     @classmethod
     def of(cls, output: str) -> RunNote:
         """Return the note beside an output; what is malformed is left out."""
-        kinds = {f.name: dict if f.name == "options" else str for f in fields(cls)}
-        places = (_folder_of(output) / _NOTE, _copy_of(output))
-        noted = next(filter(None, (_facts(place, **kinds) for place in places)), None)
+        beside = map(cls._at, (_folder_of(output) / _NOTE, _copy_of(output)))
+        note = next((note for note in beside if note != cls()), cls())
         written = _digest(output)
-        if written is not None and (noted is None or noted.get("written") != written):
+        if written is not None and note.written != written:
             # a copy under another name, also in place of what was here
-            others = (_facts(place, **kinds) for place in PROJECT.glob("output-*.json"))
-            noted = next((facts for facts in others if facts.get("written") == written), noted)
-        return cls(**noted or {})
+            note = next((other for other in cls._copies() if other.written == written), note)
+        return note
+
+    @classmethod
+    def _at(cls, place: Path) -> RunNote:
+        kinds = {f.name: dict if f.name == "options" else str for f in fields(cls)}
+        return cls(**_facts(place, **kinds))
+
+    @classmethod
+    def _copies(cls) -> Iterator[RunNote]:
+        return map(cls._at, PROJECT.glob("output-*.json"))
+
+    @classmethod
+    def adopt(cls, output: str, rows_of: Callable[[str], Iterable[Classification]]) -> None:
+        """Note the run here that wrote all rows of a table, which may have other columns."""
+        for note in cls._copies():
+            with suppress(OSError, InvalidInputError):
+                rows = [*rows_of(note.text_column or "text")]
+                marks = {"".join(_mark(row)) for row in rows if valid_text(row.text) is None}
+                if marks and marks <= {*re.findall(".{16}", note.rows)}:
+                    facts = asdict(replace(note, written=_digest(output)))
+                    write_whole(_copy_of(output), [orjson.dumps(facts, default=str)])
+                    return
 
     def place(self, output: str) -> Path | None:
         """Return the store that the note names, if it is there; it can name none elsewhere."""

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from testnuc.cli.files import require_store
 from testnuc.cli.label_files import read_former, read_labels
 from testnuc.cli.memory import PROJECT, AnswerStore, RunNote
 from testnuc.cli.options import LATER, OF_ANSWERS, Options, client_options
-from testnuc.cli.reading import existing, holds_rows, to_stderr
+from testnuc.cli.reading import existing, holds_rows, read_table, to_stderr
 from testnuc.cli.settings import has_password
 from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError, StoreError
@@ -43,6 +44,8 @@ async def with_options_of_run(client: Options, source: str) -> tuple[Options, An
     kept, run = AnswerStore(source), dict[str, Any]()
     if holds_rows(source):
         existing(source)
+        if not RunNote.of(source).options:
+            RunNote.adopt(source, cache(lambda of: read_table(source, of, quiet=True).results))
         note = RunNote.of(source)
         run = {**note.options}
         kept = AnswerStore.of_results(client["store"], source)
@@ -68,8 +71,9 @@ async def with_options_of_run(client: Options, source: str) -> tuple[Options, An
     if merged["labels"] is None:
         raise InvalidInputError(
             f"{source} does not hold the label set; name it with --labels, or if `learn` wrote the "
-            "file, name the results that it read; texts without labels need `classify` first; in a "
-            f"copy of a folder, copy the hidden folder {PROJECT}, too"
+            "file, name the results that it read; texts without labels need `classify` first; with "
+            "columns of your own added, leave texts and labels as they were written; in a copy of "
+            f"a folder, copy the hidden folder {PROJECT}, too"
         )
     if merged["embedder"] is None or merged["embedder"] != client["embedder"]:
         merged = await _with_stored_embedder(merged, store)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ import pytest
 from testnuc.cli.memory import AnswerStore, RunNote, _name_of
 from testnuc.cli.options import client_options
 from testnuc.testing import HashEmbedder, LoopbackLLM
-from tests.cli.in_process import command_line, ran, run_here
+from tests.cli.in_process import command_line, ran, rows_of, run_here
 from tests.conftest import LABELS, confident, messages
 
 
@@ -119,6 +120,29 @@ def test_the_store_that_a_run_named_is_told():
         code, _, err = run_here("count", "out.csv", "--store", "labels.db")
         assert (code, "nothing was judged in out.csv yet" in err) == (2, True)
         assert "its run named" not in err
+
+
+def test_a_file_with_columns_of_ones_own_has_the_run_of_its_texts():
+    """Joining the variables of a regression is the usual path; the run was not found."""
+    with LoopbackLLM(confident, api_key="test-key") as llm:
+        classify(llm, texts("a.txt", 0))
+        judge("out.csv", "--at-random")
+        rows = [row | {"length": str(len(row["text"]) // 20)} for row in rows_of("out.csv")]
+
+        def write(name, rows):
+            with Path(name).open("w", newline="") as file:
+                writer = csv.DictWriter(file, [*rows[0]])
+                writer.writeheader()
+                writer.writerows(rows)
+
+        write("joined.csv", rows[:25])
+        out, _ = ran("count", "joined.csv", "--by", "length", key=None)
+        assert "5 judged texts are not among these" in out
+        # one of other labels is another file
+        write("other.csv", [row | {"nuc_label": "new"} for row in rows])
+        code, _, err = run_here("count", "other.csv", "--by", "length")
+        assert (code, "leave texts and labels as they were written" in err) == (2, True)
+        assert llm.calls == 30
 
 
 def test_a_copy_without_the_hidden_folder_is_told():
