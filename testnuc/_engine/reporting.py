@@ -200,6 +200,11 @@ def _headline(parts: Components, results: Results, learned: Learned | None) -> I
                 f"Most of these texts were not measured: {later:,} came after the draws. What "
                 "is known is of other texts; what to do next is said at the end."
             )
+        elif learned is not None and learned.to_measure:
+            yield (
+                f"Judge about {learned.to_measure:,} more texts, drawn at random, to know it; what "
+                "to do next is said at the end."
+            )
         else:
             yield "What to do next: judge fifty texts, which takes about three minutes."
         return

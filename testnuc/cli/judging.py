@@ -221,28 +221,45 @@ def of_later(learned: Learned) -> tuple[str, ...]:
 
 def _after(learned: Learned, certificate: Certificate, given: SimpleNamespace) -> str:
     """Return what comes after a certificate: the command that writes it, or gets more evidence."""
+
+    def draw(n: int, goal: str | None = None) -> str:
+        return next_command("review", given, "-n", f"{n}", *(["--goal", goal] if goal else []))
+
+    lines, measure = [], learned.to_measure
+    if measure and certificate.judged:
+        lines.append(
+            f"to know how many of all labels are right, judge {measure:,} texts drawn at random, "
+            f"which ends a certificate, so write it first: {draw(measure, 'count')}"
+        )
     if certificate.coverage:
-        file, again = "certified.csv", ""
-        asked = [*_options_of(certificate, certificate.accuracy), "-o", file]
+        asked = [*_options_of(certificate, certificate.accuracy), "-o", (file := "certified.csv")]
         if Path(file).exists():
             asked.append("--overwrite")
+        if certificate.coverage < 1:
             correct = next_command("review", given, "--goal", "correct")
-            again = f"; if {file} has them, correct the least trusted labels: {correct}"
-        return (
+            lines += [
+                f"to prove a larger part, judge more: {draw(50, 'certify')}",
+                f"to correct the others, which ends the certificate, so write it first: {correct}",
+            ]
+        lines.append(
             f"next, write the {certificate.coverage:.0%} of the texts whose labels are at least "
             f"{certificate.accuracy:.0%} right by your judgments: "
-            f"{next_command('certify', given, *asked)}{again}"
+            f"{next_command('certify', given, *asked)}"
         )
-    n, what, goal = 50, "where strategies differ", []
-    if not learned.wants_decisions(certificate):
-        n, what = certificate.judgments_needed, "drawn by trust"
-        goal = ["--goal", "certify"]
-    then = next_command("review", given, "-n", str(n), *goal)
-    text = f"next, judge {n:,} more texts, {what}, then learn from them, too: {then}"
+        return "\n".join(lines)
+    if learned.wants_decisions(certificate):
+        n, what, goal = 50, "where strategies differ", None
+    elif measure and not certificate.judged:
+        # before draws by trust, as what is learned from others ends a certificate
+        n, what, goal = measure, "drawn at random, which say how many labels are right", "count"
+    else:
+        n, what, goal = certificate.judgments_needed, "drawn by trust", "certify"
     if certificate.achievable is not None:
         lower = _options_of(certificate, certificate.achievable[0])
-        text = f"to see what is proved now: {next_command('certify', given, *lower)}\n{text}"
-    return text
+        lines.append(f"to see what is proved now: {next_command('certify', given, *lower)}")
+    then = draw(n, goal)
+    lines.append(f"next, judge {n:,} more texts, {what}, then learn from them, too: {then}")
+    return "\n".join(lines)
 
 
 def _options_of(certificate: Certificate, accuracy: float) -> list[str]:

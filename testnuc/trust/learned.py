@@ -42,6 +42,8 @@ from testnuc.trust.thresholds import Thresholds
 _USUAL = 0.9
 #: Judged disagreements that prove a candidate that wins twice as often as it loses.
 _ENOUGH = 100
+#: Draws that give enough texts of a kind in the mean give too few half of the time.
+_AMPLE = 1.5
 #: Texts that a label loses at least before it is named.
 _FEWER = 3
 #: Plain values that are stored, and arrays; the last ones unless they are empty.
@@ -277,13 +279,22 @@ class Learned(Brief):
 
     def judgments_needed(self) -> dict[str, int]:
         """Return about how many more judgments, at random, each label lacks for an accuracy."""
-        found, left = {}, self.texts - len(self.rows)
-        for label, (_, inside) in self._each():
-            by = self._judged_in(inside) & ~self.drawn
-            rows = (np.cumsum(inside) - 1)[self.rows[by]]
-            lacking = draws_lacking(self._differs[inside], rows, self.draws.drawn[by])
-            found[label] = min(math.ceil(lacking * left), left)
+        found = {label: self._lacking(inside) for label, (_, inside) in self._each()}
         return {label: n for label, n in found.items() if n}
+
+    @property
+    def to_measure(self) -> int:
+        """About how many more judgments, at random, `accuracy` lacks; 0: none, or it is unknown."""
+        if self.unproved or not len(self.before):
+            return 0
+        return self._lacking(np.ones(len(self._differs), np.bool_), _AMPLE)
+
+    def _lacking(self, inside: Bools, ample: float = 1.0) -> int:
+        """Return about how many more draws from all give enough of these texts, times `ample`."""
+        by, left = self._judged_in(inside) & ~self.drawn, self.texts - len(self.rows)
+        rows = (np.cumsum(inside) - 1)[self.rows[by]]
+        lacking = draws_lacking(self._differs[inside], rows, self.draws.drawn[by])
+        return min(math.ceil(lacking * left * ample), left)
 
     def _each(self) -> Iterator[tuple[str, tuple[Bools, Bools]]]:
         """Yield for each label that texts have which texts these are, after who is right."""
@@ -490,6 +501,11 @@ class Learned(Brief):
                 f"{accuracy} Both are shares of the {self.measured:,} texts drawn from, by the "
                 "random draws alone; a gain counts the texts whose labels change, and may differ."
             )
+        elif more := self.to_measure:
+            lines.append(
+                f"How many labels are right is not known yet: judge about {more:,} more texts for "
+                'that, drawn at random (goal "count").'
+            )
         lines += filter(None, [errors_of_judges(self._agreed)])
         if self.fewer:
             counts = ", ".join(
@@ -619,7 +635,10 @@ def _proved(learned: Learned) -> str:
     """Return how far labels are proved to be right, and what would help most next."""
     certificate = learned.certify()
     if certificate.coverage:
-        return f"Proved: {certificate}. Next, judging the least trusted texts would help most."
+        return (
+            f'Proved: {certificate}. More draws of goal "certify" may prove a larger part; goal '
+            '"correct" corrects most labels per judgment, but learning from it ends this proof.'
+        )
     accuracy = f"{certificate.accuracy * 100:g} % right by your judgments"
     text = f"No labels are proved to be {accuracy} yet"
     decisions = learned.wants_decisions(certificate)

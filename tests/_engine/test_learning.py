@@ -574,6 +574,22 @@ async def test_a_referee_does_not_judge_again_what_a_person_judged():
         assert "referee" in {row.source for row in results[100:]}
 
 
+async def test_so_many_random_draws_as_it_says_tell_how_many_labels_are_right():
+    async with client(Says()) as nuc:
+        await nuc.classify_many(texts_of(300))
+        review = await nuc.review(12, goal="decide")
+        judge(review)
+        learned = await nuc.learn(review)
+        assert learned.accuracy() is None
+        more = learned.to_measure
+        assert f'about {more:,} more texts for that, drawn at random (goal "count")' in str(learned)
+        review = await nuc.review(more, goal="count")
+        judge(review)
+        learned = await nuc.learn(review)
+        assert learned.accuracy() is not None
+        assert learned.to_measure == 0
+
+
 @pytest.mark.slow
 async def test_draws_among_later_texts_extend_a_certificate(tmp_path):
     async with client(Says(), store=tmp_path / "labels.db") as nuc:

@@ -137,7 +137,7 @@ def test_shares_by_period_are_on_the_same_page(labeled):
 
 
 def test_a_headline_says_what_is_known_and_what_to_do():
-    def headline(covered, *, several=False, more=40, accuracy=True, later=0, error=None):
+    def headline(covered, *, several=False, more=40, accuracy=True, later=0, error=None, lacking=0):
         known = Accuracy(Share(0.42, 0.4, 0.5), Share(0.71, 0.66, 0.764), 0, error)
         certificate = Certificate(0.9, 0.9, 0.5, covered, 0, judgments_needed=more)
         learned = SimpleNamespace(
@@ -145,6 +145,7 @@ def test_a_headline_says_what_is_known_and_what_to_do():
             certify=lambda: certificate,
             wants_decisions=lambda _: False,
             measured=9,
+            to_measure=0 if accuracy else lacking,
             later=lambda hashes, among: [at < later for at in range(len(hashes))],
         )
         labels = SimpleNamespace(multilabel=several)
@@ -165,6 +166,9 @@ def test_a_headline_says_what_is_known_and_what_to_do():
     # texts that came after the draws were not measured
     assert "1 of these texts came after the draws" in headline(0.0, later=1)[-1]
     assert "is known is of other texts" in headline(0.0, later=2)[1]
+    assert (
+        "Judge about 60 more texts, drawn at random" in headline(0.4, accuracy=False, lacking=60)[1]
+    )
     for unknown in (headline(0.0, accuracy=False), [*_headline(None, [], None)]):
         assert unknown[0] == "How many of these labels are right is not known yet"
         assert "judge fifty texts" in unknown[1]
@@ -267,7 +271,9 @@ def test_a_file_has_six_columns_and_says_which_labels_are_certified(labeled):
     page = Path("page.md").read_text()
     assert "more were drawn at random among the most trusted texts: they prove" in page
     # the labels are those that were written last, and the next command is not the one that was run
-    assert "-o certified.csv --overwrite`; if certified.csv has them, correct the least" in page
+    assert page.endswith("-o certified.csv --overwrite`\n")
+    assert "ends the certificate, so write it first: `testnuc review out.csv --goal corr" in page
+    assert "prove a larger part, judge more: `testnuc review out.csv -n 50 --goal cert" in page
     ran("report", "better.csv", "--summary", "-o", "page.md")
     assert "This page is about the labels in `better.csv`." in Path("page.md").read_text()
     certified = [row["text"] for row in made if row["nuc_certified"] == "yes"]

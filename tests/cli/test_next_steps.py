@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from testnuc.cli.judging import _after
 from testnuc.testing import LoopbackLLM
+from testnuc.trust.certificates import Certificate
 from testnuc.trust.review import Review
 from tests.cli.in_process import ran, run_here
 from tests.conftest import LABELS, confident, gold, messages
@@ -64,3 +67,28 @@ def test_results_that_are_nowhere_have_no_command(tmp_path):
         given = ["--labels", ",".join(LABELS), "--model", "openai/test", "--base-url", llm.base_url]
         _, _, err = run_here("classify", tmp_path / "in.txt", *given)
     assert err.splitlines()[-1].startswith("next: name an output with -o")
+
+
+def test_the_path_leads_to_how_many_labels_are_right():
+    def after(measure, covered, judged=0):
+        learned = SimpleNamespace(to_measure=measure, wants_decisions=lambda _: False)
+        found = Certificate(0.9, 0.9, 0.5, covered, judged, judgments_needed=40)
+        client = SimpleNamespace(given=dict)
+        return _after(
+            learned, found, SimpleNamespace(client=client, source="o.csv", text_column="text")
+        )
+
+    # before draws by trust
+    said = after(60, 0.0)
+    assert said.endswith("learn from them, too: testnuc review o.csv -n 60 --goal count")
+    assert "which say how many labels are right" in said
+    first, last = after(60, 0.0, judged=20).splitlines()
+    assert "-n 60 --goal count" in first
+    assert last.endswith("testnuc review o.csv -n 40 --goal certify")
+    assert "goal count" not in after(0, 0.0)
+    assert "ends a certificate, so write it first: testnuc review o.csv -n 60" in after(60, 0.3, 9)
+    larger = after(0, 0.3, 9).splitlines()
+    assert larger[0] == (
+        "to prove a larger part, judge more: testnuc review o.csv -n 50 --goal certify"
+    )
+    assert "larger" not in after(0, 1.0, 9)
