@@ -32,6 +32,7 @@ from testnuc.types import Classification, Reason
 
 #: Upper bounds in seconds, from a stored prediction to a call that is retried.
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_TRUSTS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 
 
 class Value(NamedTuple):
@@ -61,12 +62,12 @@ class Metrics:
         self._requests = counter(
             "testnuc_http_requests", "HTTP requests answered.", ["route", "status"]
         )
-        self._seconds = prometheus_client.Histogram(
+        histogram = partial(prometheus_client.Histogram, registry=self._registry)
+        self._seconds = histogram(
             "testnuc_http_request_seconds",
             "Duration of a request, from its headers to the end of the response.",
             ["route"],
             buckets=_BUCKETS,
-            registry=self._registry,
         )
         #: To be counted by the service; labels as below.
         self.texts = counter(
@@ -75,6 +76,15 @@ class Metrics:
             [*places, "outcome"],
         )
         self.labels = counter("testnuc_labels", "Labels by what gave them.", [*places, "source"])
+        self.of_label = counter("testnuc_label_texts", "Texts by label.", [*places, "label"])
+        trust = "Trust of labels, by what gave them."
+        self.trust = histogram("testnuc_trust", trust, [*places, "source"], buckets=_TRUSTS)
+        self.calls = histogram(
+            "testnuc_llm_call_seconds",
+            "Duration of an attempt of an LLM call, answered or not, without the wait before it.",
+            [*places, "model"],
+            buckets=_BUCKETS,
+        )
         self.failures = counter(
             "testnuc_failed_texts",
             "Texts whose own call failed, by type of error; others may label them all the same.",
@@ -134,6 +144,8 @@ class ServedSet:
 
     def _take(self, nuc: TestNUC) -> None:
         self.nuc, self._since = nuc, datetime.now(UTC)
+        timed = self._metrics.calls.labels(**self._place, model=nuc.model)
+        parts_of(nuc).transport.timed = timed.observe
         #: Why the LLM's own labels were kept when they were last.
         self._decision: str | None = None
         described = nuc.labels.descriptions
@@ -190,7 +202,12 @@ class ServedSet:
         outcome = unlabeled if result.label is None else "labeled"
         metrics.texts.labels(**place, outcome=outcome).inc()
         if result.label is not None:
-            metrics.labels.labels(**place, source=result.source or "unknown").inc()
+            source = result.source or "unknown"
+            metrics.labels.labels(**place, source=source).inc()
+            if result.trust is not None:
+                metrics.trust.labels(**place, source=source).observe(result.trust)
+        for label in filter(self.nuc.labels.__contains__, result.labels):
+            metrics.of_label.labels(**place, label=label).inc()
         if result.error is not None:
             kind = error_fields(result.error)["type"]
             metrics.failures.labels(**place, type=kind).inc()

@@ -80,6 +80,8 @@ class Transport:
         self._telemetry = telemetry
         self._clock = clock
         self._sleep = sleep
+        #: Called with the seconds of each attempt, answered or not.
+        self.timed: Callable[[float], object] = float
         #: See `observed`.
         self._observers: list[Callable[[ProviderError], object]] = []
         self._outage = Outage()
@@ -295,6 +297,8 @@ class Transport:
                 reply = accounting.accept(call, permit, reply)
             self._outage.answered()
             return reply
+        finally:
+            self.timed(self._clock() - permit.sent_at)
         raise error from cause
 
     def _check(self, permit: Permit) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections import Counter
 from dataclasses import replace
 
 import aiohttp
 import pytest
 
 from testnuc import Budget, Limits, RetryPolicy, TestNUC
+from testnuc.client import parts_of
 from testnuc.errors import AuthenticationError, ProviderError
 from testnuc.server import JsonLines
 from testnuc.testing import LoopbackLLM
@@ -197,3 +199,33 @@ async def test_what_is_left_of_a_budget_is_said():
     assert json.loads(info)["budget_left"] == {"calls": 1, "tokens": 9_985}
     assert 'testnuc_budget_left{unit="calls"} 1.0' in page
     assert 'testnuc_budget_left{unit="tokens"} 9985.0' in page
+
+
+async def test_labels_their_trust_and_the_time_of_calls_are_measured():
+    now = [0.0]
+
+    class Slow(Held):
+        async def answer(self, request):
+            now[0] += 40
+            if not self.asked:
+                self.asked += request.texts
+                raise down()
+            return await super().answer(request)
+
+    model = Slow()
+    model.gate.set()
+    one = Limits(concurrency=1, retry=SOON.retry)
+    nuc = client(model, k=3, limits=one)
+    async with served(nuc) as (_, session):
+        transport = parts_of(nuc).transport
+        transport._clock = transport.admission._clock = lambda: now[0]
+        status, answer, _ = await post(session, {"texts": messages(10)})
+        _, page = await get(session, "/metrics")
+    lines, given = page.splitlines(), Counter(row["label"] for row in answer["results"])
+    assert (status, given.total()) == (200, 10)
+    for label, texts in given.items():
+        assert f'testnuc_label_texts_total{{label="{label}"}} {texts}.0' in lines
+    assert 'testnuc_trust_bucket{le="1.0",source="vote"} 10.0' in lines
+    # ten answers, and the attempt that failed
+    assert 'testnuc_llm_call_seconds_bucket{le="30.0",model="held/test"} 0.0' in lines
+    assert 'testnuc_llm_call_seconds_bucket{le="60.0",model="held/test"} 11.0' in lines
