@@ -176,7 +176,7 @@ async def describe(
             | {
                 "Model": _model(parts, await parts.answered()),
                 "Neighbors": _neighbors(parts, results),
-                "Software": _software(),
+                "Software": _software(results),
                 "Prompt": _prompt(parts),
             }
         )
@@ -258,9 +258,11 @@ def _accuracy(learned: Learned | None, others: int = 0) -> Iterator[str]:
     )
     if others:
         yield f"What follows is of {others:,} other texts. Of these here it is not known.\n"
-    yield from (f"- {line}" for line in str(learned or said).splitlines())
+    lines = str(learned or said).splitlines()
     if learned is not None and (macro_f1 := learned.macro_f1()) is not None:
-        yield f"- {macro_f1}"
+        lines.append(str(macro_f1))
+    # who reads it did not judge
+    yield from (f"- {line.replace('your ', 'the ')}" for line in lines)
 
 
 def _by_label(parts: Components, results: Results, learned: Learned | None) -> Iterator[str]:
@@ -295,7 +297,8 @@ def cell_in(text: str) -> str:
 def _model(parts: Components, answered: Mapping[str, Sequence[str]]) -> Iterator[str]:
     sampling = parts.sampling
     server = urlsplit(parts.predictor.provider.identity).netloc
-    yield f"- Model: `{parts.model}`{server and f', asked at {server}'}"
+    asked = f", asked at {server} for a JSON schema with the labels, or for less where it refuses"
+    yield f"- Model: `{parts.model}`{server and asked}"
     for name, (first, last, by) in answered.items():
         served = f"the provider reported `{name}`" if name else "the provider reported no version"
         dates = first if first == last else f"{first} to {last}"
@@ -312,7 +315,8 @@ def _model(parts: Components, answered: Mapping[str, Sequence[str]]) -> Iterator
         f"{sampling.reasoning_effort}, {seed}{further}"
     )
     yield f"- Method: {_plainly(parts.pipeline.method)}"
-    yield f"- Prompt: SHA-256 `{hashlib.sha256(prompt_of(parts).encode()).hexdigest()}`, see below"
+    prompt = hashlib.sha256(prompt_of(parts).encode()).hexdigest()
+    yield f"- Prompt: SHA-256 `{prompt}`, of the block below without its last newline"
 
 
 def _plainly(made: object) -> str:
@@ -323,7 +327,8 @@ def _plainly(made: object) -> str:
 def _neighbors(parts: Components, results: Results) -> Iterator[str]:
     name = parts.embedding.name
     yield f"- Embedder: `{name}`, {version_of(name) or 'its version is not known'}"
-    yield f"- Vote: {_plainly(parts.policy)}, at most {parts.pipeline.settings.k} neighbors"
+    vote, k = _plainly(parts.policy), parts.pipeline.settings.k
+    yield f"- Vote, where no model was learned: {vote}, at most {k} neighbors"
     if results.diagnosis is not None:
         yield f"- {results.diagnosis.sentence(_JUDGING)}"
 
@@ -355,12 +360,14 @@ def _judgments(learned: Learned | None, joined: JoinedReview | None) -> Iterator
         yield f"\nIn the reviews named here, {joined.facts if judged else joined}"
 
 
-def _software() -> Iterator[str]:
+def _software(results: Results) -> Iterator[str]:
     yield f"- testnuc {__version__}, Python {platform.python_version()}"
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):
             yield f"- {name} {version(name)}"
-    yield "- Draws, folds and simulated intervals have fixed seeds: a second run gives the same"
+    texts = hashlib.sha256("\n".join(sorted({row.text for row in results})).encode()).hexdigest()
+    yield f"- Texts: SHA-256 `{texts}`, of the distinct ones, sorted, one newline between two"
+    yield "- Draws have seed 0 if none was given, all else fixed ones: a second run gives the same"
 
 
 def prompt_of(parts: Components, text: str = "..") -> str:

@@ -37,7 +37,7 @@ class Agreement(Brief):
         values.append(f"Krippendorff's alpha {_shown(self.alpha)}")
         equal, low, high = self.equal
         return (
-            f"{', '.join(values)}.\nYour judgments agree in {equal:.1%} ({low:.1%} to {high:.1%})."
+            f"{', '.join(values)}.\nTheir judgments agree in {equal:.1%} ({low:.1%} to {high:.1%})."
         )
 
 
@@ -243,8 +243,7 @@ def _interval(value_of: Callable[[_Texts], float], texts: _Texts) -> tuple[float
     high = 1 - each * (1 - upper_bound(n - differ, n, 0.025))
     if equal < 1 and value_of is not _equal:
         left_out = [value_of(texts - Counter([kind])) for kind in texts] if n > 1 else [math.nan]
-        spread = float(np.cov(left_out, fweights=[*texts.values()], ddof=0))
-        error = Z_95 * math.sqrt((n - 1) * spread)
+        error = Z_95 * math.sqrt((n - 1) * np.cov(left_out, fweights=[*texts.values()], ddof=0))
         if math.isnan(error):
             return value, -1.0, 1.0
         low, high = min(low, value - error), max(high, value + error)

@@ -46,14 +46,20 @@ def test_a_page_says_how_labels_were_made(labeled):
     assert TEXTS[0] in prompt
     shutil.copy("review.json", "other.json")
     page, _ = ran("describe", "out.csv", "review.json", "other.json")
+    texts = hashlib.sha256("\n".join(sorted(TEXTS)).encode()).hexdigest()
     for said in (
         f"Answers of {dt.datetime.now(dt.UTC).date()}",
         "the provider reported `",
         "- Model: `openai/test`, asked at 127.0.0.1:",
+        " for a JSON schema with the labels, or for less where it refuses\n",
         "- Method: standard prompting\n",
         "its version is not known\n",
         "reasoning effort least, no seed was sent\n",
-        "- Vote: vote policy weight auto, at most",
+        "- Vote, where no model was learned: vote policy weight auto, at most",
+        f"- Texts: SHA-256 `{texts}`, of the distinct ones, sorted, one newline between two",
+        "- Draws have seed 0 if none was given",
+        "`, of the block below without its last newline\n",
+        "of all labels are right by the judgments",
         "What gave the labels: ",
         "240 texts (240 distinct) were labeled by the LLM `openai/test` at temperature 0.7",
         "| refund |",
@@ -66,6 +72,8 @@ def test_a_page_says_how_labels_were_made(labeled):
     ):
         assert said in page
     assert not any(text in page for text in TEXTS)
+    # who reads it did not judge
+    assert "your" not in page.split("## Prompt")[0].lower()
     shown = prompt.rstrip("\n").replace(TEXTS[0], "..")
     assert hashlib.sha256(shown.encode()).hexdigest() in page
     assert shown in page
@@ -92,8 +100,8 @@ def test_one_page_says_how_good_labels_are_and_what_comes_next(labeled):
     assert "**" not in page
     for said in (
         "240 texts (240 distinct)",
-        "of all labels are right by your judgments",
-        "- Macro F1 by your judgments: 0.",
+        "of all labels are right by the judgments",
+        "- Macro F1 by the judgments: 0.",
         "| label | texts labeled so | true share, estimated | right, of those labeled so |",
         "90 judged by one person, who saw the labels given",
         "## Next\n\n",
