@@ -357,7 +357,7 @@ def _judgments(learned: Learned | None, joined: JoinedReview | None) -> Iterator
         yield f"- {day}: {n:,} {said}"
     if joined is not None:
         # what it says of judges' errors is said of all judgments where they are known
-        yield f"\nIn the reviews named here, {joined.facts if judged else joined}"
+        yield f"\nIn the files of reviews named here, {joined.facts if judged else joined}"
 
 
 def _software(results: Results) -> Iterator[str]:

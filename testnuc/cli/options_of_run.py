@@ -61,7 +61,9 @@ async def with_options_of_run(client: Options, source: str) -> tuple[Options, An
                 f"judgments; if this is a copy of a folder, copy its hidden {PROJECT}, too"
             )
     elif Path(source).suffix.lower() in {".yaml", ".yml", ".json", ".txt"}:
-        raise InvalidInputError(f"{existing(source)} holds no results; name what `classify` wrote")
+        raise InvalidInputError(
+            f"{existing(source)} holds no texts with labels; name a .csv or .jsonl that `classify` wrote"
+        )
     else:
         require_store(source)
     store = str(kept.where)
@@ -109,18 +111,15 @@ async def with_embedder(client: Options, place: str | None) -> Options:
 async def _with_stored_embedder(client: Options, place: str | None) -> Options:
     if client["embedder"] is not None:
         return client
-    found = [] if place is None or not _is_there(place) else await embedders_in(place)
+    found: list[str] = []
+    if place is not None and _is_there(place):
+        async with opened_store(place) as opened:
+            found = [name for name, _ in await opened.embedders()]
     return client.but(embedder=found[0] if len(found) == 1 else EMBEDDER)
 
 
 def _is_there(store: str) -> bool:
     return "://" in store or Path(store).is_file()
-
-
-async def embedders_in(store: str) -> list[str]:
-    """Return the names of the embedders in a store."""
-    async with opened_store(store) as opened:
-        return [name for name, _ in await opened.embedders()]
 
 
 async def _scope_in(store: str, client: Options) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from testnuc.cli.judging import what_next
 from testnuc.cli.label_files import read_labels
 from testnuc.cli.memory import RunNote
 from testnuc.cli.options_of_run import next_command
-from testnuc.cli.reading import KINDS, existing, holds_rows, name_labels, read_table, to_stderr
+from testnuc.cli.reading import existing, holds_rows, name_labels, read_table, to_stderr
 from testnuc.errors import InvalidInputError
 from testnuc.report import write
 from testnuc.report.page import page_of
@@ -31,18 +31,11 @@ async def run(given: SimpleNamespace) -> None:
     if given.summary:
         await _describe(given, {}, brief=True)
         return
-    kind = Path(file).suffix.lower()
-    if kind == ".txt":
-        raise InvalidInputError(
-            f"{file} holds labels without texts; write a .jsonl file with `testnuc classify -o`"
-        )
-    if not holds_rows(file) and (kind not in KINDS or "://" in file):
-        if "://" not in file:
-            existing(file)
+    if holds_rows(file):
+        results = read_table(file, given.text_column).results
+    else:
         async with opened(file, client, given.text_column) as (nuc, held):
             results = await nuc.classify_many((await texts_for(nuc, held, file)).texts)
-    else:
-        results = read_table(file, given.text_column).results
     options = RunNote.of(file).options
     if client["labels"]:
         name_labels(results, read_labels(client["labels"]), options.get("none_label"))

@@ -52,7 +52,7 @@ class JoinedReview(Brief):
     shared: int
     #: Number of these on which people differ.
     disagreements: int
-    #: Number of those without a majority.
+    #: Number of those without a majority that nobody settled later.
     undecided: int
     #: Of the judgments of the shared texts; None: there are none.
     agreement: Agreement | None = None
@@ -70,7 +70,8 @@ class JoinedReview(Brief):
         return (
             f"{len(self.review.judged):,} texts are judged; on {self.disagreements:,} of "
             f"{self.shared:,} that several people judged they differ: {settled:,} settled by the "
-            f"majority, {self.undecided:,} open.\n{self.agreement}"
+            f"majority, or later by a person who saw the labels, {self.undecided:,} open.\n"
+            f"{self.agreement}"
         )
 
 
@@ -100,37 +101,44 @@ def join_reviews(
         for item in review:
             of_text.setdefault(item.text, []).append((name, item))
     disagreements = undecided = 0
+    people_of_all = sum(review.context.judges for review in reviews.values())
     shared: list[list[str | None]] = []
     items = []
     # of parts, in the order in which they were drawn
     ordered = sorted(of_text.values(), key=lambda said: said[0][1].position or 0)
     for index, said in enumerate(ordered):
-        people = [(name, item) for name, item in said if item.source == "person"]
-        votes = Counter(item.answer for _, item in people)
+        people = [vote for name, item in said for vote in _votes(name, item)]
+        votes = Counter(answer for _, answer in people)
         if len(people) > 1:
-            shared.append([item.answer for _, item in people])
-        disagreements += len(votes) > 1
-        joint = replace(said[0][1], index=index, judges=len(people), position=None)
-        # a referee's answer, if no person gave one
-        answered = people[0][1] if people else next((i for _, i in said if i.source), joint)
+            shared.append([answer for _, answer in people])
+        joint = replace(said[0][1], index=index, judges=len(people), position=None, said=())
+        # a referee's answer, if no person gave one; of a single review what it says
+        answered = next((item for _, item in said if item.source), joint)
         answer, source = answered.answer, answered.source
-        if len(votes) > 1:
+        if people and len(said) > 1:
             answer, most = votes.most_common(1)[0]
-            if 2 * most <= len(people):
-                undecided += 1
-                answer = source = None
-            joint = replace(joint, said=tuple((name, item.answer) for name, item in people))
-        joint = replace(joint, answer=answer, source=source)
-        items.append(joint)
+            tied = len(votes) > 1 and 2 * most <= len(people)
+            answer, source = (None, None) if tied else (answer, "person")
+        if len(votes) > 1:
+            disagreements += 1
+            undecided += source is None
+            joint = replace(joint, said=tuple(people))
+        items.append(replace(joint, answer=answer, source=source))
     review = first.with_items(items)
-    review.context = replace(first.context, judges=len(reviews))
+    review.context = replace(first.context, judges=people_of_all)
     return JoinedReview(
         review,
         len(shared),
         disagreements,
         undecided,
-        agreement_of(shared, len(reviews)) if shared else None,
+        agreement_of(shared, people_of_all) if shared else None,
     )
+
+
+def _votes(name: str, item: ReviewItem) -> Sequence[tuple[str, str | None]]:
+    """Return who said what of a text; a joined review holds it where people differ."""
+    alike = max(item.judges, 1) if item.source == "person" else 0
+    return item.said or [(name, item.answer)] * alike
 
 
 def _checked(reviews: Mapping[str, Review], batches: bool) -> Review:  # noqa: FBT001

@@ -100,7 +100,7 @@ def test_lines_within_a_text_are_no_lines_of_the_file(tmp_path):
     ("file", "options", "says"),
     [
         (None, [], "there is no file"),
-        ("results.txt", [], "holds labels without texts"),
+        ("results.txt", [], "holds no texts with labels"),
         ("results.docx", [], "is not an SQLite file"),
         ("results.jsonl", ["-o", "report.pdf"], "name a .html or .htm file"),
         ("results.jsonl", ["-o", "no/such/report.html"], "there is no folder no/such"),

@@ -41,6 +41,24 @@ def review_of(answers, *, probability=0.1, labels=LABELS, called="text"):
     return made
 
 
+def test_a_joined_review_says_how_far_people_agreed_and_what_was_settled_since():
+    """It holds the labels of each where they differ, and was said to be of one person."""
+    people = {"ann": review_of(["a", "b", "c", "-"]), "ben": review_of(["a", "c", "-", "-"])}
+    before = join_reviews(people)
+    joined = before.review
+    again = join_reviews([joined])
+    assert (again.shared, again.disagreements, again.undecided) == (2, 1, 1)
+    assert again.agreement == before.agreement
+    assert again.review.context.judges == 2
+    joined.answer(1, "c")
+    joined.answer(3, "a")
+    settled = join_reviews([joined])
+    assert (settled.undecided, len(settled.review.judged)) == (0, 4)
+    assert settled.review[1].answer == "c"
+    assert settled.agreement == before.agreement
+    assert "they differ: 1 settled by the majority, or later by a person who saw" in str(settled)
+
+
 def test_the_majority_wins_and_a_tie_stays_open():
     people = {
         "ann": review_of(["a", "b", "-", None, "b"]),
@@ -55,8 +73,8 @@ def test_the_majority_wins_and_a_tie_stays_open():
     assert joined.review[4].said == (("ann", "b"), ("ben", "c"))
     assert joined.review[0].said == ()
     assert (
-        "on 3 of 4 that several people judged they differ: 2 settled by the majority, 1 open"
-        in (str(joined))
+        "on 3 of 4 that several people judged they differ: 2 settled by the majority, or later by "
+        "a person who saw the labels, 1 open" in (str(joined))
     )
     # what was known of the draw stays
     assert [i.probability for i in joined.review] == [0.1] * 5
