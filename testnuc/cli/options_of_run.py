@@ -62,7 +62,7 @@ async def with_options_of_run(client: Options, source: str) -> tuple[Options, An
             )
     elif Path(source).suffix.lower() in {".yaml", ".yml", ".json", ".txt"}:
         raise InvalidInputError(
-            f"{existing(source)} holds no texts with labels; name a .csv or .jsonl that `classify` wrote"
+            f"{existing(source)} holds no texts with labels; name a .csv of them"
         )
     else:
         require_store(source)
