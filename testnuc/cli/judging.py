@@ -147,7 +147,7 @@ async def learn(given: SimpleNamespace) -> None:
     # labels that the run withheld for it stay withheld
     client = given.client.but(min_trust=least) if isinstance(least, float) else given.client
     async with opened(source, client, given.text_column) as (nuc, held):
-        before = 0.0 if nuc.learned is None else nuc.learned.certify().coverage
+        earlier = nuc.learned
         if output is None:
             learned = await take(nuc, protect=protect)
         else:
@@ -159,7 +159,8 @@ async def learn(given: SimpleNamespace) -> None:
         LessonNote.write(store, source, learned, options)
     print(learned)
     certificate = learned.certify()
-    if before > certificate.coverage:
+    anew = None if earlier is None or earlier.ranking in learned.current else earlier.certify()
+    if anew is not None and (before := anew.coverage) > certificate.coverage:
         again = ["-n", str(certificate.judgments_needed or 50), "--goal", "certify"]
         to_stderr(
             f"note: {before:.0%} of the texts were certified before, now "

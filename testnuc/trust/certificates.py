@@ -354,12 +354,14 @@ def certify(
 ) -> Certificate:
     """Certify the largest part of the texts, highest trust first, that judgments prove accurate.
 
-    It is about all cohorts together, or, if that fails, all but the last. `ranking`: rankings
-    frozen before that were drawn from; `endless`: for new texts of the same kind.
+    It is about all cohorts together, or about the first ones alone, if more texts are proved so.
+    `ranking`: rankings frozen before that were drawn from; `endless`: for new texts of the same
+    kind.
     """
     error = error_of(confidence, ranking)
 
     def best(accuracy: float) -> Certificate | None:
+        found: list[tuple[int, Certificate]] = []
         for cohorts in range(len(strata.sizes), 0, -1):
             some = strata.earlier(cohorts)
             parts = some.proven(accuracy, error, endless=endless)
@@ -367,8 +369,11 @@ def certify(
                 least, judged = float(strata.lowest[parts - 1]), int(some.draws.sum())
                 every = int(some.sizes.sum())
                 of = 0 if endless else every
-                return Certificate(accuracy, confidence, least, covered / every, judged, texts=of)
-        return None
+                part = covered / every
+                made = Certificate(accuracy, confidence, least, part, judged, texts=of)
+                found.append((covered, made))
+        # of equal ones that of most cohorts
+        return max(found, key=lambda one: one[0], default=(0, None))[1]
 
     if (made := best(accuracy)) is not None:
         return made

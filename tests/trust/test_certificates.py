@@ -252,6 +252,19 @@ def test_a_certificate_says_what_it_takes_and_what_is_proved_now():
     assert "better labels do" in str(bad)
 
 
+def test_few_draws_among_later_texts_do_not_shrink_what_is_certified():
+    n, later = 1_000, 500
+    trust = np.concatenate([np.linspace(1, 0.01, n), np.linspace(1, 0.01, later)])
+    # of the first all strata of a half, of the later ones the most trusted alone
+    rows = np.concatenate([np.arange(0, n // 2, 5), n + np.arange(0, 150, 7)])
+    every = np.ones(len(rows), bool)
+    strata = Strata.of(trust, rows, every, every, None, (n, n + later))
+    assert 0 < strata.proven(0.9, certificates.error_of(0.9, 0)) < 3
+    made = certificates.certify(strata, accuracy=0.9, confidence=0.9)
+    assert made == certificates.certify(strata.earlier(1), accuracy=0.9, confidence=0.9)
+    assert (made.coverage, made.texts) == (0.5, n)
+
+
 def test_rankings_that_were_drawn_from_share_the_error():
     errors = [certificates.error_of(0.9, ranking) for ranking in range(50)]
     assert sum(errors) == pytest.approx(0.1)
