@@ -259,8 +259,14 @@ class Service:
             result = await served.nuc.classify(asked.texts[0])
             served.note(result, failed)
             return _json(record(result, asked))
-        results = asked.failed(served.nuc.labels)
-        for result in await served.nuc.classify_many(asked.texts):
+        results, found = (
+            asked.failed(served.nuc.labels),
+            await served.nuc.classify_many(asked.texts),
+        )
+        faults = list(map(_fault, found))
+        if faults[0] is not None and all(faults):
+            raise faults[0]
+        for result in found:
             served.note(result, failed)
             results.append(record(result, asked))
             if len(results) % 64 == 0:
@@ -292,7 +298,8 @@ class Service:
         self, served: ServedSet, asked: ClassifyRequest, leave: Callable[[], None], failed: Failed
     ) -> AsyncGenerator[bytes, None]:
         first, left = True, len(asked.texts)
-        # a fatal error of one text may be that of all, which is sent once, as HTTP status
+        faults = list[Exception]()
+        # a fault at one text may be that of all, which is sent once, as HTTP status
         held = [_line(refused) for refused in asked.failed(served.nuc.labels)]
         try:
             async with aclosing(self._results(served.nuc, asked.texts)) as results:
@@ -301,12 +308,16 @@ class Service:
                     leave()
                     left -= 1
                     held.append(_line(record(result, asked)))
-                    if result.label is None and getattr(result.error, "fatal", False):
-                        continue
+                    if (fault := _fault(result)) is not None:
+                        faults.append(fault)
+                        if first or getattr(fault, "fatal", False):
+                            continue
                     for line in held:
                         first = False
                         yield line
                     held.clear()
+            if len(faults) == len(asked.texts):
+                raise faults[0]  # noqa: TRY301 - as one that ends the stream
             for line in held:
                 yield line
         except Exception as exc:
@@ -456,6 +467,13 @@ class Service:
         if refused.close:
             response.force_close()
         return response
+
+
+def _fault(result: Classification) -> Exception | None:
+    """Return why a text has no label, if that is no fault of the text."""
+    error = result.error
+    fault = isinstance(error, TestNUCError) and request_error(error).status >= 500
+    return error if fault and result.label is None else None
 
 
 def _wants_lines(request: web.Request, asked: ClassifyRequest) -> bool:

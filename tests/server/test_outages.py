@@ -229,3 +229,27 @@ async def test_labels_their_trust_and_the_time_of_calls_are_measured():
     # ten answers, and the attempt that failed
     assert 'testnuc_llm_call_seconds_bucket{le="30.0",model="held/test"} 0.0' in lines
     assert 'testnuc_llm_call_seconds_bucket{le="60.0",model="held/test"} 11.0' in lines
+
+
+@pytest.mark.parametrize("lines", [False, True])
+async def test_the_status_says_that_each_text_of_a_list_failed(lines):
+    class Revoked(Held):
+        async def answer(self, request):
+            if "revoked" in request.texts[0]:
+                raise AuthenticationError("the key was revoked", status_code=401)
+            return await super().answer(request)
+
+    model = Revoked()
+    model.gate.set()
+    async with served(client(model, k=0)) as (_, session):
+        assert (await post(session, {"text": "refund please"}))[0] == 200
+        body = {"texts": ["revoked 1", "", "revoked 2"], "stream": lines}
+        status, answer, _ = await post(session, body)
+        assert (status, answer["error"]["type"]) == (502, "provider_authentication")
+        # one that has a label makes it an answer with errors
+        async with session.post(
+            "/v1/classify", json={**body, "texts": ["revoked 3", "refund please"]}
+        ) as response:
+            assert response.status == 200
+        _, page = await get(session, "/metrics")
+    assert 'testnuc_failed_texts_total{type="provider_authentication"} 3.0' in page
