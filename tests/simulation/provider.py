@@ -115,7 +115,8 @@ class Server:
             usable = fault not in UNUSABLE
             if fault == "error-200":
                 data = OPENAI.error(500, "The engine is overloaded.", None, None)
-            else:
+            # nor does a client pay for what other bytes make an error
+            elif not data.startswith(b'{"error"'):
                 delivered = fault != "reset-after"
                 broken = fault in {"cut", "empty", "bytes"}
                 self._pay(
