@@ -423,6 +423,7 @@ def report(
     title: str | None = once(None, help="Default: the name of the file."),
     by: str | None = _BY,
     period: _Period | None = _PERIOD,
+    overwrite: bool = _OVERWRITE,
     rows: int = typer.Option(
         20_000, min=1, help="Maximum number of texts listed: those to review first."
     ),

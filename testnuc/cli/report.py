@@ -29,6 +29,7 @@ async def run(given: SimpleNamespace) -> None:
     if (given.by is None and given.period) or (given.by is not None and not given.summary):
         raise InvalidInputError("--period needs --by, a column of dates; --by needs --summary")
     if given.summary:
+        require_new(output, overwrite=given.overwrite)
         await _describe(given, {}, brief=True)
         return
     if holds_rows(file):

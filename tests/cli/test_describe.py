@@ -119,6 +119,9 @@ def test_one_page_says_how_good_labels_are_and_what_comes_next(labeled):
     assert "<td>refund</td>" in html
     assert "<script" not in html
     assert run_here("report", "out.csv", "-o", "page.md")[0] == 2
+    code, _, err = run_here("report", "out.csv", "--summary", "-o", "page.md")
+    assert (code, "page.md exists; add --overwrite" in err) == (2, True)
+    ran("report", "out.csv", "--summary", "-o", "page.md", "--overwrite")
 
 
 @pytest.mark.slow
@@ -126,7 +129,7 @@ def test_shares_by_period_are_on_the_same_page(labeled):
     dated = "".join(f"{text},2026-0{1 + at % 2}-03\n" for at, text in enumerate(TEXTS))
     Path("dated.csv").write_text("text,day\n" + dated)
     ran("classify", "dated.csv", *options(labeled), "-o", "out.csv", "--overwrite")
-    given = ["report", "out.csv", "--summary", "-o", "page.md", "--by", "day"]
+    given = ["report", "out.csv", "--summary", "-o", "page.md", "--overwrite", "--by", "day"]
     ran(*given, "--period", "month")
     page = Path("page.md").read_text().split("## Shares by month\n\n")[1]
     assert page.startswith("| label | all | 2026-01 | 2026-02 |\n| --- | --: | --: | --: |\n")
@@ -282,7 +285,7 @@ def test_a_file_has_six_columns_and_says_which_labels_are_certified(labeled):
     assert page.endswith("-o certified.csv --overwrite`\n")
     assert "ends the certificate, so write it first: `testnuc review out.csv --goal corr" in page
     assert "prove a larger part, judge more: `testnuc review out.csv -n 50 --goal cert" in page
-    ran("report", "better.csv", "--summary", "-o", "page.md")
+    ran("report", "better.csv", "--summary", "-o", "page.md", "--overwrite")
     assert "This page is about the labels in `better.csv`." in Path("page.md").read_text()
     certified = [row["text"] for row in made if row["nuc_certified"] == "yes"]
     assert [row["text"] for row in checked("certified.csv")] == certified != []
