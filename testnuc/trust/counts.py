@@ -494,8 +494,8 @@ class _Counting:
             )
         if skipped := int(self.missing.any(1).sum()):
             self.notes.append(
-                f"{skipped:,} judged texts were skipped, or a label was split or added since, "
-                "which widens the intervals"
+                "drawn texts without an answer, or of a label that was split or added since, widen "
+                f"the intervals: {skipped:,} (skipped, or open between judges)"
             )
 
     def _cut(self, label: str | None) -> str | None:

@@ -528,9 +528,9 @@ class Learned(Brief):
             )
         if self.unproved:
             return "\n".join([*lines, f"Trust is not calibrated: {_OTHER_SETTINGS}."])
-        basis = f"on {proving:,} judged texts"
+        basis = f"on {proving:,} texts that were drawn at random"
         if proving < len(self.judged):
-            basis += " that were drawn at random from all, or from those where strategies differ"
+            basis += " from all, or from those where strategies differ"
         lines.append(
             f"Trust is the chance that {self.rule.trusted}, calibrated {basis}."
             if proving
