@@ -17,7 +17,7 @@ from testnuc._base.loop_thread import run_to_end
 from testnuc._engine.carried import added_labels, judgments_of
 from testnuc._engine.learning import key_of
 from testnuc.cli.answered_texts import labeled, newest, opened, texts_for
-from testnuc.cli.answering import judge
+from testnuc.cli.answering import judge, write_page
 from testnuc.cli.files import free_name, require_kind, require_new, write_results
 from testnuc.cli.label_files import read_former, read_labels
 from testnuc.cli.memory import AnswerStore, LessonNote, RunNote
@@ -79,7 +79,7 @@ def review(given: SimpleNamespace) -> None:
     if given.blind:
         drawn, results = drawn.blind(), None
     if given.judges is not None:
-        _share_out(drawn.split(given.judges), output, run)
+        _share_out(drawn.split(given.judges), output, run, pages=given.open_page is False)
         return
     if Path(output).exists():
         # another terminal has written it meanwhile
@@ -89,16 +89,18 @@ def review(given: SimpleNamespace) -> None:
     _judge(drawn, output, results, given, drawn=True)
 
 
-def _share_out(parts: Sequence[Review], output: str, run: Sequence[str]) -> None:
+def _share_out(parts: Sequence[Review], output: str, run: Sequence[str], *, pages: bool) -> None:
     """Write a file for each judge."""
     path, numbers = Path(output), range(1, len(parts) + 1)
     files = [_new_review(str(path.with_stem(f"{path.stem}-{n}"))) for n in numbers]
+    then = shlex.join(["testnuc", "learn", run[0], *files, *run[1:]])
     for part, file in zip(parts, files, strict=True):
         part.context = replace(part.context, run=(run[0], *files, *run[1:]))
         part.save(file)
         to_stderr(f"{len(part):,} texts to judge, written to {file}: testnuc review {file}")
-    then = ["learn", run[0], *files, *run[1:]]
-    to_stderr(f"when all are judged: {shlex.join(['testnuc', *then])}")
+        if pages:
+            write_page(part, file, None, then)
+    to_stderr(f"when all are judged: {then}")
 
 
 def _judge(

@@ -93,7 +93,8 @@ class RunNote:
         written = _digest(output)
         if written is not None and note.written != written:
             # a copy under another name, also in place of what was here
-            note = next((other for other in cls._copies() if other.written == written), note)
+            others = map(cls._at, PROJECT.glob("output-*.json"))
+            note = next((other for other in others if other.written == written), note)
         return note
 
     @classmethod
@@ -102,13 +103,9 @@ class RunNote:
         return cls(**_facts(place, **kinds))
 
     @classmethod
-    def _copies(cls) -> Iterator[RunNote]:
-        return map(cls._at, PROJECT.glob("output-*.json"))
-
-    @classmethod
     def adopt(cls, output: str, rows_of: Callable[[str], Iterable[Classification]]) -> None:
         """Note the run here that wrote all rows of a table, which may have other columns."""
-        for note in cls._copies():
+        for note in map(cls._at, PROJECT.glob("output-*.json")):
             with suppress(OSError, InvalidInputError):
                 rows = [*rows_of(note.text_column or "text")]
                 marks = {"".join(_mark(row)) for row in rows if valid_text(row.text) is None}

@@ -664,7 +664,9 @@ def test_two_judges_get_parts_with_a_tenth_in_common_and_what_they_say_of_it_is_
     with LoopbackLLM(wrong_at_random) as llm:
         ran("classify", tickets, *options(llm), "-o", "before.csv")
     draw = ["review", "before.csv", "-n", "40", "--judges", "2", "--blind", "-o", "review.json"]
-    _, err = ran(*draw)
+    _, err = ran(*draw, "--no-open")
+    assert "or open review-2.html in a browser, move the review-2.json that it saves here" in err
+    assert Path("review-1.html").exists()
     assert "22 texts to judge, written to review-1.json: testnuc review review-1.json" in err
     assert "when all are judged: testnuc learn before.csv review-1.json review-2.json" in err
     assert {item.own_label for part in (1, 2) for item in Review.load(f"review-{part}.json")} == {
