@@ -23,7 +23,7 @@ from testnuc.trust.candidates import (
     dissent_of,
 )
 from testnuc.trust.evidence import Judgment
-from testnuc.trust.learned import Learned, fallen, of_judged
+from testnuc.trust.learned import Learned, fallen, grown_by_few, of_judged
 from testnuc.trust.model import NEIGHBORS, HeadModel, most_texts
 from testnuc.trust.review import GOALS, EarlierJudgment, ReviewContext
 from testnuc.voting import Labels
@@ -116,7 +116,7 @@ class ArgmaxFit:
         vote, heads = chosen_parts(candidates)
         found, label, model = verdict.probabilities, verdict.chosen.labels, verdict.chosen.model
         known = texts.with_judged(where[gold >= 0], gold[gold >= 0])
-        fewer = () if found is None else fallen(self._parts.labels.names, texts.own, label)
+        changes = self._parts.labels.names, texts.own, texts.own if found is None else label
         if found is None:
             label, model = self._kept_by_settings(), default_model(candidates)
             found = model.probabilities(known)
@@ -152,7 +152,8 @@ class ArgmaxFit:
             differs=differing(candidates),
             apart=verdict.apart,
             settings=self._parts.settings.basis,
-            fewer=fewer,
+            fewer=fallen(*changes),
+            grown=grown_by_few(*changes, where, gold),
         )
 
     def extended(self, before: Learned) -> Learned:

@@ -271,22 +271,19 @@ def _by_label(parts: Components, results: Results, learned: Learned | None) -> I
     shares: dict[str | None, str] = {}
     right: dict[str, str] = {}
     if learned is not None:
-        most = learned.texts - len(learned.rows)
-        lacking = {name: n for name, n in learned.judgments_needed().items() if n < most}
-        right = {label: f"too few judged, about {n:,} more" for label, n in lacking.items()}
-        right |= {label: str(of.now) for label, of in learned.by_label().items()}
+        right = {label: str(of.now) for label, of in learned.by_label().items()}
         with suppress(InvalidInputError):
             shares = {one.label: str(one.share) for one in results.count_labels(learned)}
     yield "| label | texts labeled so | true share, estimated | right, of those labeled so |"
     yield "| --- | --: | --: | --: |"
     for name, number in sorted(((n, counts[n]) for n in parts.labels.names), key=lambda c: -c[1]):
-        known = right.get(name, "too few judged") if number else ""
+        known = right.get(name, "not known") if number else ""
         cells = f"{number:,} | {shares.get(name, '')} | {known}"
         yield f"| {cell_in(name)} | {cells} |"
     yield (
         "\nIntervals are those of 95 %, each alone. A text is right if a person who judged it said "
         "so, or would say so: shares and accuracies are estimated from the texts that were drawn "
-        "at random, and more of them are needed where too few are."
+        "at random. Where one is not known, too few of them have the label."
     )
 
 

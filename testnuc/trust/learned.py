@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -46,8 +47,10 @@ _ENOUGH = 100
 _AMPLE = 1.5
 #: Texts that a label loses at least before it is named.
 _FEWER = 3
+#: So many judgments are few, and so many texts for each are many.
+_SLIPS, _MANY = 2, 10
 #: Plain values that are stored, and arrays; the last ones unless they are empty.
-_FACTS = ("labels", "name", "texts", "settings", "ranking", "extends", "cohorts", "fewer")
+_FACTS = ("labels", "name", "texts", "settings", "ranking", "extends", "cohorts", "fewer", "grown")
 _ARRAYS = ("trust", "rows", "right", "person", "drawn")
 _OPTIONAL = ("keys", "given", "before", "differs", "apart")
 _OTHER_SETTINGS = (
@@ -106,6 +109,8 @@ class Learned(Brief):
     settings: str = ""
     #: Labels that far fewer texts have than the LLM gave them to, with both numbers, see `fallen`.
     fewer: tuple[tuple[str, int, int], ...] = ()
+    #: Changes of many texts by few judgments, see `grown_by_few`.
+    grown: tuple[tuple[str, str, int, int], ...] = ()
     #: Whether a client with other vote settings uses it, see `under`.
     unproved: bool = False
 
@@ -277,24 +282,15 @@ class Learned(Brief):
         every = ((label, self._accuracy(*of)) for label, of in self._each())
         return {label: said for label, said in every if said is not None}
 
-    def judgments_needed(self) -> dict[str, int]:
-        """Return about how many more judgments, at random, each label lacks for an accuracy."""
-        found = {label: self._lacking(inside) for label, (_, inside) in self._each()}
-        return {label: n for label, n in found.items() if n}
-
     @property
     def to_measure(self) -> int:
         """About how many more judgments, at random, `accuracy` lacks; 0: none, or it is unknown."""
         if self.unproved or not len(self.before):
             return 0
-        return self._lacking(np.ones(len(self._differs), np.bool_), _AMPLE)
-
-    def _lacking(self, inside: Bools, ample: float = 1.0) -> int:
-        """Return about how many more draws from all give enough of these texts, times `ample`."""
-        by, left = self._judged_in(inside) & ~self.drawn, self.texts - len(self.rows)
-        rows = (np.cumsum(inside) - 1)[self.rows[by]]
-        lacking = draws_lacking(self._differs[inside], rows, self.draws.drawn[by])
-        return min(math.ceil(lacking * left * ample), left)
+        by = self._judged_in(np.ones(len(self._differs), np.bool_)) & ~self.drawn
+        lacking = draws_lacking(self._differs, self.rows[by], self.draws.drawn[by])
+        left = self.texts - len(self.rows)
+        return min(math.ceil(lacking * left * _AMPLE), left)
 
     def _each(self) -> Iterator[tuple[str, tuple[Bools, Bools]]]:
         """Yield for each label that texts have which texts these are, after who is right."""
@@ -507,16 +503,7 @@ class Learned(Brief):
                 'that, drawn at random (goal "count").'
             )
         lines += filter(None, [errors_of_judges(self._agreed)])
-        if self.fewer:
-            counts = ", ".join(
-                f"{label!r} ({before / self.texts:.1%} -> {after / self.texts:.1%})"
-                for label, before, after in self.fewer
-            )
-            lines.append(
-                "Rare labels can vanish while accuracy rises. Less than half as many texts as "
-                f"before have {counts}: look at some before you rely on these labels, or protect "
-                'them: protect=[".."], or --protect LABEL.'
-            )
+        lines += _moves(self)
         if self.protected:
             names = ", ".join(map(repr, self.protected))
             lines.append(f"Protected labels, which only a person takes from a text: {names}.")
@@ -586,6 +573,9 @@ class Learned(Brief):
                 extends=tuple(map(str, header.get("extends", ()))),
                 cohorts=tuple(map(int, header.get("cohorts", ()))),
                 fewer=tuple((str(x), int(b), int(a)) for x, b, a in header.get("fewer", ())),
+                grown=tuple(
+                    (str(x), str(y), int(n), int(m)) for x, y, n, m in header.get("grown", ())
+                ),
                 **of_texts,
                 rule=rule.unpacked(header, arrays),
             )
@@ -622,6 +612,44 @@ def fallen(
         for label, b, a in zip(labels, *(count.tolist() for count in counts), strict=True)
         if 2 * a < b and b - a >= _FEWER
     )
+
+
+def grown_by_few(
+    labels: Sequence[str], before: Int32s, after: Int32s, rows: Int64s, right: Int32s
+) -> tuple[tuple[str, str, int, int], ...]:
+    """Return the former and new label, texts and judgments where few of these change many texts.
+
+    Only labels that more than double are named. Arguments as for `fallen`; `right`, int32[m], are
+    the labels of the judged texts, at `rows`.
+    """
+    was, now = (np.bincount(of[of >= 0], minlength=len(labels)) for of in (before, after))
+    found = []
+    for (old, new), judgments in Counter(zip(before[rows], right, strict=True)).items():
+        texts = int(((before == old) & (after == new)).sum())
+        many = judgments <= _SLIPS and texts >= _MANY * judgments
+        if old != new and min(old, new) >= 0 and many and now[new] > 2 * was[new]:
+            found.append((labels[old], labels[new], texts, judgments))
+    return tuple(sorted(found, key=lambda one: -one[2]))
+
+
+def _moves(learned: Learned) -> Iterator[str]:
+    """Yield which labels are lost, and which grow by few judgments."""
+    if learned.fewer:
+        counts = ", ".join(
+            f"{label!r} ({before / learned.texts:.1%} -> {after / learned.texts:.1%})"
+            for label, before, after in learned.fewer
+        )
+        yield (
+            "Rare labels can vanish while accuracy rises. Less than half as many texts as before "
+            f"have {counts}: look at some before you rely on these labels, or protect them: "
+            'protect=[".."], or --protect LABEL.'
+        )
+    if learned.grown:
+        moves = "; ".join(f"{n:,} texts from {x!r} to {y!r} by {m}" for x, y, n, m in learned.grown)
+        yield (
+            "One or two judgments more than double a label, which one slip would do, too: "
+            f"{moves}. Look at these judgments, and at some of the texts."
+        )
 
 
 @lru_cache(maxsize=2)

@@ -185,19 +185,16 @@ def test_a_headline_says_what_is_known_and_what_to_do():
         assert "judge fifty texts" in unknown[1]
 
 
-def test_a_label_that_lacks_more_judgments_than_there_are_texts_names_no_number():
+def test_where_too_few_texts_of_a_label_are_judged_its_accuracy_is_not_known():
     class Counted(list):
         def count_labels(self, _):
             raise InvalidInputError("none was drawn")
 
-    learned = SimpleNamespace(
-        judgments_needed=lambda: {"a": 5, "b": 8}, by_label=dict, texts=10, rows=[0, 1]
-    )
+    learned = SimpleNamespace(by_label=dict)
     labels = SimpleNamespace(names=("a", "b"))
     results = Counted(Classification(at, f"text {at}", "ab"[at % 2]) for at in range(10))
     page = "\n".join(_by_label(SimpleNamespace(labels=labels), results, learned))
-    assert "| a | 5 |  | too few judged, about 5 more |" in page
-    assert "| b | 5 |  | too few judged |" in page
+    assert "| a | 5 |  | not known |" in page
 
 
 def test_each_kind_of_draw_says_what_it_is_for():

@@ -13,7 +13,7 @@ from testnuc.trust.argmax import Argmax
 from testnuc.trust.calibration import UNCALIBRATED
 from testnuc.trust.candidates import candidates_of, choose, chosen_parts, differing
 from testnuc.trust.evidence import Draws
-from testnuc.trust.learned import fallen
+from testnuc.trust.learned import fallen, grown_by_few
 from testnuc.trust.review import draw
 from tests.trust.arrays import clusters
 
@@ -95,3 +95,15 @@ def test_later_texts_keep_what_the_llm_gives_too():
     assert (labels[texts.own < 0] >= 0).all()
     header, arrays = rule.packed()
     assert Argmax.unpacked(header, arrays).protected == (RARE, 1)
+
+
+def test_one_judgment_that_doubles_a_label_is_named():
+    before = np.repeat(np.array([0, 1, 2], np.int32), (100, 60, 20))
+    after, names = before.copy(), ["meet", "marry", "arrest"]
+    after[100:146] = 2
+    after[:30] = 1
+    rows = np.array([100, 0, 1, 2, 150, 170])
+    right = np.array([2, 1, 1, 1, 1, -1], np.int32)
+    # three judgments are no slip, and one that confirms changes nothing
+    assert grown_by_few(names, before, after, rows, right) == (("marry", "arrest", 46, 1),)
+    assert grown_by_few(names, before, before, rows, right) == ()
