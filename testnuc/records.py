@@ -150,7 +150,8 @@ def text_of(value: Any) -> str | None:
 def _number(value: Any) -> float | None:
     if value is None or value == "":
         return None
-    number = float(value)
+    # a spreadsheet may have written a decimal comma
+    number = float(value.replace(",", ".") if isinstance(value, str) else value)
     return number if math.isfinite(number) else None
 
 

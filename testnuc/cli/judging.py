@@ -229,11 +229,6 @@ def _after(learned: Learned, certificate: Certificate, given: SimpleNamespace) -
         return next_command("review", given, "-n", f"{n}", *(["--goal", goal] if goal else []))
 
     lines, measure = [], learned.to_measure
-    if measure and certificate.judged:
-        lines.append(
-            f"to know how many of all labels are right, judge {measure:,} texts drawn at random, "
-            f"which ends a certificate, so write it first: {draw(measure, 'count')}"
-        )
     if certificate.coverage:
         asked = [*_options_of(certificate, certificate.accuracy), "-o", (file := "certified.csv")]
         if Path(file).exists():
@@ -295,7 +290,9 @@ def _lesson(
         raise InvalidInputError("only the .json files of reviews and of the page can be joined")
     elif Path(files[0]).suffix.lower() == ".db":
         return partial(_from_store, store=files[0], former=former)
-    elif Path(file := files[0]) == Path(given.source) and not at_random:
+    elif not at_random and (
+        Path(file := files[0]) == Path(given.source) or RunNote.of(file).options
+    ):
         # what a person edited in it
         rows = read_table(file, given.text_column).results
         edited = RunNote.of(file).edited(row for row in rows if valid_text(row.text) is None)

@@ -490,7 +490,8 @@ class Learned(Brief):
             lines.append(
                 f"Labels come from {self.name}: expected gain {value:+.1f} points"
                 f"{self.rule.measured} over all texts, by your judgments (from {low:+.1f} to "
-                f"{high:+.1f})."
+                f"{high:+.1f}, with 90 % confidence for each bound). It is drawn towards 0, so "
+                "rather too low."
             )
         if accuracy := self.accuracy():
             lines.append(
@@ -500,7 +501,7 @@ class Learned(Brief):
         elif more := self.to_measure:
             lines.append(
                 f"How many labels are right is not known yet: judge about {more:,} more texts for "
-                'that, drawn at random (goal "count").'
+                'that, drawn at random (goal "count"), which ends a certificate.'
             )
         lines += filter(None, [errors_of_judges(self._agreed)])
         lines += _moves(self)

@@ -820,6 +820,25 @@ def test_labels_that_are_edited_in_the_results_are_named_and_can_be_taken(ticket
 
 
 @pytest.mark.slow
+def test_edits_in_a_copy_count_as_those_in_the_results(tickets):
+    """They took the place of marks, and a decimal comma was no number."""
+    with LoopbackLLM(wrong_at_random) as llm:
+        ran("classify", tickets, *options(llm), "-o", "out.csv")
+    ran("review", "out.csv", "-n", "20")
+    judged("review.json")
+    ran("learn", "out.csv", "review.json", "-o", "first.csv")
+    first = rows_of("first.csv")
+    one = next(row for row in first if row["nuc_source"] != "person")
+    one["nuc_label"] = LABELS[one["nuc_label"] == LABELS[0]]
+    with Path("first.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(first[0]), delimiter=";")
+        writer.writeheader()
+        writer.writerows({**r, "nuc_trust": r["nuc_trust"].replace(".", ",")} for r in first)
+    out, _ = ran("learn", "out.csv", "first.csv")
+    assert "21 of 240 texts are judged: 21 by a person" in out
+
+
+@pytest.mark.slow
 def test_edits_that_agree_with_what_was_learned_are_named_and_a_copy_has_none(tickets):
     """They were left out, though `learn` took them."""
     with LoopbackLLM(wrong_at_random) as llm:

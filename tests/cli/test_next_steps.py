@@ -82,11 +82,9 @@ def test_the_path_leads_to_how_many_labels_are_right():
     said = after(60, 0.0)
     assert said.endswith("learn from them, too: testnuc review o.csv -n 60 --goal count")
     assert "which say how many labels are right" in said
-    first, last = after(60, 0.0, judged=20).splitlines()
-    assert "-n 60 --goal count" in first
-    assert last.endswith("testnuc review o.csv -n 40 --goal certify")
-    assert "goal count" not in after(0, 0.0)
-    assert "ends a certificate, so write it first: testnuc review o.csv -n 60" in after(60, 0.3, 9)
+    # they went on: what is learned from others ends a certificate
+    assert after(60, 0.0, judged=20).endswith("testnuc review o.csv -n 40 --goal certify")
+    assert after(0, 0.0).endswith("testnuc review o.csv -n 40 --goal certify")
     larger = after(0, 0.3, 9).splitlines()
     assert larger[0] == (
         "to prove a larger part, judge more: testnuc review o.csv -n 50 --goal certify"
