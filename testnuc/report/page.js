@@ -158,7 +158,7 @@
       context.differing ? (review ? `on ${whole(context.differing)} the strategies differ` : `on ${whole(context.differing)} the neighbors contradict the LLM`) : "",
     ].filter(Boolean);
     const total = review ? review.texts : data.total;
-    const state = !total ? "There is no text yet" : blind ? "No label is shown: you judge blind" : parts.join("; ") || "Every text has a label";
+    const state = !total ? "There is no text yet" : blind ? (others.size ? "What others said is shown where they differ" : "No label is shown: you judge blind") : parts.join("; ") || "Every text has a label";
     const what = review ? `Judge ${many(queue.length, "text")}` : `Judge the ${whole(queue.length)} that look wrong`;
     $("todo").replaceChildren(el("span", {}, `${state[0].toUpperCase()}${state.slice(1)}. `),
       ...(queue.length ? [el("strong", {}, `${what}, ${duration(queue.length * PACE)}.`)] : []));

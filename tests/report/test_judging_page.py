@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ import testnuc
 from testnuc._base.loop_thread import Background
 from testnuc._engine import argmax_learning
 from testnuc.report import write
+from testnuc.report.page import page_of
 from testnuc.results import Results
 from testnuc.trust.candidates import choose as choose_candidate
 from testnuc.trust.joining import join_reviews
@@ -405,6 +407,32 @@ def test_a_blind_page_compares_with_no_label(opened, tmp_path):
     assert [item.answer for item in read] == ["a", "b", None]
     assert all(re.fullmatch(r"20\d\d-\d\d-\d\d", item.day) for item in read)
     assert read.context.blind
+
+
+def test_a_blind_page_shows_what_judges_said_and_mostly_texts(opened):
+    review = review_of(3).blind()
+    near = (Neighbor("a similar text", 0.9, None, None),)
+    said = (("ann", "a"), ("ben", "b"))
+    page = reviewed(
+        opened, review.with_items([replace(i, said=said, neighbors=near) for i in review])
+    )
+    assert page.locator("#todo").inner_text().startswith("What others said is shown where they")
+    first, last = (page.locator("th").nth(at).bounding_box() for at in (0, 1))
+    assert 3 * first["width"] < last["width"]
+
+
+def test_the_columns_of_a_summary_fit_a_phone(opened):
+    """The table was cut, and the column of accuracy hidden."""
+    cells = "delivery | 1,234 | 23.4 % (20.1 to 26.9) | 91.2 % (80.3 to 97.1) (about 120 more)"
+    table = f"| label | texts | true share | right |\n| --- | --: | --: | --: |\n| {cells} |\n"
+    viewport = {"width": 390, "height": 844}
+    page = opened(
+        None, write=lambda _, file: file.write_text(page_of(table, "t")), viewport=viewport
+    )
+    inner, shown = page.evaluate(
+        "[document.querySelector('table').scrollWidth, document.querySelector('table').clientWidth]"
+    )
+    assert inner <= shown
 
 
 def test_nine_labels_without_candidates_have_digits(opened):
