@@ -456,9 +456,8 @@ def _new_review(output: str | None) -> str:
     if output is None:
         output = free_name("review.json")
         with suppress(InvalidInputError):
-            if output != "review.json" and any(
-                item.source is None for item in Review.load("review.json")
-            ):
+            before = Review.load("review.json") if output != "review.json" else ()
+            if any(item.source is None for item in before):
                 to_stderr("note: review.json is kept; to continue it: testnuc review review.json")
         return output
     require_kind(output, ".json")

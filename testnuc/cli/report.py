@@ -70,8 +70,7 @@ async def _describe(
     source, output = given.source, given.output
     async with opened(source, given.client, given.text_column) as (nuc, held):
         table = await texts_for(nuc, held, source)
-        by = given.by if brief else None
-        groups = None if by is None else groups_of(table, by, given.period)
+        groups = groups_of(table, given.by, given.period) if brief and given.by else None
         found = await labeled(nuc, table)
         merged = found.merged()
         results = found.results.with_rows([row for _, row in sorted(merged.items())])
@@ -88,7 +87,7 @@ async def _describe(
     if groups is not None and nuc.learned is not None:
         of_rows = [groups[at] for at in sorted(merged)]
         counts = counted(results, nuc.learned, of_rows, periods=given.period is not None)
-        head = f"\n## Shares by {cell_in(str(given.period or by))}"
+        head = f"\n## Shares by {cell_in(str(given.period or given.by))}"
         page += "\n".join([head, "", *_shares(counts), ""])
     if brief:
         todo = what_next(nuc.learned, given, [row.text for row in results])

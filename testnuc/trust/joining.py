@@ -66,12 +66,11 @@ class JoinedReview(Brief):
         """What was judged, and how far people agree."""
         if not self.shared:
             return f"{len(self.review.judged):,} texts are judged, none of them by several people."
-        settled = self.disagreements - self.undecided
         return (
             f"{len(self.review.judged):,} texts are judged; on {self.disagreements:,} of "
-            f"{self.shared:,} that several people judged they differ: {settled:,} settled by the "
-            f"majority, or later by a person who saw the labels, {self.undecided:,} open.\n"
-            f"{self.agreement}"
+            f"{self.shared:,} that several people judged they differ: "
+            f"{self.disagreements - self.undecided:,} settled by the majority, or later by a "
+            f"person who saw the labels, {self.undecided:,} open.\n{self.agreement}"
         )
 
 
