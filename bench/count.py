@@ -83,13 +83,16 @@ class _Group:
 
     def __init__(self, strata: NDArray[Any], right: NDArray[np.bool_]) -> None:
         self._population, self._right = Population(strata.astype(np.int64)), right
+        # as of `testnuc count`: a label that the LLM does not give
+        self._learned = bool((strata == 2).any())
         self.true = right.mean(0)
 
     def shares(self, rows: NDArray[np.int64], *, compared: bool = False) -> list[Share]:
         """Return the share of each label by the judged rows."""
         ones = np.ones(len(rows), np.bool_)
         sample, hits = JudgedSample(rows, ones, ~ones[:, None]), self._right[rows]
-        totals = sample.totals(self._population, hits, compared=compared)
+        options = {"compared": compared, "learned": self._learned}
+        totals = sample.totals(self._population, hits, **options)
         return [Share(*one) for one in zip(*totals, strict=True)]
 
 

@@ -349,8 +349,7 @@ def count_labels(
     row, None where they are unknown; `apart` are others, which do not depend on how the text was
     judged; `now` are those of the results; `labels` is the label set. A row whose group is None is
     in no group. If groups are `periods`, the later half of the rows is also compared with the
-    earlier half. The other
-    arguments are those of `Results.count_labels`.
+    earlier half. The other arguments are those of `Results.count_labels`.
     """
     checked_number("confidence", confidence, 0.5, 0.9999)
     checked_number("judge_error", judge_error, 0, 0.4)
@@ -444,6 +443,8 @@ class _Counting:
         #: int64[n, C]: the stratum of each for each label.
         self.strata: Int64s = self.own + 2 * self._table(apart or own)
         self.strata[:, -1] = 0
+        #: Whether what was learned gives a label that the LLM does not.
+        self.learned = bool((self.strata == 2).any())
         people = any(one.source == "person" for one in judged)
         judge = "person" if people else "referee"
         # of a text that was skipped and not drawn at random, nothing is known
@@ -589,16 +590,16 @@ class _Counting:
         here = np.isin(self.rows, inside)
         places = np.searchsorted(inside, self.rows[here])
         sample = JudgedSample(places, self.drawn[here], self.missing[here])
-        judged, own = int(sample.drawn.sum()), self.own[inside]
-        llm = (copies[inside] @ own) / max(len(rows), 1)
-        now = (copies[inside] @ self.now[inside]) / max(len(rows), 1)
+        judged = int(sample.drawn.sum())
+        llm, now = (copies[inside] @ of[inside] / max(len(rows), 1) for of in (self.own, self.now))
         shares: list[Share | None] = [None] * len(self.labels)
         more = LEAST_JUDGED - judged
         if judged >= min(LEAST_JUDGED, len(inside)) > 0:
             strata = self.strata[inside] + 4 * self.cohort[inside, None]
             population = Population(strata, copies[inside])
+            options = {"compared": compared, "learned": self.learned}
             value, low, high = sample.totals(
-                population, self.hits[here], confidence=confidence, compared=compared
+                population, self.hits[here], confidence=confidence, **options
             )
             if self.exclusive:
                 value = np.clip(value / value.sum(), low, high)
@@ -622,13 +623,9 @@ def _corrected(share: Share, error: float, kinds: int) -> Share:
     prevalence from the results of a screening test".
     """
     other = error / max(kinds - 1, 1)
-
-    def true(observed: float) -> float:
-        return float(np.clip((observed - other) / (1 - error - other), 0, 1))
-
-    return Share(
-        true(share.value), min(share.low, true(share.low)), max(share.high, true(share.high))
-    )
+    true = np.clip((np.array(astuple(share)) - other) / (1 - error - other), 0, 1)
+    value, low, high = true.tolist()
+    return Share(value, min(share.low, low), max(share.high, high))
 
 
 def _bounds(share: Share | None, *names: str) -> dict[str, float | None]:

@@ -33,6 +33,9 @@ _KINDS = 4
 #: What remains of the error that is asked for where shares are compared: the interval of a
 #: difference is made of two, which is an approximation.
 _APART = 0.8
+#: What remains where strata are learned from judgments: the intervals take them as fixed, and would
+#: be a little too narrow.
+_LEARNED = 0.9
 #: Points of the distribution of a total, and a chance that is none.
 _POINTS, _TINY = 1 << 13, 1e-12
 #: A text with more copies than so many times the mean is in a stratum of such texts.
@@ -112,6 +115,7 @@ class JudgedSample:
         *,
         confidence: float = 0.95,
         compared: bool = False,
+        learned: bool = False,
     ) -> tuple[Float64s, Float64s, Float64s]:
         """Return the share of the texts that are a hit, and bounds; float64[C] each.
 
@@ -120,11 +124,11 @@ class JudgedSample:
         twice the prior, as differences of small samples need (Agresti and Caffo 2000, "Simple and
         effective confidence intervals for proportions and differences of proportions", The American
         Statistician); not with many kinds, where most are rare and the intervals wide enough.
+        `learned`: strata depend on judgments.
         """
         # as if all that were skipped are no hit, and as if they are one
-        doubled = compared and hits.shape[1] < _KINDS
-        tail = (_APART if compared else 1) * (1 - confidence) / 2
-        prior = (1 + doubled) * _JEFFREYS
+        tail = (_APART if compared else 1) * (_LEARNED if learned else 1) * (1 - confidence) / 2
+        prior = _JEFFREYS * (2 if compared and hits.shape[1] < _KINDS else 1)
         value, low, high = self._bounds(population, hits & ~self.missing, tail, prior)
         if self.missing.any():
             more, _, high = self._bounds(population, hits | self.missing, tail, prior)

@@ -380,6 +380,21 @@ def test_labels_that_do_not_depend_on_a_judgment_narrow_the_intervals():
     assert count_labels(texts, said, judged, LABELS, apart=said).items == alone.items
 
 
+def test_where_strata_are_learned_intervals_have_a_tenth_less_error(monkeypatch):
+    texts, right, said = world(n=2000, wrong=0.4)
+    judged = judged_at_random(texts, right, 100)
+    better = [[label] if at % 20 else None for at, label in enumerate(right)]
+
+    def shares(**options):
+        counts = count_labels(texts, said, judged, LABELS, apart=better, **options)
+        return [one.share for one in counts]
+
+    asked = shares()
+    monkeypatch.setattr("testnuc.trust.shares._LEARNED", 1)
+    assert asked == shares(confidence=0.955)
+    assert asked != shares()
+
+
 def test_few_judgments_for_many_labels_are_told_beside_the_labels_now():
     """With one judgment for each label, a noisy share looked like a count."""
     names = [f"label {at}" for at in range(20)]
