@@ -195,18 +195,12 @@ def _headline(parts: Components, results: Results, learned: Learned | None) -> I
         later = sum(learned.later(hashes, learned.measured))
     if learned is None or accuracy is None or 2 * later > len(hashes):
         yield "How many of these labels are right is not known yet"
-        if later:
-            yield (
-                f"Most of these texts were not measured: {later:,} came after the draws. What "
-                "is known is of other texts; what to do next is said at the end."
-            )
-        elif learned is not None and learned.to_measure:
-            yield (
-                f"Judge about {learned.to_measure:,} more texts, drawn at random, to know it; what "
-                "to do next is said at the end."
-            )
-        else:
+        if learned is None:
             yield "What to do next: judge fifty texts, which takes about three minutes."
+        else:
+            came = f"{later:,} of them came after the draws, and what is known is of other texts"
+            why = came if later else "too few texts were drawn at random"
+            yield f"The reason: {why}. What to do next is said at the end."
         return
     now = accuracy.now
     right = "texts have exactly the right labels" if parts.labels.multilabel else "labels are right"

@@ -202,7 +202,10 @@ def end(
     then = None if client is None else _next_step(results, source, client, known)
     # what was decided without evidence, and what judgments would bring
     advice = results.learned
-    if advice is None and results.diagnosis is not None and results.stopped is None:
+    if advice is not None and client is not None and not client.get("referee"):
+        # the rest was said when it was learned
+        advice = advice.splitlines()[1]
+    elif advice is None and results.diagnosis is not None and results.stopped is None:
         # a run without a file is judged in another one
         judging = "see below" if then else f"testnuc review {source or 'RESULTS'} -n 50"
         advice = results.diagnosis.sentence(judging) if _can_be_judged(results) else None

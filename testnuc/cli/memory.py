@@ -336,7 +336,7 @@ def about_lessons(
     learned = nuc.learned
     if learned is not None:
         note = LessonNote() if store.folder is None else LessonNote.of(Path(str(store.where)))
-        of = f" of {note.source}" if note.source else ""
+        of = f", last of {note.source}" if note.source else ""
         said = f"learned from {len(learned.answers):,} judgments{of}: applied"
         if learned.settings in {"", parts_of(nuc).settings.basis}:
             return said, ""
@@ -360,6 +360,5 @@ def about_lessons(
     return (
         f"note: {lesson.judgments:,} judgments of {lesson.source} are of a run with other "
         f"{', '.join(others)}, whose answers are to another question: texts are asked again "
-        "(--dry-run says what that costs); where a label was renamed or split, say so in --labels "
-        f"(`was`); `testnuc learn FILE {path}` carries the judgments over"
+        f"(--dry-run says what that costs); `testnuc learn FILE {path}` carries the judgments over"
     ), path

@@ -665,8 +665,8 @@ def _proved(learned: Learned) -> str:
     certificate = learned.certify()
     if certificate.coverage:
         return (
-            f'Proved: {certificate}. More draws of goal "certify" may prove a larger part; goal '
-            '"correct" corrects most labels per judgment, but learning from it ends this proof.'
+            f'Proved: {certificate}. More draws of goal "certify" may prove a larger part; '
+            'corrections (goal "correct") end this proof.'
         )
     accuracy = f"{certificate.accuracy * 100:g} % right by your judgments"
     text = f"No labels are proved to be {accuracy} yet"

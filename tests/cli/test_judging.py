@@ -119,7 +119,7 @@ def test_a_certificate_says_how_many_texts_came_after_the_draws(tickets):
         page, _ = ran("report", "new.csv", "--summary", "--store", "labels.db", "-o", "p.md")
         page = Path("p.md").read_text()
         assert page.startswith("# How many of these labels are right is not known yet")
-        assert "50 came after the draws. What is known is of other" in page
+        assert "50 of them came after the draws, and what is known is of other" in page
         assert "What follows is of 240 other texts" in page
         table = page.partition("## Labels")[2].partition("## Accuracy")[0]
         assert "%" not in table.replace("those of 95 %", "")

@@ -74,7 +74,7 @@ def judge(*sources, labels=("delivery",) * 30):
     ran("learn", *sources, "judged.csv")
 
 
-APPLIED = "learned from 30 judgments of out.csv: applied"
+APPLIED = "learned from 30 judgments, last of out.csv: applied"
 
 
 def test_the_next_file_has_what_was_learned_and_costs_its_new_texts(tmp_path, monkeypatch):
@@ -218,7 +218,7 @@ def test_where_the_folder_is_read_only_the_store_is_beside_the_output(monkeypatc
         judge("out/a.csv")
         code, _, err = classify(llm, second, "-o", "out/b.csv")
         assert (code, llm.calls) == (0, 60), err
-        assert "30 judgments of out/a.csv: applied" in err
+        assert "30 judgments, last of out/a.csv: applied" in err
         # one that is there is not used, and it is said
         shutil.copytree("out/a.csv.resume", ".testnuc")
         name = f"answers-{'0' * 32}.db"

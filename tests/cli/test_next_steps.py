@@ -44,8 +44,11 @@ def test_where_labels_are_proved_the_next_command_writes_them():
             review.answer(item.index, gold(item.text))
         review.save("review.json")
         ran("learn", "out.csv", "review.json")
-        line = ran(*classify)[1].splitlines()[-1]
+        *said, line = ran(*classify)[1].splitlines()
     assert line == "next, write what is proved: testnuc certify out.csv -o certified.csv"
+    # what `learn` said is not repeated, but for what was decided
+    assert "texts are judged: " not in "".join(said)
+    assert said[-1].startswith(("Nothing was applied", "Labels come from"))
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,7 @@ async def test_the_tutorial_from_its_first_to_its_last_step(own_embedder, monkey
                 drawn.save("review.json")
         # the first run asks, and that of new texts
         assert llm.calls == len(texts) + 2
-    assert "learned from 50 judgments of results.jsonl: applied" in printed["new"]
+    assert "learned from 50 judgments, last of results.jsonl: applied" in printed["new"]
     assert texts[0] in Path("report.html").read_text(encoding="utf-8")
     assert "50 of" in printed["learn"]
     assert "open review.html in a browser" in printed["review"]
