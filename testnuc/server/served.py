@@ -21,7 +21,7 @@ import orjson
 
 from testnuc._base.checks import needing
 from testnuc.client import TestNUC, parts_of
-from testnuc.errors import ConfigurationError, ProviderError, StoreError
+from testnuc.errors import ConfigurationError, ProviderError, RateLimitedError, StoreError
 from testnuc.limits.budget import PICO
 from testnuc.server.errors import error_fields
 from testnuc.server.settings import ServerSettings
@@ -181,13 +181,20 @@ class ServedSet:
         return bool(parts_of(self.nuc).transport.admission.pause)
 
     @contextmanager
-    def answering(self, about: dict[str, Any], seconds: float | None) -> Iterator[Failed]:
-        """Wait for the calls of a request for so many seconds; log what failed, by type."""
-        until = None if seconds is None else asyncio.get_running_loop().time() + seconds
+    def answering(self, about: dict[str, Any], seconds: float, *, lines: bool) -> Iterator[Failed]:
+        """Wait for the calls of a request for so many seconds; log what failed, by type.
+
+        Of `lines` each waits by itself. None waits while the provider is paused for longer.
+        """
         failed, latest = defaultdict[str, list[Exception]](list), deque[ProviderError](maxlen=1)
-        PATIENCE.set((until, latest))
+        transport, until = parts_of(self.nuc).transport, asyncio.get_running_loop().time() + seconds
+        if pause := transport.admission.pause:
+            latest.append(RateLimitedError("the provider asked all to wait", retry_after=pause))
+        if pause > seconds:
+            until -= seconds
+        PATIENCE.set((None if lines and pause <= seconds else until, latest))
         try:
-            with parts_of(self.nuc).transport.observed(latest.append):
+            with transport.observed(latest.append):
                 yield failed
         finally:
             for kind, errors in failed.items():

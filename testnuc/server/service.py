@@ -235,7 +235,7 @@ class Service:
             return web.Response(body=b"".join(map(_line, results)), content_type=_NDJSON)
         with (
             self.queue.admit(len(asked.texts)) as leave,
-            served.answering(about(request), None if lines else _OF_CALLS * seconds) as failed,
+            served.answering(about(request), _OF_CALLS * seconds, lines=lines) as failed,
         ):
             if lines:
                 return await self._stream(request, self._lines(served, asked, leave, failed))

@@ -232,7 +232,8 @@ class Transport:
         At once, and not as one of its attempts, if the failure changed its encoding or its key.
         """
         _log.debug("call failed: %s: %s", type(error).__name__, error)
-        for observer in list(self._observers):
+        # what a call waited after until its deadline was observed before
+        for observer in [] if error is call.error else list(self._observers):
             try:
                 observer(error)
             except Exception:  # noqa: BLE001 - any observer; it must not fail the call

@@ -13,7 +13,7 @@ import pytest
 
 from testnuc import Budget, Limits, RetryPolicy, TestNUC
 from testnuc.client import parts_of
-from testnuc.errors import AuthenticationError, ProviderError
+from testnuc.errors import AuthenticationError, ProviderError, RateLimitedError
 from testnuc.server import JsonLines
 from testnuc.testing import LoopbackLLM
 from tests import virtual
@@ -253,3 +253,34 @@ async def test_the_status_says_that_each_text_of_a_list_failed(lines):
             assert response.status == 200
         _, page = await get(session, "/metrics")
     assert 'testnuc_failed_texts_total{type="provider_authentication"} 3.0' in page
+
+
+@pytest.mark.parametrize("lines", [False, True])
+async def test_a_request_does_not_wait_for_a_pause_that_is_longer_than_its_time(lines):
+    class Busy(Held):
+        async def answer(self, request):
+            if "busy" in request.texts[0]:
+                self.asked += request.texts
+                raise RateLimitedError("slow down", retry_after=90)
+            return await super().answer(request)
+
+    model = Busy()
+    model.gate.set()
+    async with served(client(model, k=0), request_timeout=20) as (service, session):
+        assert (await post(session, {"text": "refund please"}))[0] == 200
+        waiting = asyncio.create_task(post(session, {"text": "busy 1"}))
+        await until(lambda: service.status == "paused")
+        bodies = [{"text": "busy 2"}, {"texts": ["busy 3"], "stream": lines}]
+        for body in bodies:
+            status, answer, headers = await post(session, body)
+            assert (status, answer["error"]["type"]) == (503, "provider_rate_limited")
+            assert 60 < int(headers["Retry-After"]) <= 120
+        many = {"texts": ["busy 4", "refund please"], "stream": lines}
+        async with session.post("/v1/classify", json=many) as response:
+            rows = [json.loads(line) async for line in response.content]
+        rows = sorted(rows[0].get("results", rows), key=lambda row: row["index"])
+        assert rows[0]["error"]["type"] == "provider_rate_limited"
+        assert rows[1]["label"] == "refund"
+        # none of them was sent, and none waited until the first one ended
+        assert (model.asked.count("busy 1"), len(model.asked), waiting.done()) == (1, 2, False)
+        waiting.cancel()

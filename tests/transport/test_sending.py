@@ -20,6 +20,7 @@ from testnuc.errors import (
     CallTimeoutError,
     ConnectionFailedError,
     EmptyReplyError,
+    ProviderError,
     QuotaExceededError,
     RateLimitedError,
     RefusalError,
@@ -645,3 +646,33 @@ def test_refusals_between_answers_or_long_apart_end_no_run():
     failed = given_up(lambda now: True, range(0, 3000, 300))
     assert len(failed) == 10
     assert not any(fatal for _, fatal in failed)
+
+
+def test_a_failure_before_a_pause_is_observed_once():
+    """What a call waits after at its deadline is the pause, and not its failure before that."""
+
+    class Failing:
+        name = model = "failing"
+
+        async def answer(self, request):
+            if request.user == "other":
+                raise RateLimitedError("try later", status_code=429, retry_after=115)
+            await asyncio.sleep(1)
+            error = ProviderError("500 upstream failure", status_code=500)
+            error.retryable = True
+            raise error
+
+    async def main(loop):
+        observed, transport = [], Transport(clock=loop.time, rng=Random(0))
+        with transport.observed(observed.append):
+            first = asyncio.create_task(transport.answer(Failing(), ONE))
+            await asyncio.sleep(0.9)
+            other = asyncio.create_task(transport.answer(Failing(), replace(ONE, user="other")))
+            with pytest.raises(ProviderError, match="500 upstream"):
+                await first
+        with pytest.raises(RateLimitedError):
+            await other
+        await transport.aclose()
+        return [type(error) for error in observed]
+
+    assert virtual.run(main) == [RateLimitedError, ProviderError]
