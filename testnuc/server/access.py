@@ -99,10 +99,8 @@ def _plain(text: str) -> str:
 
 def cors_headers(request: web.Request, origins: Sequence[str]) -> dict[str, str]:
     """Return the headers that let a page of an allowed origin read the response."""
-    if not origins:
-        return {}
     origin = request.headers.get("Origin")
-    if origin is None or ("*" not in origins and origin not in origins):
+    if origin is None or not {"*", origin}.intersection(origins):
         return {}
     return {
         "Access-Control-Allow-Origin": "*" if "*" in origins else origin,
@@ -113,9 +111,8 @@ def cors_headers(request: web.Request, origins: Sequence[str]) -> dict[str, str]
 
 def preflight(request: web.Request, origins: Sequence[str]) -> web.Response | None:
     """Return the response to a preflight request of an allowed origin; None: it is none."""
-    if request.method != "OPTIONS" or "Access-Control-Request-Method" not in request.headers:
-        return None
-    if not cors_headers(request, origins):
+    asked = request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers
+    if not asked or not cors_headers(request, origins):
         return None
     return web.Response(
         status=204,
@@ -204,7 +201,11 @@ class Queue:
         def leave(done: int = 1) -> None:
             nonlocal left
             left -= done
-            self._leave(done)
+            now = time.monotonic()
+            self._done, self._since = self._recent(now) + done, now
+            self.pending -= done
+            if not self.pending:
+                self._empty.set()
 
         try:
             yield leave
@@ -220,14 +221,6 @@ class Queue:
     async def empty(self) -> None:
         """Wait until no text is pending."""
         await self._empty.wait()
-
-    def _leave(self, texts: int) -> None:
-        now = time.monotonic()
-        self._done = self._recent(now) + texts
-        self._since = now
-        self.pending -= texts
-        if not self.pending:
-            self._empty.set()
 
     def _recent(self, now: float) -> float:
         return self._done * math.exp((self._since - now) / _MEMORY)

@@ -100,8 +100,7 @@ class Metrics:
 
     def page(self) -> bytes:
         """Return all metrics in the Prometheus text format."""
-        page: bytes = self._library.generate_latest(self._registry)
-        return page
+        return bytes(self._library.generate_latest(self._registry))
 
     def collect(self) -> Iterator[Any]:
         """Yield the metrics that are read when the registry asks for them."""

@@ -227,7 +227,8 @@ class Service:
             asked = read(body, self.settings)
         # shutdown may have begun while the body arrived; it waits for admitted requests only
         self._refuse_if_closing()
-        lines, seconds = _wants_lines(request, asked), self.settings.request_timeout
+        lines = asked.many and (asked.stream or _NDJSON in request.headers.get("Accept", ""))
+        seconds = self.settings.request_timeout
         if not asked.texts:
             results = asked.failed(served.nuc.labels)
             if not lines:
@@ -408,8 +409,7 @@ class Service:
     async def _add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
         # also of a stream, whose headers are sent before its handler returns
         response.headers[REQUEST_ID] = request_id(request)
-        if self.settings.cors_origins:
-            response.headers.update(cors_headers(request, self.settings.cors_origins))
+        response.headers.update(cors_headers(request, self.settings.cors_origins))
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -474,10 +474,6 @@ def _fault(result: Classification) -> Exception | None:
     error = result.error
     fault = isinstance(error, TestNUCError) and request_error(error).status >= 500
     return error if fault and result.label is None else None
-
-
-def _wants_lines(request: web.Request, asked: ClassifyRequest) -> bool:
-    return asked.many and (asked.stream or _NDJSON in request.headers.get("Accept", ""))
 
 
 def _json(
