@@ -302,7 +302,7 @@ async def test_a_text_is_tried_in_a_browser(client_of):
             part = await page.evaluate(
                 "at('bar').firstElementChild.offsetWidth / at('bar').offsetWidth"
             )
-            assert f"{round(100 * part)} %" in await page.inner_text("#trust")
+            assert f"Trust {part:.2f}" in await page.inner_text("#trust")
             curl = await page.inner_text("#curl")
             assert "it'\\''s <b>urgent</b>" in curl
             assert TOKEN not in curl
