@@ -226,7 +226,7 @@ def test_marks_are_texts_and_labels(tmp_path):
     ("name", "content", "says"),
     [
         ("marks.txt", "x", "is not .csv"),
-        ("marks.json", "{}", "load .json as a Review"),
+        ("marks.json", "{}", "or the .json of a review"),
         ("marks.csv", "text,right_label\n", "no text with a correct label"),
         ("marks.csv", "right_label,text\na\n", "mark 1 has no text and right_label"),
         ("marks.csv", "a,b\n1,2\n", "mark 1 has no text and right_label"),

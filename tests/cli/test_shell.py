@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,20 @@ from testnuc.testing import LoopbackLLM
 from tests.cli.in_process import ran, run_here
 from tests.conftest import LABELS, confident, messages
 from tests.report.test_report import data_of
+
+
+def store_of(embedders):
+    """Return what opens a store that has vectors of these embedders alone."""
+
+    class Held:
+        async def embedders(self):
+            return [(name, 384) for name in embedders]
+
+    @asynccontextmanager
+    async def opened(_):
+        yield Held()
+
+    return opened
 
 
 @pytest.fixture
@@ -112,11 +127,7 @@ async def test_an_option_wins_over_the_embedder_of_the_store(
 ):
     place = tmp_path / "answers.db"
     place.write_bytes(b"")
-
-    async def embedders_of(_):
-        return held
-
-    monkeypatch.setattr(options_of_run, "embedders_in", embedders_of)
+    monkeypatch.setattr(options_of_run, "opened_store", store_of(held))
     client = Options({"embedder": given}, frozenset())
     assert (await options_of_run.with_embedder(client, str(place)))["embedder"] == taken
     without = (await options_of_run.with_embedder(client, None))["embedder"]
@@ -127,11 +138,7 @@ async def test_an_option_wins_over_the_embedder_of_the_store(
 async def test_a_store_does_not_say_which_folder_is_loaded(tmp_path, monkeypatch, name):
     place = tmp_path / "answers.db"
     place.write_bytes(b"")
-
-    async def embedders_of(_):
-        return [name]
-
-    monkeypatch.setattr(options_of_run, "embedders_in", embedders_of)
+    monkeypatch.setattr(options_of_run, "opened_store", store_of([name]))
     with pytest.raises(ConfigurationError, match=f"is loaded only if you name it.*{name}$"):
         await options_of_run.with_embedder(Options({"embedder": None}, frozenset()), str(place))
 
