@@ -208,10 +208,7 @@ def what_next(learned: Learned | None, given: SimpleNamespace, texts: Collection
     """Return what comes next after these texts were labeled."""
     if learned is None:
         return f"judge fifty texts: {next_command('review', given, '-n', '50')}"
-    if learned.mostly_later(texts):
-        what, *words = of_later(learned)
-        return f"{what}: {next_command(words[0], given, *words[1:])}"
-    return _after(learned, learned.certify(), given)
+    return _after(learned, learned.certify(), given, texts)
 
 
 def of_later(learned: Learned) -> tuple[str, ...]:
@@ -222,8 +219,13 @@ def of_later(learned: Learned) -> tuple[str, ...]:
     return what, "review", "-n", "30", "--goal", "certify"
 
 
-def _after(learned: Learned, certificate: Certificate, given: SimpleNamespace) -> str:
+def _after(
+    learned: Learned, certificate: Certificate, given: SimpleNamespace, texts: Collection[str] = ()
+) -> str:
     """Return what comes after a certificate: the command that writes it, or gets more evidence."""
+    if texts and learned.mostly_later(texts, certificate.texts):
+        what, *words = of_later(learned)
+        return f"next, {what}: {next_command(words[0], given, *words[1:])}"
 
     def draw(n: int, goal: str | None = None) -> str:
         return next_command("review", given, "-n", f"{n}", *(["--goal", goal] if goal else []))
@@ -368,12 +370,11 @@ async def certify(given: SimpleNamespace) -> None:
         found = await labeled(nuc, table)
     results = found.results
     covered = results.certified(certificate)
-    hashes = [hash_text(result.text) for result in results]
-    if later := learned.later(hashes, certificate.texts).count(True):
-        what, *words = of_later(learned)
+    texts = [result.text for result in results]
+    if later := sum(learned.later([hash_text(text) for text in texts], certificate.texts)):
         to_stderr(
             f"note: {later:,} of {len(results):,} texts came after the draws, which prove nothing "
-            f"of them; {what}: {next_command(words[0], given, *words[1:])}"
+            "of them; some draws among them (--goal certify) may extend the certificate"
         )
     for note in results.notes:
         to_stderr(f"note: {note}")
@@ -382,14 +383,12 @@ async def certify(given: SimpleNamespace) -> None:
         print(f"{accuracy} Both are shares of the {learned.measured:,} texts drawn from.")
     if label is None and results.multilabel:
         to_stderr("right: the text has exactly its labels, none is missing and none is wrong")
-    if (output is None or not covered) and later < len(results):
-        to_stderr(_after(learned, certificate, given))
+    if output is None or not covered:
+        to_stderr(_after(learned, certificate, given, texts))
     if output is None:
         return
     if not covered:
-        of_others = "what was proved says nothing of most of its texts, see above"
-        why = of_others if 2 * later > len(results) else "a lower --accuracy takes fewer judgments"
-        to_stderr(f"{output} was not written; {why}")
+        to_stderr(f"{output} was not written: no text would be in it")
         # a script must not go on without the file
         raise typer.Exit(3)
     rows = [table.rows[found.valid[result.index]] for result in covered]

@@ -279,8 +279,14 @@ class Learned(Brief):
         Those of which too few were drawn at random are left out. `Accuracy.before` is of the same
         texts by the LLM's labels. How often judges err on the texts of a label is not known.
         """
-        every = ((label, self._accuracy(*of)) for label, of in self._each())
-        return {label: said for label, said in every if said is not None}
+        found = {}
+        for at, label in enumerate(self.labels) if not self.unproved and len(self.before) else ():
+            right, inside = self.right, self.given == at
+            if isinstance(self.rule, Thresholds):
+                right, inside = self._of_label(label)
+            if said := self._accuracy(right, inside[: len(self._differs)]):
+                found[label] = said
+        return found
 
     @property
     def to_measure(self) -> int:
@@ -291,16 +297,6 @@ class Learned(Brief):
         lacking = draws_lacking(self._differs, self.rows[by], self.draws.drawn[by])
         left = self.texts - len(self.rows)
         return min(math.ceil(lacking * left * _AMPLE), left)
-
-    def _each(self) -> Iterator[tuple[str, tuple[Bools, Bools]]]:
-        """Yield for each label that texts have which texts these are, after who is right."""
-        for at, label in enumerate(self.labels) if not self.unproved and len(self.before) else ():
-            right, inside = self.right, self.given == at
-            if isinstance(self.rule, Thresholds):
-                right, inside = self._of_label(label)
-            inside = inside[: len(self._differs)]
-            if inside.any():
-                yield label, (right, inside)
 
     def _judged_in(self, inside: Bools) -> Bools:
         """Return which judged texts people judged and are inside."""

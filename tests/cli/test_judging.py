@@ -114,8 +114,7 @@ def test_a_certificate_says_how_many_texts_came_after_the_draws(tickets):
         code, _, err = run_here("certify", "new.csv", *certify, "-o", "c.csv")
         assert (code, "note: 50 of 50 texts came after the draws" in err) == (3, True), err
         assert more in err
-        assert "what was proved says nothing of most of its texts" in err
-        assert "lower --accuracy" not in err
+        assert err.endswith("c.csv was not written: no text would be in it\n")
         page, _ = ran("report", "new.csv", "--summary", "--store", "labels.db", "-o", "p.md")
         page = Path("p.md").read_text()
         assert page.startswith("# How many of these labels are right is not known yet")
@@ -245,7 +244,7 @@ def test_results_without_a_store_keep_what_was_learned_beside_them(tickets):
         ran("learn", "out.csv", "review.json")
         _, err = ran(*command)
         assert accuracy("out.csv") > before
-        assert "texts are judged" in err
+        assert "Labels come from" in err
         # labels that were changed by hand are not replaced
         content = Path("out.csv").read_text()
         Path("out.csv").write_text(content.replace("refund,", "login,", 1))
