@@ -63,22 +63,18 @@ class RequestError(Exception):
 
 def request_error(error: Exception) -> RequestError:
     """Return the error response for an exception."""
-    status, fields = _response(error)
-    after = usable_wait(getattr(error, "retry_after", None))
-    seconds = None if after is None else max(1, math.ceil(min(after, _LONGEST_WAIT)))
-    return RequestError(status, fields["type"], fields["message"], retry_after=seconds)
-
-
-def error_fields(error: Exception) -> dict[str, str]:
-    """Return the error of a single text in a result."""
-    return _response(error)[1]
-
-
-def _response(error: Exception) -> tuple[int, dict[str, str]]:
     known = (_RESPONSES[kind] for kind in type(error).__mro__ if kind in _RESPONSES)
     status, kind = next(known)
     # others may name addresses and settings of the service
     message = f"{kind.replace('_', ' ')} error; the log of the service has the details"
     if isinstance(error, errors.InvalidInputError):
         message = str(error)
-    return status, {"type": kind, "message": message}
+    after = usable_wait(getattr(error, "retry_after", None))
+    seconds = None if after is None else max(1, math.ceil(min(after, _LONGEST_WAIT)))
+    return RequestError(status, kind, message, retry_after=seconds)
+
+
+def error_fields(error: Exception) -> dict[str, str]:
+    """Return the error of a single text in a result."""
+    found = request_error(error)
+    return {"type": found.kind, "message": str(found)}

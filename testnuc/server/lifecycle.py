@@ -191,6 +191,7 @@ async def _reload(
         try:
             await reload()
         except Exception as exc:  # noqa: BLE001 - whatever it is, the service goes on
+            service.failed_reloads += 1
             _log.error("the reload failed; the service goes on as before: %s", exc)
         else:
             _log.info("reloaded")

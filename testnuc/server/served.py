@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 
-from testnuc._base.checks import needing
+from testnuc._base.checks import hash_text, needing
 from testnuc.client import TestNUC, parts_of
 from testnuc.errors import ConfigurationError, ProviderError, RateLimitedError, StoreError
 from testnuc.limits.budget import PICO
@@ -154,9 +154,11 @@ class ServedSet:
 
     def use(self, nuc: TestNUC) -> None:
         """Label by another client from now on."""
-        self._before = self._active()
+        self._before = before = self._active()
         self._take(nuc)
-        _log.info("reloaded: %s, before: %s", self._active(), self._before)
+        every = [self._place | self._active(), before]
+        said = [", ".join(f"{name} {value}" for name, value in facts.items()) for facts in every]
+        _log.info("labels by %s; before: %s", *said)
         if self.audit is not None:
             self.audit.follow(nuc)
 
@@ -165,6 +167,7 @@ class ServedSet:
         return {
             "model": self.nuc.model,
             "labels": len(self.nuc.labels.names),
+            "labels_hash": hash_text(orjson.dumps(self.described).decode()).hex()[:16],
             "judged": 0 if learned is None else len(learned.judged),
             "since": self._since.isoformat(timespec="seconds"),
         }

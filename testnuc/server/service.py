@@ -97,6 +97,8 @@ class Service:
         self.state: Literal["starting", "ready", "draining"] = "starting"
         #: Whether requests are rejected because the service is shutting down.
         self.closing = False
+        #: Reloads that changed nothing, because of a mistake in a file for example.
+        self.failed_reloads = 0
         self.queue = Queue(self.settings.max_pending)
         #: Bodies of requests that have not arrived in full.
         self.bodies = Bodies(self.settings.max_body, self.settings.body_timeout)
@@ -193,6 +195,8 @@ class Service:
         yield Value("pending_texts", "Texts being labeled or waiting.", queue.pending, {})
         yield Value("pending_texts_limit", "Limit of pending texts.", queue.limit, {})
         yield Value("ready", "1 while requests are accepted and can be answered.", ready, {})
+        failed = self.failed_reloads
+        yield Value("failed_reloads", "Reloads that failed.", failed, {}, counted=True)
         for served in list(self.sets.values()):
             yield from served.values()
 
@@ -455,7 +459,8 @@ class Service:
         except TestNUCError as exc:
             refused = request_error(exc)
             said = request_id(request), route, refused.status, exc
-            _log.warning("%s %s: %d, %s", *said, extra=about(request))
+            fields = about(request)["fields"] | {"type": refused.kind, "status": refused.status}
+            _log.warning("%s %s: %d, %s", *said, extra={"fields": fields})
         except ConnectionError:
             _log.debug("%s: the client has disconnected", route)
             # raised, it would be an error with a traceback in aiohttp's log

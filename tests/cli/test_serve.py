@@ -131,8 +131,8 @@ def test_a_hang_up_reads_labels_again(tmp_path):
         wait_until(process, lambda: ask(url, "/v1/info")[1]["labels"] != 2)
         assert ask(url, "/v1/info")[1]["before"]["labels"] == 2
         assert ask(url, "/v1/classify", {"text": "refund please, now"})[0] == 200
-    after, before = logged[0].partition("reloaded: ")[2].split(", before: ")
-    assert ("'labels': 3" in after, "'labels': 2" in before) == (True, True)
+    after, before = logged[0].partition("labels by ")[2].split("; before: ")
+    assert ("labels 3" in after, "labels 2" in before) == (True, True)
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,7 @@ async def test_texts_that_failed_are_one_line_of_a_request(caplog):
     ]
     for line in lines:
         assert (line["request_id"], line["caller"], line["set"]) == ("r1", "desk", "moods")
+    assert (lines[0]["type"], lines[0]["status"]) == ("provider", 502)
     assert (lines[1]["type"], lines[1]["texts"]) == ("provider", 2)
 
 

@@ -13,6 +13,7 @@ import weakref
 
 import pytest
 
+from testnuc import TestNUC
 from testnuc.client import parts_of
 from testnuc.testing import HashEmbedder
 from tests.conftest import LABELS, messages
@@ -78,6 +79,21 @@ async def test_a_reload_that_fails_changes_nothing(caplog):
         assert service.clients == before
         assert (await post(session, {"texts": messages(3)}))[0] == 200
         assert (await info(session))["before"] is None
+        assert "testnuc_failed_reloads_total 1.0" in (await get(session, "/metrics"))[1]
+
+
+async def test_a_label_that_is_renamed_is_told_from_before(caplog):
+    caplog.set_level(logging.INFO, "testnuc.server")
+    renamed = TestNUC([*LABELS[:-1], "other"], Held(), embedder=HashEmbedder())
+    async with renamed, served(client(Held())) as (service, session):
+        await service.use(renamed)
+        said = await info(session)
+    assert said["labels"] == said["before"]["labels"]
+    assert said["labels_hash"] != said["before"]["labels_hash"]
+    # words, not Python
+    (line,) = [r.getMessage() for r in caplog.records if "before" in r.getMessage()]
+    assert f"labels_hash {said['labels_hash']}" in line
+    assert "{" not in line
 
 
 async def test_no_former_embedder_stays_in_memory(caplog):
