@@ -231,6 +231,7 @@ class Service:
             asked = read(body, self.settings)
         # shutdown may have begun while the body arrived; it waits for admitted requests only
         self._refuse_if_closing()
+        served.count_failed("invalid_input", len(asked.refused))
         lines = asked.many and (asked.stream or _NDJSON in request.headers.get("Accept", ""))
         seconds = self.settings.request_timeout
         if not asked.texts:

@@ -97,7 +97,10 @@ class ServerSettings:
         if not callable(self.token):
             return {} if self.token is None else _tokens_in(self.token)
         try:
-            self._valid.update(tokens=_tokens_in(self.token()), problem=None)
+            found = _tokens_in(self.token())
+            if found != self._valid.get("tokens", found):
+                _log.info("the tokens are now those of %s", ", ".join(found.values()))
+            self._valid.update(tokens=found, problem=None)
         except Exception as exc:
             if not self._valid:
                 raise ConfigurationError(f"--token-file cannot be used: {exc}") from exc

@@ -317,3 +317,13 @@ async def test_a_text_is_tried_in_a_browser(client_of):
         for words in ("post /v1/classify", "get /v1/info", "422", "manytexts"):
             assert words in shown
         assert faults == []
+
+
+def test_other_tokens_are_logged_by_their_names(caplog):
+    caplog.set_level(logging.INFO, "testnuc.server")
+    lines = [f"desk {'a' * 20}"]
+    settings = ServerSettings(token=lambda: "\n".join(lines))
+    lines.append(f"shop {'b' * 20}")
+    for _ in range(2):
+        assert len(settings.tokens()) == 2
+    assert caplog.messages == ["the tokens are now those of desk, shop"]

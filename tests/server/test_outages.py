@@ -254,6 +254,7 @@ async def test_the_status_says_that_each_text_of_a_list_failed(lines):
             assert response.status == 200
         _, page = await get(session, "/metrics")
     assert 'testnuc_failed_texts_total{type="provider_authentication"} 3.0' in page
+    assert 'testnuc_failed_texts_total{type="invalid_input"} 1.0' in page
 
 
 @pytest.mark.parametrize("lines", [False, True])
