@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from bench._batch_api import Batches, BatchLLM
 from testnuc.testing import Faults, LoopbackLLM
+from tests.providers.test_clouds import Cloud
 from tests.testing.loopback_client import FORMAT, SCHEMA, chat, message
 
 # the SDKs alone take seconds to import
@@ -108,7 +109,7 @@ async def test_anthropic_reads_a_message():
 
 async def test_anthropic_reads_the_urls_of_clouds():
     texts, model = message(TEXTS[0]), "claude-haiku-4-5@20251001"
-    async with LoopbackLLM(GOLD, api_key="k", model=model) as llm:
+    async with Cloud(GOLD, api_key="k", model=model) as llm:
         bedrock = anthropic.AsyncAnthropicBedrock(
             api_key="k", aws_region="us-east-1", base_url=llm.base_url.removesuffix("/v1")
         )
