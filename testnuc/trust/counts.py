@@ -595,11 +595,10 @@ class _Counting:
         shares: list[Share | None] = [None] * len(self.labels)
         more = LEAST_JUDGED - judged
         if judged >= min(LEAST_JUDGED, len(inside)) > 0:
-            strata = self.strata[inside] + 4 * self.cohort[inside, None]
-            population = Population(strata, copies[inside])
+            strata = Population(self.strata[inside] + 4 * self.cohort[inside, None], copies[inside])
             options = {"compared": compared, "learned": self.learned}
             value, low, high = sample.totals(
-                population, self.hits[here], confidence=confidence, **options
+                strata, self.hits[here], confidence=confidence, **options
             )
             if self.exclusive:
                 value = np.clip(value / value.sum(), low, high)
