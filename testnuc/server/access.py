@@ -7,6 +7,7 @@ import math
 import re
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
@@ -18,7 +19,7 @@ from aiohttp import BasicAuth, web
 
 from testnuc._base.checks import is_loopback
 from testnuc.server.errors import RequestError
-from testnuc.server.settings import ServerSettings
+from testnuc.server.settings import Caller, ServerSettings
 
 _log = logging.getLogger("testnuc.access")
 
@@ -36,8 +37,8 @@ _OPEN = frozenset({"/", "/docs", "/healthz", "/readyz", "/openapi.json"})
 #: The page that a browser opens with a password, or the start of those of label sets.
 _PAGE = "/results"
 _KEY = web.RequestKey("id", str)
-#: The name of the token that a caller sent.
-_CALLER = web.RequestKey("caller", str)
+#: Who sent a token.
+_CALLER = web.RequestKey("caller", Caller)
 #: Seconds over which throughput is averaged.
 _MEMORY = 10.0
 _LONGEST = 60
@@ -60,7 +61,8 @@ def request_id(request: web.Request) -> str:
 
 def about(request: web.Request) -> dict[str, Any]:
     """Return what a record of the log about a request has in its fields (``extra``)."""
-    more = {"caller": request.get(_CALLER), "set": request.match_info.get("set")}
+    caller = request.get(_CALLER)
+    more = {"caller": caller and caller.name, "set": request.match_info.get("set")}
     return {"fields": {"request_id": request_id(request), **more}}
 
 
@@ -155,9 +157,9 @@ def require_caller(request: web.Request, route: str, settings: ServerSettings) -
     token = value.strip().encode("utf-8", "surrogateescape")
     tokens = settings.tokens().items()
     # all of them are compared: how long it takes says nothing
-    names = [name for known, name in tokens if hmac.compare_digest(token, known.encode())]
-    if scheme.lower() == "bearer" and names:
-        request[_CALLER] = names[0]
+    callers = [one for known, one in tokens if hmac.compare_digest(token, known.encode())]
+    if scheme.lower() == "bearer" and callers:
+        request[_CALLER] = callers[0]
     else:
         problem = "has a wrong token" if given else "is missing"
         raise RequestError(
@@ -166,6 +168,39 @@ def require_caller(request: web.Request, route: str, settings: ServerSettings) -
             f"the Authorization header {problem}; send 'Authorization: Bearer TOKEN'",
             headers={"WWW-Authenticate": 'Basic realm="testnuc"' if page else "Bearer"},
         )
+
+
+class Callers:
+    """Counts the texts of each caller, and rejects requests over its texts a minute."""
+
+    def __init__(self) -> None:
+        #: By name.
+        self.texts = Counter[str]()
+        #: What is left of the texts a minute, and when it was.
+        self._left: dict[str, tuple[float, float]] = {}
+
+    def admit(self, request: web.Request, texts: int) -> None:
+        """Count texts; with none left of a minute, respond with 429.
+
+        One request may take more than are left: the next one waits for them.
+        """
+        caller = request.get(_CALLER)
+        if caller is None:
+            return
+        if (limit := caller.per_minute) is not None:
+            now = time.monotonic()
+            left, since = self._left.get(caller.name, (limit, now))
+            left = min(limit, left + (now - since) * limit / 60)
+            if left < 1:
+                after = math.ceil((1 - left) * 60 / limit)
+                raise RequestError(
+                    429,
+                    "caller_limit",
+                    f"{caller.name} has sent its {limit:,} texts a minute; retry in {after} s",
+                    retry_after=after,
+                )
+            self._left[caller.name] = left - texts, now
+        self.texts[caller.name] += texts
 
 
 class Queue:

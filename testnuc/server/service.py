@@ -27,6 +27,7 @@ from testnuc.results import Results
 from testnuc.server.access import (
     REQUEST_ID,
     Bodies,
+    Callers,
     Queue,
     about,
     cors_headers,
@@ -99,7 +100,7 @@ class Service:
         self.closing = False
         #: Reloads that changed nothing, because of a mistake in a file for example.
         self.failed_reloads = 0
-        self.queue = Queue(self.settings.max_pending)
+        self.queue, self._callers = Queue(self.settings.max_pending), Callers()
         #: Bodies of requests that have not arrived in full.
         self.bodies = Bodies(self.settings.max_body, self.settings.body_timeout)
         #: Last use of a connection, by its protocol; None while in use.
@@ -197,6 +198,8 @@ class Service:
         yield Value("ready", "1 while requests are accepted and can be answered.", ready, {})
         failed = self.failed_reloads
         yield Value("failed_reloads", "Reloads that failed.", failed, {}, counted=True)
+        for name, texts in self._callers.texts.items():
+            yield Value("caller_texts", "Texts by caller.", texts, {"caller": name}, counted=True)
         for served in list(self.sets.values()):
             yield from served.values()
 
@@ -243,6 +246,7 @@ class Service:
             self.queue.admit(len(asked.texts)) as leave,
             served.answering(about(request), _OF_CALLS * seconds, lines=lines) as failed,
         ):
+            self._callers.admit(request, len(asked.texts))
             if lines:
                 return await self._stream(request, self._lines(served, asked, leave, failed))
             try:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from testnuc._base.checks import checked_positive, checked_whole, is_loopback
 from testnuc.errors import ConfigurationError, InvalidInputError
@@ -18,6 +18,15 @@ _MOST_AUDITED = 1_000
 _ORIGIN = re.compile(r"https?://[^/\s,]+")
 _COUNTS = ("max_body", "max_texts", "max_text_chars", "max_pending")
 _SECONDS = ("body_timeout", "idle_timeout", "request_timeout", "drain_timeout")
+#: What a line of tokens may end with: texts a minute.
+_RATE = re.compile(r"([1-9][0-9]{0,8})/minute")
+
+
+class Caller(NamedTuple):
+    """Who sends a token, and how many texts a minute; None: any number."""
+
+    name: str
+    per_minute: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +42,7 @@ class ServerSettings:
 
     host: str = "127.0.0.1"
     port: int = 8080
-    #: One token, or lines of a name and a token; a function is asked at each request.
+    #: One token, or lines as in a ``--token-file``; a function is asked at each request.
     token: str | Callable[[], str] | None = field(default=None, repr=False)
     max_body: int = 4 * 1024 * 1024
     max_texts: int = 1_000
@@ -89,8 +98,8 @@ class ServerSettings:
                     "https://desk.example, or *"
                 )
 
-    def tokens(self) -> Mapping[str, str]:
-        """Return the tokens that callers may send, with their names; empty: none is needed.
+    def tokens(self) -> Mapping[str, Caller]:
+        """Return the tokens that callers may send, and who they are; empty: none is needed.
 
         A function that fails after it gave tokens changes nothing: its error is logged once.
         """
@@ -99,7 +108,9 @@ class ServerSettings:
         try:
             found = _tokens_in(self.token())
             if found != self._valid.get("tokens", found):
-                _log.info("the tokens are now those of %s", ", ".join(found.values()))
+                _log.info(
+                    "the tokens are now those of %s", ", ".join(one.name for one in found.values())
+                )
             self._valid.update(tokens=found, problem=None)
         except Exception as exc:
             if not self._valid:
@@ -107,7 +118,7 @@ class ServerSettings:
             if self._valid["problem"] != str(exc):
                 self._valid["problem"] = str(exc)
                 _log.error("the tokens stay those before: %s", exc)
-        tokens: Mapping[str, str] = self._valid["tokens"]
+        tokens: Mapping[str, Caller] = self._valid["tokens"]
         return tokens
 
     def limits(self) -> dict[str, int]:
@@ -116,14 +127,17 @@ class ServerSettings:
 
 
 @lru_cache(maxsize=4)
-def _tokens_in(text: str) -> Mapping[str, str]:
-    """Return the tokens in a text, a line each: ``TOKEN`` or ``NAME TOKEN``; two may have a name.
+def _tokens_in(text: str) -> Mapping[str, Caller]:
+    """Return the tokens in a text, a line each: ``TOKEN``, ``NAME TOKEN`` or ``NAME TOKEN
+    600/minute``; two may have a name.
 
     Messages never contain a token.
-    """
-    tokens: dict[str, str] = {}
+    """  # noqa: D205 - the forms belong to the summary
+    tokens: dict[str, Caller] = {}
     for number, line in enumerate(filter(None, map(str.strip, text.splitlines())), 1):
-        *names, token = line.split(maxsplit=1)
+        before, _, last = line.rpartition(" ")
+        rate = _RATE.fullmatch(last)
+        *names, token = (before if rate else line).split(maxsplit=1)
         if len(token) < _LEAST_TOKEN:
             raise ConfigurationError(
                 f"the token has fewer than {_LEAST_TOKEN} characters and can be guessed; create "
@@ -131,9 +145,11 @@ def _tokens_in(text: str) -> Mapping[str, str]:
             )
         if not token.isascii() or not token.isprintable() or " " in token:
             raise ConfigurationError(
-                "the token contains characters that a header cannot carry; use letters and digits"
+                "the token contains characters that a header cannot carry; use letters and digits, "
+                "and write lines as NAME TOKEN or NAME TOKEN 600/minute"
             )
-        tokens[token] = names[0] if names else f"token {number}"
+        name = names[0] if names else f"token {number}"
+        tokens[token] = Caller(name, int(rate[1]) if rate else None)
     if not tokens:
         raise ConfigurationError("there is no token; create one with: openssl rand -hex 32")
     return tokens

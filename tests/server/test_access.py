@@ -14,7 +14,7 @@ import pytest
 
 from testnuc import TestNUC
 from testnuc.errors import ConfigurationError, InvalidInputError
-from testnuc.server import JsonLines, ServerSettings
+from testnuc.server import JsonLines, ServerSettings, access
 from testnuc.testing import LoopbackLLM
 from testnuc.types import Reason
 from tests.conftest import LABELS, confident, gold, messages
@@ -327,3 +327,55 @@ def test_other_tokens_are_logged_by_their_names(caplog):
     for _ in range(2):
         assert len(settings.tokens()) == 2
     assert caplog.messages == ["the tokens are now those of desk, shop"]
+
+
+async def test_a_caller_has_so_many_texts_a_minute(client_of):
+    one, two, other = ({"Authorization": f"Bearer {c * 20}"} for c in "abc")
+    lines = f"desk {'a' * 20} 3/minute\ndesk {'b' * 20} 3/minute\nshop {'c' * 20}"
+    texts = messages(5)
+    async with running(client_of, {"token": lines}) as (_, _, session):
+
+        async def status(caller, *texts):
+            body = {"texts": texts}
+            async with session.post("/v1/classify", json=body, headers=caller) as response:
+                return response.status, await response.json(), response.headers
+
+        assert (await status(one, *texts[:2]))[0] == 200
+        # one text is left, and one request may take more
+        assert (await status(two, *texts[:4]))[0] == 200
+        refused, answer, headers = await status(one, texts[0])
+        assert (refused, answer["error"]["type"]) == (429, "caller_limit")
+        assert "desk has sent its 3 texts a minute" in answer["error"]["message"]
+        assert 0 < int(headers["Retry-After"]) <= 80
+        assert (await status(other, *texts))[0] == 200
+        async with session.get("/metrics", headers=other) as response:
+            page = await response.text()
+    assert 'testnuc_caller_texts_total{caller="desk"} 6.0' in page
+    assert 'testnuc_caller_texts_total{caller="shop"} 5.0' in page
+    assert "testnuc_pending_texts 0.0" in page
+
+
+@pytest.mark.parametrize("end", ["0/minute", "600/hour", "many/minute"])
+def test_a_limit_that_cannot_be_read_is_refused(end):
+    with pytest.raises(ConfigurationError, match="NAME TOKEN 600/minute"):
+        ServerSettings(token=f"desk {'a' * 20} {end}")
+
+
+def test_what_a_minute_has_comes_back_evenly(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(access.time, "monotonic", lambda: now[0])
+    callers, request = access.Callers(), {access._CALLER: access.Caller("desk", 60)}
+    callers.admit(request, 90)
+    with pytest.raises(access.RequestError, match="retry in 31 s"):
+        callers.admit(request, 1)
+    now[0] += 30.5
+    with pytest.raises(access.RequestError, match="retry in 1 s"):
+        callers.admit(request, 1)
+    now[0] += 0.5
+    callers.admit(request, 1)
+    # and no more than a minute's
+    now[0] += 1_000
+    callers.admit(request, 60)
+    with pytest.raises(access.RequestError):
+        callers.admit(request, 1)
+    assert callers.texts == {"desk": 151}
