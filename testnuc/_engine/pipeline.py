@@ -32,7 +32,7 @@ from testnuc.head import Head
 from testnuc.index.matching import empty_matches
 from testnuc.labels import LabelSet
 from testnuc.protocols import Index, Method, PoolText, Store
-from testnuc.transport.calls import PATIENCE, why_late
+from testnuc.transport.calls import in_time
 from testnuc.trust.auto_policy import MIN_PREDICTIONS, VoteSettings
 from testnuc.trust.diagnosis import Decision
 from testnuc.trust.uncertainty import UncertaintySampling
@@ -192,10 +192,10 @@ class Pipeline:
         for _ in filter(run.answers.has_outcome, places):
             on_answered()
         try:
-            async with asyncio.timeout_at(PATIENCE.get((None,))[0]):
+            async with in_time():
                 await self._predict(run, places, on_place=lambda _: on_answered())
-        except (TimeoutError, *FATAL_ERRORS) as exc:
-            return why_late() if isinstance(exc, TimeoutError) else exc
+        except FATAL_ERRORS as error:
+            return error
         return None
 
     async def _retrieved(
@@ -298,15 +298,13 @@ class Pipeline:
             if run.failure is not None:
                 raise run.failure
             every = self._skipping_rounds(run) if self.skips else self._rounds(run, waves=waves)
-            until = PATIENCE.get((None,))[0]
-            async with asyncio.timeout_at(until), aclosing(every) as rounds:
+            async with in_time(), aclosing(every) as rounds:
                 async for places in rounds:
                     await self._predict(run, places, lane, on_place)
             if run.votes.settings.learned is not None:
                 # it counts more neighbors than vote
                 await self.retriever.fill(run, range(run.batch.n_own, len(run.batch.entries)))
-        except (TimeoutError, *FATAL_ERRORS) as exc:
-            error = why_late() if isinstance(exc, TimeoutError) else exc
+        except FATAL_ERRORS as error:
             first = next(iter(run.answers.errors.values()), error)
             if not await self._salvage(run, error):
                 if first is error:

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass
@@ -39,6 +40,16 @@ def why_late() -> ProviderError:
         if error.retryable and not isinstance(error, ReplyError):
             return copy(error)
     return CallTimeoutError("no result within the time of the request", retry_after=5)
+
+
+@asynccontextmanager
+async def in_time() -> AsyncIterator[None]:
+    """Wait until the end of `PATIENCE` at the longest; raises then what the calls wait after."""
+    try:
+        async with asyncio.timeout_at(PATIENCE.get((None,))[0]):
+            yield
+    except TimeoutError:
+        raise why_late() from None
 
 
 class NotSentError(Exception):
