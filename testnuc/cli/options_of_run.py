@@ -44,9 +44,10 @@ async def with_options_of_run(client: Options, source: str) -> tuple[Options, An
     kept, run = AnswerStore(source), dict[str, Any]()
     if holds_rows(source):
         existing(source)
-        if not RunNote.of(source).options:
-            RunNote.adopt(source, cache(lambda of: read_table(source, of, quiet=True).results))
         note = RunNote.of(source)
+        if not note.options:
+            RunNote.adopt(source, cache(lambda of: read_table(source, of, quiet=True).results))
+            note = RunNote.of(source)
         run = {**note.options}
         kept = AnswerStore.of_results(client["store"], source)
         if client["store"] is None and note.named is not None:

@@ -1,13 +1,12 @@
 """Judgments in a table, as texts and labels."""
 
 import csv
-import io
 import os
 from pathlib import Path
 
 import orjson
 
-from testnuc._base.jsonl import bytes_of, long_fields, unguarded
+from testnuc._base.jsonl import bytes_of, lines_of, long_fields, unguarded
 from testnuc.errors import InvalidInputError
 from testnuc.types import SEPARATOR, split_labels
 
@@ -78,7 +77,7 @@ def _rows_of(path: str | os.PathLike[str]) -> list[dict[str, str]]:
         raise InvalidInputError(f"{path} is not UTF-8: {exc}; save it as UTF-8") from exc
     try:
         with long_fields():
-            rows = list(csv.DictReader(io.StringIO(content, newline="")))
+            rows = list(csv.DictReader(lines_of(content)))
     except csv.Error as exc:
         raise InvalidInputError(f"{path} is not CSV: {exc}") from exc
     return [{name: unguarded(value) for name, value in row.items()} for row in rows]

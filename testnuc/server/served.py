@@ -189,11 +189,10 @@ class ServedSet:
         Of `lines` each waits by itself. None waits while the provider is paused for longer.
         """
         failed, latest = defaultdict[str, list[Exception]](list), deque[ProviderError](maxlen=1)
-        transport, until = parts_of(self.nuc).transport, asyncio.get_running_loop().time() + seconds
+        transport, now = parts_of(self.nuc).transport, asyncio.get_running_loop().time()
         if pause := transport.admission.pause:
             latest.append(RateLimitedError("the provider asked all to wait", retry_after=pause))
-        if pause > seconds:
-            until -= seconds
+        until = now if pause > seconds else now + seconds
         PATIENCE.set((None if lines and pause <= seconds else until, latest))
         try:
             with transport.observed(latest.append):

@@ -7,6 +7,7 @@ import json
 import logging
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import aiohttp
 import pytest
@@ -36,14 +37,22 @@ def down():
     return error
 
 
-class Down(Held):
-    """Answers half of the texts; calls for the others fail, and are sent again."""
+def revoked():
+    return AuthenticationError("the key was revoked", status_code=401)
+
+
+class Failing(Held):
+    """Answers at once, but each call for a text with a word fails."""
+
+    def __init__(self, word, error):
+        super().__init__()
+        self.word, self.error = word, error
+        self.gate.set()
 
     async def answer(self, request):
-        self.gate.set()
-        if any("down" in text for text in request.texts):
+        if any(self.word in text for text in request.texts):
             self.asked += request.texts
-            raise down()
+            raise self.error()
         return await super().answer(request)
 
 
@@ -61,7 +70,7 @@ async def has_failed(model, text):
 
 
 async def test_a_request_that_waits_for_a_provider_ends_in_time_with_its_failure(caplog):
-    model = Down()
+    model = Failing("down", down)
     async with served(client(model, k=0, limits=SOON), request_timeout=20) as (_, session):
         for body in ({"text": "down"}, {"texts": ["down 1", "down 2"]}):
             status, answer, _ = await late(session, model, body)
@@ -106,7 +115,7 @@ async def test_a_provider_that_hangs_holds_back_no_text_with_an_answer(client_of
 
 async def test_texts_that_failed_are_one_line_of_a_request(caplog):
     caplog.set_level(logging.WARNING, "testnuc.server")
-    model = Down()
+    model = Failing("down", down)
     one = {"Authorization": f"Bearer {'a' * 20}", "X-Request-ID": "r1"}
     settings = {"request_timeout": 20, "token": f"desk {'a' * 20}"}
     async with served({"moods": client(model, k=0, limits=SOON)}, **settings) as (_, session):
@@ -139,7 +148,7 @@ async def test_what_was_learned_labels_while_the_provider_fails(failure):
 
     def of(text):
         if broken and failure == "key":
-            raise AuthenticationError("the key was revoked", status_code=401)
+            raise revoked()
         if broken:
             raise down()
         return answer(text)
@@ -234,14 +243,7 @@ async def test_labels_their_trust_and_the_time_of_calls_are_measured():
 
 @pytest.mark.parametrize("lines", [False, True])
 async def test_the_status_says_that_each_text_of_a_list_failed(lines):
-    class Revoked(Held):
-        async def answer(self, request):
-            if "revoked" in request.texts[0]:
-                raise AuthenticationError("the key was revoked", status_code=401)
-            return await super().answer(request)
-
-    model = Revoked()
-    model.gate.set()
+    model = Failing("revoked", revoked)
     async with served(client(model, k=0)) as (_, session):
         assert (await post(session, {"text": "refund please"}))[0] == 200
         body = {"texts": ["revoked 1", "", "revoked 2"], "stream": lines}
@@ -259,15 +261,7 @@ async def test_the_status_says_that_each_text_of_a_list_failed(lines):
 
 @pytest.mark.parametrize("lines", [False, True])
 async def test_a_request_does_not_wait_for_a_pause_that_is_longer_than_its_time(lines):
-    class Busy(Held):
-        async def answer(self, request):
-            if "busy" in request.texts[0]:
-                self.asked += request.texts
-                raise RateLimitedError("slow down", retry_after=90)
-            return await super().answer(request)
-
-    model = Busy()
-    model.gate.set()
+    model = Failing("busy", partial(RateLimitedError, "slow down", retry_after=90))
     async with served(client(model, k=0), request_timeout=20) as (service, session):
         assert (await post(session, {"text": "refund please"}))[0] == 200
         waiting = asyncio.create_task(post(session, {"text": "busy 1"}))
