@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import weakref
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from hashlib import sha256
 from itertools import pairwise
@@ -391,12 +391,18 @@ class Head:
             if problem is not None:
                 raise InvalidInputError(f"text {at} {problem}")
         vectors, errors = self._embedded(given)
-        rows = [
-            self._record(at, text, trust, candidates, errors.get(at))
-            for at, (text, (trust, candidates)) in enumerate(
-                zip(given, self._said(vectors), strict=True)
-            )
-        ]
+        rows = []
+        for at, (text, (trust, said)) in enumerate(zip(given, self._said(vectors), strict=True)):
+            error = errors.get(at)
+            candidates = [] if error is not None else said
+            has = {name: chance for name, is_given, _, chance in candidates if is_given}
+            made = Classification(at, text, None, error=error)
+            if error is None:
+                made = replace(made, label=SEPARATOR.join(has), trust=trust, source="head")
+            if self.sets is not None:
+                shares = {name: share for name, _, share, _ in candidates}
+                made = replace(made, shares=shares, trusts=has)
+            rows.append(made)
         return Results(
             rows,
             Usage(),
@@ -415,25 +421,6 @@ class Head:
             labels.trust.tolist(), pairwise(labels.starts.tolist()), strict=True
         ):
             yield trust, candidates[first:end]
-
-    def _record(
-        self,
-        index: int,
-        text: str,
-        trust: float,
-        candidates: Sequence[_Candidate],
-        error: Exception | None,
-    ) -> Classification:
-        if error is not None:
-            candidates = ()
-        given = {name: chance for name, has, _, chance in candidates if has}
-        several: dict[str, Any] = {}
-        if self.sets is not None:
-            several = {"shares": {name: share for name, _, share, _ in candidates}, "trusts": given}
-        if error is not None:
-            return Classification(index, text, None, error=error, **several)
-        label = SEPARATOR.join(given)
-        return Classification(index, text, label, trust=trust, source="head", **several)
 
     async def answer(self, request: Request) -> Reply:
         """Label texts as a provider, with trust as the confidence."""

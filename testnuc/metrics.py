@@ -84,7 +84,17 @@ def score(
     stated = np.array(confidences or [None] * len(gold), np.float64)
     known = ~np.isnan(stated) & np.array([said is not None for said in given])
     error = calibration_error(stated[known], hit[known] > 0, _BINS) if known.any() else None
-    per_class, pairs = _per_class(support, count, hits), support.total() + count.total()
+    pairs = support.total() + count.total()
+    per_class = tuple(
+        ClassScore(
+            name,
+            hits[name] / count[name] if count[name] else 0.0,
+            hits[name] / support[name] if support[name] else 0.0,
+            2 * hits[name] / (support[name] + count[name]),
+            support[name],
+        )
+        for name in sorted(support.keys() | count.keys())
+    )
     return Scores(
         texts=len(gold),
         unlabeled=sum(said is None for said in given),
@@ -100,22 +110,6 @@ def score(
 
 def _set(labels: str | Collection[str] | None) -> set[str]:
     return set() if labels is None else {labels} if isinstance(labels, str) else set(labels)
-
-
-def _per_class(
-    support: Counter[str], count: Counter[str], hits: Counter[str]
-) -> tuple[ClassScore, ...]:
-    """Score each label, by its number of gold labels, of predictions, and of correct ones."""
-    return tuple(
-        ClassScore(
-            name,
-            hits[name] / count[name] if count[name] else 0.0,
-            hits[name] / support[name] if support[name] else 0.0,
-            2 * hits[name] / (support[name] + count[name]),
-            support[name],
-        )
-        for name in sorted(support.keys() | count.keys())
-    )
 
 
 def calibration_error(confidences: Array, hit: Bools, bins: int) -> float:

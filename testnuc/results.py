@@ -178,12 +178,6 @@ def _columns(results: Results) -> dict[str, list[Any]]:
     return {name: [fields.get(name) for fields in rows] for name in names}
 
 
-def _outcome(row: Classification) -> tuple[list[str] | None, Prediction | None, bool]:
-    """Return the labels of a text, its own prediction, and whether it has an error."""
-    labels = None if row.label is None else list(row.labels)
-    return labels, row.prediction, row.error is not None
-
-
 @dataclass(eq=False, repr=False)
 class Results(Sequence[Classification]):
     """The classifications of `classify_many`, in the order of the texts.
@@ -235,10 +229,15 @@ class Results(Sequence[Classification]):
         results._rows = rows  # noqa: SLF001
         return results
 
-    def _outcomes(self) -> Iterable[tuple[list[str] | None, Prediction | None, bool]]:
+    def _outcomes(self) -> Iterator[tuple[list[str] | None, Prediction | None, bool]]:
+        """Yield the labels of each text, its own prediction, and whether it has an error."""
         # rows of a run need not create every `Classification`
-        outcomes = getattr(self._rows, "outcomes", None)
-        return map(_outcome, self._rows) if outcomes is None else outcomes()
+        if (outcomes := getattr(self._rows, "outcomes", None)) is not None:
+            yield from outcomes()
+            return
+        for one in self._rows:
+            labels = None if one.label is None else list(one.labels)
+            yield labels, one.prediction, one.error is not None
 
     @property
     def labels(self) -> list[str | None]:

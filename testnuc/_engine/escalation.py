@@ -87,7 +87,11 @@ class RefereeModel:
         for place, entry in enumerate(texts):
             predictor = self.predictor
             if shown is not None and len(shown[place]) > 1:
-                predictor = self._predictor(self._some(entry, shown[place]))
+                # in an order that depends on the text alone
+                rng = np.random.default_rng(int.from_bytes(entry.hash[:8]))
+                names = sorted(shown[place])
+                order = [names[i] for i in rng.permutation(len(names)).tolist()]
+                predictor = self._predictor(self._parts.labels.some(order))
             ask = predictor.ask(entry.text, entry.hash, place)
             ask.answer = predictor.answer
             asks.append(ask)
@@ -101,13 +105,6 @@ class RefereeModel:
         """Wait for calls in flight, and close the connections."""
         await self._scheduler.close()
         await self._transport.aclose()
-
-    def _some(self, entry: PoolText, names: Sequence[str]) -> LabelSet:
-        """Return some labels, in an order that depends on the text alone."""
-        labels = self._parts.labels
-        rng = np.random.default_rng(int.from_bytes(entry.hash[:8]))
-        order = [sorted(names)[i] for i in rng.permutation(len(names)).tolist()]
-        return labels.some(order)
 
     def _predictor(self, labels: LabelSet) -> Predictor:
         of_run, instructions = self._parts.sampling, self._parts.instructions

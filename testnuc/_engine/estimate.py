@@ -127,7 +127,7 @@ class Estimator:
     ) -> Estimate:
         """Count all prompts as missing: their examples depend on the embedding of the text."""
         context = self._method.context
-        rest = [text async for text in self._pool_texts(entries)]
+        rest = [text async for part in self._pool_texts(entries) for text in part]
         asked = [e.text for e in [*open_, *rest[:most]]]
         shown = [Demonstration(e.text) for e in [*open_, *rest][: context + 1]]
         calls: list[_Prompt] = [
@@ -163,23 +163,17 @@ class Estimator:
     ) -> list[str]:
         """Return pool texts that may need a call, at most `most`."""
         missing: list[str] = []
-        others: list[PoolText] = []
-        if most:
-            async for other in self._pool_texts(entries):
-                others.append(other)
-                if len(others) == _CHUNK:
-                    missing += (await self._missing(others, samples))[0]
-                    others = []
-                    if len(missing) >= most:
-                        break
-        return [*missing, *(await self._missing(others, samples))[0]][:most]
+        async for others in self._pool_texts(entries):
+            if len(missing) >= most:
+                break
+            missing += (await self._missing(others, samples))[0]
+        return missing[:most]
 
-    async def _pool_texts(self, entries: Sequence[PoolText]) -> AsyncIterator[PoolText]:
+    async def _pool_texts(self, entries: Sequence[PoolText]) -> AsyncIterator[list[PoolText]]:
         own = {entry.hash for entry in entries}
         async for texts in scanned(self._parts.pool, _CHUNK):
-            for text in without_foreign_labels(texts, self._predictor.labels):
-                if text.label is None and text.hash not in own:
-                    yield text
+            known = without_foreign_labels(texts, self._predictor.labels)
+            yield [text for text in known if text.label is None and text.hash not in own]
 
     async def _sum(
         self, asked: Sequence[_Prompt], stored: int, stages: int, whole: Sequence[str] = ()

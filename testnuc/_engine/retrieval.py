@@ -136,20 +136,20 @@ class Retriever:
 
     async def stored(self, entries: Sequence[PoolText]) -> list[Prediction | None]:
         """Return the prediction of each text if all of its samples are stored."""
-        found: list[Prediction | None] = []
+        found, n = list[Prediction | None](), self.method.samples
         for start in range(0, len(entries), _BLOCK):
-            found += await self._stored_block(entries[start : start + _BLOCK])
+            part = entries[start : start + _BLOCK]
+            if self.examples is not None:
+                found += await self.examples.stored(part)
+                continue
+            keys = [self.predictor.key(entry.text, sample) for entry in part for sample in range(n)]
+            hits = await self.store.get_predictions(keys)
+            samples = [
+                [p for p in hits[i : i + n] if p is not None] for i in range(0, len(hits), n)
+            ]
+            found += [self.method.reduce(of) if len(of) == n else None for of in samples]
             await asyncio.sleep(0)
         return found
-
-    async def _stored_block(self, entries: Sequence[PoolText]) -> list[Prediction | None]:
-        if self.examples is not None:
-            return await self.examples.stored(entries)
-        n = self.method.samples
-        keys = [self.predictor.key(entry.text, sample) for entry in entries for sample in range(n)]
-        found = await self.store.get_predictions(keys)
-        samples = [[p for p in found[i : i + n] if p is not None] for i in range(0, len(found), n)]
-        return [self.method.reduce(of) if len(of) == n else None for of in samples]
 
     async def build(self, texts: Sequence[PoolText], matches: Matches) -> TextBatch:
         """Fetch the neighbors' texts and build the batch."""
@@ -408,10 +408,6 @@ class PoolPredictions:
 
         Of a pool with more than `most` texts, they are spread over it evenly.
         """
-        return await self._with_neighbors(await self.texts(most), settings, k)
-
-    async def texts(self, most: int) -> list[PoolText]:
-        """Return the texts of the pool that have a prediction, see `labeled`."""
         every = max(1, -(-len(self.retriever.pool) // most))
         texts: list[PoolText] = []
         async for found in scanned(self.retriever.pool, SEARCH):
@@ -420,7 +416,7 @@ class PoolPredictions:
             part = [e for e in part if int.from_bytes(e.hash[1:5]) % every == 0]
             stored = await self.retriever.stored(part)
             texts += [e for e, p in zip(part, stored, strict=True) if p is not None]
-        return texts
+        return await self._with_neighbors(texts, settings, k)
 
     async def _with_neighbors(
         self, texts: Sequence[PoolText], settings: VoteSettings, k: int

@@ -6,8 +6,8 @@ next one. The vote labels all; a text without voters keeps the LLM's own answer.
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from typing import Self, TypeAlias
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from testnuc.errors import EmbeddingError
 from testnuc.trust.auto_policy import MAX_NEIGHBORS, VoteSettings
 from testnuc.trust.model import HeadModel
 from testnuc.types import Reason, error_text
-from testnuc.voting import Labels, VoteResult, starts_of_rows
+from testnuc.voting import Labels, VoteResult
 
 #: Judgments: place -> the classes, None = none of the labels, and "person" or "referee".
 Said: TypeAlias = Mapping[int, tuple[tuple[int, ...] | None, str]]
@@ -36,10 +36,17 @@ _KEPT = Reason(
 class Layer:
     """The labels of one labeler."""
 
-    #: Of all own texts.
+    #: Of all own texts; of those that it does not label, any.
     labels: Labels
     #: bool[n_own], the texts that it labels.
     here: Bools
+
+    @classmethod
+    def of(cls, n: int, rows: Int64s, labels: Labels) -> Self:
+        """Return labels of some of n own texts."""
+        here, place = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.int64)
+        here[rows], place[rows] = True, np.arange(len(rows))
+        return cls(labels.at(place) if len(rows) else Labels.of([None] * n), here)
 
 
 class Run:
@@ -68,24 +75,15 @@ class Run:
     def judge(self, said: Said) -> None:
         """Let judgments win; no referee takes a protected label away."""
         self.judges |= self._allowed(said)
-        n = self.batch.n_own
-        here = np.zeros(n, dtype=np.bool_)
-        here[list(self.judges)] = True
-        known, trust = here.copy(), np.full(n, np.nan)
-        pairs: list[tuple[int, int]] = []
-        for place, (classes, source) in sorted(self.judges.items()):
-            if classes is None:
-                known[place] = False
-            elif source == "person":
-                # how often a referee is right is not known
-                trust[place] = 1.0
-            pairs += [(place, one) for one in classes or ()]
-        rows, label = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-        starts, ones = starts_of_rows(rows, n), np.ones(len(rows), dtype=np.float32)
-        of_rows = starts, label.astype(np.int32), ones
-        labels = Labels(*of_rows, known, chance=trust[rows], trust=trust)
-        if self.judges:
-            self.layers["judged"] = Layer(labels, here)
+        if not self.judges:
+            return
+        judged = self.judges.values()
+        labels = Labels.of([None if of is None else [(c, 1.0) for c in of] for of, _ in judged])
+        # how often a referee is right is not known
+        sure = labels.known & np.array([source == "person" for _, source in judged])
+        trust = np.where(sure, 1.0, np.nan)
+        labels = replace(labels, chance=trust[labels.rows], trust=trust)
+        self.layers["judged"] = Layer.of(self.batch.n_own, np.array([*self.judges]), labels)
 
     def _allowed(self, said: Said) -> Said:
         """Return judgments without those of a referee against a label that only a person takes."""

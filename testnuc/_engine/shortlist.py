@@ -267,17 +267,13 @@ class Shortlist:
 
     async def lists(self, run: Run, places: Sequence[int]) -> Int32s:
         """Return the labels to show for the texts at some places, in label order."""
-        own = run.batch.shortlists
+        own, at = run.batch.shortlists, np.array(places, dtype=np.int64)
         found = np.empty((len(places), self.size), dtype=np.int32)
-        others = []
-        for row, place in enumerate(places):
-            if own is None or place >= run.batch.n_own:
-                others.append(row)
-            else:
-                found[row] = own[place]
-        for start in range(0, len(others), _BLOCK):
-            rows = others[start : start + _BLOCK]
-            entries = [run.batch.entries[places[row]] for row in rows]
+        others = at >= (0 if own is None else run.batch.n_own)
+        if own is not None:
+            found[~others] = own[at[~others]]
+        for rows in np.split(np.flatnonzero(others), range(_BLOCK, int(others.sum()), _BLOCK)):
+            entries = [run.batch.entries[place] for place in at[rows].tolist()]
             found[rows] = await self.nearest(await self.embedding.vectors(entries))
         return found
 
@@ -292,27 +288,13 @@ class Shortlist:
         self, vectors: Float16s, first: Sequence[Sequence[int]] | None = None
     ) -> Int32s:
         """Return the labels nearest to each text, as `nearest_labels`."""
-        labels = await self._label_vectors()
-        found = np.empty((len(vectors), self.size), dtype=np.int32)
-        for start in range(0, len(vectors), _BLOCK):
-            part = slice(start, start + _BLOCK)
-            found[part] = await asyncio.to_thread(
-                nearest_labels,
-                labels,
-                vectors[part],
-                self.size,
-                None if first is None else first[part],
-            )
-        return found
-
-    async def _label_vectors(self) -> Float32s:
         if self._vectors is None:
-            vectors = await self.embedding.embed(described(self.labels))
+            labels = await self.embedding.embed(described(self.labels))
             if self.labels.none_label is not None:
                 # in every prompt anyway
-                vectors[self.labels.names.index(self.labels.none_label)] = 0
-            self._vectors = vectors
-        return self._vectors
+                labels[self.labels.names.index(self.labels.none_label)] = 0
+            self._vectors = labels
+        return await asyncio.to_thread(nearest_labels, self._vectors, vectors, self.size, first)
 
 
 def compared_part(entries: Sequence[PoolText]) -> list[int]:

@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import partial
 
 from testnuc._base.checks import valid_text
 from testnuc._engine.batch import FATAL_ERRORS
@@ -171,9 +171,7 @@ class _Stream:
             # with "stored", neighbors outside the window already have predictions
             stored = self.pipeline.neighbors == "stored"
             known = run.batch.n_own if stored else len(run.batch.entries)
-            on_place = partial(
-                _count_down, *await asyncio.to_thread(_waiting, run, known), complete
-            )
+            on_place = await asyncio.to_thread(_countdown, run, known, complete)
             on_place(-1)
         try:
             await self.pipeline.complete(run, waves=waves, on_place=on_place)
@@ -214,32 +212,28 @@ def _first(error: BaseException) -> Exception:
     return error if isinstance(error, Exception) else RuntimeError(repr(error))
 
 
-def _waiting(run: Run, end: int) -> tuple[list[int], list[list[int]]]:
-    """Return the number of open predictions of each own text, and the texts that wait for each.
+def _countdown(run: Run, end: int, complete: Callable[[int], None]) -> Callable[[int], None]:
+    """Return what completes the own texts that waited for nothing but one more prediction.
 
-    Counts only places below `end` without an outcome. The texts that wait for none are the last.
+    Of places below `end` without an outcome; -1 completes the texts that wait for none.
     """
-    waits = [0] * run.batch.n_own
-    waits_for: list[list[int]] = [[] for _ in run.batch.entries]
+    waits, waits_for = [0] * run.batch.n_own, defaultdict[int, list[int]](list)
     for place in range(run.batch.n_own):
         for other in (place, *run.batch.neighbors[place].tolist()):
             if 0 <= other < end and not run.answers.has_outcome(other):
                 waits[place] += 1
                 waits_for[other].append(place)
-    none = [place for place, missing in enumerate(waits) if not missing]
-    for place in none:
-        waits[place] = 1
-    return waits, [*waits_for, none]
-
-
-def _count_down(
-    waits: list[int], waits_for: list[list[int]], complete: Callable[[int], None], other: int
-) -> None:
-    """Complete the texts that waited for nothing but the prediction at one place."""
-    for place in waits_for[other]:
-        waits[place] -= 1
         if not waits[place]:
-            complete(place)
+            waits[place] = 1
+            waits_for[-1].append(place)
+
+    def count_down(other: int) -> None:
+        for place in waits_for.get(other, ()):
+            waits[place] -= 1
+            if not waits[place]:
+                complete(place)
+
+    return count_down
 
 
 async def _batches(

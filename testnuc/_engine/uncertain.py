@@ -27,7 +27,7 @@ def label_by_head(head: Head, run: Run, vectors: Float16s, rows: Int64s) -> Int6
     labels = head.labels_of(vectors[rows])
     labels = replace(labels, label=head.for_labels(run.batch.labels.names)[labels.label])
     sure = labels.trust >= head.least_trust
-    run.layers["head"] = _layer(run.batch.n_own, rows[sure], labels.at(np.flatnonzero(sure)))
+    run.layers["head"] = Layer.of(run.batch.n_own, rows[sure], labels.at(np.flatnonzero(sure)))
     if sure.any():
         run.notes.append(
             f"the head labeled {int(sure.sum()):,} of {len(vectors):,} texts, those with a trust "
@@ -35,16 +35,6 @@ def label_by_head(head: Head, run: Run, vectors: Float16s, rows: Int64s) -> Int6
             "LLM"
         )
     return rows[~sure]
-
-
-def _layer(n: int, rows: Int64s, labels: Labels) -> Layer:
-    """Return labels of some of n texts as those of one labeler."""
-    here = np.zeros(n, dtype=np.bool_)
-    here[rows] = True
-    # texts that it does not label have those of the first one, which nobody reads
-    place = np.zeros(n, dtype=np.int64)
-    place[rows] = np.arange(len(rows))
-    return Layer(labels.at(place) if len(rows) else Labels.of([None] * n), here)
 
 
 def asked_first(
@@ -111,7 +101,7 @@ async def ask_unsure(
             run.answers.put(place, problem)
         return
     labels = Labels.single(sampler.labels[skipped], trust=sampler.trust[skipped].astype(np.float64))
-    run.layers["sampler"] = _layer(run.batch.n_own, rows[skipped], labels)
+    run.layers["sampler"] = Layer.of(run.batch.n_own, rows[skipped], labels)
     if settings.learned is not None and settings.argmax is not None and proved:
         own = run.answers.label[rows]
         said = judged_classes(run, rows.tolist(), settings.learned)
