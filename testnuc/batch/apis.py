@@ -5,7 +5,6 @@ import re
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -26,9 +25,10 @@ from testnuc.batch.base import (
     written,
 )
 from testnuc.errors import InvalidInputError, ProviderError, ServerError, TestNUCError, printable
+from testnuc.limits.headers import timestamp
 from testnuc.protocols import StoredBatch
 from testnuc.transport import AuxiliaryRequests
-from testnuc.transport.api_errors import STATUS
+from testnuc.transport.api_errors import ERROR_STATUS, STATUS
 from testnuc.transport.connections import HTTPAnswer
 
 _log = logging.getLogger("testnuc.batch")
@@ -189,8 +189,9 @@ class OpenAIBatches(BatchAPI):
 
     def _result(self, custom_id: str, found: dict[str, Any]) -> BatchResultLine | None:
         response, error = mapping(found.get("response")), found.get("error")
-        body, status = response.get("body"), _failure(response.get("status_code"))
-        body = mapping(body) or body
+        failed = ERROR_STATUS.fullmatch(identifier(response.get("status_code")))
+        status = int(failed[0]) if failed else None
+        body = mapping(response.get("body")) or response.get("body")
         answered = any(mapping(body).get(field) for field in _ANSWER)
         if answered or (body and status is None):
             return BatchResultLine(custom_id, 200, written(body))
@@ -218,12 +219,6 @@ class OpenAIBatches(BatchAPI):
         body = {"error": {**first, "message": message}}
         error = self._provider.error(status, {}, written(body))
         return error if isinstance(error, ProviderError) else ServerError(self._words(message))
-
-
-def _failure(status: object) -> int | None:
-    """Return the HTTP status of a failed request; None if it is none."""
-    digits = str(status) if isinstance(status, int | str) else ""
-    return int(digits) if len(digits) == 3 and digits[0] in "45" and digits.isdigit() else None
 
 
 #: Allowed clock difference in seconds: a batch that is not found is paid for twice.
@@ -289,7 +284,7 @@ class AnthropicBatches(BatchAPI):
         candidates: list[RemoteBatch] = []
         async with aclosing(self._records(wait)) as records:
             async for one, pause in records:
-                created = _moment(one.get("created_at"))
+                created = timestamp(string(one.get("created_at")))
                 if created is not None and created < batch.created - _SKEW:
                     # documented: newest first, so all that follow are older
                     break
@@ -347,12 +342,3 @@ class AnthropicBatches(BatchAPI):
         inner = mapping(mapping(error).get("error")) or mapping(error)
         why = self._words(inner.get("type"))
         return BatchResultLine(custom_id, STATUS.get(why, 500), written(error), why)
-
-
-def _moment(stated: object) -> float | None:
-    """Return a time as a UNIX timestamp; None if it is none."""
-    try:
-        moment = datetime.fromisoformat(str(stated))
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, OverflowError):
-        return None

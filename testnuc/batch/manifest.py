@@ -35,8 +35,6 @@ _WANTED = struct.Struct("<16s16sI")
 _PARTIAL = 1 << 31
 #: Decoding needs the number of texts, not the texts.
 _UNKNOWN = ("",)
-#: Most digits of a request's number.
-_DIGITS = 9
 _NONE = "the LLM chose none of the labels that the prompt showed"
 
 
@@ -178,9 +176,9 @@ class BatchOutcomes:
     """Collects the outcomes of one batch from its result lines; custom_ids begin with `name`."""
 
     def __init__(self, name: str, items: Sequence[Item], reader: ResponseReader) -> None:
-        self._name = name
         self._items = items
         self._reader = reader
+        self._numbers = {custom_id(name, number): number for number in range(len(items))}
         self._answered: dict[int, list[Outcome]] = {}
         self._failed: dict[int, Exception] = {}
         #: Requests that were not executed, by what a line says.
@@ -190,7 +188,7 @@ class BatchOutcomes:
 
     def take(self, line: BatchResultLine) -> None:
         """Add one line; unknown custom_ids are ignored, and what another line said readably."""
-        number = self._number(line.custom_id)
+        number = self._numbers.get(line.custom_id)
         if number is None:
             return
         before = self._answered.get(number)
@@ -245,13 +243,3 @@ class BatchOutcomes:
                     yield StoredPrediction(
                         wanted.key, scope, wanted.text_hash, wanted.sample, as_stored(outcome)
                     )
-
-    def _number(self, name: str) -> int | None:
-        """Return the number of a request from its custom_id; None if it is none of ours."""
-        digits = name.rpartition("-")[2]
-        # longer numbers are not read
-        if len(digits) > _DIGITS or not digits.isdecimal():
-            return None
-        number = int(digits)
-        ours = number < len(self._items) and name == custom_id(self._name, number)
-        return number if ours else None

@@ -129,10 +129,10 @@ def usable_wait(seconds: float | None) -> float | None:
     return seconds if seconds is not None and 0 <= seconds < math.inf else None
 
 
-def _get(headers: Mapping[str, str], name: str) -> str | None:
-    """Look up a header in a mapping that may be case-sensitive."""
-    value = headers.get(name)
-    return headers.get(name.title()) if value is None else value
+def header(headers: Mapping[str, str], *names: str) -> str | None:
+    """Return the first of these headers that a response has; `names` are in lower case."""
+    lowered = {name.lower(): value for name, value in headers.items()}
+    return next((lowered[name] for name in names if lowered.get(name)), None)
 
 
 def server_time(headers: Mapping[str, str], now: float) -> float:
@@ -140,7 +140,7 @@ def server_time(headers: Mapping[str, str], now: float) -> float:
 
     `now`, the local time in seconds since 1970, is for servers that do not send ``Date``.
     """
-    date = http_date(_get(headers, "date"))
+    date = http_date(header(headers, "date"))
     return now if date is None else date
 
 
@@ -150,8 +150,8 @@ def retry_after(headers: Mapping[str, str], now: float) -> float | None:
     `now`: the local time in seconds since 1970, for moments in responses without ``Date``.
     """
     there = server_time(headers, now)
-    text = _short(_get(headers, "retry-after-ms"))
+    text = _short(header(headers, "retry-after-ms"))
     milliseconds = None if text is None else _number(text)
     if milliseconds is not None:
         return _ahead(milliseconds / 1000, there)
-    return reset_delay(_get(headers, "retry-after"), there)
+    return reset_delay(header(headers, "retry-after"), there)

@@ -126,7 +126,8 @@ class Predict:
             if why is None
         }
         outcomes, usage = ray.get(self._labeler.predict.remote(entries, embedded))
-        self._loop.run(self._shards.put(entries, vectors, outcomes, rejected))
+        known = list(zip(outcomes, rejected, strict=True))
+        self._loop.run(self._shards.put(entries, vectors, known))
         return pa.table(
             {"texts": [len(entries)], "dim": [vectors.shape[1]], "usage": [list(usage)]}
         )

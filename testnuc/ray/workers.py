@@ -28,8 +28,10 @@ from testnuc.trust.diagnosis import Decision, Diagnosis
 from testnuc.trust.learned import Learned
 from testnuc.types import Prediction
 
-#: The prediction of a text, or its error; None if the text is unknown.
+#: The prediction of a text, or its error; None: it has neither.
 Outcome = Prediction | str | None
+#: What is known of a text: that, and why the embedder rejected it, if it did.
+Known = tuple[Outcome, str | None]
 _Found = tuple["Int64s", "Float32s", "NDArray[np.uint64]"]
 
 
@@ -39,23 +41,18 @@ class Shard(Pool):
     def __init__(self) -> None:
         super().__init__()
         self._ranks: list[int] = []
-        self._outcomes: dict[bytes, Outcome] = {}
-        #: Why the embedder rejected a text, which has no vector.
-        self._rejected: dict[bytes, str] = {}
+        self._known: dict[bytes, Known] = {}
 
     async def put(
-        self,
-        texts: Sequence[PoolText],
-        vectors: Float16s,
-        outcomes: Sequence[Outcome],
-        rejected: Sequence[str | None],
+        self, texts: Sequence[PoolText], vectors: Float16s, known: Sequence[Known]
     ) -> None:
-        """Add texts with their vectors and predictions; known texts do not change."""
-        for entry, outcome, why in zip(texts, outcomes, rejected, strict=True):
-            self._outcomes.setdefault(entry.hash, outcome)
-            if why is not None:
-                self._rejected[entry.hash] = why
-        rows = [at for at, why in enumerate(rejected) if why is None]
+        """Add texts with their vectors and predictions; known texts do not change.
+
+        A text that the embedder rejected has no vector.
+        """
+        for entry, what in zip(texts, known, strict=True):
+            self._known.setdefault(entry.hash, what)
+        rows = [at for at, (_, rejected) in enumerate(known) if rejected is None]
         # no await before the pool has numbered them
         new = [texts[at].hash for at in rows if texts[at].hash not in self]
         self._ranks += [int.from_bytes(h[:8], "big") for h in new]
@@ -67,13 +64,9 @@ class Shard(Pool):
         ranks = np.array(self._ranks or [0], dtype=np.uint64)[np.maximum(found.ids, 0)]
         return found.ids, found.similarities, ranks
 
-    async def outcomes(self, hashes: Sequence[bytes]) -> list[Outcome]:
-        """Return the outcome of each text."""
-        return [self._outcomes.get(h) for h in hashes]
-
-    async def rejected(self, hashes: Sequence[bytes]) -> list[str | None]:
-        """Return why the embedder rejected each text; None: it did not."""
-        return [self._rejected.get(h) for h in hashes]
+    async def known(self, hashes: Sequence[bytes]) -> list[Known | None]:
+        """Return what is known of each text."""
+        return [self._known.get(h) for h in hashes]
 
     async def sample(self, most: int) -> list[PoolText]:
         """Return at most so many texts, in the order of their hashes, evenly spread."""
@@ -113,21 +106,12 @@ class Shards(Vectors):
         self._shards = shards
 
     async def put(
-        self,
-        texts: Sequence[PoolText],
-        vectors: Float16s,
-        outcomes: Sequence[Outcome],
-        rejected: Sequence[str | None],
+        self, texts: Sequence[PoolText], vectors: Float16s, known: Sequence[Known]
     ) -> None:
         """Put each text into its shard."""
         places = self._by_shard([entry.hash for entry in texts])
         await _all(
-            shard.put.remote(
-                [texts[i] for i in at],
-                vectors[at],
-                [outcomes[i] for i in at],
-                [rejected[i] for i in at],
-            )
+            shard.put.remote([texts[i] for i in at], vectors[at], [known[i] for i in at])
             for shard, at in zip(self._shards, places, strict=True)
             if at
         )
@@ -135,11 +119,8 @@ class Shards(Vectors):
     async def stored_vectors(self, hashes: Sequence[bytes]) -> list[Float16s | None]:
         return await self._each("stored_vectors", hashes)
 
-    async def outcomes(self, hashes: Sequence[bytes]) -> list[Outcome]:
-        return await self._each("outcomes", hashes)
-
-    async def rejected(self, hashes: Sequence[bytes]) -> list[str | None]:
-        return await self._each("rejected", hashes)
+    async def known(self, hashes: Sequence[bytes]) -> list[Known | None]:
+        return await self._each("known", hashes)
 
     async def search(self, vectors: Float16s, k: int, **where: Unpack[Where]) -> Matches:
         """Find the k nearest texts of each vector in all shards: the pool is complete."""
@@ -282,7 +263,8 @@ class _NoEmbedder:
 
     async def embed_each(self, texts: Sequence[str]) -> list[Exception]:
         """Return why each text has no vector."""
-        rejected = await self._shards.rejected([hash_text(text) for text in texts])
+        known = await self._shards.known([hash_text(text) for text in texts])
+        rejected = [None if of is None else of[1] for of in known]
         if None in rejected:
             await self.embed([text for text, why in zip(texts, rejected, strict=True) if not why])
         return [TestNUCError(why) for why in rejected if why is not None]
@@ -341,9 +323,9 @@ class Voting:
 
     async def _run(self, entries: Sequence[PoolText]) -> Run:
         run = await self._parts.pipeline.prepare(entries, together=True)
-        outcomes = await self._shards.outcomes([entry.hash for entry in run.batch.entries])
-        for place, outcome in enumerate(outcomes):
-            if outcome is not None:
+        known = await self._shards.known([entry.hash for entry in run.batch.entries])
+        for place, of in enumerate(known):
+            if of is not None and (outcome := of[0]) is not None:
                 run.answers.put(
                     place, TestNUCError(outcome) if isinstance(outcome, str) else outcome
                 )

@@ -64,13 +64,10 @@ def latency_function(latency: Latency, seed: int) -> Callable[[], float]:
     rng = random.Random(seed)  # noqa: S311 - not a secret
     if callable(latency):
         return lambda: latency(rng)
-    if isinstance(latency, Sequence):
-        low, high = latency
-        return lambda: rng.uniform(low, high)
-    if latency < 0:
+    low, high = latency if isinstance(latency, Sequence) else (latency, latency)
+    if low < 0:
         raise InvalidInputError(f"latency is {latency}; give seconds, at least 0")
-    seconds = float(latency)
-    return lambda: seconds
+    return lambda: rng.uniform(low, high)
 
 
 def by_hash(labels: Sequence[str]) -> Callable[[str], tuple[str, float]]:

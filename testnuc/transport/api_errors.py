@@ -23,6 +23,7 @@ from testnuc.errors import (
     UnreadableReplyError,
     printable,
 )
+from testnuc.limits.headers import header
 
 #: Most characters of a provider's message that are quoted.
 _QUOTED = 300
@@ -102,8 +103,8 @@ _FORMAT = re.compile(
     r"|grammar|guided[_ ](json|decoding)|outlines|logprobs is not supported",
     re.IGNORECASE,
 )
-#: A status among the codes of an error.
-_ERROR_STATUS = re.compile(r"[45]\d\d", re.ASCII)
+#: The status of a failed request, and one among the codes of an error.
+ERROR_STATUS = re.compile(r"[45]\d\d", re.ASCII)
 #: ``"retryDelay": "34s"``, also quoted by a gateway.
 _RETRY_DELAY = re.compile(rb'retryDelay\\*"\s*:\s*\\*"(\d{1,6}(?:\.\d{1,9})?)s')
 #: OpenRouter has no provider that takes all parameters, or that the account allows: no matter of
@@ -215,9 +216,9 @@ def as_error(
     if status == 200:
         ordered = sorted(codes)
         status = next((STATUS[code] for code in ordered if code in STATUS), 0) or next(
-            (int(code) for code in ordered if _ERROR_STATUS.fullmatch(code)), 500
+            (int(code) for code in ordered if ERROR_STATUS.fullmatch(code)), 500
         )
-    if status == 403 and _header(headers, ("retry-after",)):
+    if status == 403 and header(headers, "retry-after"):
         status = 429
     kind, remedy, alone = _kind(status, text, codes)
     # not of the API, which knows the key
@@ -231,7 +232,7 @@ def as_error(
     elif kind is AuthenticationError and status not in {402, _LOG_IN}:
         remedy = hint
     if 300 <= status < 400:
-        target = redacted(_header(headers, ("location",)) or "another address", key)
+        target = redacted(header(headers, "location") or "another address", key)
         remedy = (
             f"The server redirects to {target.partition('?')[0][:_QUOTED]}; that would send the "
             "key there, so give the right base_url."
@@ -330,14 +331,8 @@ def _delay(body: bytes) -> float | None:
 
 def request_id(headers: Mapping[str, str]) -> str | None:
     """Return the request id in the headers of a response."""
-    identifier = _header(headers, _REQUEST_IDS)
+    identifier = header(headers, *_REQUEST_IDS)
     return None if identifier is None else printable(identifier[:_QUOTED])
-
-
-def _header(headers: Mapping[str, str], names: tuple[str, ...]) -> str | None:
-    """Return the first of these headers that a response has; `names` are in lower case."""
-    lowered = {name.lower(): value for name, value in headers.items()}
-    return next((lowered[name] for name in names if lowered.get(name)), None)
 
 
 #: Characters that are read of what is shown; an error shows fewer.

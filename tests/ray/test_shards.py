@@ -46,12 +46,8 @@ async def filled(n, shards):
     for start in range(0, n, 500):
         at = order[start : start + 500].tolist()
         for _ in range(2):  # a batch that Ray runs again changes nothing
-            await board.put(
-                [entries[i] for i in at],
-                vectors[at],
-                [outcomes[i] for i in at],
-                [None] * len(at),
-            )
+            known = [(outcomes[i], None) for i in at]
+            await board.put([entries[i] for i in at], vectors[at], known)
     pool = Pool()
     await pool.add(entries, vectors)
     return board, pool, hashes, vectors, of
@@ -71,8 +67,8 @@ async def test_exact_searches_merge_to_that_of_one_pool(shards):
     expected, same = await found(pool, hashes, vectors)
     assert (texts == expected).all()
     assert (similarities == same).all()
-    assert [h for h, o in zip(hashes, await board.outcomes(hashes), strict=True) if o is None] == []
-    assert await board.outcomes([b"unknown text...."]) == [None]
+    assert None not in await board.known(hashes)
+    assert await board.known([b"unknown text...."]) == [None]
     sample = await board.sample(100)
     assert len(sample) == 100
     assert [e.hash for e in sample] == sorted(e.hash for e in sample)
