@@ -27,9 +27,7 @@ class Body:
 
     #: JSON up to and with the opening quote of the user message.
     opening: bytes
-    #: JSON from its closing quote up to the end of the messages.
-    closing: bytes
-    #: After the messages.
+    #: After the messages, which end with the user message.
     parameters: dict[str, Any]
     #: Output limit; None if none is sent.
     output_tokens: int | None

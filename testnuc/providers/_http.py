@@ -200,7 +200,7 @@ class HTTPProvider(ABC):
         task, n = request.task, len(request.texts)
         self.validate(task)
         body, sent = self._parts(task, n, request.step)
-        suffix = body.closing + (b"," + orjson.dumps(sent)[1:] if sent else b"}")
+        suffix = b'"}]' + (b"," + orjson.dumps(sent)[1:] if sent else b"}")
         prepared = _Prepared(
             body.opening,
             suffix,

@@ -209,7 +209,6 @@ class Anthropic(HTTPProvider):
         head = orjson.dumps({**named, "system": [system]})[:-1]
         return Body(
             head + b',"messages":[{"role":"user","content":"',
-            b'"}]',
             parameters,
             limit if type(limit) is int else None,
         )

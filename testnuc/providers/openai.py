@@ -189,7 +189,7 @@ class OpenAI(HTTPProvider):
         known = limit if type(limit) is int else None
         if dialect.responses:
             sent = _responses.parameters(parameters, limit)
-            return Body(_responses.opening(self.model, system), b'"}]', sent, known)
+            return Body(_responses.opening(self.model, system), sent, known)
         if limit is not None:
             parameters[dialect.limit] = limit
         opening = b'{"model":' + orjson.dumps(self.model) + b',"messages":[{"role":'
@@ -198,7 +198,7 @@ class OpenAI(HTTPProvider):
             opening += b'"system","content":' + quoted + b'},{"role":"user","content":"'
         else:
             opening += b'"user","content":' + quoted[:-1] + rb"\n\n"
-        return Body(opening, b'"}]', parameters, known)
+        return Body(opening, parameters, known)
 
     def _parameters(self, task: Task, n: int, dialect: Dialect, effort: str) -> dict[str, Any]:
         """Return the parameters of a chat completion, without the output limit and options."""
