@@ -32,7 +32,7 @@ from testnuc.head import Head
 from testnuc.index.matching import empty_matches
 from testnuc.labels import LabelSet
 from testnuc.protocols import Index, Method, PoolText, Store
-from testnuc.transport.calls import in_time
+from testnuc.transport.calls import PATIENCE
 from testnuc.trust.auto_policy import MIN_PREDICTIONS, VoteSettings
 from testnuc.trust.diagnosis import Decision
 from testnuc.trust.uncertainty import UncertaintySampling
@@ -192,7 +192,7 @@ class Pipeline:
         for _ in filter(run.answers.has_outcome, places):
             on_answered()
         try:
-            async with in_time():
+            async with PATIENCE.get().in_time():
                 await self._predict(run, places, on_place=lambda _: on_answered())
         except FATAL_ERRORS as error:
             return error
@@ -298,7 +298,7 @@ class Pipeline:
             if run.failure is not None:
                 raise run.failure
             every = self._skipping_rounds(run) if self.skips else self._rounds(run, waves=waves)
-            async with in_time(), aclosing(every) as rounds:
+            async with PATIENCE.get().in_time(), aclosing(every) as rounds:
                 async for places in rounds:
                     await self._predict(run, places, lane, on_place)
             if run.votes.settings.learned is not None:

@@ -3,11 +3,11 @@
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from testnuc._base.checks import valid_text
+from testnuc._base.checks import hash_text, valid_text
 from testnuc._engine.batch import FATAL_ERRORS
 from testnuc._engine.escalation import Escalation
 from testnuc._engine.inputs import distinct, values
@@ -15,6 +15,8 @@ from testnuc._engine.pipeline import Pipeline
 from testnuc._engine.rows import classification
 from testnuc._engine.run import Run
 from testnuc.errors import InvalidInputError
+from testnuc.protocols import PoolText
+from testnuc.transport.calls import PATIENCE
 from testnuc.types import Classification
 
 _log = logging.getLogger("testnuc.client")
@@ -61,7 +63,8 @@ async def stream_windows(
 class _Window:
     """Texts that are labeled together."""
 
-    start: int
+    #: The position of each text in the stream.
+    indices: Sequence[int]
     texts: list[str]
 
     def __post_init__(self) -> None:
@@ -75,7 +78,7 @@ class _Window:
         self.run: Run | None = None
 
     def result(self, position: int, stream: "_Stream") -> Classification:
-        text, index, problem = self.texts[position], self.start + position, self.problems[position]
+        text, index, problem = self.texts[position], self.indices[position], self.problems[position]
         if problem is None and self.run is not None:
             return classification(self.run, self.places[position], index, text)
         error = stream.stopped if problem is None else InvalidInputError(f"text {index} {problem}")
@@ -116,17 +119,34 @@ class _Stream:
                     if isinstance(batch, Exception):
                         failed = batch
                         break
-                    await self.slots.acquire()
-                    # the pool grows in the order of the windows
-                    predict = await self._prepare(_Window(start, batch))
-                    if predict is not None:
-                        tasks.create_task(predict, name="testnuc-window")
+                    for places in await self._in_turn(batch):
+                        await self.slots.acquire()
+                        indices = [start + place for place in places]
+                        window = _Window(indices, [batch[place] for place in places])
+                        # the pool grows in the order of the windows
+                        predict = await self._prepare(window)
+                        if predict is not None:
+                            tasks.create_task(predict, name="testnuc-window")
                     start += len(batch)
         except BaseExceptionGroup as group:
             failed = _first(group)
         except Exception as exc:  # noqa: BLE001 - raised in the consumer
             failed = exc
         self.ready.put_nowait(failed)
+
+    async def _in_turn(self, texts: list[str]) -> list[list[int]]:
+        """Return places of texts that are labeled together; of a request, first what needs no call.
+
+        It is stored, or a person labeled it.
+        """
+        places = list(range(len(texts)))
+        if PATIENCE.get().seconds is None:
+            return [places]
+        entries = [PoolText(text, hash_text(text)) for text in texts]
+        stored = await self.pipeline.retriever.stored(entries)
+        labels = await self.pipeline.pool.labels([entry.hash for entry in entries])
+        known = [p for p, *of in zip(places, stored, labels, strict=True) if of != [None, None]]
+        return [part for part in (known, sorted({*places} - {*known})) if part]
 
     def _hand_over(self, window: _Window, positions: Iterable[int]) -> None:
         for position in positions:
@@ -178,8 +198,7 @@ class _Stream:
             if run.failure is None and not one_by_one:
                 window.run, note = await self.escalation.settle(run)
                 if note is not None:
-                    last = window.start + len(window.texts) - 1
-                    _log.info("texts %d to %d: %s", window.start, last, note)
+                    _log.info("texts %d to %d: %s", window.indices[0], window.indices[-1], note)
         except FATAL_ERRORS as error:
             if not self._answered:
                 raise

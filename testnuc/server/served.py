@@ -21,11 +21,11 @@ import orjson
 
 from testnuc._base.checks import hash_text, needing
 from testnuc.client import TestNUC, parts_of
-from testnuc.errors import ConfigurationError, ProviderError, RateLimitedError, StoreError
+from testnuc.errors import ConfigurationError, RateLimitedError, StoreError
 from testnuc.limits.budget import PICO
 from testnuc.server.errors import error_fields
 from testnuc.server.settings import ServerSettings
-from testnuc.transport.calls import PATIENCE
+from testnuc.transport.calls import PATIENCE, Patience
 from testnuc.trust.audit import AuditedText, AuditWeek, week_of
 from testnuc.trust.review import ReviewContext
 from testnuc.types import Classification, Reason
@@ -183,19 +183,20 @@ class ServedSet:
         return bool(parts_of(self.nuc).transport.admission.pause)
 
     @contextmanager
-    def answering(self, about: dict[str, Any], seconds: float, *, lines: bool) -> Iterator[Failed]:
+    def answering(self, about: dict[str, Any], seconds: float) -> Iterator[Failed]:
         """Wait for the calls of a request for so many seconds; log what failed, by type.
 
-        Of `lines` each waits by itself. None waits while the provider is paused for longer.
+        It does not wait while the provider is paused for longer.
         """
-        failed, latest = defaultdict[str, list[Exception]](list), deque[ProviderError](maxlen=1)
-        transport, now = parts_of(self.nuc).transport, asyncio.get_running_loop().time()
-        if pause := transport.admission.pause:
-            latest.append(RateLimitedError("the provider asked all to wait", retry_after=pause))
-        until = now if pause > seconds else now + seconds
-        PATIENCE.set((None if lines and pause <= seconds else until, latest))
+        failed, transport = defaultdict[str, list[Exception]](list), parts_of(self.nuc).transport
+        pause = transport.admission.pause
+        patience = Patience(0.0 if pause > seconds else seconds)
+        if pause:
+            error = RateLimitedError("the provider asked all to wait", retry_after=pause)
+            patience.failures.append(error)
+        PATIENCE.set(patience)
         try:
-            with transport.observed(latest.append):
+            with transport.observed(patience.failures.append):
                 yield failed
         finally:
             for kind, errors in failed.items():

@@ -40,7 +40,7 @@ from testnuc.server.errors import RequestError, request_error
 from testnuc.server.schemas import ClassifyRequest, openapi, read, record
 from testnuc.server.served import Failed, Metrics, ServedSet, Value
 from testnuc.server.settings import ServerSettings
-from testnuc.transport.calls import why_late
+from testnuc.transport.calls import PATIENCE
 from testnuc.types import Classification
 
 #: Renders the HTML at ``/results`` from a client and its latest results, in a thread.
@@ -244,18 +244,17 @@ class Service:
             return web.Response(body=b"".join(map(_line, results)), content_type=_NDJSON)
         with (
             self.queue.admit(len(asked.texts)) as leave,
-            served.answering(about(request), _OF_CALLS * seconds, lines=lines) as failed,
+            served.answering(about(request), _OF_CALLS * seconds) as failed,
         ):
             self._callers.admit(request, len(asked.texts))
             if lines:
                 return await self._stream(request, self._lines(served, asked, leave, failed))
             try:
-                async with asyncio.timeout(seconds):
+                async with PATIENCE.get().in_time(seconds):
                     return await self._whole(served, asked, failed)
-            except (TimeoutError, TestNUCError) as exc:
-                error = why_late() if isinstance(exc, TimeoutError) else exc
+            except TestNUCError as error:
                 served.count_failed(request_error(error).kind, len(asked.texts))
-                raise error from error.__cause__
+                raise
 
     def _refuse_if_closing(self) -> None:
         if self.closing:
@@ -312,8 +311,12 @@ class Service:
         # a fault at one text may be that of all, which is sent once, as HTTP status
         held = [_line(refused) for refused in asked.failed(served.nuc.labels)]
         try:
-            async with aclosing(self._results(served.nuc, asked.texts)) as results:
-                async for result in results:
+            async with aclosing(served.nuc.stream(asked.texts, window=left)) as results:
+                while left:
+                    # each may take as long as a request
+                    PATIENCE.get().renew()
+                    async with PATIENCE.get().in_time(self.settings.request_timeout):
+                        result = await anext(results)
                     served.note(result, failed)
                     leave()
                     left -= 1
@@ -339,21 +342,6 @@ class Service:
             # the headers are sent already
             _log.warning("a stream failed", exc_info=exc)
             yield _line(error.body())
-
-    async def _results(
-        self, nuc: TestNUC, texts: list[str]
-    ) -> AsyncGenerator[Classification, None]:
-        """Yield results; each may take as long as a request."""
-        async with aclosing(nuc.stream(texts, window=len(texts))) as results:
-            while True:
-                try:
-                    async with asyncio.timeout(self.settings.request_timeout):
-                        result = await anext(results)
-                except StopAsyncIteration:
-                    return
-                except TimeoutError:
-                    raise why_late() from None
-                yield result
 
     async def _send(self, request: web.Request, response: web.StreamResponse, line: bytes) -> None:
         try:

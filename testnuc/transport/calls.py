@@ -16,9 +16,49 @@ from testnuc.protocols import Provider, Request, WireProvider
 MAY_SEND: ContextVar[Callable[[], bool] | None] = ContextVar("testnuc-may-send", default=None)
 #: Called with 1 when a call starts to back off, and with -1 when it stops. Set as `MAY_SEND` is.
 ON_WAIT: ContextVar[Callable[[int], object]] = ContextVar("testnuc-on-wait", default=int)
-#: Of the request that the current task answers: until when it waits for calls, by the clock of the
-#: event loop, and the latest failure of a call meanwhile.
-PATIENCE: ContextVar[tuple[float | None, deque[ProviderError]]] = ContextVar("testnuc-patience")
+
+
+class Patience:
+    """Until when the request that the current task answers waits for calls.
+
+    `seconds`: from its start, or the latest line of its answer, on; None: as long as they take.
+    """
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self.seconds, self._until = seconds, None if seconds is None else _now() + seconds
+        #: The latest failure of a call meanwhile.
+        self.failures = deque[ProviderError](maxlen=1)
+        self._waits = set[asyncio.Timeout]()
+
+    def renew(self) -> None:
+        """Wait for as long again."""
+        self._until = _now() + (self.seconds or 0)
+        for wait in self._waits:
+            wait.reschedule(self._until)
+
+    @asynccontextmanager
+    async def in_time(self, seconds: float | None = None) -> AsyncIterator[None]:
+        """Wait so long, or until its end; raises then what the calls wait after."""
+        try:
+            async with asyncio.timeout_at(_now() + seconds if seconds else self._until) as wait:
+                self._waits.add(wait)
+                try:
+                    yield
+                finally:
+                    self._waits.remove(wait)
+        except TimeoutError:
+            for error in self.failures:
+                if error.retryable and not isinstance(error, ReplyError):
+                    raise copy(error) from None
+            late = "no result within the time of the request"
+            raise CallTimeoutError(late, retry_after=5) from None
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+PATIENCE: ContextVar[Patience] = ContextVar("testnuc-patience", default=Patience())  # noqa: B039
 
 #: Characters of a token, for providers that do not estimate; most texts have four.
 _CHARACTERS_PER_TOKEN = 3
@@ -32,24 +72,6 @@ def estimate_tokens(provider: Provider, request: Request) -> tuple[int, int]:
         return int(input_tokens), int(output_tokens)
     characters = len(request.task.system) + len(request.user)
     return characters // _CHARACTERS_PER_TOKEN + 1, 0
-
-
-def why_late() -> ProviderError:
-    """Return what the calls of the current request wait after, before they are sent again."""
-    for error in PATIENCE.get((None, ()))[1]:
-        if error.retryable and not isinstance(error, ReplyError):
-            return copy(error)
-    return CallTimeoutError("no result within the time of the request", retry_after=5)
-
-
-@asynccontextmanager
-async def in_time() -> AsyncIterator[None]:
-    """Wait until the end of `PATIENCE` at the longest; raises then what the calls wait after."""
-    try:
-        async with asyncio.timeout_at(PATIENCE.get((None,))[0]):
-            yield
-    except TimeoutError:
-        raise why_late() from None
 
 
 class NotSentError(Exception):

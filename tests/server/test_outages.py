@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 from functools import partial
 
@@ -15,6 +15,7 @@ import pytest
 from testnuc import Budget, Limits, RetryPolicy, TestNUC
 from testnuc.client import parts_of
 from testnuc.errors import AuthenticationError, ProviderError, RateLimitedError
+from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.server import JsonLines
 from testnuc.testing import LoopbackLLM
 from tests import virtual
@@ -29,6 +30,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
 
 #: Calls that nobody waits for any more are soon dropped.
 SOON = Limits(concurrency=8, retry=RetryPolicy(attempts=100_000, max_wait=0.01))
+
+
+UNLIMITED = aiohttp.ClientTimeout()
 
 
 def down():
@@ -98,9 +102,8 @@ async def test_a_provider_that_hangs_holds_back_no_text_with_an_answer(client_of
             texts = messages(3)
             assert (await post(session, {"texts": texts[:2]}))[0] == 200
             seconds[0] = 600.0
-            patient = aiohttp.ClientTimeout()
             waiting = asyncio.create_task(
-                session.post("/v1/classify", json={"texts": texts}, timeout=patient)
+                session.post("/v1/classify", json={"texts": texts}, timeout=UNLIMITED)
             )
             await until(lambda: llm.requests == 3)
             virtual.skip(950)
@@ -111,6 +114,65 @@ async def test_a_provider_that_hangs_holds_back_no_text_with_an_answer(client_of
     assert (status, [row["label"] for row in found[:2]]) == (200, LABELS[:2])
     assert found[2]["error"]["type"] == "provider_timeout"
     assert 'testnuc_failed_texts_total{type="provider_timeout"} 1.0' in page
+
+
+async def lines_of(content, most):
+    """Return so many lines of a response; the time-out is for a test that fails."""
+    async with asyncio.timeout(60):
+        return [json.loads(await content.readline()) for _ in range(most)]
+
+
+@pytest.mark.parametrize(("policy", "k"), [("weighted", 2), ("weighted", 0), ("auto", 2)])
+async def test_a_stream_sends_what_needs_no_call_while_the_provider_hangs(policy, k):
+    model, texts = Held(), messages(6)
+    model.gate.set()
+    nuc = client(model, policy=policy, k=k)
+    async with served(nuc, request_timeout=1_000) as (_, session):
+        await nuc.add(["a text of a person"], labels=["refund"])
+        assert (await post(session, {"texts": texts[:3]}))[0] == 200
+        model.gate.clear()
+        asked = [texts[4], texts[0], "a text of a person", texts[5], texts[2], texts[0]]
+        async with session.post(
+            "/v1/classify",
+            json={"texts": asked, "stream": True},
+            timeout=UNLIMITED,
+        ) as response:
+            found = await lines_of(response.content, 4)
+            await until(lambda: len(model.asked) == 5)
+            virtual.skip(950)
+            [failed] = await lines_of(response.content, 1)
+    assert sorted(line["index"] for line in found) == [1, 2, 4, 5]
+    for line in found:
+        given = "refund" if line["index"] == 2 else confident(line["text"])[0]
+        assert (line["label"], line["text"]) == (given, asked[line["index"]])
+    assert failed["error"]["type"] == "provider_timeout"
+
+
+async def test_each_line_of_a_stream_gives_the_others_time():
+    texts, gates = messages(3), defaultdict(asyncio.Event)
+
+    class Gated(Held):
+        async def answer(self, request):
+            self.asked += request.texts
+            await gates[request.texts[0]].wait()
+            return Reply(tuple(Answer(*confident(t)) for t in request.texts), TokenUsage(10, 5))
+
+    model = Gated()
+    async with served(client(model, k=0), request_timeout=1_000) as (_, session):
+        waiting = asyncio.create_task(
+            session.post("/v1/classify", json={"texts": texts, "stream": True}, timeout=UNLIMITED)
+        )
+        for text in texts[:2]:
+            await until(lambda: len(model.asked) == 3)
+            virtual.skip(800)
+            gates[text].set()
+            response = await waiting
+            [line] = await lines_of(response.content, 1)
+            assert (line["text"], line["label"]) == (text, confident(text)[0])
+        virtual.skip(950)
+        [line] = await lines_of(response.content, 1)
+        assert (line["text"], line["error"]["type"]) == (texts[2], "provider_timeout")
+        response.close()
 
 
 async def test_texts_that_failed_are_one_line_of_a_request(caplog):
@@ -163,7 +225,7 @@ async def test_what_was_learned_labels_while_the_provider_fails(failure):
         broken = True
         fresh = learning.texts_of(30, start=6000)
         bodies = [{"text": text} for text in fresh[: 25 if failure == "key" else 1]]
-        for body in [*bodies, {"texts": fresh}, {"texts": fresh, "stream": failure == "key"}]:
+        for body in [*bodies, {"texts": fresh}, {"texts": fresh, "stream": True}]:
             asked = model.asked.count(fresh[0])
             task = asyncio.create_task(session.post("/v1/classify", json=body))
             if failure == "down":
@@ -254,6 +316,8 @@ async def test_the_status_says_that_each_text_of_a_list_failed(lines):
             "/v1/classify", json={**body, "texts": ["revoked 3", "refund please"]}
         ) as response:
             assert response.status == 200
+            # all lines, so that all texts are counted
+            await response.read()
         _, page = await get(session, "/metrics")
     assert 'testnuc_failed_texts_total{type="provider_authentication"} 3.0' in page
     assert 'testnuc_failed_texts_total{type="invalid_input"} 1.0' in page
