@@ -16,8 +16,8 @@ from testnuc.errors import InvalidInputError
 
 #: Characters of a name that the temporary one repeats: a file system allows 255 bytes.
 _KEPT = 40
-#: Characters of a field of a CSV file: parsing takes four bytes for each.
-_LONGEST_FIELD = 2**24
+#: Characters of a field of a CSV file, or a line of other texts: parsing takes four bytes for each.
+LONGEST_FIELD = 2**24
 #: What a spreadsheet may run, also if apostrophes precede it, so that each value can be read back.
 _FORMULA = re.compile(r"'*(?:[=@\t\r]|[+-](?![0-9.,]*\Z))")
 _GUARDED = re.compile(rf"'{_FORMULA.pattern}")
@@ -88,7 +88,7 @@ def lines_of(content: str) -> Iterable[str]:
 @contextmanager
 def long_fields() -> Iterator[None]:
     """Let fields of CSV files be longer than the default limit of 131,072 characters."""
-    before = csv.field_size_limit(_LONGEST_FIELD)
+    before = csv.field_size_limit(LONGEST_FIELD)
     try:
         yield
     finally:

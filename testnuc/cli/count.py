@@ -1,7 +1,5 @@
 """``testnuc count``, and ``testnuc audit``, which counts by week."""
 
-import csv
-import io
 import re
 import time
 from collections import Counter
@@ -19,12 +17,12 @@ import typer
 
 from testnuc._base.checks import hash_text
 from testnuc._base.display import one_line
-from testnuc._base.jsonl import write_whole
+from testnuc._base.jsonl import guarded, write_whole
 from testnuc._base.loop_thread import run_to_end
 from testnuc._version import __version__
 from testnuc.cli.answered_texts import labeled, opened, texts_for
 from testnuc.cli.answering import judge
-from testnuc.cli.files import require_kind, require_new, require_store
+from testnuc.cli.files import csv_of, require_kind, require_new, require_store
 from testnuc.cli.label_files import read_labels
 from testnuc.cli.options_of_run import command, next_command, opened_store
 from testnuc.cli.reading import Table, require_column, to_stderr
@@ -168,11 +166,9 @@ def write_counts(counts: Counts, output: str, **facts: str | None) -> None:
     if Path(output).suffix.lower() == ".json":
         data = orjson.dumps(records, option=orjson.OPT_INDENT_2)
     else:
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, list(records[0]))
-        writer.writeheader()
-        writer.writerows(records)
-        data = text.getvalue().encode()
+        # a label, or a group, may be a formula
+        cells = ({name: guarded(value) for name, value in one.items()} for one in records)
+        data = csv_of([*records[0]], cells).encode()
     write_whole(output, [data])
     to_stderr(f"{len(counts):,} counts, written to {output}")
 

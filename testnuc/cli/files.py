@@ -143,11 +143,8 @@ def write_results(
         text = "".join(f"{row['nuc_label'] or ''}\n" for row in rows)
     elif kind in {".csv", ".tsv"}:
         between = "\t" if kind == ".tsv" else table.delimiter
-        out = io.StringIO(newline="")
-        writer = csv.DictWriter(out, columns, extrasaction="ignore", delimiter=between)
-        writer.writeheader()
-        writer.writerows({name: _csv_cell(name, row[name]) for name in row} for row in rows)
-        text = out.getvalue()
+        plain = ({name: _csv_cell(name, row[name]) for name in row} for row in rows)
+        text = csv_of(columns, plain, between)
         # a spreadsheet reads UTF-8 as another encoding unless a mark says so
         encoding = "utf-8" if table.encoding == "utf-8" else "utf-8-sig"
     elif kind == ".json":
@@ -155,6 +152,17 @@ def write_results(
     else:
         text = b"".join(map(line_of, rows)).decode()
     write_whole(output, [text.encode(encoding, "replace")])
+
+
+def csv_of(
+    columns: Collection[str], rows: Iterable[Mapping[str, Any]], delimiter: str = ","
+) -> str:
+    """Return rows as CSV; the caller guards those that may be formulas."""
+    out = io.StringIO(newline="")
+    writer = csv.DictWriter(out, columns, extrasaction="ignore", delimiter=delimiter)
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
 
 
 def _types_of(results: Iterable[Classification], *, full: bool) -> dict[str, str]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from testnuc._base import jsonl
 from testnuc._base.checks import valid_text
 from testnuc._base.jsonl import bytes_of, json_object, json_of, lines_of, long_fields, unguarded
 from testnuc.cli import parquet, xlsx
@@ -252,6 +253,9 @@ def content_of(file: str, encoding: str | None = None) -> tuple[str, str]:
     content, found = decoded(raw, name, encoding)
     if not content.strip():
         raise InvalidInputError(f"{name} is empty")
+    lined = Path(file).suffix.lower() in {".jsonl", ".txt"}
+    if lined and (longest := max(map(len, content.split("\n")))) > jsonl.LONGEST_FIELD:
+        raise InvalidInputError(f"{name} has a line of {longest:,} characters, over 16 million")
     return content, found
 
 
@@ -420,7 +424,7 @@ def _json_rows(file: str, content: str) -> Iterable[dict[str, Any]]:
         for name, value in row.items():
             try:
                 # each row is written again beside its label, once that is paid for
-                orjson.dumps(value if isinstance(value, dict | list) else None)
+                orjson.dumps({name: value})
             except orjson.JSONEncodeError as exc:
                 raise InvalidInputError(
                     f"{file}, row {number}: {name!r} is nested too deep to be written again; leave "

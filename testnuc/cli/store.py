@@ -118,9 +118,7 @@ def _writing(kind: str, path: Path) -> Iterator[Callable[[list[Record]], Any]]:
 
 
 def _read(kind: str, path: Path) -> Iterator[Record]:
-    if kind == ".jsonl":
-        return table(path)
-    return parquet.read(path)
+    return table(path) if kind == ".jsonl" else parquet.read(path)
 
 
 def _is_export(kind: str, path: Path) -> bool:

@@ -154,6 +154,9 @@ def _rows_of(path: Path, sheet: Any, text_column: str) -> tuple[list[str], list[
 def _value(value: Any) -> Any:
     if isinstance(value, str):
         return _ESCAPE.sub(lambda found: chr(int(found[1], 16)), value)
+    if isinstance(value, int) and value.bit_length() > 63:
+        # JSON is written with 64 bits, and a cell as a number of 15 digits
+        return str(value)
     return value.isoformat() if isinstance(value, date | time) else value
 
 

@@ -10,11 +10,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from functools import partial
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from testnuc.errors import ConfigurationError
 from testnuc.server.service import Service
 
 _log = logging.getLogger("testnuc.server")
+_http = logging.getLogger("testnuc.http")
 
 #: Length of the accept queue; the system may allow less.
 _BACKLOG = 1_024
@@ -23,6 +25,17 @@ _BACKLOG = 1_024
 _MOST_CONNECTIONS, _PART_OF_FILES = 4_096, 0.75
 #: Seconds to send finished responses.
 _LAST_BYTES = 5.0
+
+
+def _without_content(record: logging.LogRecord) -> bool:
+    """Make one line of a request that is no HTTP; its error quotes it: a token, or a text."""
+    if record.exc_info and isinstance(record.exc_info[1], HttpProcessingError):
+        record.msg, record.exc_info = "a request of %s is not HTTP", None
+        record.levelno, record.levelname = logging.INFO, "INFO"
+    return True
+
+
+_http.addFilter(_without_content)
 
 
 async def serve(
@@ -46,6 +59,7 @@ async def serve(
     runner = web.AppRunner(
         service.app,
         access_log=None,
+        logger=_http,
         # a disconnected client cancels its calls
         handler_cancellation=True,
         keepalive_timeout=settings.idle_timeout,

@@ -8,10 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 import testnuc
-from testnuc.cli.count import _tell_longer, groups_of
+from testnuc.cli.count import _tell_longer, groups_of, write_counts
 from testnuc.cli.reading import Table
 from testnuc.errors import InvalidInputError
 from testnuc.testing import LoopbackLLM
+from testnuc.trust.counts import Counts, LabelCount
+from testnuc.trust.shares import Share
 from tests.cli.in_process import ran, rows_of, run_here
 from tests.cli.test_judging import LABELS, TEXTS, judged, options, true_label
 
@@ -30,6 +32,15 @@ def calls_all_a_refund(text):
     label = true_label(text)
     number = int(text.split("#")[1])
     return ("refund" if label == "delivery" and number % 2 else label), 0.9
+
+
+def test_a_label_or_a_group_of_a_spreadsheet_is_no_formula(tmp_path):
+    share = Share(0.5, 0.25, 0.75)
+    counts = Counts([LabelCount("=1+1", "@SUM(A1)", 8, share, 0.5, 0.5, 4, 2, share)])
+    write_counts(counts, str(tmp_path / "counts.csv"), by="-2+3", period=None)
+    (row,) = rows_of(tmp_path / "counts.csv")
+    assert [row[name] for name in ("group", "label", "by")] == ["'@SUM(A1)", "'=1+1", "'-2+3"]
+    assert (row["share"], row["rows"]) == ("0.5", "8")
 
 
 @pytest.mark.slow

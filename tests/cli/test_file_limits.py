@@ -171,12 +171,20 @@ def test_a_table_takes_a_few_times_the_memory_of_its_file(folder, name, end):
 
 
 def test_a_field_of_many_millions_of_characters_is_refused(folder, monkeypatch):
-    monkeypatch.setattr(jsonl, "_LONGEST_FIELD", 200_000)
+    monkeypatch.setattr(jsonl, "LONGEST_FIELD", 200_000)
     (folder / "a.csv").write_text(f"text\na\n{'b' * 200_000}\n")
     assert len(read_table("a.csv", "text").texts[1]) == 200_000
     (folder / "a.csv").write_text(f"text\na\n{'b' * 200_001}\n")
     with pytest.raises(InvalidInputError, match=r"line 3: a field has over 16 million characters"):
         read_table("a.csv", "text")
+    for name, line in (("a.jsonl", '{"text":"%s"}'), ("a.txt", "%s")):
+        for more in (0, 1):
+            long = line % ("b" * (200_000 + more - len(line % "")))
+            (folder / name).write_text(f"{line % 'a'}\n{long}\n")
+            if not more:
+                assert len(read_table(name, "text").rows) == 2
+        with pytest.raises(InvalidInputError, match=f"{name} has a line of 200,001 char"):
+            read_table(name, "text")
 
 
 def test_quotes_over_several_lines_are_read_to_the_end(folder):
@@ -423,6 +431,23 @@ def test_what_an_llm_says_can_be_read_again(folder, kind):
     table = read_table(f"out{kind}", "text")
     assert table.rows[0]["nuc_error"].startswith("the LLM said what is no label: q")
     assert result_of(table.rows[0], 0, "text").prediction.said[0] == "q"
+
+
+@pytest.mark.parametrize("kind", [".csv", ".json", ".jsonl", ".xlsx"])
+def test_what_is_read_can_be_written_beside_its_label(folder, kind):
+    """Else the table fails once its labels are paid for."""
+    (folder / "in.jsonl").write_text('{"text": "a", "deep": %s}' % ("[" * 253 + "]" * 253))
+    many = "1" * 25
+    names = "".join(f'<c t="inlineStr"><is><t>{name}</t></is></c>' for name in ("text", "id"))
+    first = f'<c t="inlineStr"><is><t>first</t></is></c><c><v>{many}</v></c>'
+    for file in ("in.jsonl", with_part(sheet(f"<row>{names}</row><row>{first}</row>"))):
+        table = read_table(file, "text")
+        write_results(f"out{kind}", table, {0: labeled("b", None)}, {})
+        assert read_table(f"out{kind}", "text").texts[0] in {"a", "first"}
+    assert read_table(f"out{kind}", "text").rows[0]["id"] == many
+    (folder / "in.jsonl").write_text('{"text": "a", "deep": %s}' % ("[" * 254 + "]" * 254))
+    with pytest.raises(InvalidInputError, match=r"in.jsonl, row 1: .deep. is nested too deep"):
+        read_table("in.jsonl", "text")
 
 
 def test_columns_of_an_earlier_run_do_not_stay(folder):

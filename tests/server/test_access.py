@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -134,6 +135,29 @@ async def test_request_ids_are_kept_made_and_logged(client_of, caplog):
         "method": "POST", "route": "/v1/classify", "status": 200, "level": "INFO",
         "logger": "testnuc.access",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /readyz HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\x01\r\n\r\n",
+        b"GET /readyz HTTP/1.1\r\nHost: x\r\nAuthorization Bearer %s\r\n\r\n",
+        b"GET /%s\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+    ],
+)
+async def test_what_is_no_http_is_a_line_without_its_content(client_of, caplog, sent):
+    caplog.set_level(logging.INFO)
+    async with running(client_of) as (_, _, session):
+        url = session._base_url
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        writer.write(sent % TOKEN.encode())
+        got = await reader.read()
+        writer.close()
+    assert b"400 Bad Request" in got
+    (line,) = [JsonLines().format(one) for one in caplog.records if one.name == "testnuc.http"]
+    assert json.loads(line)["level"] == "INFO"
+    assert TOKEN not in caplog.text + line
+    assert "Traceback" not in caplog.text
 
 
 def test_any_record_becomes_a_line_of_json():
