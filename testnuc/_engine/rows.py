@@ -33,22 +33,16 @@ class Rows(Sequence[Classification]):
 
         Makes no record, unless labels can be withheld, which depends on the whole record.
         """
-        run, distinct = self._run, self._distinct()
+        run, labels, names = self._run, self._labels, self._run.batch.labels.names
+        starts, known = labels.starts.tolist(), labels.known.tolist()
+        given = zip(labels.label.tolist(), labels.given.tolist(), strict=True)
+        of = [names[one] if has else None for one, has in given]
         errors = run.answers.errors.keys() | run.batch.rejected.keys()
         for at, place in enumerate(self._places.tolist()):
-            labels = distinct[place]
-            if labels and run.votes.settings.min_trust is not None and self[at].label is None:
-                labels = None
-            yield labels, run.answers.predictions[place], place in errors
-
-    def _distinct(self) -> list[list[str] | None]:
-        labels, names = self._labels, self._run.batch.labels.names
-        starts, given = labels.starts.tolist(), labels.given.tolist()
-        of = [names[one] for one in labels.label.tolist()]
-        return [
-            [of[at] for at in range(first, last) if given[at]] if known else None
-            for known, first, last in zip(labels.known.tolist(), starts, starts[1:], strict=False)
-        ]
+            some = [name for name in of[starts[place] : starts[place + 1]] if name is not None]
+            withheld = some and run.votes.settings.min_trust is not None and self[at].label is None
+            labeled = known[place] and not withheld
+            yield some if labeled else None, run.answers.predictions[place], place in errors
 
     @overload
     def __getitem__(self, index: int) -> Classification: ...

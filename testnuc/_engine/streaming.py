@@ -260,17 +260,14 @@ async def _batches(
 ) -> AsyncGenerator[list[str] | Exception, None]:
     """Yield the texts in lists; if their source fails, its error at last."""
     batch, failed = list[str](), None
-    given = _items(texts)
-    while failed is None:
-        try:
-            batch.append(await anext(given))
-        except StopAsyncIteration:
-            break
-        except Exception as exc:  # noqa: BLE001 - raised after what was given before it
-            failed = exc
-        if len(batch) == size:
-            yield batch
-            batch = []
+    try:
+        async for text in _items(texts):
+            batch.append(text)
+            if len(batch) == size:
+                yield batch
+                batch = []
+    except Exception as exc:  # noqa: BLE001 - raised after what was given before it
+        failed = exc
     if batch:
         yield batch
     if failed is not None:

@@ -1,7 +1,7 @@
 """The vote, row by row. Start here to see how votes are weighed and counted.
 
-`curve` gives the winners for several k and policies, `decide` whether a winner is certain. The
-other kernels build on this file: `fast` gives the same results for many rows in a pool.
+`curve` gives the winners for several k and policies. The other kernels build on this file: `fast`
+gives the same results for many rows in a pool.
 
 A weight is a fixed-point int64, a multiple of 2^-32. Integer sums are exact, so the result does
 not depend on the order of summation, on blocks of rows, or on the number of threads.
@@ -231,74 +231,3 @@ def curve(
                 if labels[j] >= 0:
                     sums[labels[j]] = 0
     return np.int64(-1)
-
-
-@kernel(I8(given(F4), given(I4), given(F4), given(F8), I8, I8, given(I8), made(types.uint8)))
-def decide(
-    similarities: Any,
-    labels: Any,
-    confidences: Any,
-    policy: Any,
-    n_classes: Any,
-    width: Any,
-    known: Any,
-    out: Any,
-) -> Any:
-    """Write whether the first columns of each row decide it, for any votes in the others.
-
-    A row has ``width`` votes, that of the text itself first. Those from ``known[row]`` on may be
-    for any label with any confidence; without a known one, nothing is decided. Returns the first
-    invalid row, or -1.
-    """
-    sums = np.zeros(n_classes, np.int64)
-    order = np.empty(width + 1, np.int32)  # labels by their first supporter
-    for row in range(known.size):
-        rest = np.int64(0)  # upper bound on the weight of the unknown columns
-        for j in range(known[row], width):
-            similarity = similarities[row * width + j]
-            if not abs(similarity) <= LIMIT:
-                return row
-            scale = policy[OWN_WEIGHT] if j == 0 else 1.0
-            rest += fixed(scale * base_weight(similarity, policy))
-        n = 0
-        for j in range(known[row]):
-            at = row * width + j
-            label = labels[at]
-            similarity = similarities[at]
-            confidence = confidences[at] if confidences.size > 0 else NO_CONFIDENCE
-            if not valid(similarity, label, confidence, n_classes):
-                return row
-            scale = policy[OWN_WEIGHT] if j == 0 else 1.0
-            weight = weigh(label, similarity, confidence, scale, policy)
-            if weight > 0:
-                if sums[label] == 0:
-                    order[n] = label
-                    n += 1
-                sums[label] += weight
-        settled = _settled(order, n, sums, rest, n_classes, labels[row * width])
-        out[row] = np.uint8(known[row] > 0 and settled)
-        for i in range(n):
-            sums[order[i]] = 0
-    return -1
-
-
-@inline
-def _settled(order: Any, n: Any, sums: Any, rest: Any, n_classes: Any, own_label: Any) -> Any:
-    """Return whether votes of total weight `rest`, however split, cannot change the winner."""
-    if rest == 0:
-        return True
-    if n == 0:  # without votes, the own label is the winner only if there is no other label
-        return n_classes == 1 and own_label == 0
-    place = 0
-    for i in range(n):
-        if sums[order[i]] > sums[order[place]]:
-            place = i
-    best = sums[order[place]]
-    # a label without votes must exceed the winner, because its first supporter comes later
-    if n < n_classes and rest > best:
-        return False
-    for i in range(n):
-        most = sums[order[i]] + rest
-        if i != place and (most > best or (most == best and i < place)):
-            return False
-    return True

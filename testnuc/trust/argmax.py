@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from testnuc._base.arrays import Array, Bools, Float32s, Float64s, Floats, Int32s
+from testnuc._base.arrays import Array, Bools, Float32s, Float64s, Int32s
 from testnuc._base.display import Brief
 from testnuc.label_tree import LabelTree
 from testnuc.trust.calibration import UNCALIBRATED, chances
@@ -207,7 +207,8 @@ def labels_of(
     rest = np.where(next_best[rows, columns], (1 - trust[rows]) * part[rows], np.nan)
     levels = np.empty((b, 0))
     if tree is not None:
-        levels = trust_of_level(trust[:, None], parts_by_level(found, label, tree))
+        # the chance that a parent is right: of the label, or of its siblings
+        levels = trust[:, None] + (1 - trust[:, None]) * parts_by_level(found, label, tree)
     return Labels(
         starts_of_rows(rows, b),
         columns.astype(np.int32),
@@ -263,8 +264,3 @@ def parts_by_level(found: Float32s, label: Int32s, tree: LabelTree) -> Float32s:
         below = mass[np.arange(len(at)), nodes[given]] - own
         parts[at, level - 1] = np.clip(below / rest, 0, 1)
     return parts
-
-
-def trust_of_level(trust: Float64s | np.float64, part: Floats) -> Float64s:
-    """Return the chance that a parent is right, from that of the label and its siblings' part."""
-    return np.asarray(trust + (1 - trust) * part, dtype=np.float64)

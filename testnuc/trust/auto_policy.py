@@ -109,6 +109,9 @@ def diagnose(
     cosines = np.where(labels >= 0, cosines, np.float32(0))
     shares = np.bincount(own, minlength=n_classes) / max(count, 1)
     by_chance = float((shares**2).sum()) if count else 1.0
+    compared = (others >= 0).sum(axis=0)
+    agree = (others == own[:, None]).sum(axis=0) / np.maximum(compared, 1)
+    by_rank = np.where(compared > 0, agree, by_chance)
     pairs = _Pairs.of(labels, ids, row_ids, sims, by_chance)
     reach = _reach(labels, sims)
     near = cosines[:, 1:].max(axis=1, initial=-1) >= reach
@@ -151,7 +154,7 @@ def diagnose(
     winners = vote_curve(labels[:, plain], cosines[:, plain], n_classes=n_classes, ks=(width,))
     return Diagnosis(
         predictions=count,
-        kappa=_kappa_by_rank(labels, by_chance),
+        kappa=tuple(_kappa(one, by_chance) for one in by_rank.tolist()),
         agreement=pairs.by_similarity(),
         near_copies=copies,
         near_copies_bounds=(copies_low, copies_high),
@@ -196,15 +199,6 @@ def _reach(labels: Int32s, sims: Float32s) -> float:
 def _kappa(agreement: float, by_chance: float) -> float:
     """Return chance-corrected agreement: 0 = by chance, 1 = always."""
     return (agreement - by_chance) / (1 - by_chance) if by_chance < 1 else 0.0
-
-
-def _kappa_by_rank(labels: Int32s, by_chance: float) -> tuple[float, ...]:
-    values = []
-    for column in labels.T[1:]:
-        both = column >= 0
-        agreement = float((labels[both, 0] == column[both]).mean()) if both.any() else by_chance
-        values.append(_kappa(agreement, by_chance))
-    return tuple(values)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

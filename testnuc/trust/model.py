@@ -397,23 +397,18 @@ def vote_joined(
 
 def _untaught(model: HeadModel, texts: Texts, ground: Ground, rows: Rows = _ALL) -> Float32s:
     """Return float32[b, C], or of some rows: probabilities without what judgments teach."""
-    votes = _with_judged(texts, ground, rows)
-    return _rows_to_one(ground.head[rows] * (votes + _SMOOTHING) * model.scale)
-
-
-def _with_judged(texts: Texts, ground: Ground, rows: Rows = _ALL) -> Float32s:
-    """Return float32[b, C], or of some rows: votes of neighbors, more of judged ones."""
     votes, judged = ground.votes[rows].copy(), texts.judged
-    if judged is None or not (judged >= 0).any():
-        return votes
-    neighbors = texts.neighbors[rows, :NEIGHBORS]
-    place, rank = np.nonzero((neighbors >= 0) & (judged[neighbors] >= 0))
-    other = neighbors[place, rank]
-    near = np.clip(texts.similarities[rows][place, rank], 0, 1)
-    np.add.at(votes, (place, judged[other]), _JUDGED_VOTE * near)
-    np.subtract.at(votes, (place, ground.labels[other]), near)
-    # rounding
-    return np.maximum(votes, 0)
+    if judged is not None and (judged >= 0).any():
+        # judged neighbors count more, and as they were judged
+        neighbors = texts.neighbors[rows, :NEIGHBORS]
+        place, rank = np.nonzero((neighbors >= 0) & (judged[neighbors] >= 0))
+        other = neighbors[place, rank]
+        near = np.clip(texts.similarities[rows][place, rank], 0, 1)
+        np.add.at(votes, (place, judged[other]), _JUDGED_VOTE * near)
+        np.subtract.at(votes, (place, ground.labels[other]), near)
+        # rounding
+        votes = np.maximum(votes, 0)
+    return _rows_to_one(ground.head[rows] * (votes + _SMOOTHING) * model.scale)
 
 
 def _rows_to_one(table: Float32s) -> Float32s:

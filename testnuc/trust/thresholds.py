@@ -72,10 +72,6 @@ class LabelScores(Brief):
         """Return the score of each pair, float32[T]."""
         return (self.vote.share + self.heads) * np.float32(0.5) if with_head else self.vote.share
 
-    def without_head(self) -> Bools:
-        """Return which labels more than a head speaks for, bool[T]."""
-        return (self.vote.share > 0) | self.own | self.given
-
     def above(self, thresholds: Float32s, *, with_head: bool = False) -> Bools:
         """Return which labels have a score above float32[FOLDS, C]; as before without a vote."""
         rows = self.vote.rows
@@ -305,7 +301,7 @@ class Thresholds(Brief):
         by_head = self.decides == "head"
         p = np.clip(scores.scores(with_head=by_head).astype(np.float64), _NEAR, 1 - _NEAR)
         z = np.stack([np.ones(len(p)), log_odds(p), scores.own - 0.5], axis=1)
-        return z, np.ones(len(p), np.bool_) if by_head else scores.without_head()
+        return z, by_head | (scores.vote.share > 0) | scores.own | scores.given
 
     def _chances(self, scores: LabelScores) -> Float64s:
         """Return the chance that each label applies, float64[T]."""

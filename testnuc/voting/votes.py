@@ -17,7 +17,7 @@ from testnuc._base.arrays import Array, Bools, Float32s, Float64s, Int32s, Int64
 from testnuc._base.checks import checked_whole
 from testnuc._base.display import Brief
 from testnuc.errors import InvalidInputError
-from testnuc.voting.inputs import Ballots, classes, rows_of
+from testnuc.voting.inputs import Ballots, rows_of
 from testnuc.voting.labels import Labels, starts_of
 from testnuc.voting.policy import VotePolicy
 
@@ -261,7 +261,8 @@ def decided(
     its similarity at confidence 1), or abstain. With S the sum of these w_i, a winner x of weight
     v_x is certain if every other label y has ``v_y + S < v_x``, or ``v_y + S = v_x`` and the first
     supporter of x precedes that of y. A label without votes has v_y = 0, and its first supporter
-    would come last. The condition is exact: for False, some completion has another winner.
+    would come last. The condition is exact: for False, some completion has another winner. So three
+    votes show it: of the known, without the winner, and with all unknown ones for what wins then.
 
     Parameters
     ----------
@@ -276,18 +277,21 @@ def decided(
     -------
     bool[B]
     """
-    from testnuc._kernels.vote import decide
-
     lab, sim, conf = rows_of(labels, similarities, confidences)
-    n_rows, width = lab.shape
-    counts = _counts(known, n_rows, width)
-    out = np.empty(n_rows, np.bool_)
-    rows = (sim.ravel(), lab.ravel(), conf.ravel())
-    fields, n_classes = VotePolicy.of(policy).fields, classes(n_classes)
-    bad = decide()(*rows, fields, n_classes, width, counts, out.view(np.uint8))
-    if bad >= 0:
-        raise Ballots.of_rows(lab, sim, confidences, n_classes).refuse(bad)
-    return out
+    counts = _counts(known, *lab.shape)
+    unknown = np.arange(lab.shape[1]) >= counts[:, None]
+    sure = np.where(unknown, np.float32(1), conf if conf.size else np.float32(np.nan))
+
+    def winners(given: Array) -> Int32s:
+        return vote(given, sim, sure, n_classes=n_classes, policy=policy).label
+
+    said = np.where(unknown, np.int32(-1), lab)
+    first = winners(said)
+    # what comes next; of labels without votes, any
+    rival = winners(np.where(said == first[:, None], np.int32(-1), said))
+    rival = np.where(rival < 0, (first + 1) % n_classes, rival)
+    last = winners(np.where(unknown, rival[:, None], said))
+    return (last == first) & (counts > 0)
 
 
 def _counts(known: ArrayLike, n_rows: int, width: int) -> Int64s:
@@ -298,8 +302,7 @@ def _counts(known: ArrayLike, n_rows: int, width: int) -> Int64s:
             f"known has the shape {array.shape} and the dtype {array.dtype}; give an integer, or"
             f" one for each of the {n_rows} rows"
         )
-    counts = np.empty(n_rows, np.int64)
-    counts[:] = array
+    counts = np.broadcast_to(array, n_rows)
     wrong = np.flatnonzero((counts < 0) | (counts > width))
     if wrong.size > 0:
         row = wrong[0]

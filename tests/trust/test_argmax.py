@@ -8,7 +8,7 @@ import pytest
 from testnuc.errors import InvalidInputError
 from testnuc.label_tree import LabelTree
 from testnuc.trust import argmax as argmax_module
-from testnuc.trust.argmax import Argmax, parts_by_level, trust_of_level
+from testnuc.trust.argmax import Argmax, parts_by_level
 from testnuc.trust.head import fit_folds
 from testnuc.trust.model import VoteModel, fit_model, most_texts, one_hot, teach
 from tests.trust.arrays import clusters
@@ -30,7 +30,7 @@ def test_a_parent_is_as_likely_as_the_labels_below_it():
                 p for p, path in zip(chances, tree.paths, strict=True) if path[:level] == node
             )
             # a label trusted as the model does has parents that are trusted as the model does
-            trust = trust_of_level(np.float64(chances[given]), parts[row, level - 1])
+            trust = chances[given] + (1 - chances[given]) * parts[row, level - 1]
             assert trust == pytest.approx(below, abs=1e-5)
 
 
