@@ -110,8 +110,7 @@ class RunNote:
                 rows = [*rows_of(note.text_column or "text")]
                 marks = {"".join(_mark(row)) for row in rows if valid_text(row.text) is None}
                 if marks and marks <= {*re.findall(".{16}", note.rows)}:
-                    facts = asdict(replace(note, written=_digest(output)))
-                    write_whole(_copy_of(output), [orjson.dumps(facts, default=str)])
+                    _write(_copy_of(output), replace(note, written=_digest(output)))
                     return
 
     def place(self, output: str) -> Path | None:
@@ -146,13 +145,10 @@ class RunNote:
         # a password may be part of a URL
         if store.folder is None and "@" not in str(store.where):
             note = replace(note, named=store.where)
-        content = orjson.dumps(asdict(note), default=str)
-        with suppress(OSError, InvalidInputError):
+        with suppress(OSError):
             _folder_of(output).mkdir(exist_ok=True)
-            write_whole(_folder_of(output) / _NOTE, [content])
-        if PROJECT.is_dir():
-            with suppress(OSError, InvalidInputError):
-                write_whole(_copy_of(output), [content])
+        _write(_folder_of(output) / _NOTE, note)
+        _write(_copy_of(output), note)
 
     def edited(self, rows: Iterable[Classification]) -> list[Classification]:
         """Return the rows of the output whose label is not the one that was written."""
@@ -167,6 +163,14 @@ class RunNote:
         # an embedder that is not named is that of the store
         known = {} if options["embedder"] else {"embedder": self.options.get("embedder")}
         return self.written == _digest(output) and self.options == _noted(options) | known
+
+
+def _write(place: Path, note: Any) -> None:
+    """Write a note, if that is possible; a link in its place may lead anywhere, and is replaced."""
+    with suppress(OSError, InvalidInputError):
+        if place.is_symlink():
+            place.unlink()
+        write_whole(place, [orjson.dumps(asdict(note), default=str)])
 
 
 def _noted(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -270,8 +274,9 @@ class AnswerStore:
         try:
             self.folder.mkdir(exist_ok=True)
             if self.folder == PROJECT:
-                # it holds texts
-                (PROJECT / ".gitignore").write_text("*\n")
+                # it holds texts; what is there already may be a link to another file
+                with suppress(FileExistsError), (PROJECT / ".gitignore").open("x") as file:
+                    file.write("*\n")
         except OSError as exc:
             raise InvalidInputError(
                 f"{self.folder} cannot be created: {exc.strerror or exc}; write the output "
@@ -324,9 +329,7 @@ class LessonNote:
         if store.folder is not None and store.where is not None:
             shown = source.encode(errors="replace").decode()
             note = cls(shown, len(learned.answers), _noted(options))
-            with suppress(OSError, InvalidInputError):
-                content = orjson.dumps(asdict(note), default=str)
-                write_whole(Path(store.where).with_suffix(".json"), [content])
+            _write(Path(store.where).with_suffix(".json"), note)
 
 
 def about_lessons(

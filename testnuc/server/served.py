@@ -287,7 +287,7 @@ class TrafficSample:
             )
         self._size, self._clock = size, clock
         #: What is not in the store yet, by week and labels.
-        self._waiting: dict[tuple[str, Sequence[str]], AuditWeek] = {}
+        self._waiting: dict[tuple[str, bool, Sequence[str]], AuditWeek] = {}
         self._wake, self._flushing, self._closing = asyncio.Event(), asyncio.Lock(), False
         self._writing: asyncio.Task[None] | None = None
         #: What the last `testnuc audit` said.
@@ -312,18 +312,20 @@ class TrafficSample:
 
     def note(self, result: Classification) -> None:
         """Count a result, and set its text aside if its random number is among the lowest."""
-        if result.label is None and result.error is not None:
+        labels, several = self._facts[:2]
+        if (result.label is None and result.error is not None) or {*result.labels} - {*labels}:
+            # it failed, or was requested before the labels changed
             return
         now, order = self._clock(), random.random()  # noqa: S311 - it draws a sample
         name = week_of(now)
-        place = name, self._facts[0]
+        place = name, several, labels
         if (week := self._waiting.get(place)) is None:
             week = self._waiting[place] = self._new(name)
         week.count(result.label)
         stored = self.latest if self.latest.week == name else week
         if len(stored.sample) < stored.size or order < stored.sample[-1].order:
-            labels = result.label, result.own_label, result.alternative
-            week.keep([AuditedText(result.text, now, order, *labels, result.trust)])
+            said = result.label, result.own_label, result.alternative
+            week.keep([AuditedText(result.text, now, order, *said, result.trust)])
             self._wake.set()
 
     def start(self) -> None:
@@ -359,7 +361,7 @@ class TrafficSample:
                     # first: what fails after the week is stored would be stored again
                     summary = await summary_of(self._store, week)
                     stored = await changed(self._store, new, methodcaller("merge", week))
-                    if week.labels == self._facts[0]:
+                    if week.key() == self._new(week.week).key():
                         self.latest, self.summary = stored, summary
                 except StoreError as exc:
                     _log.warning("texts for an audit are not stored yet: %s", exc)

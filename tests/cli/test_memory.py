@@ -260,6 +260,23 @@ def _linked(name, to):
     return name
 
 
+def test_a_link_in_a_hidden_folder_changes_no_file_elsewhere(tmp_path):
+    """A folder of somebody else may have them, and they may lead to any file of the user."""
+    mine = [tmp_path / f"mine-{number}" for number in range(4)]
+    with LoopbackLLM(confident, api_key="test-key") as llm:
+        assert classify(llm, texts("a.txt", 0))[0] == 0
+        hidden = [Path("out.csv.resume/output.json"), *Path(".testnuc").glob("output-*.json")]
+        for place, own in zip([*hidden, Path(".testnuc/.gitignore")], mine, strict=False):
+            place.unlink()
+            place.symlink_to(own)
+        for own in mine[:2]:
+            own.write_text("{}")
+        assert classify(llm, texts("b.txt", 20), "--overwrite")[0] == 0
+    assert [own.read_text() for own in mine if own.exists()] == ["{}", "{}"]
+    assert RunNote.of("out.csv").options
+    assert not any(place.is_symlink() for place in hidden)
+
+
 @pytest.mark.parametrize(
     ("command", "names"),
     [

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 
+from testnuc import LabelSet, TestNUC
 from testnuc.errors import ConfigurationError, InvalidInputError, StoreError
 from testnuc.server import ServerSettings, Service
 from testnuc.server.served import TrafficSample, set_summary
 from testnuc.stores.sqlite import SqliteStore
+from testnuc.testing import HashEmbedder
 from testnuc.trust.audit import AuditWeek, is_audit
 from testnuc.types import Classification, Prediction
-from tests.conftest import messages
+from tests.conftest import LABELS, messages
 from tests.server.serving import Held, client, served, until
 from tests.server.test_service import get, post
 
@@ -112,6 +115,24 @@ async def test_calls_that_failed_are_no_labels(tmp_path):
         await sample.flush()
     (week,) = await weeks_in(path)
     assert (week.texts, week.given, [one.text for one in week.sample]) == (1, {"": 1}, ["b"])
+
+
+async def test_what_was_requested_before_the_labels_changed_is_of_no_set(tmp_path):
+    """Else a renamed label would be counted, and judged, as none of the new ones."""
+    path, (first, second, *_) = tmp_path / "labels.db", LABELS
+    many = TestNUC(LabelSet(LABELS, multilabel=True), Held(), embedder=HashEmbedder(), store=path)
+    async with opened(store=path) as one, many as other:
+        sample = TrafficSample(one, 5)
+        sample.note(result("a", first))
+        sample.follow(other)
+        both = Prediction(f"{first}; {second}", None, None, ((first, None), (second, None)))
+        sample.note(replace(result("b", both.label), prediction=both, shares={first: 1.0}))
+        sample.note(result("c", "another name"))
+        await sample.flush()
+    before, after = sorted(await weeks_in(path), key=lambda week: week.multilabel)
+    assert (before.given, [text.text for text in before.sample]) == ({first: 1}, ["a"])
+    assert (after.given, [text.text for text in after.sample]) == ({first: 1, second: 1}, ["b"])
+    assert (before.texts, after.texts, sample.latest.texts) == (1, 1, 1)
 
 
 async def test_what_a_store_does_not_take_waits(tmp_path, caplog):
