@@ -26,6 +26,7 @@ from testnuc.labels import LabelSet
 from testnuc.limits.budget import Meter, Price, require_price
 from testnuc.methods import Sampling
 from testnuc.protocols import PoolText, Provider, WireProvider
+from testnuc.transport.calls import PATIENCE
 from testnuc.trust.argmax import Argmax
 from testnuc.trust.review import Review
 from testnuc.types import Prediction, Usage, error_text
@@ -203,7 +204,8 @@ class Escalation:
             return run, None
         before, failure = run.votes.settings.learned, None
         try:
-            failure = await self._learn_once()
+            async with PATIENCE.get().in_time():
+                failure = await self._learn_once()
         except FATAL_ERRORS as error:
             # all texts are labeled: they must not be lost
             failure = f"the referee failed: {error_text(error)}"
@@ -212,7 +214,8 @@ class Escalation:
         await pipeline.settle(run)
         if failure is None and self._part:
             try:
-                return run, await self._escalate(run)
+                async with PATIENCE.get().in_time():
+                    return run, await self._escalate(run)
             except FATAL_ERRORS as error:
                 failure = f"the referee failed: {error_text(error)}"
         if failure is not None:

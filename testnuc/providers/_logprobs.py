@@ -14,8 +14,8 @@ from testnuc.protocols import Answer, Answers
 
 #: Alternatives of each token to ask for: OpenAI's and vLLM's limit.
 TOP = 20
-#: A log-probability below this one is zero.
-_LEAST = -1e4
+#: A log-probability below the first is zero, one above the second no logarithm but for rounding.
+_LEAST, _ROUNDED = -1e4, 1e-3
 #: Tokens and characters of the longest reply whose log-probabilities are read.
 _MOST, _LONGEST = 4_000, 50_000
 
@@ -139,11 +139,11 @@ def _token(given: Any) -> tuple[bytes, float] | None:
     value, raw, text = given.get("logprob"), given.get("bytes"), given.get("token")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    # an integer can be too large for a float; NaN stays
-    value = max(min(value, 0), _LEAST)
-    if math.isnan(value):
+    # NaN is none either
+    if not value <= _ROUNDED:
         return None
-    probability = math.exp(value)
+    # an integer can be too large for a float
+    probability = math.exp(max(min(value, 0), _LEAST))
     if isinstance(raw, list) and all(type(b) is int and 0 <= b < 256 for b in raw):
         return bytes(raw), probability
     return (_utf8(text), probability) if isinstance(text, str) else None

@@ -47,6 +47,25 @@ def test_an_alternative_that_is_more_probable_than_the_reply_wins():
     assert answer.confidence == pytest.approx(0.5 / 0.8)
 
 
+def test_probabilities_in_place_of_their_logarithms_are_none():
+    def said(*, scored):
+        # each would be certain, and the first label would be that of every text
+        listed = [{"token": t, "logprob": p} for t, p in (("login", 0.9), ("refund", 0.1))]
+        tokens = [START, {**listed[0], "top_logprobs": listed}, END]
+        body = completion('{"label": "login"}', logprobs={"content": tokens})
+        return OpenAI("m", base_url=LOCAL).decode(
+            request(labels=["refund", "login"], confidence="logprobs", score_labels=scored), body
+        )
+
+    with pytest.raises(UnreadableReplyError, match="has no log-probabilities"):
+        said(scored=True)
+    (answer,) = said(scored=False).answers
+    assert (answer.label, answer.confidence) == ("login", None)
+    # others round a certain token
+    answer = decoded(["refund", "login"], START, {"token": "login", "logprob": 1e-6}, END)
+    assert answer.label == "login"
+
+
 def test_labels_that_begin_alike_part_where_they_differ():
     labels = ["cancel order", "cancel subscription", "refund"]
     way = [token("cancel", 0.8, ("ref", 0.1)), token(" order", 0.3, (" sub", 0.6))]

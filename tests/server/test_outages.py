@@ -175,6 +175,25 @@ async def test_each_line_of_a_stream_gives_the_others_time():
         response.close()
 
 
+@pytest.mark.parametrize("lines", [False, True])
+async def test_labels_are_not_held_back_by_a_referee_that_hangs(lines, caplog):
+    referee, texts = Held(), learning.texts_of(300)
+    model = learning.Says(learning.noisy)
+    async with served(learning.client(model, referee=referee), request_timeout=1_000) as (
+        _,
+        session,
+    ):
+        body = {"texts": texts, "stream": lines}
+        waiting = asyncio.create_task(session.post("/v1/classify", json=body, timeout=UNLIMITED))
+        await until(lambda: referee.asked)
+        virtual.skip(950)
+        async with await waiting as response:
+            rows = [json.loads(line) async for line in response.content]
+    rows = rows[0].get("results", rows)
+    assert {row["text"] for row in rows if row["label"] is not None} == {*texts}
+    assert "no result within the time of the request" in caplog.text
+
+
 async def test_texts_that_failed_are_one_line_of_a_request(caplog):
     caplog.set_level(logging.WARNING, "testnuc.server")
     model = Failing("down", down)
