@@ -38,7 +38,7 @@ from testnuc.trust.review import Review
 from testnuc.types import Classification, Estimate, PoolStats, Usage
 from testnuc.voting import VotePolicy
 
-__all__ = ["TestNUC", "parts_of"]
+__all__ = ["Facts", "TestNUC", "parts_of"]
 
 _log = logging.getLogger("testnuc.client")
 
@@ -46,7 +46,55 @@ _log = logging.getLogger("testnuc.client")
 _TURN = 1_024
 
 
-class TestNUC:
+class Facts:
+    """What a client says of itself, with an event loop of its own or without."""
+
+    __test__ = False
+
+    labels: LabelSet
+    model: str
+    _parts: Components
+    _learning: Learning
+    _escalation: Escalation
+
+    def __repr__(self) -> str:
+        name, n = type(self).__name__, len(self.labels.names)
+        return f"<{name} {self.model}, {n} labels, pool of {len(self)}>"
+
+    def __len__(self) -> int:
+        """Return the number of texts in the pool."""
+        return len(self._parts.pool)
+
+    @property
+    def policy(self) -> VotePolicy:
+        """The vote policy, as it was given; "auto" is `VotePolicy.auto`."""
+        return self._parts.policy
+
+    @property
+    def k(self) -> int:
+        """Number of neighbors retrieved for a text."""
+        return self._parts.pipeline.settings.k
+
+    @property
+    def usage(self) -> Usage:
+        """Calls, tokens and US dollars that this client has spent so far."""
+        return self._parts.meter.since()
+
+    @property
+    def learned(self) -> Learned | None:
+        """What was learned from judged texts, here or by an earlier run; None: nothing.
+
+        A store is read when the client is opened.
+        """
+        return self._learning.learned
+
+    @property
+    def referee_usage(self) -> Usage:
+        """Calls, tokens and US dollars of referees so far; they are not part of `usage`."""
+        return self._escalation.usage
+
+
+class TestNUC(Facts):
     """An asynchronous text classifier: an LLM's labels, corrected by a vote of nearest neighbors.
 
     Each text gets the LLM's own prediction; the predictions of its nearest *unlabeled* neighbors
@@ -140,8 +188,6 @@ class TestNUC:
             results = await nuc.classify_many(texts)
     """
 
-    __test__ = False
-
     #: Subclasses have others: the scikit-learn classifier, and tests.
     _internals = Internals()
 
@@ -150,15 +196,7 @@ class TestNUC:
         self._parts = parts = Components(self._internals, *args, **kwargs)
         self._learning = Learning(parts)
         self._escalation = Escalation(parts, self._learning)
-        self.labels: LabelSet = parts.labels
-        self.model = parts.model
-
-    def __repr__(self) -> str:
-        return f"<TestNUC {self.model}, {len(self.labels.names)} labels, pool of {len(self)}>"
-
-    def __len__(self) -> int:
-        """Return the number of texts in the pool."""
-        return len(self._parts.pool)
+        self.labels, self.model = parts.labels, parts.model
 
     async def __aenter__(self) -> Self:
         try:
@@ -179,21 +217,6 @@ class TestNUC:
     async def _ready(self, lane: str = "live") -> None:
         """Open everything; what was learned is read once the store is open."""
         await self._parts.ready(lane, opened=self._learning.open)
-
-    @property
-    def policy(self) -> VotePolicy:
-        """The vote policy, as it was given; "auto" is `VotePolicy.auto`."""
-        return self._parts.policy
-
-    @property
-    def k(self) -> int:
-        """Number of neighbors retrieved for a text."""
-        return self._parts.pipeline.settings.k
-
-    @property
-    def usage(self) -> Usage:
-        """Calls, tokens and US dollars that this client has spent so far."""
-        return self._parts.meter.since()
 
     async def add(
         self, texts: Iterable[str], labels: Sequence[str] | Sequence[Sequence[str]] | None = None
@@ -613,19 +636,6 @@ class TestNUC:
         """
         await self._ready()
         await self._escalation.ask(review, model, shown)
-
-    @property
-    def learned(self) -> Learned | None:
-        """What was learned from judged texts, here or by an earlier run; None: nothing.
-
-        A store is read when the client is opened.
-        """
-        return self._learning.learned
-
-    @property
-    def referee_usage(self) -> Usage:
-        """Calls, tokens and US dollars of referees so far; they are not part of `usage`."""
-        return self._escalation.usage
 
     async def learn(
         self,

@@ -14,11 +14,8 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from testnuc._base.loop_thread import Background
 from testnuc._engine.components import Components
 from testnuc._engine.parameters import takes_arguments_of
-from testnuc.client import TestNUC
-from testnuc.labels import LabelSet
-from testnuc.trust.learned import Learned
-from testnuc.types import Classification, Usage
-from testnuc.voting import VotePolicy
+from testnuc.client import Facts, TestNUC
+from testnuc.types import Classification
 
 __all__ = ["SyncTestNUC"]
 
@@ -38,7 +35,7 @@ def _blocking(
     return call
 
 
-class SyncTestNUC:
+class SyncTestNUC(Facts):
     """`TestNUC` for code without ``await``; takes the same arguments.
 
     ``with SyncTestNUC(labels, model=..) as nuc: results = nuc.classify_many(texts)``. It is
@@ -48,7 +45,9 @@ class SyncTestNUC:
 
     @takes_arguments_of(Components.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._client = TestNUC(*args, **kwargs)
+        self._client = client = TestNUC(*args, **kwargs)
+        # what it says of itself
+        vars(self).update(vars(client))
         #: Created by the first call.
         self._background: Background | None = None
         self._lock = threading.Lock()
@@ -90,48 +89,6 @@ class SyncTestNUC:
             # if the consumer stops early, this cancels the calls in flight
             if not self._closed and self._background is not None:
                 self._background.end(results.aclose())
-
-    @property
-    def usage(self) -> Usage:
-        """Calls, tokens and US dollars that this client has spent so far."""
-        return self._client.usage
-
-    @property
-    def learned(self) -> Learned | None:
-        """What was learned from judged texts, here or by an earlier run; None: nothing."""
-        return self._client.learned
-
-    @property
-    def referee_usage(self) -> Usage:
-        """Calls, tokens and US dollars of referees so far; they are not part of `usage`."""
-        return self._client.referee_usage
-
-    @property
-    def policy(self) -> VotePolicy:
-        """The vote policy, as it was given; "auto" is `VotePolicy.auto`."""
-        return self._client.policy
-
-    @property
-    def k(self) -> int:
-        """Number of neighbors retrieved for a text."""
-        return self._client.k
-
-    @property
-    def labels(self) -> LabelSet:
-        """The labels to choose from."""
-        return self._client.labels
-
-    @property
-    def model(self) -> str:
-        """The model, as ``provider/name``."""
-        return self._client.model
-
-    def __len__(self) -> int:
-        """Return the number of texts in the pool."""
-        return len(self._client)
-
-    def __repr__(self) -> str:
-        return f"<Sync{repr(self._client).removeprefix('<')}"
 
     def __enter__(self) -> Self:
         try:

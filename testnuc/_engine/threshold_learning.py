@@ -30,7 +30,7 @@ from testnuc.trust.thresholds import (
     jaccard,
 )
 from testnuc.types import SEPARATOR
-from testnuc.voting import places_of
+from testnuc.voting import Labels, places_of, starts_of_rows
 
 #: Texts that a head is fitted on, and cells of these texts times labels, at most.
 _FITTED, _CELLS = 40_000, 1 << 26
@@ -154,20 +154,18 @@ class ThresholdFit:
         judged = judged_of(judgments, before.places(self.rows), self._parts.labels)
         rule = before.rule
         assert isinstance(rule, Thresholds)
-        n_classes, m = len(before.labels), len(judged.rows)
-        place = np.full(before.texts, m)
-        place[judged.rows] = np.arange(m)
-        # the last row: texts that are not judged
-        truth = np.zeros((m + 1, n_classes), dtype=np.bool_)
-        truth[:m] = judged.right.table(n_classes, judged.right.given)
-        given = np.zeros_like(truth)
-        at = place[rule.given_rows], rule.given_labels
-        given[at] = True
-        right = (given == truth)[:m].all(axis=1) & judged.right.known
-        some = self._scores.at(judged.rows)
-        own_right = exactly(some, judged.right, some.own)
-        rule = replace(rule, given_right=truth[at])
-        return before.checked(judgments, judged, right, own_right, rule)
+        starts, labels = starts_of_rows(rule.given_rows, before.texts), rule.given_labels
+        ones, known = np.ones(len(labels), np.float32), np.ones(before.texts, np.bool_)
+        given = Labels(starts, labels, ones, known).at(judged.rows)
+        right, own = np.zeros(len(labels), np.bool_), self._scores.at(judged.rows)
+        right[places_of(starts, judged.rows)[0]] = given.among(judged.right)
+        return before.checked(
+            judgments,
+            judged,
+            exactly(given, judged.right, given.given),
+            exactly(own.vote, judged.right, own.own),
+            replace(rule, given_right=right),
+        )
 
 
 def learn_thresholds(
@@ -203,17 +201,17 @@ def learn_thresholds(
         rules[kind] = Thresholds(
             kind, limits, tuple(heads) if kind == "head" else (), protected=protected
         )
-    before, gains = jaccard(*counts(some, truth, some.given)), {}
+    before, gains = jaccard(*counts(some.vote, truth, some.given)), {}
     for kind, rule in rules.items():
         others = rule.given(some)
-        values = np.where(known, jaccard(*counts(some, truth, others)) - before, 0.0)
+        values = np.where(known, jaccard(*counts(some.vote, truth, others)) - before, 0.0)
         changed = np.bincount(some.vote.rows, others != some.given, minlength=len(some)) > 0
         skipped, alpha = changed & ~known, _ALPHA * tried[kind] / sum(tried.values())
         nothing = Share(0.0, 0.0, 0.0)
         gains[kind] = gain_of(values[drawn], proving, alpha, skipped[drawn]) if alpha else nothing
     chosen = max(rules, key=lambda kind: gains[kind].low)
     rule = rules[chosen]
-    exact = exactly(some, truth, rule.given(some))
+    exact = exactly(some.vote, truth, rule.given(some))
     rule = rule.calibrated(taught, right, exact[used])
     labels, applies = rule.decide(scores), np.zeros(len(scores.own), dtype=np.bool_)
     applies[places_of(scores.vote.starts, rows)[0]] = some.vote.among(truth)
@@ -232,6 +230,6 @@ def learn_thresholds(
         judged=judgments,
         texts=len(labels),
         trust=labels.trust.astype(np.float32),
-        **of_judged(judged, exact, exactly(some, truth, some.own)),
+        **of_judged(judged, exact, exactly(some.vote, truth, some.own)),
         fewer=fallen(names, *(scores.vote.label[of] for of in (scores.given, labels.given))),
     )

@@ -118,16 +118,16 @@ def scores_of(
     return LabelScores(vote, probabilities, np.concatenate(own), pool.known[:n], folds)
 
 
-def counts(scores: LabelScores, right: Labels, given: Bools) -> tuple[Int64s, Int64s, Int64s]:
+def counts(labels: Labels, right: Labels, given: Bools) -> tuple[Int64s, Int64s, Int64s]:
     """Return of each text the number of given labels that are right, of given and of right ones."""
-    rows, n = scores.vote.rows, len(right)
-    hits = np.bincount(rows[given & scores.vote.among(right)], minlength=n)
+    rows, n = labels.rows, len(right)
+    hits = np.bincount(rows[given & labels.among(right)], minlength=n)
     return hits, np.bincount(rows[given], minlength=n), np.diff(right.starts)
 
 
-def exactly(scores: LabelScores, right: Labels, given: Bools) -> Bools:
+def exactly(labels: Labels, right: Labels, given: Bools) -> Bools:
     """Return which texts have all their right labels, and no other."""
-    hits, count, sizes = counts(scores, right, given)
+    hits, count, sizes = counts(labels, right, given)
     exact: Bools = (hits == sizes) & (count == sizes) & right.known
     return exact
 

@@ -291,7 +291,8 @@ def decided(
     rival = winners(np.where(said == first[:, None], np.int32(-1), said))
     rival = np.where(rival < 0, (first + 1) % n_classes, rival)
     last = winners(np.where(unknown, rival[:, None], said))
-    return (last == first) & (counts > 0)
+    certain: Bools = (last == first) & (counts > 0)
+    return certain
 
 
 def _counts(known: ArrayLike, n_rows: int, width: int) -> Int64s:

@@ -50,7 +50,7 @@ def labels_of(table):
 
 
 def exact(scores, right, given):
-    hits, count, sizes = counts(scores, right, given)
+    hits, count, sizes = counts(scores.vote, right, given)
     return (hits == sizes) & (count == sizes)
 
 
@@ -79,13 +79,13 @@ def test_scores_hold_votes_and_answers_and_are_scored_as_sets_are():
     for given in (scores.given, scores.own, scores.vote.share > 0.2):
         said = sets_of(scores, given)
         found = score([set(map(str, np.flatnonzero(row))) for row in gold], said)
-        assert jaccard(*counts(scores, right, given)).mean() == pytest.approx(found.jaccard)
+        assert jaccard(*counts(scores.vote, right, given)).mean() == pytest.approx(found.jaccard)
         assert exact(scores, right, given).mean() == pytest.approx(found.exact_match)
     rows = np.array([7, 3, 3])
     some = scores.at(rows)
     assert sets_of(some, some.own) == [sets_of(scores, scores.own)[row] for row in rows]
-    part = jaccard(*counts(some, right.at(rows), some.given))
-    assert part.tolist() == jaccard(*counts(scores, right, scores.given))[rows].tolist()
+    part = jaccard(*counts(some.vote, right.at(rows), some.given))
+    assert part.tolist() == jaccard(*counts(scores.vote, right, scores.given))[rows].tolist()
 
 
 @pytest.mark.slow
@@ -115,8 +115,8 @@ def test_thresholds_follow_judgments_and_not_those_of_their_fold():
     limits = fitted(right)
     assert limits.max() < 0.5
     truth = labels_of(right)
-    best = jaccard(*counts(scores, truth, scores.above(limits))).mean()
-    assert best > jaccard(*counts(scores, truth, scores.given)).mean() + 0.1
+    best = jaccard(*counts(scores.vote, truth, scores.above(limits))).mean()
+    assert best > jaccard(*counts(scores.vote, truth, scores.given)).mean() + 0.1
     # other judgments of a fold leave its own thresholds
     changed, alone, never = right.copy(), right.copy(), right.copy()
     changed[folds != 2, 0] = False
@@ -193,7 +193,7 @@ def test_skipped_texts_on_which_labels_would_change_count_as_lost():
     scores, gold, *_ = made(missed=0.2, wrong=1.5, seed=2, head=False)
     judged = judged_of(gold, 80, seed=2)
     some, right = scores.at(judged.rows), judged.right
-    kept, llm = (jaccard(*counts(some, right, given)) for given in (some.given, some.own))
+    kept, llm = (jaccard(*counts(some.vote, right, given)) for given in (some.given, some.own))
     # who judges skips what the LLM gets wrong
     said = [
         None if lost else [(int(c), None) for c in np.flatnonzero(row)]
