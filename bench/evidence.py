@@ -23,7 +23,7 @@ from testnuc.metrics import calibration_error, score
 from testnuc.trust import certificates
 from testnuc.trust.certificates import edges, error_of
 from testnuc.trust.macro import LEAST, PER_LABEL, macro_f1
-from testnuc.trust.shares import accuracy_of
+from testnuc.trust.shares import label_accuracy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -38,8 +38,8 @@ _ESCALATED = (0.05, 0.10, 0.20)
 _REFEREE_CALLS = 100
 #: Judgments that are learned from before a certificate, and all at most.
 _LEARNED, _CERTIFY = 50, 500
-#: Judgments for the accuracy by label, and judged texts of a label that make none.
-_BY_LABEL, _FEWEST = (100, 200, 400), 5
+#: Judgments for the accuracy by label.
+_BY_LABEL = (100, 200, 400)
 #: Judgments among later texts at most; how often texts are split into first and later ones.
 _GO_ON, _SPLITS = 100, 5
 #: The part of the judgments of a judge who errs that is wrong.
@@ -140,44 +140,46 @@ def _accuracy(judge: Judge, draws: int) -> Iterator[Row]:
 
 
 def _by_label(judge: Judge, draws: int) -> Iterator[Row]:
-    """How often intervals of the accuracy of each label, the LLM's, miss it."""
+    """How often intervals of the precision and recall of each label, the LLM's, miss it."""
     own, gold = judge.data.texts.own, judge.data.gold
-    kinds = [own == label for label in range(judge.data.texts.n_classes)]
+    labels = range(judge.data.texts.n_classes)
     for m in _BY_LABEL:
-        missed, given = np.zeros((2, len(kinds)))
+        tries: dict[str, list[list[bool]]] = {n: [[] for _ in labels] for n in ("", "recall ")}
         widths = []
         for seed in range(draws):
             rows, drawn = judge.mixture(seed, m)
+            judged = np.isin(np.arange(len(own)), rows)
             none = np.zeros(len(rows), dtype=np.bool_)
-            for label, inside in enumerate(kinds):
-                by = inside[rows]
-                if by.sum() < _FEWEST:
-                    continue
-                places = (np.cumsum(inside) - 1)[rows[by]]
-                right = (own == gold)[inside]
-                said = accuracy_of(
-                    judge.differ[inside],
-                    places,
-                    right[places],
-                    right[places].astype(np.int8),
-                    drawn.drawn[by],
-                    none[by],
-                )
-                if said is None:
-                    continue
-                right[places] = True
-                given[label] += 1
-                missed[label] += not said.now.low - 1e-9 <= right.mean() <= said.now.high + 1e-9
-                widths.append(said.now.high - said.now.low)
-        # of labels with an interval in a tenth of the draws: of others a rate says little
-        often = given >= draws / 10
+            of_each = (judge.differ, rows, none, drawn.drawn, none)
+            for label in labels:
+                should = gold == label
+                said = label_accuracy(own == label, should[rows], *of_each)
+                # judged texts have the right label
+                has = np.where(judged, gold, own) == label
+                shares = [(said.precision, should[has]), (said.recall, (own == label)[should])]
+                for share, hits, each in zip(
+                    *zip(*shares, strict=True), tries.values(), strict=True
+                ):
+                    if share is not None:
+                        true = hits.mean()
+                        each[label].append(not share.low - 1e-9 <= true <= share.high + 1e-9)
+                if said.precision is not None:
+                    widths.append(said.precision.high - said.precision.low)
+        cells: Row = {}
+        for name, each in tries.items():
+            # of labels with an interval in a tenth of the draws: of others a rate says little
+            often = [np.mean(one) for one in each if len(one) >= draws / 10]
+            every = [one for label in each for one in label]
+            cells |= {
+                f"with {name}interval": len(every) / draws,
+                f"{name}missed": float(np.mean(every)) if every else np.nan,
+                f"worst {name}label": float(max(often, default=np.nan)),
+            }
         yield {
             "set": judge.data.name,
             "judged": m,
-            "labels": len(kinds),
-            "with an interval": given.sum() / draws,
-            "missed": missed.sum() / max(given.sum(), 1),
-            "worst label": float((missed[often] / given[often]).max(initial=0)),
+            "labels": len(labels),
+            **cells,
             "width": float(np.mean(widths)) if widths else np.nan,
         }
 
@@ -503,8 +505,9 @@ _ALL = {
         _accuracy,
     ),
     "by label": _Part(
-        "accuracy of the texts of each label after judgments of a default review: labels with an "
-        "interval, and how often one of 95 % misses, of all and of the worst label",
+        "precision and recall of each label after judgments of a default review: labels with an "
+        "interval, and how often one of 95 % misses, of all and of the worst label; width of that "
+        "of the precision",
         _by_label,
     ),
     "macro F1": _Part(

@@ -12,8 +12,6 @@ import testnuc
 from testnuc.errors import InvalidInputError, MissingDependencyError, RateLimitedError
 from testnuc.report import render
 from testnuc.results import Results
-from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis
-from testnuc.trust.shares import Share
 from testnuc.types import Classification, Neighbor, Prediction, Usage
 
 HOSTILE = '<script>alert(1)</script> & \u2028 \x85 "quoted" 🚀'
@@ -161,18 +159,8 @@ def test_a_summary_in_lines():
 
 def test_notebooks_show_results_and_escape_them():
     results = some_results()
-    diagnosis = Diagnosis(
-        500,
-        (0.5,),
-        (),
-        0.9,
-        (0.8, 0.95),
-        (Candidate(10, 2.0, 0.1, Share(0.05, 0.03, 0.07), 0.02),),
-        Decision(None, 0, "<b>no vote</b>"),
-        ("<i>few</i>",),
-    )
     many = Results([results[0]] * 25, Usage(usd=1.25), 2.0)
-    shown = [results._repr_html_(), results[0]._repr_html_(), diagnosis._repr_html_()]
+    shown = [results._repr_html_(), results[0]._repr_html_()]
     for html in (*shown, many._repr_html_()):
         assert "<script" not in html
         assert "<b>" not in html
@@ -181,8 +169,6 @@ def test_notebooks_show_results_and_escape_them():
     assert "&lt;script&gt;" in shown[0]
     assert "the LLM said" in shown[1]
     assert "0.88" in shown[1]
-    assert "&lt;b&gt;no vote" in shown[2]
-    assert "0.80 to 0.95" in shown[2]
     assert "and 15 more" in many._repr_html_()
     assert "1.2500" in many._repr_html_()
 

@@ -35,7 +35,7 @@ from testnuc.results import Results, figures
 from testnuc.trust.auto_policy import MIN_PREDICTIONS
 from testnuc.trust.joining import JoinedReview
 from testnuc.trust.learned import Learned
-from testnuc.trust.shares import bounds_of
+from testnuc.trust.shares import LabelAccuracy, bounds_of, percent
 from testnuc.types import error_text
 
 _log = logging.getLogger("testnuc.client")
@@ -137,11 +137,16 @@ def few_neighbors(
 _PACKAGES = ("numpy", "numba", "usearch", "sentence-transformers", "torch")
 #: What gave a label, and who judged, in words.
 _SOURCES = {
-    "llm": "the LLM itself",
-    "vote": "the vote of neighbors",
-    "head": "a model of the texts",
+    "llm": "the LLM's answer",
+    "vote": "a vote of similar texts",
+    "head": "a model trained on these answers and on judgments",
 }
 _JUDGES = {"referee": "another LLM", "person": "people"}
+#: What is known without judgments.
+_UNKNOWN = (
+    "Nobody judged a text: nothing is known of how many labels are right.\n"
+    "Trust orders the texts, those to check first; it is no probability before judgments."
+)
 #: Options of a request that are shown; others may hold names or keys.
 _PLAIN = (bool, int, float, type(None))
 
@@ -161,27 +166,28 @@ async def describe(
     made = {"How the labels were made": _overview(parts, results)}
     measured = 0 if learned is None else learned.measured
     others = learned is not None and learned.mostly_later([r.text for r in results], measured)
-    known = {
-        "Labels": _by_label(parts, results, None if others else learned),
-        "Accuracy": _accuracy(learned, measured if others else 0),
-        "Judgments": _judgments(learned, joined),
-    }
+    labels = {"Labels": _by_label(parts, results, None if others else learned)}
+    of = f"What follows is of {measured:,} other texts. Of these here it is not known.\n"
     if brief:
         title, *lead = _headline(parts, results, learned)
-        sections = {title: iter(lead)} | known | made
+        found = {"What is proved": _proved(learned), "Who judged, and when": _judges(learned)}
+        sections = {title: iter(lead)} | labels | found | made
     else:
         sections = (
             made
-            | known
+            | labels
             | {
+                "Accuracy": _accuracy(learned),
+                "Judgments": _judgments(learned, joined),
                 "Model": _model(parts, await parts.answered()),
                 "Neighbors": _neighbors(parts, results),
                 "Software": _software(results),
                 "Prompt": _prompt(parts),
             }
         )
+    about_others = {"Accuracy", "What is proved"} if others else {}
     pages = (
-        f"{'##' if at else '#'} {title}\n\n{chr(10).join(lines)}\n"
+        "\n".join([f"{'##' if at else '#'} {title}\n", *[of][: title in about_others], *lines, ""])
         for at, (title, lines) in enumerate(sections.items())
     )
     return "\n".join(pages)
@@ -237,7 +243,7 @@ def _overview(parts: Components, results: Results) -> Iterator[str]:
         f"`{parts.model}` at temperature {parts.sampling.temperature} with testnuc {__version__}, "
         f"each by {'one' if parts.settings.threshold is None else 'any number'} of "
         f"{len(parts.labels.names):,} labels; {results.labels.count(None):,} have none. "
-        f"What gave the labels: {listed or 'nothing'}."
+        f"The labels now are from: {listed or 'nothing'}."
     )
     said = (row.prediction.said for row in results if row.prediction is not None)
     if kept := sum((one or "").endswith(BEFORE) for one in said):
@@ -245,39 +251,53 @@ def _overview(parts: Components, results: Results) -> Iterator[str]:
     yield f"\nWritten on {today()}. This page shows none of the texts."
 
 
-def _accuracy(learned: Learned | None, others: int = 0) -> Iterator[str]:
-    said = (
-        "Nobody judged a text: nothing is known of how many labels are right.\n"
-        "Trust orders the texts, those to check first; it is no probability before judgments."
-    )
-    if others:
-        yield f"What follows is of {others:,} other texts. Of these here it is not known.\n"
-    lines = str(learned or said).splitlines()
+def _accuracy(learned: Learned | None) -> Iterator[str]:
+    lines = str(learned or _UNKNOWN).splitlines()
     if learned is not None and (macro_f1 := learned.macro_f1()) is not None:
         lines.append(str(macro_f1))
     # who reads it did not judge
     yield from (f"- {line.replace('your ', 'the ')}" for line in lines)
 
 
+def _proved(learned: Learned | None) -> Iterator[str]:
+    """Yield what is proved, and what to look at, for those who use the labels."""
+    if learned is None:
+        yield from (f"- {line}" for line in _UNKNOWN.splitlines())
+        return
+    certificate, accuracy = learned.certify(), learned.accuracy()
+    right = f"at least {certificate.accuracy:.0%} of their labels are right"
+    if part := certificate.coverage:
+        yield f"- {part:.0%} of the texts are certified: {right} by the judgments."
+    else:
+        yield f"- None of the texts are certified yet, which means proved: {right}."
+    if accuracy is not None and (more := accuracy.to_halve):
+        yield f"- About {more:,} more judgments make the range in the headline half as wide."
+    yield from (f"- {line}" for line in learned.cautions)
+
+
 def _by_label(parts: Components, results: Results, learned: Learned | None) -> Iterator[str]:
-    """Yield how many texts have each label, by the judgments too, and how many rightly."""
+    """Yield how many texts have each label, and how many by the judgments, and how many rightly."""
     counts = Counter(label for row in results for label in row.labels)
     shares: dict[str | None, str] = {}
-    right: dict[str, str] = {}
+    known: dict[str, LabelAccuracy] = {}
     if learned is not None:
-        right = {label: str(of.now) for label, of in learned.by_label().items()}
+        known = learned.by_label()
         with suppress(InvalidInputError):
             shares = {one.label: str(one.share) for one in results.count_labels(learned)}
-    yield "| label | texts labeled so | true share, estimated | right, of those labeled so |"
-    yield "| --- | --: | --: | --: |"
+    names = ["label", "texts with it", "of these, right"]
+    recalls = {n: percent(one.recall) for n, one in known.items() if one.recall is not None}
+    names += [*(["of those that should have it, found"] if recalls else []), "share of all texts"]
+    yield f"| {' | '.join(names)} |"
+    yield f"| --- |{' --: |' * (len(names) - 1)}"
     for name, number in sorted(((n, counts[n]) for n in parts.labels.names), key=lambda c: -c[1]):
-        known = right.get(name, "not known") if number else ""
-        cells = f"{number:,} | {shares.get(name, '')} | {known}"
-        yield f"| {cell_in(name)} | {cells} |"
+        right = str(known.get(name, LabelAccuracy())) if number else ""
+        cells = [cell_in(name), f"{number:,}", right]
+        cells += [*([recalls.get(name, "")] if recalls else []), shares.get(name, "")]
+        yield f"| {' | '.join(cells)} |"
     yield (
-        "\nIntervals are those of 95 %, each alone. A text is right if a person who judged it said "
-        "so, or would say so: shares and accuracies are estimated from the texts that were drawn "
-        "at random. Where one is not known, too few of them have the label."
+        "\nIn brackets are ranges that hold in 95 of 100 cases, each alone. A text is right if a "
+        "person who judged it said so, or would say so; numbers are estimated from the texts that "
+        "were drawn at random and judged. A range is about half as wide with four times as many."
     )
 
 
@@ -342,13 +362,20 @@ def _judgments(learned: Learned | None, joined: JoinedReview | None) -> Iterator
         )
     if chosen := len(judged) - len(drawn) - ranked:
         yield f"{chosen:,} more were chosen, not drawn: they correct labels, and prove nothing.\n"
+    yield from _judges(learned)
+    if joined is not None:
+        # what it says of judges' errors is said of all judgments where they are known
+        yield f"\nIn the files of reviews named here, {joined.facts if judged else joined}"
+
+
+def _judges(learned: Learned | None) -> Iterator[str]:
+    judged = () if learned is None else learned.judged
     by = Counter((one.day or "before dates were noted", one.source, one.by) for one in judged)
     for (day, source, who), n in sorted(by.items(), key=str):
         said = f"judged by {who or _JUDGES[source]}" if source else "skipped, or without agreement"
         yield f"- {day}: {n:,} {said}"
-    if joined is not None:
-        # what it says of judges' errors is said of all judgments where they are known
-        yield f"\nIn the files of reviews named here, {joined.facts if judged else joined}"
+    if not by:
+        yield "Nobody yet."
 
 
 def _software(results: Results) -> Iterator[str]:

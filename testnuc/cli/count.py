@@ -15,7 +15,6 @@ from typing import Any
 import orjson
 import typer
 
-from testnuc._base.checks import hash_text
 from testnuc._base.display import one_line
 from testnuc._base.jsonl import guarded, write_whole
 from testnuc._base.loop_thread import run_to_end
@@ -29,7 +28,7 @@ from testnuc.cli.reading import Table, require_column, to_stderr
 from testnuc.errors import InvalidInputError
 from testnuc.server.served import changed, set_summary, summary_of
 from testnuc.trust.audit import Audit, AuditWeek, audited, is_audit, review_of, week_of
-from testnuc.trust.counts import LEAST_JUDGED, PER_LABEL, Counts, counted
+from testnuc.trust.counts import PER_LABEL, Counts, counted
 from testnuc.trust.review import Review
 
 #: Of dates with slashes or hyphens; the time that follows a date.
@@ -67,10 +66,6 @@ async def run(given: SimpleNamespace) -> None:
                 f"testnuc learn {source} REVIEW.json -o better.csv"
             )
     rows = sorted(found.merged().items())
-    if given.period is not None:
-        drawn = {one.hash for one in nuc.learned.judged if one.uniform and one.source}
-        judged = {result.text: at for at, result in rows if hash_text(result.text) in drawn}
-        _tell_longer(table, given, [*judged.values()])
     counts = counted(
         [result for _, result in rows],
         nuc.learned,
@@ -96,21 +91,7 @@ async def run(given: SimpleNamespace) -> None:
     to_stderr(f"more judgments, drawn at random, narrow the intervals: {more(wanted)}{ends}")
 
 
-def _tell_longer(table: Table, given: SimpleNamespace, judged: Sequence[int]) -> None:
-    """Name the next longer period with enough judged texts in each, if this one lacks them."""
-    for period in [*_PERIODS][[*_PERIODS].index(given.period) :: -1]:
-        groups = groups_of(table, given.by, period, tell=False)
-        seen = Counter(groups[at] for at in judged)
-        if all(seen[of] >= min(LEAST_JUDGED, n) for of, n in Counter(groups).items() if of):
-            # one group is no comparison
-            if period != given.period and len({*groups}) > 1:
-                to_stderr(f"note: each {period} has enough judged texts: --period {period}")
-            return
-
-
-def groups_of(
-    table: Table, column: str, period: str | None, *, tell: bool = True
-) -> list[str | None]:
+def groups_of(table: Table, column: str, period: str | None) -> list[str | None]:
     """Return the group of each row, or the period of its date; None: the cell is empty."""
     require_column(table.file, table.columns, column, "name one of them", option="--by")
     cells = ["" if (value := row.get(column)) is None else str(value) for row in table.rows]
@@ -127,7 +108,7 @@ def groups_of(
     }
     sizes = Counter(groups[day] for day in days if day)
     alone = sorted(group for group, rows in sizes.items() if rows == 1)
-    if tell and alone and median(sizes.values()) >= _TYPICAL:
+    if alone and median(sizes.values()) >= _TYPICAL:
         to_stderr(f"note: {', '.join(alone)}: one row each; is its date in {column!r} mistyped?")
     return list(map(groups.get, days))
 

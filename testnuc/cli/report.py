@@ -79,8 +79,12 @@ async def _describe(
         # judgments change labels, not the file
         said = {at: table.results[at].label for at in merged}
         told = sum((row.label or "") != (said[at] or "") for at, row in merged.items())
-        newest = f"by the newest judgments: in `{source}` {told:,} are older, and differ"
-        about = f"This page is about the labels {newest if told else f'in `{source}`'}."
+        about = f"This page is about the labels in `{source}`."
+        if told:
+            about = (
+                f"`{source}` was written before the last judgments: {told:,} of its labels have "
+                "changed since. This page is about the labels as they are now."
+            )
         # below the title, or the headline
         before = "\n\n##" if brief else "\n"
         page = page.replace(before, f"\n\n{about}{before}", 1)

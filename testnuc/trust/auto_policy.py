@@ -120,30 +120,20 @@ def diagnose(
     candidates: tuple[Candidate, ...] = ()
     decision, warnings = Decision(None, 0, ""), []
     if count < MIN_PREDICTIONS:
-        needed = f"{count} predictions, {MIN_PREDICTIONS} are needed"
-        reason = f"only {needed}: the LLM's own labels are kept"
-        why = f"{count:,} predictions are too few to judge neighbors by"
-        warnings.append(f"the pool is too small: it has {needed}")
+        reason = f"{count:,} predictions are too few to judge neighbors by"
+        warnings.append(f"the pool is too small: {MIN_PREDICTIONS} predictions are needed")
     elif copies_high >= 1:
         reason = (
-            "near copies do not clearly disagree (agreement extrapolated to similarity 1 is up to "
-            f"{min(copies_high, 1):.2f}): neighbors that disagree may have different labels, so "
-            "the LLM's own labels are kept"
+            "nearly identical texts hardly differ in their labels: no error for a vote to correct"
         )
-        why = "nearly identical texts hardly differ in their labels: no error for a vote to correct"
     elif copies_low <= _EVEN:
-        reason = (
-            f"near copies agree little beyond chance (at least {copies_low:.2f}): similarity or "
-            "predictions are unreliable, so the LLM's own labels are kept"
-        )
-        why = "near copies agree little beyond chance"
+        reason = "nearly identical texts have other labels so often that similarity says little"
     else:
         votes = _judged_votes(labels[near], cosines[near], n_classes, k)
         candidates = _candidates(votes, count)
         decision = _choose(candidates, (1 - copies_high) * (1 - by_chance))
-        reason, why = decision.reason, "near copies support no vote"
+        reason = decision.reason
         if decision.policy is not None:
-            why = "near copies support this vote"
             kept = _excluded_labels(votes, n_classes, decision.k, decision.policy)
             decision = replace(decision, kept=kept, min_nearest=reach)
     if count and shares.max() > _DOMINANT:
@@ -161,7 +151,6 @@ def diagnose(
         candidates=candidates,
         decision=replace(decision, reason=reason),
         warnings=tuple(warnings),
-        why=why,
         differing=int((winners[0] != own).sum()),
     )
 
@@ -357,21 +346,13 @@ def _excluded_labels(votes: _Votes, n_classes: int, k: int, policy: VotePolicy) 
 def _choose(candidates: tuple[Candidate, ...], allowed: float) -> Decision:
     fit = [c for c in candidates if c.gain.low > 0 and c.overruled <= allowed]
     if not fit:
-        return Decision(
-            None,
-            0,
-            f"near copies disagree in at least {allowed:.1%} of the cases, but held-out neighbors "
-            "support no vote that changes so few labels: the LLM's own labels are kept",
-        )
+        return Decision(None, 0, "no vote is shown to correct more labels than it spoils")
     best = max(fit, key=lambda c: (c.gain.low, c.own_weight, -c.k))
     return Decision(
         VotePolicy(own_weight=best.own_weight),
         best.k,
-        f"near copies disagree in at least {allowed:.1%} of the cases, and held-out neighbors "
-        f"agree with the vote of {best.k} neighbors and own weight {best.own_weight:g}: it changes "
-        f"{best.changed:.1%} of the labels, with an expected gain of "
-        f"{100 * best.gain.value:.1f} points ({100 * best.gain.low:.1f} to "
-        f"{100 * best.gain.high:.1f}) for texts with near copies",
+        f"this changes {best.changed:.1%} of the labels, with an expected gain of "
+        f"{best.gain.signed()} points where texts have near copies, by held-out neighbors",
     )
 
 

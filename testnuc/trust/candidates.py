@@ -37,7 +37,7 @@ _LEAST = 4
 SKIPPED = -2
 _LLM = "the LLM's own labels"
 _MODEL = "neighbors and a model of your texts"
-_SIZES = {0.0: "", 0.5: ", class priors halfway to equal", 1.0: ", equal class priors"}
+_SIZES = {0.0: "", 0.5: ", rare labels weighted up", 1.0: ", rare labels weighted up more"}
 #: The log odds that the LLM's own label gets beside the most careful model.
 _MORE_CARE = 3.0
 

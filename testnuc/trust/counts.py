@@ -23,7 +23,6 @@ from testnuc.types import LEVELS, Classification, split_labels
 
 if TYPE_CHECKING:
     import pandas as pd
-    import polars as pl
 
 #: Judged texts, drawn at random, that a group needs for an interval.
 LEAST_JUDGED = 10
@@ -126,29 +125,13 @@ class Counts(Brief, Sequence[LabelCount]):
         frame: pd.DataFrame = data_frames("pandas").DataFrame(self.records())
         return frame
 
-    def to_polars(self) -> pl.DataFrame:
-        """Return a polars data frame with a row for each group and label.
-
-        Raises
-        ------
-        MissingDependencyError
-            polars is not installed (extra ``frames``).
-        """
-        library = data_frames("polars")
-        # explicit types: a column may hold only None
-        typed = {"group": library.String, "since": library.String, "number": library.Int64}
-        bounds = ("share", "low", "high", "difference", "difference_low", "difference_high")
-        typed |= dict.fromkeys(bounds, library.Float64)
-        frame: pl.DataFrame = library.DataFrame(self.records(), schema_overrides=typed)
-        return frame
-
     def __str__(self) -> str:
         grouped = any(item.group is not None for item in self.items)
         compared = any(item.difference is not None for item in self.items if item.group)
         learned = any(item.current != item.llm for item in self.items)
-        now = ["labels now"] * learned
-        head = ["label", "share", "rows", "LLM alone", *now, "judged", "to halve"]
-        rows = [[*(["group"] * grouped), *head, *(["less the others"] * compared)]]
+        now = ["labels in use"] * learned
+        head = ["label", "share", "rows", "LLM alone", *now, "judged"]
+        rows = [[*(["group"] * grouped), *head, *(["minus the others"] * compared)]]
         # a note says which groups have no shares
         for item in (one for one in self.items if one.share is not None or not grouped):
             # of all rows, a note says what changed
@@ -160,11 +143,12 @@ class Counts(Brief, Sequence[LabelCount]):
                 f"{item.rows:,}" if number is None else f"{number:,} of {item.rows:,}",
                 *(f"{100 * part:.1f} %" for part in (item.llm, item.current)[: 1 + learned]),
                 f"{item.judged:,}",
-                f"+{item.judgments_needed:,}",
                 *([less.signed() if less else ""] * compared),
             ]
             rows.append(cells)
-        return "\n".join([columns(rows), self._intervals, *self.notes])
+        half = f"about {self[0].judgments_needed:,} more judgments, drawn at random, halve them"
+        intervals = self._intervals if grouped else f"{self._intervals}; {half}"
+        return "\n".join([columns(rows), intervals, *self.notes])
 
     @property
     def _intervals(self) -> str:
@@ -263,7 +247,7 @@ def _draw(axes: Any, points: Sequence[tuple[int, LabelCount]], *, by_group: bool
     marks: dict[str, Any] = {"color": "gray", "fillstyle": "none", "clip_on": False}
     llm, current = (100 * np.array([getattr(i, n) for _, i in points]) for n in ("llm", "current"))
     axes.plot(*(places, llm)[::way], "D", markersize=8, label="LLM alone", **marks)
-    axes.plot(*(places, current)[::way], "x", markersize=6, label="labels now", **marks)
+    axes.plot(*(places, current)[::way], "x", markersize=6, label="labels in use", **marks)
     few = ", where enough" if np.isnan(value).any() else ""
     marks = {"fmt": "o", "markersize": 4, "capsize": 3, "clip_on": False}
     axes.errorbar(*(places, value)[::way], **bars, **marks, label=f"with judgments{few}")
@@ -562,8 +546,8 @@ class _Counting:
             shown = [f"{name} ({some})" for name, some in islice(sorted(few.items()), _SHOWN)]
             self.notes.append(
                 f"too few judged texts for an interval, fewer than {LEAST_JUDGED}, are in "
-                f"{', '.join(shown)}{', ..' if len(few) > _SHOWN else ''}; about "
-                f"{math.ceil(more):,} more judgments, drawn at random, probably give each group one"
+                f"{', '.join(shown)}{', ..' if len(few) > _SHOWN else ''}; fewer groups give each "
+                f"one, or about {math.ceil(more):,} more judgments, drawn at random"
             )
         for name in sorted(members):
             rows = members[name]

@@ -64,8 +64,6 @@ class Diagnosis(Brief):
     candidates: tuple[Candidate, ...]
     decision: Decision
     warnings: tuple[str, ...]
-    #: The reason in plain words, as a clause.
-    why: str = ""
     #: Number of these labels that a plain vote of ten neighbors would change.
     differing: int = 0
 
@@ -85,8 +83,8 @@ class Diagnosis(Brief):
         )
         judged = "fifty judgments" if self.predictions >= FIRST_REVIEW else "judged texts"
         return (
-            f"{decided}, because {self.why}; a plain vote of ten neighbors would change "
-            f"{self.differing:,} of {self.predictions:,} labels, and {judged} decide "
+            f"{decided}: {chosen.reason}. Ten neighbors would give another label to "
+            f"{self.differing:,} of {self.predictions:,} texts, rightly or not; {judged} decide "
             f"between these labels, a vote and a model of your texts: {judging}"
         )
 
@@ -106,32 +104,10 @@ class Diagnosis(Brief):
             ranks = [r for r in (1, 5, 10, 20, 30) if r <= len(self.kappa)]
             shown = ", ".join(f"{self.kappa[r - 1]:.2f} (rank {r})" for r in ranks)
             lines.append(f"agreement with neighbors beyond chance: {shown}")
-        lines.append("vote: " + self.decision.reason)
-        lines.extend("warning: " + warning for warning in self.warnings)
-        if self.why:
-            lines.append(self.sentence(judging))
-        return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        from testnuc._base.html import facts, grid
-
         low, high = self.near_copies_bounds
-        summary = facts(
-            f"Diagnosis of {self.predictions} predictions",
-            [
-                ("vote", self.decision.reason),
-                ("near copies agree", f"{self.near_copies:.2f} ({low:.2f} to {high:.2f})"),
-                *(("warning", warning) for warning in self.warnings),
-            ],
-        )
-        if not self.candidates:
-            return summary
-        head = ["neighbors", "own weight", "labels changed", "expected gain", "at least", "at most"]
-        rows = [
-            (c.k, c.own_weight, c.changed, c.gain.value, c.gain.low, c.gain.high)
-            for c in self.candidates
-        ]
-        return summary + grid(head, rows)
+        lines.append(f"agreement of near copies: {self.near_copies:.2f} ({low:.2f} to {high:.2f})")
+        lines.extend("warning: " + warning for warning in self.warnings)
+        return "\n".join([*lines, self.sentence(judging)])
 
     def plot(self) -> Any:
         """Return a matplotlib figure of kappa by neighbor rank and by similarity.

@@ -31,14 +31,14 @@ from testnuc._base.checks import checked_number
 from testnuc._base.display import Brief
 from testnuc.errors import StoreError
 from testnuc.protocols import Provider, WireProvider
-from testnuc.trust.shares import Share, quantiles
+from testnuc.trust.shares import NEVER, Share, quantiles
 from testnuc.voting import Labels
 
 #: Parts of the capital that are bet; the capital is the mean over them.
 #: Bold ones prove a gain by few judgments.
 BETS = np.array([0.5, 0.95])
-#: Parameters of the beta prior that a text is won; a zero is a bit more.
-_JEFFREYS, _NEVER = (0.5, 0.5), 1e-3
+#: Parameters of the beta prior that a text is won.
+_JEFFREYS = (0.5, 0.5)
 #: Gains that a bound is searched on, as parts of all texts.
 #: The first step is tiny: where no gain at all is refuted, there is one.
 _GRID = np.concatenate([[0.0, 1e-6], np.linspace(0.0025, 0.6, 96)])
@@ -194,7 +194,7 @@ def paired_gain(
 
     n, rest = len(changed), sum(texts for *_, texts in counts)
     value = sum(2 * texts * (won + 0.5) / (won + lost + 1) for won, lost, texts in counts)
-    found = (value, bound((_NEVER, 1.0), 0), bound((1.0, _NEVER), 1))
+    found = (value, bound((NEVER, 1.0), 0), bound((1.0, NEVER), 1))
     return Share(*((known - rest + one) / n for one in found))
 
 

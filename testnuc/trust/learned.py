@@ -36,8 +36,16 @@ from testnuc.trust.evidence import Draws, Judged, Judgment, pack, unpack
 from testnuc.trust.joining import errors_of_judges, judge_error
 from testnuc.trust.macro import MacroF1, macro_f1
 from testnuc.trust.review import closest_label
-from testnuc.trust.shares import Accuracy, Share, accuracy_of, draws_lacking
+from testnuc.trust.shares import (
+    Accuracy,
+    LabelAccuracy,
+    Share,
+    accuracy_of,
+    draws_lacking,
+    label_accuracy,
+)
 from testnuc.trust.thresholds import Thresholds
+from testnuc.types import split_labels
 
 #: The accuracy, and the confidence, of a certificate for which nothing else is asked.
 _USUAL = 0.9
@@ -270,22 +278,32 @@ class Learned(Brief):
         """
         if self.unproved or not len(self.before):
             return None
-        found = self._accuracy(self.right, np.ones(len(self._differs), np.bool_))
+        by = self._by_people
+        of_each: Any = (self.rows, self.right, self.before, self.draws.drawn, self.drawn)
+        found = accuracy_of(self._differs, *(one[by] for one in of_each))
         return found and replace(found, judge_error=judge_error(self._agreed))
 
-    def by_label(self) -> dict[str, Accuracy]:
-        """Return how many of the texts that have a label have it rightly, by label.
+    def by_label(self) -> dict[str, LabelAccuracy]:
+        """Return how many texts have each label rightly, and how many that should have it have it.
 
-        Those of which too few were drawn at random are left out. `Accuracy.before` is of the same
-        texts by the LLM's labels. How often judges err on the texts of a label is not known.
+        By the texts that people judged and that were drawn at random. Recall is of the labels
+        without the texts' own judgments. {}: as for `accuracy`. How often judges err on the texts
+        of a label is not known.
         """
+        if self.unproved or not len(self.before) or not len(self.keys):
+            return {}
+        by, several = self._by_people, isinstance(self.rule, Thresholds)
+        said = {key_of(j.hash): split_labels(j.label, several=several) for j in self.judged}
+        judged = [said.get(key) for key in self.keys[self.rows[by]].tolist()]
+        # a judgment may have been erased
+        skipped = (self.before[by] < 0) | [labels is None for labels in judged]
+        draws = (self.draws.drawn[by], self.drawn[by])
+        of_each = (self._differs, self.rows[by], skipped, *draws)
         found = {}
-        for at, label in enumerate(self.labels) if not self.unproved and len(self.before) else ():
-            right, inside = self.right, self.given == at
-            if isinstance(self.rule, Thresholds):
-                right, inside = self._of_label(label)
-            if said := self._accuracy(right, inside[: len(self._differs)]):
-                found[label] = said
+        for at, label in enumerate(self.labels):
+            given = self._of_label(label)[1] if several else self.given == at
+            true = np.array([label in (labels or ()) for labels in judged], dtype=np.bool_)
+            found[label] = label_accuracy(given[: len(self._differs)], true, *of_each)
         return found
 
     @property
@@ -293,16 +311,16 @@ class Learned(Brief):
         """About how many more judgments, at random, `accuracy` lacks; 0: none, or it is unknown."""
         if self.unproved or not len(self.before):
             return 0
-        by = self._judged_in(np.ones(len(self._differs), np.bool_)) & ~self.drawn
+        by = self._by_people & ~self.drawn
         lacking = draws_lacking(self._differs, self.rows[by], self.draws.drawn[by])
         left = self.texts - len(self.rows)
         return min(math.ceil(lacking * left * _AMPLE), left)
 
-    def _judged_in(self, inside: Bools) -> Bools:
-        """Return which judged texts people judged and are inside."""
-        by = self.person & (self.rows < len(inside))
-        by[by] = inside[self.rows[by]]
-        return by
+    @property
+    def _by_people(self) -> Bools:
+        """Which texts people judged or skipped, of those that are `measured`."""
+        found: Bools = self.person & (self.rows < len(self._differs))
+        return found
 
     def macro_f1(self) -> MacroF1 | None:
         """Return the mean F1 of all labels as they are now, or how many judgments it needs.
@@ -319,7 +337,7 @@ class Learned(Brief):
         said = {key_of(one.hash): number.get(one.label or "", none) for one in self.judged}
         # the judgment may have been erased
         known = np.isin(self.keys[self.rows], np.fromiter(said, np.uint64))
-        used = self.person & ~self.drawn & (self.rows < n) & known
+        used = self._by_people & ~self.drawn & known
         rows, skipped = self.rows[used], self.before[used] < 0
         given = np.where(self.given[:n] < 0, none, self.given[:n]).astype(np.int64)
         true = np.array([said[key] for key in self.keys[rows].tolist()], np.int64)
@@ -341,18 +359,6 @@ class Learned(Brief):
     def _differs(self) -> Bools:
         """The texts on which candidates differ, of those that are `measured`."""
         return self.differs if len(self.differs) else np.zeros(self.measured, np.bool_)
-
-    def _accuracy(self, right: Bools, inside: Bools) -> Accuracy | None:
-        """Return how many labels of the texts inside are right, of those that were there then."""
-        by = self._judged_in(inside)
-        return accuracy_of(
-            self._differs[inside],
-            (np.cumsum(inside) - 1)[self.rows[by]],
-            right[by],
-            self.before[by],
-            self.draws.drawn[by],
-            self.drawn[by],
-        )
 
     def certify(
         self,
@@ -404,6 +410,11 @@ class Learned(Brief):
             among = dict(zip(self.keys[: len(sure)][sure].tolist(), given, strict=False))
         error = judge_error(self._agreed, confidence)
         return replace(certificate, level=level, label=label, among=among, judge_error=error)
+
+    @property
+    def cautions(self) -> list[str]:
+        """What to look at: errors of judges, and labels that are lost, or grow by few judgments."""
+        return [*filter(None, [errors_of_judges(self._agreed)]), *_moves(self)]
 
     @property
     def _agreed(self) -> list[bool]:
@@ -464,8 +475,8 @@ class Learned(Brief):
     def __str__(self) -> str:
         people = sum(j.source == "person" for j in self.judged)
         referee = sum(j.source == "referee" for j in self.judged)
-        by = [f"{people:,} by a person" if people else "", f"{referee:,} by a referee"]
-        said = " and ".join(part for part in by[: 2 if referee else 1] if part) or "none"
+        by = {"a person": people, "a referee": referee}
+        said = " and ".join(f"{n:,} by {who}" for who, n in by.items() if n) or "none"
         proving = int(self.draws.drawn.sum())
         lines = [f"{people + referee:,} of {self.texts:,} texts are judged: {said}."]
         if referee and len(self.used) < len(self.judged):
@@ -499,24 +510,17 @@ class Learned(Brief):
                 f"How many labels are right is not known yet: judge about {more:,} more texts for "
                 'that, drawn at random (goal "count"), which ends a certificate.'
             )
-        lines += filter(None, [errors_of_judges(self._agreed)])
-        lines += _moves(self)
+        lines += self.cautions
+        if self.fewer:
+            lines.append('To protect labels from that: protect=[".."], or --protect LABEL.')
         if self.protected:
             names = ", ".join(map(repr, self.protected))
             lines.append(f"Protected labels, which only a person takes from a text: {names}.")
-        if thresholds := self.thresholds:
-            least, most = (which(thresholds, key=thresholds.__getitem__) for which in (min, max))
-            lines.append(
-                f"Thresholds are from {thresholds[least]:.2f} ({least!r}) to "
-                f"{thresholds[most]:.2f} ({most!r})."
-            )
         if self.unproved:
             return "\n".join([*lines, f"Trust is not calibrated: {_OTHER_SETTINGS}."])
-        basis = f"on {proving:,} texts that were drawn at random"
-        if proving < len(self.judged):
-            basis += " from all, or from those where strategies differ"
         lines.append(
-            f"Trust is the chance that {self.rule.trusted}, calibrated {basis}."
+            f"Trust is the chance that {self.rule.trusted}, calibrated on {proving:,} judged texts "
+            "that were drawn at random."
             if proving
             else "Trust is not calibrated: no judged text was drawn at random."
         )
@@ -638,8 +642,7 @@ def _moves(learned: Learned) -> Iterator[str]:
         )
         yield (
             "Rare labels can vanish while accuracy rises. Less than half as many texts as before "
-            f"have {counts}: look at some before you rely on these labels, or protect them: "
-            'protect=[".."], or --protect LABEL.'
+            f"have {counts}: look at some before you rely on these labels."
         )
     if learned.grown:
         moves = "; ".join(f"{n:,} texts from {x!r} to {y!r} by {m}" for x, y, n, m in learned.grown)

@@ -264,8 +264,14 @@ def stratified(texts: Int64s, judged: Int64s, hits: Int64s, *, confidence: float
 #: Nominal confidence of what holds in 95 %: intervals of few draws in two strata miss a little more
 #: often than they say, and labels of judged texts are by other fits than those of the others.
 _NOMINAL = 0.97
-#: Random draws that a stratum needs, for anything to be said.
-LEAST_DRAWS = 5
+#: Random draws that a stratum needs, for anything to be said, if it has more than this part of the
+#: texts: how a smaller one is cannot change much.
+LEAST_DRAWS, _SMALL = 5, 0.02
+#: Random draws for the precision and for the recall of a label. Exact intervals hold with fewer,
+#: but then they say nothing.
+_PRECISION, _RECALL = 3, 10
+#: In place of a parameter of zero, and the error of each bound.
+NEVER, _TAIL = 1e-3, 0.025
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,15 +293,16 @@ class Accuracy:
             now, own = (bounds_of(share.allowing(error)) for share in (self.now, self.before))
             others = f"with the errors of judges {now} %, and {own} % of the LLM's own"
         text = (
-            f"About {_percent(self.now)} of all labels are right by your judgments, and "
-            f"{_percent(self.before)} of the LLM's own; {others}."
+            f"About {percent(self.now)} of all labels are right by your judgments, and "
+            f"{percent(self.before)} of the LLM's own; {others}."
         )
         if self.to_halve:
             text += f' About {self.to_halve:,} more judgments (goal "count") halve these intervals.'
         return text
 
 
-def _percent(share: Share) -> str:
+def percent(share: Share) -> str:
+    """Return it as text, in whole percent."""
     return f"{100 * share.value:.0f} % ({bounds_of(share)})"
 
 
@@ -311,9 +318,8 @@ def draws_lacking(differs: Bools, rows: Int64s, drawn: Bools) -> float:
     """
     of_draws = np.bincount(differs[rows[drawn]], minlength=2)
     left = np.bincount(differs, minlength=2) - np.bincount(differs[rows], minlength=2)
-    return float(
-        np.where(left > 0, (LEAST_DRAWS - of_draws) / np.maximum(left, 1), 0).clip(0).max()
-    )
+    lacking = (LEAST_DRAWS - of_draws) / np.maximum(left, 1)
+    return float(np.where(left > _SMALL * len(differs), lacking, 0).clip(0).max())
 
 
 def accuracy_of(
@@ -343,3 +349,69 @@ def accuracy_of(
     m = int(sample.drawn.sum())
     to_halve = ceil(3 * m * (n - m) / (n + 3 * m))
     return Accuracy(share(before > 0, 0.0), share(right & (before >= 0), corrected), to_halve)
+
+
+@dataclass(frozen=True, slots=True)
+class LabelAccuracy:
+    """How right a label is by the judgments of people, with exact intervals of 95 % each."""
+
+    #: Of the texts that have it, those that have it rightly; None: too few of them were judged.
+    precision: Share | None = None
+    #: Of the texts that should have it, those that have it; None: too few of them were judged.
+    recall: Share | None = None
+    #: Texts, judged and drawn at random, that have it without their own judgment.
+    judged: int = 0
+
+    def __str__(self) -> str:
+        said = "not known" if self.precision is None else percent(self.precision)
+        return f"{said}, {self.judged:,} judged"
+
+
+def label_accuracy(
+    given: Bools,
+    true: Bools,
+    differs: Bools,
+    rows: Int64s,
+    skipped: Bools,
+    drawn: Bools,
+    ranked: Bools,
+) -> LabelAccuracy:
+    """Return how right a label is.
+
+    `given`, bool[n], are the texts with the label by a rule that does not know their judgments, and
+    `true`, bool[m], those that have it by them; other arguments are as for `accuracy_of`. Bounds
+    are exact (Clopper and Pearson; hypergeometric ones of the precision in each stratum, as bad as
+    can be in one without draws).
+    """
+    here, of, sample = given[rows], differs[rows].astype(np.int64), drawn & ~ranked
+    # recall is by as large a part of each stratum: the first draws
+    sizes, drawn_in = (np.bincount(one, minlength=2) for one in (differs, of[sample]))
+    part = np.where(sizes, drawn_in / np.maximum(sizes, 1), 1.0).min()
+    number = np.where(of, np.cumsum(sample & (of > 0)), np.cumsum(sample & (of < 1)))
+    should = true & sample & (number <= part * sizes[of] + _TINY)
+    n, found = int(should.sum()), int((should & here).sum())
+    sample &= here
+    tries = np.bincount(of[sample], minlength=2)
+    # those drawn from a ranking are no sample, and are known
+    left = np.bincount(differs[given], minlength=2) - np.bincount(of[here & ~ranked], minlength=2)
+    ends = float((here & ranked & true).sum())
+    open_ = float(given.sum() - (here & ~skipped).sum())
+    unknown, known = float((here & skipped & ~ranked).sum()), float(true.sum())
+
+    def hits(right: Bools, prior: tuple[float, float]) -> tuple[float, float, float]:
+        k = np.bincount(of[sample & right], minlength=2)
+        rate = np.where(tries > 0, k / np.maximum(tries, 1), k.sum() / tries.sum())
+        cells = np.stack([k + prior[0], tries - k + prior[1], left, np.ones(2)], axis=1)
+        return float(rate @ left), *quantiles(tuple(map(tuple, cells.tolist())), _TAIL)
+
+    precision = recall = None
+    if tries.sum() >= _PRECISION and open_ + known:
+        value, low, _ = hits(true, (NEVER, 1.0))
+        more, _, high = hits(true | skipped, (1.0, NEVER))
+        low, high = max(low - ends, 0.0), min(high - ends + unknown, open_)
+        value = min(max((value + more + unknown) / 2 - ends, low), high)
+        precision = Share(*((known + one) / (known + open_) for one in (value, low, high)))
+    if n >= _RECALL:
+        low = 1 - upper_bound(n - found, n, _TAIL)
+        recall = Share(found / n, low, upper_bound(found, n, _TAIL))
+    return LabelAccuracy(precision, recall, int(tries.sum()))

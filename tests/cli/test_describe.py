@@ -60,14 +60,15 @@ def test_a_page_says_how_labels_were_made(labeled):
         "- Draws have seed 0 if none was given",
         "`, of the block below without its last newline\n",
         "of all labels are right by the judgments",
-        "What gave the labels: ",
+        "- Macro F1 by the judgments: 0.",
+        "The labels now are from: ",
         "240 texts (240 distinct) were labeled by the LLM `openai/test` at temperature 0.7",
         "| refund |",
         "90 texts were drawn with known probabilities, all of them at random from all texts",
-        "This page is about the labels by the newest judgments: ",
+        "`out.csv` was written before the last judgments: ",
         f"- {dt.datetime.now(dt.UTC).date()}: 90 judged by one person, who saw",
         "Krippendorff's alpha",
-        "Intervals are those of 95 %, each alone",
+        "In brackets are ranges that hold in 95 of 100 cases, each alone.",
         "- numpy ",
     ):
         assert said in page
@@ -100,18 +101,24 @@ def test_one_page_says_how_good_labels_are_and_what_comes_next(labeled):
     assert "**" not in page
     for said in (
         "240 texts (240 distinct)",
-        "of all labels are right by the judgments",
-        "- Macro F1 by the judgments: 0.",
-        "| label | texts labeled so | true share, estimated | right, of those labeled so |",
+        "## What is proved\n\n- ",
+        "more judgments make the range in the headline half as wide.\n",
+        "| label | texts with it | of these, right | of those that should have it, found | share",
         "90 judged by one person, who saw the labels given",
         "## Next\n\n",
         "`testnuc ",
     ):
         assert said in page
+    # who reads it types no commands but the last one, and need not know statistics
+    body = page.split("## Next")[0]
+    unknown = ("--", "protect", "goal", "beta", "strat", "prior", "vote", "Macro", "calibrated")
+    assert not [word for word in unknown if word in re.sub("[|] --.*", "", body)]
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| refund")]
     assert len(rows) == 1
-    low, high = re.search(r"\((\d+.\d) to (\d+.\d)\)", rows[0][3]).groups()
-    assert 0 < float(low) < float(high) <= 100
+    for cell in rows[0][2:]:
+        low, high = map(float, re.search(r"\(([\d.]+) to ([\d.]+)\)", cell).groups())
+        assert 0 < low < high <= 100
+    assert re.fullmatch(r"\d+ % \(\d+ to \d+\), \d+ judged", rows[0][2])
     assert not any(text in page for text in TEXTS)
     ran("report", "out.csv", "--summary", "-o", "page.html")
     html = Path("page.html").read_text()
@@ -193,7 +200,7 @@ def test_where_too_few_texts_of_a_label_are_judged_its_accuracy_is_not_known():
     labels = SimpleNamespace(names=("a", "b"))
     results = Counted(Classification(at, f"text {at}", "ab"[at % 2]) for at in range(10))
     page = "\n".join(_by_label(SimpleNamespace(labels=labels), results, learned))
-    assert "| a | 5 |  | not known |" in page
+    assert "| a | 5 | not known, 0 judged |" in page
 
 
 def test_each_kind_of_draw_says_what_it_is_for():
@@ -276,7 +283,7 @@ def test_a_file_has_six_columns_and_says_which_labels_are_certified(labeled):
     ran("certify", "out.csv", "-o", "certified.csv")
     ran("report", "out.csv", "--summary", "-o", "page.md")
     page = Path("page.md").read_text()
-    assert "more were drawn at random among the most trusted texts: they prove" in page
+    assert "of the texts are certified: at least 90% of their labels are right by the j" in page
     # the labels are those that were written last, and the next command is not the one that was run
     assert page.endswith("-o certified.csv --overwrite`\n")
     assert "ends the certificate, so write it first: `testnuc review out.csv --goal corr" in page
@@ -312,6 +319,6 @@ def test_another_person_with_the_store_repeats_labels_and_numbers_without_a_call
     assert columns[0] == columns[1]
     again = [run_here(command, out, *store)[1] for command in ("count", "describe")]
     # but for the name of the file
-    about = "This page is about the labels .*"
+    about = ".*This page is about the labels .*"
     assert [re.sub(about, "", page) for page in again] == [re.sub(about, "", o) for o in first]
     assert labeled.calls == calls

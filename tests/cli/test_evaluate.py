@@ -111,7 +111,7 @@ def test_diagnose_results_and_stores(tmp_path):
         assert of_file.partition("testnuc review")[0] == of_store.partition("testnuc review")[0]
         assert f"testnuc review {results} -n 50 --store {store}" in of_file
         assert "240 predictions" in of_file
-        assert "vote: " in of_file
+        assert "agreement of near copies: " in of_file
         for arguments, says in (
             ((store, "--labels", "a,b"), f"240 answers, openai/test at {llm.base_url}, 3 labels"),
             ((store, *given, "--labels", "a,b"), "no answer of openai/test with these labels"),

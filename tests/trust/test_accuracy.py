@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.stats import hypergeom
 
 from testnuc.trust.candidates import candidates_of, chosen_parts
 from testnuc.trust.joining import judge_error
 from testnuc.trust.model import teach
 from testnuc.trust.review import draw
-from testnuc.trust.shares import Share, accuracy_of, draws_lacking
+from testnuc.trust.shares import Share, accuracy_of, draws_lacking, label_accuracy
 from tests.trust.arrays import clusters
 
 
@@ -113,28 +114,65 @@ def test_the_draws_that_an_accuracy_lacks():
     assert accuracy_of(differs, some, right, right.astype(np.int8), every, none) is None
 
 
-def test_the_intervals_of_a_label_miss_as_seldom_as_they_say():
-    missed, given, draws = np.zeros(3), np.zeros(3), 300
+@pytest.mark.parametrize("skip", [0.0, 0.1])
+def test_the_intervals_of_a_label_miss_as_seldom_as_they_say(skip):
+    """Also of a label with three judged texts, some in a stratum without any."""
+    missed, given, recalls, draws = np.zeros(3), np.zeros(3), [], 200
     for seed in range(draws):
         random = np.random.default_rng(seed)
-        trust, right, own = world(random)
+        trust, right, _ = world(random)
         label = random.choice(3, len(trust), p=[0.6, 0.3, 0.1])
-        differ, rows, drawn, ranked = judged(random, trust, 80, 0)
+        true = np.where(right, label, (label + random.integers(1, 3, len(trust))) % 3)
+        differ, rows, drawn, ranked = judged(random, trust, 80, 20)
+        skipped = random.random(len(rows)) < skip
+        now = label.copy()
+        now[rows[~skipped]] = true[rows[~skipped]]
         for kind in range(3):
-            inside = label == kind
-            places, by = np.cumsum(inside) - 1, inside[rows]
-            some = (places[rows[by]], right[rows[by]], own[rows[by]].astype(np.int8))
-            found = accuracy_of(differ[inside], *some, drawn[by], ranked[by])
-            if found is None:
-                continue
-            now = right[inside]
-            now[some[0]] = True
-            given[kind] += 1
-            missed[kind] += not found.now.low <= now.mean() <= found.now.high
-    # the rare label has too few judged texts in most draws
+            of_judged = (skipped, drawn, ranked)
+            said = (true[rows] == kind) & ~skipped
+            found = label_accuracy(label == kind, said, differ, rows, *of_judged)
+            if (share := found.precision) is not None:
+                assert 0 <= share.low <= share.value <= share.high <= 1
+                given[kind] += 1
+                true_share = (true == kind)[now == kind].mean()
+                missed[kind] += not share.low - 1e-9 <= true_share <= share.high + 1e-9
+            share = found.recall
+            true_share = (label == kind)[true == kind].mean()
+            if share is not None:
+                recalls.append(share.low <= true_share <= share.high)
     assert given[0] == draws
-    assert given[2] < draws / 2
-    assert (missed / given <= 0.08).all()
+    assert given[2] > 0.8 * draws
+    assert (missed / given <= 0.05).all()
+    assert len(recalls) > draws / 2
+    assert np.mean(recalls) > 0.95
+
+
+def test_few_judged_texts_of_a_label_have_a_wide_interval():
+    def said(m, right, differs=np.zeros(200, np.bool_)):  # noqa: B008
+        every, none, rows = np.ones(m, np.bool_), np.zeros(m, np.bool_), np.arange(m)
+        facts = (differs, rows, none, every, none)
+        return label_accuracy(np.arange(200) < 100, rows < right, *facts)
+
+    # as Clopper and Pearson say of three of three in a hundred
+    found = said(3, 3)
+    least = next(hits for hits in range(101) if hypergeom.pmf(3, 100, hits, 3) > 0.025)
+    assert found.precision == Share(1.0, pytest.approx(least / 100), 1.0)
+    assert (found.recall, found.judged) == (None, 3)
+    assert str(found) == "100 % (30 to 100), 3 judged"
+    assert str(said(2, 2)) == "not known, 2 judged"
+    # the half in which nothing was drawn may all be wrong
+    assert said(3, 3, (np.arange(200) >= 50)).precision.low < 0.2
+    assert said(10, 10).recall == Share(1.0, pytest.approx(0.6915, abs=1e-3), 1.0)
+
+
+def test_a_small_stratum_needs_no_draws():
+    """A few texts on which strategies differ asked for judgments of nearly all texts."""
+    differs, rows = np.arange(1_000) < 20, np.arange(30, 70)
+    every, none = np.ones(40, np.bool_), np.zeros(40, np.bool_)
+    assert draws_lacking(differs, rows, every) == 0
+    found = accuracy_of(differs, rows, every, every.astype(np.int8), every, none)
+    assert found.before.low < 0.95 <= found.before.high
+    assert draws_lacking(np.arange(1_000) < 21, rows, every) > 0
 
 
 @pytest.mark.slow

@@ -115,7 +115,7 @@ async def test_a_diagnosis_ends_with_what_was_decided_and_what_judgments_would_b
     assert found is not None
     last = str(found).splitlines()[-1]
     assert last.startswith(f"{found.decision.k} neighbors vote")
-    assert f"{changed:,} of 1,200 labels" in last
+    assert f"another label to {changed:,} of 1,200 texts, rightly or not" in last
     assert "await nuc.review(50)" in last
     assert "testnuc review out.csv" in found.sentence("testnuc review out.csv")
     _, nuc = client()
@@ -123,7 +123,7 @@ async def test_a_diagnosis_ends_with_what_was_decided_and_what_judgments_would_b
         with pytest.warns(SmallPoolWarning) as caught:
             results = await nuc.classify_many(TEXTS[:100])
     last = str(results.diagnosis).splitlines()[-1]
-    assert last.startswith("The LLM's own labels are kept, because 100 predictions are too few")
+    assert last.startswith("The LLM's own labels are kept: 100 predictions are too few")
     assert "weighted" not in str(caught[0].message)
 
 

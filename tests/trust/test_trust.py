@@ -133,7 +133,7 @@ def test_a_small_pool_decides_nothing_and_says_so():
     assert found.decision.policy is None
     assert "150 predictions" in found.decision.reason
     assert any("too small" in w for w in found.warnings)
-    assert "vote:" in str(found)
+    assert "The LLM's own labels are kept: 150 predictions are too few" in str(found)
 
 
 def test_nothing_to_look_at():
