@@ -487,6 +487,20 @@ _USAGE_ERROR: Any = typer.BadParameter.__base__
 _SETTINGS = settings_of(app)
 
 
+class _Stdout(io.FileIO):
+    """stdout: its reader may have enough, while files are still to be written; a disk is full."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as exc:
+            # else Python writes the rest at exit, and reports the same again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            if isinstance(exc, BrokenPipeError):
+                return len(data)
+            raise InvalidInputError(f"stdout cannot be written: {exc.strerror or exc}") from exc
+
+
 def main() -> None:
     """Run the command line; errors print one line.
 
@@ -496,6 +510,9 @@ def main() -> None:
     # show the progress bar of the texts alone, not those of model downloads
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if isinstance(sys.stdout, io.TextIOWrapper):
+        if not sys.stdout.isatty():
+            file = io.BufferedWriter(_Stdout(1, "w", closefd=False))
+            sys.stdout = io.TextIOWrapper(file, sys.stdout.encoding)
         # a text that the terminal cannot show must not end the command, as it does not on stderr
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -506,8 +523,6 @@ def main() -> None:
         mistake = isinstance(exc, InvalidInputError | ConfigurationError | StoreError)
         _fail(str(exc), 2 if mistake else 1)
     except OSError as exc:
-        # a full disk behind stdout; else Python writes the rest at exit, and reports the same again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _fail(str(exc), 1)
     except typer.Abort:
         _fail("aborted", 1)

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import os
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
@@ -173,19 +172,11 @@ def _types_of(results: Iterable[Classification], *, full: bool) -> dict[str, str
 
 
 def _write_out(text: str) -> None:
-    """Write to stdout, which may be a file on a full disk."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         # JSON is UTF-8, whatever the locale of the shell cannot encode
         sys.stdout.reconfigure(encoding="utf-8", errors="replace")
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except OSError as exc:
-        # else Python writes the rest at exit, and reports the same again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(exc, BrokenPipeError):
-            return  # the reader has enough
-        raise InvalidInputError(f"stdout cannot be written: {exc.strerror or exc}") from exc
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def _csv_cell(name: str, value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -40,8 +41,25 @@ def test_a_full_disk_behind_stdout_is_one_line(files):
             [sys.executable, "-m", "testnuc", "compare", *map(str, files)],
             stdout=full, stderr=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[1:] == ["testnuc: [Errno 28] No space left on device"]
+    assert done.returncode == 2
+    said = "testnuc: stdout cannot be written: No space left on device"
+    assert done.stderr.splitlines()[1:] == [said]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="platform: pipes of POSIX")
+def test_a_reader_that_has_enough_ends_no_command():
+    """Else `testnuc learn .. -o FILE | head` would write no file, and say nothing."""
+    # it prints more than any buffer holds, and then writes a file
+    script = (
+        "from pathlib import Path\nfrom testnuc import cli\n"
+        "def app(**_):\n    print('x' * 999_999)\n    Path('made').touch()\n"
+        "cli.app = app\ncli.main()\n"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-c", script], stdout=writer, stderr=-1, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr, Path("made").exists()) == (0, b"", True)
 
 
 def test_labels_that_differ_are_counted_by_pair_with_examples(files):
