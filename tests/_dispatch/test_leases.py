@@ -18,56 +18,11 @@ from testnuc.limits.budget import Meter
 from testnuc.stores.memory import MemoryStore
 from testnuc.transport.calls import NotSentError
 from testnuc.types import Prediction
+from tests.leasing import LeaseStore
 from tests.scheduling import asks, read
 from tests.virtual import skip
 
 LABEL = Prediction("a", 0.5)
-
-
-class LeaseStore(MemoryStore):
-    """Leases by a clock that the test sets; `others` holds what other processes have leased."""
-
-    lease_seconds = 30.0
-
-    def __init__(self):
-        super().__init__()
-        self.now = 0.0
-        self.mine = {}
-        self.others = set()
-        self.broken = False
-        self.slow = None
-
-    async def lease(self, keys, seconds):
-        if self.slow is not None:
-            await self.slow.wait()
-        await asyncio.sleep(0)
-        if self.broken:
-            raise StoreError("gone")
-        granted = []
-        for key in keys:
-            free = key not in self.others and self.mine.get(key, -1) <= self.now
-            free = free and key not in self._rows
-            if free:
-                self.mine[key] = self.now + seconds
-            granted.append(free)
-        return granted
-
-    async def renew(self, keys, seconds):
-        await asyncio.sleep(0)
-        if self.broken:
-            raise StoreError("gone")
-        held = [self.mine.get(key, -1) > self.now for key in keys]
-        self.mine.update((k, self.now + seconds) for k, h in zip(keys, held, strict=True) if h)
-        return held
-
-    async def release(self, keys):
-        for key in keys:
-            self.mine.pop(key, None)
-
-    async def put_predictions(self, rows):
-        for row in rows:
-            self.mine.pop(row.key, None)
-        return await super().put_predictions(rows)
 
 
 class Clock:
@@ -156,7 +111,7 @@ async def test_a_key_without_a_lease_is_requested(bench):
     task, outcomes = bench.start("x", "y")
     await task
     assert outcomes == {"x": LABEL, "y": LABEL}
-    assert bench.store.mine == {}
+    assert bench.store.leases == {}
 
 
 async def test_what_another_asks_is_read_when_it_is_stored(bench):
@@ -189,7 +144,7 @@ async def test_a_lease_is_renewed_while_the_call_takes_longer(bench):
     await settled()
     for _ in range(10):
         await bench.clock.advance(29)
-        assert bench.store.mine[key("x")] > bench.store.now
+        assert bench.store.leases[key("x")][1] > bench.store.now
     bench.gate.set()
     await task
     assert bench.asked == ["x"]
@@ -213,7 +168,7 @@ async def test_a_failed_call_lets_others_ask(bench):
     await task
     await settled()
     assert isinstance(outcomes["x"], ServerError)
-    assert bench.store.mine == {}
+    assert bench.store.leases == {}
 
 
 async def test_a_store_that_fails_while_waiting_stops_the_run(bench):
@@ -240,14 +195,14 @@ async def test_a_cancelled_run_gives_back_what_it_had_not_sent():
     bench.store.others = {key("w")}
     task, _ = bench.start("x", "y", "z", "w")
     await settled()
-    assert (bench.asked, len(bench.store.mine)) == (["x"], 3)
+    assert (bench.asked, len(bench.store.leases)) == (["x"], 3)
     task.cancel()
     await settled()
-    assert list(bench.store.mine) == [key("x")], "what was sent goes on"
+    assert list(bench.store.leases) == [key("x")], "what was sent goes on"
     bench.gate.set()
     await settled()
     assert await bench.store.get_predictions([key("x")]) == [LABEL]
-    assert bench.store.mine == {}
+    assert bench.store.leases == {}
     assert not bench.scheduler.in_flight.requests
     await bench.scheduler.close()
 
@@ -265,7 +220,7 @@ async def test_a_run_cancelled_while_it_leases_leaves_nothing_behind(bench):
     await second
     await settled()
     assert outcomes == {"x": LABEL}
-    assert bench.store.mine == {}
+    assert bench.store.leases == {}
     assert not bench.scheduler.in_flight.requests
     assert not bench.scheduler._leases._awaited
 
@@ -302,7 +257,7 @@ async def test_a_live_run_waits_for_what_another_process_asks_and_the_batch_lane
     await bench.clock.advance(3)
     await asyncio.gather(batch, live)
     assert one == two == {"x": LABEL}
-    assert (bench.asked, slower.asked, bench.store.mine) == (["x"], [], {})
+    assert (bench.asked, slower.asked, bench.store.leases) == (["x"], [], {})
     await slower.scheduler.close()
 
 
@@ -344,12 +299,12 @@ async def test_a_batch_lane_has_leases_only_of_what_it_is_about_to_send(bench):
     slower.gate.clear()
     batch, _ = slower.start("w", "x", "y", "z")
     await settled()
-    assert (slower.asked, bench.store.mine) == (["w"], {})
+    assert (slower.asked, bench.store.leases) == (["w"], {})
     # what is queued is left to a live run, and what that asks is not sent
     bench.gate.clear()
     live, outcomes = bench.start("w", "x")
     await settled()
-    assert set(bench.store.mine) == {key("w"), key("x")}
+    assert set(bench.store.leases) == {key("w"), key("x")}
     assert await slower.scheduler.lease([key("w"), key("y")]) == {key("y")}
     bench.store.others = {key("z")}
     assert await slower.scheduler.lease([key("z")]) == set()
@@ -375,7 +330,7 @@ async def test_closing_ends_the_waiting_and_gives_leases_back():
     for run in (task, other):
         with pytest.raises(ProviderError, match="closed"):
             await run
-    assert bench.store.mine == {}
+    assert bench.store.leases == {}
 
 
 # -- leases that were lost -------------------------------------------------------------------------
@@ -386,7 +341,7 @@ async def suspended(bench, *taken, seconds=45):
     bench.store.now += seconds
     skip(seconds)
     for name in taken:
-        bench.store.mine.pop(key(name), None)
+        bench.store.leases.pop(key(name), None)
         bench.store.others.add(key(name))
     await bench.clock.advance(0.5)
 
@@ -416,7 +371,7 @@ async def test_after_a_suspension_only_what_no_other_process_took_is_sent(renewe
     await task
     assert bench.asked == names[:2] + names[30:], "nothing is paid for twice that was not sent"
     assert [outcomes[name] for name in names] == [theirs] * 30 + [LABEL] * 10
-    assert bench.store.mine == {}
+    assert bench.store.leases == {}
     await bench.scheduler.close()
 
 
@@ -461,7 +416,7 @@ async def test_a_run_that_is_left_while_its_leases_are_confirmed_leaves_nothing(
     if not left:
         await first
     await settled()
-    assert bench.store.mine == {}
+    assert bench.store.leases == {}
     assert not bench.scheduler.in_flight.requests
     await bench.scheduler.close()
 
@@ -505,7 +460,7 @@ async def test_a_store_that_always_renews_too_late_stops_the_run():
     task, outcomes = bench.start("x", "y")
     await task
     assert outcomes == {"x": LABEL, "y": LABEL}
-    assert bench.store.mine == {}
+    assert bench.store.leases == {}
     await bench.scheduler.close()
 
 
@@ -526,32 +481,6 @@ async def test_closing_ends_a_confirmation():
 # -- processes that were rejected ------------------------------------------------------------------
 
 
-class Shared(MemoryStore):
-    """The handle of one process on what all share: rows, and the owner of each lease."""
-
-    lease_seconds = 30.0
-
-    def __init__(self, first=None):
-        super().__init__()
-        self.owners = {} if first is None else first.owners
-        self._rows = self._rows if first is None else first._rows
-
-    async def lease(self, keys, seconds):
-        del seconds
-        free = [key not in self._rows and key not in self.owners for key in keys]
-        self.owners.update((key, self) for key, is_free in zip(keys, free, strict=True) if is_free)
-        return free
-
-    async def renew(self, keys, seconds):
-        del seconds
-        return [self.owners.get(key) is self for key in keys]
-
-    async def release(self, keys):
-        for key in keys:
-            if self.owners.get(key) is self:
-                del self.owners[key]
-
-
 async def turn(seconds):
     """Wait for the next turn of the loop in place of some seconds."""
     del seconds
@@ -561,8 +490,8 @@ async def turn(seconds):
 @pytest.fixture
 def two():
     """Begin runs of two processes, of given numbers of texts, and end them all."""
-    stores = [Shared()]
-    stores.append(Shared(stores[0]))
+    stores = [LeaseStore()]
+    stores.append(LeaseStore(stores[0]))
     asked = asyncio.Event()
 
     async def play(outcomes, runs):

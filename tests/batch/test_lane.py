@@ -30,6 +30,7 @@ from testnuc.providers.openai import OpenAI
 from testnuc.stores.memory import MemoryStore
 from testnuc.testing import Faults, HashEmbedder
 from tests.conftest import LABELS, confident, gold, messages
+from tests.leasing import LeaseStore
 from tests.testing.loopback_client import until
 
 MODELS = ["openai/test", "anthropic/claude-test", "mistral/test", "gemini/test"]
@@ -611,47 +612,15 @@ async def test_what_another_process_has_stored_meanwhile_is_not_sent(model, lane
             assert (llm.batches, llm.calls, nuc.usage.calls) == (1, 60, 0)
 
 
-class Leasing(MemoryStore):
-    """The handle of a process on a store with leases."""
-
-    def __init__(self, shared=None):
-        super().__init__()
-        self.leases = {}
-        if shared is not None:
-            vars(self).update(vars(shared))
-
-    async def lease(self, keys, seconds):
-        del seconds
-        free = [key not in self.leases and key not in self._rows for key in keys]
-        self.leases.update((key, self) for key, f in zip(keys, free, strict=True) if f)
-        return free
-
-    async def renew(self, keys, seconds):
-        del seconds
-        return [self.leases.get(key) is self for key in keys]
-
-    async def release(self, keys):
-        # other tasks run before it is done
-        await asyncio.sleep(0)
-        for key in keys:
-            if self.leases.get(key) is self:
-                del self.leases[key]
-
-    async def put_predictions(self, rows):
-        for row in rows:
-            self.leases.pop(row.key, None)
-        return await super().put_predictions(rows)
-
-
 @pytest.mark.parametrize(
     "policy", [{"in_flight": 1}, {"max_enqueued_tokens": 1}], ids=["jobs", "tokens"]
 )
 async def test_a_live_run_elsewhere_asks_what_waits_to_be_sent_in_a_batch(lane, policy):
-    texts, store = messages(60), Leasing()
+    texts, store = messages(60), LeaseStore()
     async with (
         BatchLLM(confident, batches=Batches(polls=10**9)) as llm,
         lane(llm, store=store, policy={"max_requests": 20, **policy}) as ours,
-        lane(llm, store=Leasing(store)) as theirs,
+        lane(llm, store=LeaseStore(store)) as theirs,
     ):
         run = asyncio.create_task(ours.classify_many(texts, lane="batch"))
         await noted(store)
@@ -673,7 +642,7 @@ async def test_a_live_run_elsewhere_asks_what_waits_to_be_sent_in_a_batch(lane, 
 async def test_what_others_ask_when_a_batch_is_sent_is_not_in_it(lane, stored):
     texts, full = messages(40), Recording()
 
-    class Contested(Leasing):
+    class Contested(LeaseStore):
         """Another process leases ten keys when the batch is sent, and has them for a while."""
 
         calls = 0
@@ -681,7 +650,7 @@ async def test_what_others_ask_when_a_batch_is_sent_is_not_in_it(lane, stored):
         async def lease(self, keys, seconds):
             self.calls += 1
             if self.calls == 2:
-                self.leases.update((row.key, "another") for row in full.put[10:20])
+                self.leases.update((row.key, ("another", 9.0)) for row in full.put[10:20])
             if self.calls == 5:
                 if stored:
                     await super().put_predictions(full.put[10:20])
