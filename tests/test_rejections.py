@@ -16,6 +16,7 @@ from testnuc.errors import AuthenticationError
 from testnuc.prompts.writing import samples_in
 from testnuc.testing import HashEmbedder
 from tests.conftest import LABELS
+from tests.doubles import posts_to
 from tests.providers.chat_bodies import completion
 
 FIREWALL = (
@@ -80,15 +81,8 @@ class Provider:
 async def serving(reject):
     """Serve a provider; yields its URL and it."""
     provider = Provider(reject)
-    app = web.Application(client_max_size=2**24)
-    app.router.add_post("/v1{path:.*}", provider.handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1", provider
-    finally:
-        await runner.cleanup()
+    async with posts_to(provider.handle) as url:
+        yield url, provider
 
 
 def client(url, **more):

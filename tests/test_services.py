@@ -12,9 +12,9 @@ from blockbuster import BlockingError, blockbuster_ctx
 
 from testnuc import Sampling, TestNUC
 from testnuc.errors import EmbeddingError
-from testnuc.protocols import Answer, Reply
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.conftest import confident, gold, messages
+from tests.doubles import Says
 
 pytestmark = pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
 
@@ -113,15 +113,12 @@ async def test_two_thousand_callers_share_one_client(client_of, no_gc):
 async def test_a_large_batch_leaves_the_loop_to_others(no_gc):
     texts = [f"message {i} about {i % 97}" for i in range(10_000)]
 
-    class Rule:
-        name, model, identity = "rule", "constant", "1"
-
-        async def answer(self, request):
-            return Reply(tuple(Answer("refund", 0.5) for _ in request.texts))
-
     # without sockets: the calls themselves are what other tests are about
     async with TestNUC(
-        ["refund", "login"], Rule(), embedder=HashEmbedder(), sampling=Sampling(texts_per_call=20)
+        ["refund", "login"],
+        Says(lambda _: "refund"),
+        embedder=HashEmbedder(),
+        sampling=Sampling(texts_per_call=20),
     ) as nuc:
         with long_steps() as long:
             results = await nuc.classify_many(texts)

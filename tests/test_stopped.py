@@ -11,7 +11,6 @@ from aiohttp import web
 import testnuc
 from bench._batch_api import BatchLLM
 from testnuc import Budget, Limits, SelfConsistency, TestNUC
-from testnuc.embedders.openai import OpenAIEmbedder
 from testnuc.errors import (
     AuthenticationError,
     QuotaExceededError,
@@ -276,10 +275,8 @@ async def picky(kind):
     if kind == "own":
         yield Picky()
         return
-    async with PickyServer() as server:
-        embedder = OpenAIEmbedder("small", base_url=server.base_url, api_key="sk-1")
+    async with PickyServer.embedding() as (_, embedder):
         yield embedder
-        await embedder.close()
 
 
 BAD = "reject: my money back"

@@ -14,10 +14,10 @@ from aiohttp import web
 import testnuc
 from testnuc import LabelSet, Limits, TestNUC
 from testnuc.prompts.writing import samples_in
-from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.testing import HashEmbedder
 from tests._dispatch.test_keys import predictor
 from tests.conftest import LABELS
+from tests.doubles import Says, posts_to
 from tests.providers.chat_bodies import completion
 
 GOOD = '{"label": "refund", "confidence": 0.9}'
@@ -41,15 +41,8 @@ async def model(said):
             return web.json_response({"error": found[1]}, status=found[0])
         return web.Response(body=found if isinstance(found, bytes) else completion(found))
 
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1", bodies
-    finally:
-        await runner.cleanup()
+    async with posts_to(handle) as url:
+        yield url, bodies
 
 
 def client(url, **more):
@@ -251,16 +244,9 @@ async def test_a_server_that_fails_on_a_schema_is_asked_without(caplog):
 @pytest.mark.parametrize("multilabel", [False, True])
 @pytest.mark.parametrize("label", [5, "half \ud800"])
 async def test_a_label_that_cannot_be_stored_fails_alone(tmp_path, label, multilabel):
-    class Own:
-        name, model, identity = "own", "m", "1"
-
-        async def answer(self, request):
-            said = (label if text.startswith("text 3") else LABELS[0] for text in request.texts)
-            return Reply(tuple(Answer(one, 0.9) for one in said), TokenUsage(1, 1))
-
     async with TestNUC(
         LabelSet(LABELS, multilabel=multilabel),
-        Own(),
+        Says(lambda text: label if text.startswith("text 3") else LABELS[0]),
         embedder=HashEmbedder(),
         k=0,
         store=tmp_path / "s.db",

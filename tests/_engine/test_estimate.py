@@ -6,9 +6,9 @@ import pytest
 
 import testnuc
 from testnuc import Limits, Sampling, TestNUC
-from testnuc.protocols import Answer, Reply
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, confident, gold, messages
+from tests.doubles import Says
 
 pytestmark = pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
 
@@ -79,13 +79,7 @@ async def test_dollars_of_a_model_with_a_price():
 
 
 async def test_tokens_of_a_provider_without_estimates_are_unknown():
-    class Rule:
-        name, model, identity = "rule", "length", "1"
-
-        async def answer(self, request):
-            return Reply(tuple(Answer(gold(t), None) for t in request.texts))
-
-    async with TestNUC(LABELS, model=Rule(), embedder=HashEmbedder()) as nuc:
+    async with TestNUC(LABELS, model=Says(gold), embedder=HashEmbedder()) as nuc:
         estimated = await nuc.estimate(messages(20))
     assert (estimated.calls, estimated.input_tokens, estimated.output_tokens, estimated.usd) == (
         20,

@@ -13,10 +13,10 @@ import pytest
 from testnuc import InvalidInputError, Referee, Review, TestNUC
 from testnuc._base.checks import hash_text
 from testnuc.metrics import score
-from testnuc.protocols import Answer, Reply
 from testnuc.trust.evidence import Judgment, draws_of
 from testnuc.trust.joining import join_reviews
 from testnuc.trust.learned import Learned
+from tests import doubles
 
 CLASSES = 6
 LABELS = [f"topic {c}" for c in range(CLASSES)]
@@ -44,35 +44,15 @@ def texts_of(n, start=0):
     return [f"c{i % CLASSES} number {i}" for i in range(start, start + n)]
 
 
-class Clustered:
+class Clustered(doubles.Clustered):
     """Embeds texts of a topic near each other."""
 
-    name = "clustered"
-    dim = DIM
-
-    async def embed(self, texts):
-        made = []
-        for text in texts:
-            rng = np.random.default_rng(zlib.crc32(text.encode()))
-            vector = 0.28 * rng.normal(size=DIM)
-            vector[int(text[1])] += 1.5
-            made.append(vector / np.linalg.norm(vector))
-        return np.array(made, dtype=np.float32)
+    dim, noise, center = DIM, 0.28, 1.5
 
 
-class Says:
-    """A provider that answers by a function, and counts the texts that it was asked."""
-
-    name, identity = "double", "v1"
-
-    def __init__(self, answer=noisy, model="small"):
-        self.answer_of = answer
-        self.model = model
-        self.asked = []
-
-    async def answer(self, request):
-        self.asked += request.texts
-        return Reply(tuple(Answer(self.answer_of(text), 0.9) for text in request.texts))
+class Says(doubles.Says):
+    def __init__(self, say=noisy, model="small"):
+        super().__init__(say, model)
 
 
 def client(model, **more):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import pickle
 import sqlite3
@@ -19,7 +18,7 @@ from testnuc.errors import InvalidInputError, StoreError, UnreadableReplyError
 from testnuc.labels import LabelSet, as_stored
 from testnuc.prompts.reading import parse_reply
 from testnuc.prompts.writing import system_prompt
-from testnuc.protocols import Answer, Reply, Task
+from testnuc.protocols import Answer, Task
 from testnuc.providers._answers import answer_schema, output_limit
 from testnuc.providers._dialect import Structure
 from testnuc.records import result_of
@@ -28,6 +27,7 @@ from testnuc.testing import HashEmbedder, LoopbackLLM
 from testnuc.types import Prediction
 from tests import naive
 from tests.conftest import LABELS, confident, gold, messages
+from tests.doubles import Says
 
 pytestmark = pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
 
@@ -294,22 +294,11 @@ async def test_the_batch_lane_reads_lists(nuc_of):
 
 
 async def test_a_custom_provider_answers_with_labels(nuc_of):
-    class Rule:
-        name, model, identity = "rule", "several", "1"
-
-        async def answer(self, request):
-            await asyncio.sleep(0)
-            said = [tuple(labels_of(text).items()) for text in request.texts]
-            return Reply(tuple(Answer("", None, pairs) for pairs in said))
-
-    class Wrong(Rule):
-        async def answer(self, request):
-            return Reply(tuple(Answer("", None, (("refund", 7.0),)) for _ in request.texts))
-
+    wrong = Says(lambda _: {"refund": 7.0})
     async with LoopbackLLM(confident) as llm:
-        async with nuc_of(llm, model=Rule(), base_url=None, api_key=None, k=6) as nuc:
+        async with nuc_of(llm, model=Says(labels_of), base_url=None, api_key=None, k=6) as nuc:
             check(await nuc.classify_many(messages(20)))
-        async with nuc_of(llm, model=Wrong(), base_url=None, api_key=None, k=0) as nuc:
+        async with nuc_of(llm, model=wrong, base_url=None, api_key=None, k=0) as nuc:
             with pytest.raises(testnuc.errors.ReplyError, match=r"confidence is 7\.0"):
                 await nuc.classify("where is my parcel")
 

@@ -14,11 +14,11 @@ from testnuc._engine.parameters import client_arguments
 from testnuc.review import join_reviews
 from testnuc.testing import LoopbackLLM
 from testnuc.types import Prediction, split_labels
+from tests.doubles import Clustered
 from tests.report.test_report import data_of
 
 LABELS = ["refund", "delivery", "login", "fees", "card"]
 SETS = [(0,), (1,), (0, 1), (2, 3), (), (3, 4), (0, 2, 4), (4,)]
-DIM = 16
 
 
 def gold(text):
@@ -42,21 +42,6 @@ def knows(text):
 
 def texts_of(n, start=0):
     return [f"s{i % len(SETS)} number {i}" for i in range(start, start + n)]
-
-
-class Clustered:
-    """Embeds texts with the same labels near each other."""
-
-    name, dim = "clustered sets", DIM
-
-    async def embed(self, texts):
-        made = []
-        for text in texts:
-            rng = np.random.default_rng(zlib.crc32(text.encode()))
-            vector = 0.15 * rng.normal(size=DIM)
-            vector[int(text[1])] += 1.0
-            made.append(vector / np.linalg.norm(vector))
-        return np.array(made, dtype=np.float32)
 
 
 def client(llm, **more):

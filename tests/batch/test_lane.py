@@ -25,11 +25,11 @@ from testnuc.errors import (
     QuotaExceededError,
     ServerError,
 )
-from testnuc.protocols import Answer, Reply
 from testnuc.providers.openai import OpenAI
 from testnuc.stores.memory import MemoryStore
 from testnuc.testing import Faults, HashEmbedder
 from tests.conftest import LABELS, confident, gold, messages
+from tests.doubles import Says
 from tests.leasing import LeaseStore
 from tests.testing.loopback_client import until
 
@@ -534,18 +534,12 @@ async def test_a_provider_of_a_users_own_names_its_batch_format(client_of, kind)
 
 
 async def test_bad_arguments_are_refused_before_anything_is_sent(client_of):
-    class Rule:
-        name, model, identity = "rule", "length", "1"
-
-        async def answer(self, request):
-            return Reply(tuple(Answer(gold(t), None) for t in request.texts))
-
     async with BatchLLM(confident) as llm:
         async with TestNUC(**client_of(llm)) as nuc:
             with pytest.raises(InvalidInputError, match="lane is 'fast'"):
                 await nuc.classify_many(messages(3), lane="fast")
-        async with TestNUC(**client_of(llm) | {"model": Rule()}) as nuc:
-            with pytest.raises(InvalidInputError, match="'rule' names no supported batch_format"):
+        async with TestNUC(**client_of(llm) | {"model": Says(gold)}) as nuc:
+            with pytest.raises(InvalidInputError, match="'double' names no supported batch_format"):
                 await nuc.classify_many(messages(3), lane="batch")
 
         class Lacking:

@@ -30,6 +30,7 @@ from testnuc.stores.memory import MemoryStore
 from testnuc.stores.sqlite.store import SqliteStore
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, confident, gold, messages
+from tests.doubles import posts_to
 from tests.stores.contents import is_open
 
 #: What the second response says instead, once.
@@ -84,26 +85,13 @@ class Server:
             text = re.sub(*ONCE[self.behavior], text)
         return web.json_response(text=text)
 
-    async def __aenter__(self):
-        app = web.Application(client_max_size=2**24)
-        app.router.add_post("/v1/embeddings", self.handle)
-        self.runner = web.AppRunner(app)
-        await self.runner.setup()
-        site = web.TCPSite(self.runner, "127.0.0.1", 0)
-        await site.start()
-        port = self.runner.addresses[0][1]
-        self.base_url = f"http://127.0.0.1:{port}/v1"
-        return self
-
-    async def __aexit__(self, *_):
-        await self.runner.cleanup()
-
     @classmethod
     @asynccontextmanager
     async def embedding(cls, *behavior, **options):
         """Yield a server and an embedder that asks it."""
-        async with cls(*behavior) as server:
-            given = {"base_url": server.base_url, "api_key": "sk-secret123", **options}
+        server = cls(*behavior)
+        async with posts_to(server.handle) as url:
+            given = {"base_url": url, "api_key": "sk-secret123", **options}
             embedder = OpenAIEmbedder("small", **given)
             yield server, embedder
             await embedder.close()

@@ -28,7 +28,7 @@ from testnuc.cli.reading import read_table
 from testnuc.cli.settings import read_settings
 from testnuc.limits.headers import reset_delay, retry_after
 from testnuc.prompts.writing import system_prompt, user_prompt
-from testnuc.protocols import Answer, Reply, Request, Task
+from testnuc.protocols import Request, Task
 from testnuc.providers.anthropic import Anthropic
 from testnuc.providers.openai import OpenAI
 from testnuc.report import read_marks
@@ -38,6 +38,7 @@ from testnuc.stores.sqlite.store import SqliteStore
 from testnuc.testing import HashEmbedder
 from testnuc.transport.api_errors import as_error
 from testnuc.trust.learned import Learned
+from tests.doubles import Says
 from tests.weather.bodies import body
 from tests.weather.exchanges import BUILT_IN, Asked, reply
 from tests.weather.mutations import WAITS
@@ -56,13 +57,6 @@ class Reader:
     samples: tuple[bytes, ...]
 
 
-class _Says:
-    name, model, identity = "says", "m", "1"
-
-    async def answer(self, request):
-        return Reply(tuple(Answer(LABELS[len(text) % 2], 0.9) for text in request.texts))
-
-
 @cache
 def written() -> dict[str, bytes]:
     """Return what a client writes, by suffix: results, a review, a head, a store."""
@@ -70,7 +64,12 @@ def written() -> dict[str, bytes]:
     async def write(folder):
         texts = [f"text {i} {'x' * (i % 7)}" for i in range(60)]
         store = SqliteStore(folder / "s.db")
-        async with TestNUC(LABELS, model=_Says(), embedder=HashEmbedder(8), store=store) as nuc:
+        async with TestNUC(
+            LABELS,
+            model=Says(lambda text: LABELS[len(text) % 2]),
+            embedder=HashEmbedder(8),
+            store=store,
+        ) as nuc:
             results = await nuc.classify_many(texts)
             results.to_jsonl(folder / "r.jsonl")
             review = await nuc.review(12)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 
 import orjson
 import pytest
@@ -11,6 +12,7 @@ from aiohttp import web
 from testnuc.limits.policies import Limits, RetryPolicy
 from testnuc.providers.openai import OpenAI
 from testnuc.transport import Transport
+from tests.doubles import posts_to
 from tests.providers.chat_bodies import LABELS, completion, request, task
 from tests.providers.test_responses import ONLY, response
 from tests.providers.test_streams import SAID, chunk, stream
@@ -72,19 +74,13 @@ async def test_every_call_is_answered_and_then_nothing_is_refused(model, answer)
 
     async def handle(asked):
         body = orjson.loads(await asked.read())
-        given = answer(asked.match_info["path"], body)
+        given = answer(asked.match_info["path"].lstrip("/"), body)
         refusals.extend([body] if given.status != 200 else [])
         return given
 
-    app = web.Application()
-    app.router.add_post("/v1/{path:.*}", handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
     transport = Transport(Limits(concurrency=CALLS, retry=RetryPolicy(attempts=1)))
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        port = runner.addresses[0][1]
-        provider = OpenAI(model, base_url=f"http://127.0.0.1:{port}/v1")
+    async with posts_to(handle) as url, aclosing(transport):
+        provider = OpenAI(model, base_url=url)
         confidence = "logprobs" if answer is without_logprobs else "verbalized"
         same = task(confidence=confidence)
         asked = [request(task=same) for _ in range(CALLS)]
@@ -95,6 +91,3 @@ async def test_every_call_is_answered_and_then_nothing_is_refused(model, answer)
         assert before <= 2 * CALLS
         await transport.call(provider, request(task=same))
         assert len(refusals) == before
-    finally:
-        await transport.aclose()
-        await runner.cleanup()

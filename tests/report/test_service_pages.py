@@ -9,10 +9,10 @@ import threading
 import pytest
 
 from testnuc import TestNUC
-from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.server import page_of
 from testnuc.testing import HashEmbedder
 from tests.conftest import messages
+from tests.doubles import Says
 from tests.report.test_page import choose, items, listed
 from tests.server.serving import served
 
@@ -26,14 +26,9 @@ LABELS = {
 }
 
 
-class Biting:
-    """Answers with a label, and one outside of the set."""
-
-    name, model, identity = "biting", BITE, "1"
-
-    async def answer(self, request):
-        said = [f"{BITE} is none" if "none" in t else next(iter(LABELS)) for t in request.texts]
-        return Reply(tuple(Answer(label, 0.9) for label in said), TokenUsage(1, 1))
+def biting(text):
+    """Answer with a label, and one outside of the set."""
+    return f"{BITE} is none" if "none" in text else next(iter(LABELS))
 
 
 @pytest.fixture(params=[None, "0123456789abcdef0123456789abcdef"])
@@ -42,7 +37,7 @@ def service(request):
     urls, stop = queue.Queue(), threading.Event()
 
     async def run():
-        nuc = TestNUC(LABELS, Biting(), embedder=HashEmbedder(), policy="weighted", k=3)
+        nuc = TestNUC(LABELS, Says(biting, BITE), embedder=HashEmbedder(), policy="weighted", k=3)
         async with served(nuc, page=page_of, token=request.param) as (_, session):
             urls.put(str(session._base_url))
             await asyncio.to_thread(stop.wait)

@@ -225,7 +225,7 @@ async def test_texts_that_failed_are_one_line_of_a_request(caplog):
 @pytest.mark.parametrize("failure", ["key", "down"])
 async def test_what_was_learned_labels_while_the_provider_fails(failure):
     model, broken = learning.Says(), False
-    answer = model.answer_of
+    answer = model.say
 
     def of(text):
         if broken and failure == "key":
@@ -234,7 +234,7 @@ async def test_what_was_learned_labels_while_the_provider_fails(failure):
             raise down()
         return answer(text)
 
-    model.answer_of = of
+    model.say = of
     nuc = learning.client(model, policy="majority", k=0, limits=SOON)
     async with served(nuc, request_timeout=20) as (_, session):
         await nuc.classify_many(learning.texts_of(600))

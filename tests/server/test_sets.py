@@ -12,10 +12,10 @@ import pytest
 
 from testnuc import Budget, Limits, TestNUC
 from testnuc.errors import InvalidInputError
-from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.server import ServerSettings, Service, page_of
 from testnuc.testing import Faults, HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, confident, messages
+from tests.doubles import Says
 from tests.server.serving import Held, client, served, until
 from tests.server.test_auditing import weeks_in
 from tests.server.test_service import TOKEN, get
@@ -24,17 +24,10 @@ pytest.importorskip("prometheus_client")
 pytestmark = pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
 
 
-class Moods:
-    """Says that everybody is glad."""
-
-    name, model, identity = "moods", "test", "1"
-
-    async def answer(self, request):
-        return Reply(tuple(Answer("glad", 0.9) for _ in request.texts), TokenUsage(10, 5))
-
-
 def moods(**more):
-    return TestNUC(["glad", "sad"], Moods(), embedder=HashEmbedder(), policy="weighted", **more)
+    """Return a client that says that everybody is glad."""
+    model = Says(lambda _: "glad", "moods")
+    return TestNUC(["glad", "sad"], model, embedder=HashEmbedder(), policy="weighted", **more)
 
 
 def tickets(**more):

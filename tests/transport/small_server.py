@@ -23,6 +23,7 @@ from testnuc.limits.policies import Limits, RetryPolicy
 from testnuc.protocols import Answer, Reply, Request, Task, TokenUsage
 from testnuc.transport import Transport
 from tests.accounts import reserved
+from tests.doubles import posts_to
 
 SECRET = "sk-very-secret-0123456789"
 TASK = Task("Say the label.", ("a", "b"))
@@ -95,17 +96,8 @@ async def serving(answer):
         response = answer(len(seen) - 1, request)
         return await response if asyncio.iscoroutine(response) else response
 
-    app = web.Application()
-    app.router.add_post("/v1{path:.*}", handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = runner.addresses[0][1]
-    try:
-        yield Wire(f"http://127.0.0.1:{port}/v1"), seen
-    finally:
-        await runner.cleanup()
+    async with posts_to(handle) as url:
+        yield Wire(url), seen
 
 
 @asynccontextmanager

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from testnuc import SmallPoolWarning, TestNUC, VotePolicy
-from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.review import review_queue
+from tests.doubles import Says
 
 NAMES = [f"label {i}" for i in range(6)]
 
@@ -30,26 +30,12 @@ class Embedder:
         return np.array(rows, np.float32)
 
 
-class Labeler:
-    """Right in seven of ten cases, else anything."""
-
-    name = "test"
-    model = "noisy"
-    identity = "1"
-
-    def __init__(self):
-        self.asked = 0
-
-    async def answer(self, request):
-        self.asked += len(request.texts)
-        return Reply(tuple(Answer(said(t), None) for t in request.texts), TokenUsage(0, 0))
-
-
 def gold(text):
     return NAMES[int(text.split()[0]) % 6]
 
 
 def said(text):
+    """Return what is right in seven of ten cases, else anything."""
     group, member = map(int, text.split())
     rng = np.random.default_rng([group, member, 7])
     return gold(text) if rng.random() < 0.7 else NAMES[rng.integers(6)]
@@ -59,7 +45,7 @@ TEXTS = [f"{group} {member}" for group in range(60) for member in range(20)]
 
 
 def client(**more):
-    labeler = Labeler()
+    labeler = Says(lambda text: (said(text), None))
     return labeler, TestNUC(NAMES, labeler, embedder=Embedder(), **more)
 
 
@@ -72,16 +58,16 @@ async def test_auto_votes_where_it_helps_and_costs_no_call_more():
     labeler, nuc = client()
     async with nuc:
         results = await nuc.classify_many(TEXTS)
-        assert labeler.asked == len(TEXTS)
+        assert len(labeler.asked) == len(TEXTS)
         alone = np.mean([r.prediction.label == gold(r.text) for r in results])
         assert accuracy(results) > alone + 0.05
         assert all(r.trust is not None and 0 <= r.trust <= 1 for r in results)
         found = await nuc.diagnose()
         assert found.decision.policy is not None
-        assert labeler.asked == len(TEXTS)
+        assert len(labeler.asked) == len(TEXTS)
         # a later single text uses what the pool says
         one = await nuc.classify("3 21")
-        assert labeler.asked == len(TEXTS) + 1
+        assert len(labeler.asked) == len(TEXTS) + 1
         assert one.voters > 3
         assert review_queue(results, 5)
     _, other = client()
@@ -97,7 +83,7 @@ async def test_few_predictions_keep_their_own():
     async with nuc:
         with pytest.warns(SmallPoolWarning, match="20 predictions"):
             results = await nuc.classify_many(TEXTS[:20])
-    assert labeler.asked == 20
+    assert len(labeler.asked) == 20
     assert [r.label for r in results] == [said(t) for t in TEXTS[:20]]
     assert "20 predictions" in results[0].reason
 
@@ -160,7 +146,7 @@ async def test_a_single_text_asks_no_neighbor_before_there_is_evidence():
         await nuc.add(TEXTS)
         with pytest.warns(SmallPoolWarning):
             result = await nuc.classify("3 30")
-    assert labeler.asked == 1
+    assert len(labeler.asked) == 1
     assert result.label == said("3 30")
 
 
@@ -201,7 +187,7 @@ async def test_stored_neighbors_and_no_joining():
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             results = await nuc.classify_many([f"{g} 25" for g in range(30)])
-    assert labeler.asked == len(TEXTS) + 30
+    assert len(labeler.asked) == len(TEXTS) + 30
     assert results[0].voters > 3
 
 
@@ -228,4 +214,4 @@ async def test_many_callers_look_at_the_pool_once():
             looks.clear()
             await asyncio.gather(*(nuc.classify(f"{i % 60} {20 + i}") for i in range(600)))
             assert 1 <= len(looks) <= 6
-    assert labeler.asked == 1_400
+    assert len(labeler.asked) == 1_400

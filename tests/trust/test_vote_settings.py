@@ -7,34 +7,32 @@ import asyncio
 import pytest
 
 from testnuc import InvalidInputError, TestNUC, TestNUCError
-from testnuc.protocols import Answer, Reply
 from testnuc.testing import HashEmbedder
+from tests.doubles import Says
 
 TEXTS = [f"{'abc'[i % 3]}{i % 3} case {i}" for i in range(120)]
 GOLD = ["abc"[i % 3] for i in range(120)]
 
 
-class Labeler:
-    """Is wrong about every fifth text; `gate` holds its answers back."""
+def wrong_about_every_fifth(text):
+    number = int(text.rsplit(" ", 1)[1])
+    return "abc"[(number + (number % 5 == 0)) % 3]
 
-    name, model, identity = "test", "gated", "1"
+
+class Labeler(Says):
+    """`gate` holds its answers back."""
 
     def __init__(self):
+        super().__init__(wrong_about_every_fifth)
         self.gate = asyncio.Event()
         self.gate.set()
         self.called = asyncio.Event()
-        self.asked = 0
 
     async def answer(self, request):
-        self.asked += len(request.texts)
         if not self.gate.is_set():
             self.called.set()
         await self.gate.wait()
-        said = []
-        for text in request.texts:
-            number = int(text.rsplit(" ", 1)[1])
-            said.append(Answer("abc"[(number + (number % 5 == 0)) % 3], 0.9))
-        return Reply(tuple(said))
+        return await super().answer(request)
 
 
 class Embedder(HashEmbedder):
@@ -67,7 +65,7 @@ async def test_a_failed_learn_changes_nothing():
         assert (nuc.k, nuc.policy) == (3, policy)
         result = await nuc.classify("a0 new 7")
     # the text and its 3 neighbors
-    assert labeler.asked == 4
+    assert len(labeler.asked) == 4
     assert (len(result.neighbors), result.voters) == (3, 4)
 
 
