@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from testnuc._base.arrays import Bools, Float16s, Float64s, Int32s
-from testnuc._engine.applying import judged_classes, judged_of, taught_classes, texts_among
 from testnuc._engine.components import Components
+from testnuc._engine.labelers import judged_classes, judged_of, taught_classes, texts_among
 from testnuc._engine.run import Run
 from testnuc.trust.argmax import Argmax, right_by_level
 from testnuc.trust.calibration import fit_trust

@@ -6,8 +6,8 @@ import numpy as np
 
 from testnuc._base.arrays import Float16s
 from testnuc._base.display import today
-from testnuc._engine.applying import judged_of
 from testnuc._engine.components import Components
+from testnuc._engine.labelers import judged_of
 from testnuc._engine.run import Run
 from testnuc.errors import InvalidInputError
 from testnuc.head import Head, TrainedOn

@@ -10,8 +10,8 @@ import orjson
 from testnuc._dispatch.predictor import FULL_LABELS, Predictor
 from testnuc._engine.components import Components
 from testnuc._engine.inputs import without_foreign_labels
+from testnuc._engine.labelers import asked_first
 from testnuc._engine.shortlist import compared_part
-from testnuc._engine.uncertain import asked_first
 from testnuc.batch import has_batches
 from testnuc.index.matching import scanned
 from testnuc.limits.budget import PICO, Price

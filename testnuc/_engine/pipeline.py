@@ -18,14 +18,13 @@ from testnuc._base.arrays import Int64s
 from testnuc._dispatch.inflight import Ask
 from testnuc._dispatch.predictor import Predictor
 from testnuc._dispatch.scheduler import Scheduler
-from testnuc._engine.applying import apply_learned
 from testnuc._engine.batch import FATAL_ERRORS, Snapshot, TextBatch
 from testnuc._engine.examples import ExampleFinder, Sampler
 from testnuc._engine.inputs import without_foreign_labels
+from testnuc._engine.labelers import apply_learned, ask_unsure, asked_first, label_by_head
 from testnuc._engine.retrieval import SEARCH, PoolPredictions, Retriever, in_thread_if_large
 from testnuc._engine.run import Run
 from testnuc._engine.shortlist import Shortlist
-from testnuc._engine.uncertain import ask_unsure, asked_first, label_by_head
 from testnuc.embedders.cache import EmbeddingCache
 from testnuc.errors import EmbeddingError, ProviderError, with_count, with_note
 from testnuc.head import Head

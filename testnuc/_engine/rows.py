@@ -108,7 +108,7 @@ def _of_label(run: Run, place: int, fields: dict[str, Any]) -> Classification:
         label = None
     return Classification(
         **fields,
-        **_levels_of(run, place, winner, weights, trust, basis, labels),
+        **_levels_of(run, place, winner, weights, trust, basis[0], labels),
         label=label,
         share=share,
         margin=margin,
@@ -163,13 +163,13 @@ def _levels_of(
     winner: int,
     weights: Float64s,
     trust: float | None,
-    basis: tuple[Float64s, int],
+    basis: Float64s,
     labels: Labels,
 ) -> dict[str, Any]:
     """Return the fields of a label's levels in a tree.
 
     `winner` is the label before it is withheld, -1 = none; `weights`, float64[C], those of its
-    votes; `basis` the votes that trust rests on.
+    votes; `basis` those of the votes that trust rests on.
     """
     tree, least = run.batch.labels.tree, run.votes.settings.min_trust
     if tree is None or winner < 0:
@@ -178,16 +178,12 @@ def _levels_of(
     levels = range(1, len(path) + 1)
     shares = [_share_of_node(weights, tree.nodes(level), winner) for level in levels]
     trusts = [trust] * len(path)
-    for level in levels[:-1]:
-        if trust is not None and labels.level_trust.size:
+    for level in levels[:-1] if trust is not None else ():
+        if labels.level_trust.size:
             above = float(labels.level_trust[0, level - 1])
             trusts[level - 1] = trust if np.isnan(above) else above
-        elif trust is not None and run.labeler(place) == "vote":
-            trusts[level - 1] = (
-                _share_of_node(basis[0], tree.nodes(level), winner)
-                if basis[1] >= LEAST_VOTERS
-                else None
-            )
+        elif run.labeler(place) == "vote":
+            trusts[level - 1] = _share_of_node(basis, tree.nodes(level), winner)
     if least is not None and trust is not None and trust < least:
         kept = sum(one is not None and one >= least for one in trusts)
         path, shares, trusts = path[:kept], shares[:kept], trusts[:kept]

@@ -191,15 +191,12 @@ class Run:
             return int(labels.label[best]), float(chance[best])
         if labeler != "vote":
             return None
-        weights, total = basis[0].copy(), float(basis[0].sum())
-        winner = int(labels.first()[0])
-        if winner >= 0:
+        weights, voters = basis[0].copy(), basis[1]
+        if (winner := int(labels.first()[0])) >= 0:
             weights[winner] = 0
         other = int(weights.argmax())
-        if weights[other] <= 0:
-            return None
-        next_best = Labels.single(np.array([other], dtype=np.int32))
-        trust = self.trust(place, next_best, float(weights[other]) / total, basis)
+        known = voters >= LEAST_VOTERS and self.votes.complete[place]
+        trust = float(weights[other] / basis[0].sum()) if known else 0.0
         return (other, trust) if trust else None
 
     def reason(self, place: int) -> Reason | None:

@@ -11,9 +11,9 @@ from dataclasses import replace
 import numpy as np
 
 from testnuc._base.arrays import Bools, Float16s
-from testnuc._engine.applying import judged_of, scores_in
 from testnuc._engine.argmax_learning import MOST_TEXTS, Offer
 from testnuc._engine.components import Components
+from testnuc._engine.labelers import judged_of, scores_in
 from testnuc._engine.run import Run
 from testnuc.trust.evidence import Judged, Judgment, gain_of
 from testnuc.trust.head import FOLDS, LinearHead, fit_folds, folds_of

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from testnuc._kernels.compile import given, inline, kernel, made, types
+from testnuc._kernels.compile import given, kernel, made, types
 from testnuc._kernels.vote import LIMIT, ONE, OWN_WEIGHT, base_weight, confidence_factor, fixed
 
 I4, I8, U1 = types.int32, types.int64, types.uint8
@@ -31,17 +31,6 @@ def read_factors(confidences: Any, policy: Any, out: Any) -> None:
     """Write the factor of each confidence under a policy."""
     for at in range(confidences.size):
         out[at] = confidence_factor(confidences[at], policy)
-
-
-@inline
-def gave(place: Any, label: Any, heads: Any, labels: Any, factors: Any, policy: Any) -> Any:
-    """Return whether the own vote of a text counts for a label."""
-    base = base_weight(np.float32(1), policy)
-    for at in range(np.uintp(heads[place] >> 1), np.uintp(heads[place + FIRST] >> 1)):
-        if np.uintp(labels[at]) == label:
-            factor = factors[at] if factors.size > 0 else 1.0
-            return fixed(policy[OWN_WEIGHT] * (base * factor)) > 0
-    return False
 
 
 ROWS = (given(I8, 2), given(F4, 2), given(I8), POOL, given(F8), F8, I8, I8, I8)
@@ -74,6 +63,8 @@ def vote_labels(
     heads, labels, factors = pool
     n_pool, k = np.uintp(heads.size - 1), np.uintp(ids.shape[1])
     sums = np.zeros(n_classes, np.int64)
+    # the last row in which the text itself gave the label
+    by_itself = np.full(n_classes, -1, np.int64)
     # one more: the place after the last is written, too
     found = np.empty(n_classes + 1, np.uintp)
     to = np.uintp(0)
@@ -117,6 +108,8 @@ def vote_labels(
             for at in range(np.uintp(heads[mine] >> 1), np.uintp(heads[mine + FIRST] >> 1)):
                 out_labels[to], out_shares[to], out_given[to] = labels[at], 0.0, 1
                 to += FIRST
+        for at in range(n_own):
+            by_itself[found[at]] = np.int64(row)
         # insertion sort: a text and its neighbors have few labels
         for at in range(n_found):
             label = found[at]
@@ -130,9 +123,8 @@ def vote_labels(
             label = found[at]
             share = np.float64(sums[label]) / np.float64(total)
             sums[label] = 0
-            passed = share > threshold
-            if share == threshold and n_own > 0:
-                passed = gave(mine, label, heads, labels, factors, policy)
+            at_threshold = share == threshold and by_itself[label] == np.int64(row)
+            passed = share > threshold or at_threshold
             out_labels[to], out_shares[to], out_given[to] = label, share, np.uint8(passed)
             to += FIRST
         out_counts[row] = np.int64(to - first)

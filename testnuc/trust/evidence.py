@@ -131,17 +131,16 @@ def gain_of(values: Float64s, draws: Draws, alpha: float, unknown: Bools | None 
         best = gain_of(np.where(unknown, 1.0, values), draws, alpha)
         value = gain_of(values, draws, alpha).value
         return Share(float(np.clip(value, worst.low, best.high)), worst.low, best.high)
+    m = len(values)
+    if not m:
+        return Share(0.0, -1.0, 1.0)
     needed = np.log(1 / alpha)
-    low, high = -1.0, 1.0
     above = capital(values, draws, _GRID) >= needed
     if above[0]:
         low = float(_GRID[max(0, int(np.argmin(above)) - 1)]) if not above.all() else _GRID[-1]
     else:
         low = -_reach(-values, draws, needed)
     high = _reach(values, draws, needed)
-    m = len(values)
-    if not m:
-        return Share(0.0, -1.0, 1.0)
     seen, _ = _seen(values, draws)
     mean, variance = float(seen.mean()), float(seen.var()) / m
     part = max(0.0, 1 - _SHRINK * variance / mean**2) if mean else 0.0

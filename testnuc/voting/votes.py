@@ -398,9 +398,6 @@ def _read(pool: Labels, policy: VotePolicy) -> tuple[Array, ...]:
     heads[:-1] |= pool.known
     factors = _NO_FACTORS
     if policy.uses_confidence:
-        given = pool.share
-        if not given.size:
-            given = np.full(pool.label.size, np.nan, np.float32)
-        factors = np.empty(given.size, np.float64)
-        read_factors()(given, policy.fields, factors)
+        factors = np.empty(pool.share.size, np.float64)
+        read_factors()(pool.share, policy.fields, factors)
     return heads, pool.label, factors

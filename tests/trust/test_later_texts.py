@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from testnuc._engine.applying import about_later
+from testnuc._engine.labelers import about_later
 
 
 @dataclass(frozen=True, eq=False)
