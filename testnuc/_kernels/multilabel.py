@@ -8,9 +8,8 @@ The labels of the pool are ragged. Kernels receive B rows of K neighbors:
 - ``ids`` int64[B, K], positions in the pool; a position outside it is skipped;
 - ``similarities`` float32[B, K];
 - ``own`` int64[B], the position of the text itself;
-- ``pool``: (heads int64[N + 1], labels int32[M], factors float64[M] or [0]). A head is twice the
-  offset of the text's labels, plus 1 if the text has a prediction: both are read at once. A factor
-  is that of `confidence_factor`; without factors all are 1.
+- ``pool``: (heads int64[N + 1], labels int32[M], confidences float32[M]). A head is twice the
+  offset of the text's labels, plus 1 if the text has a prediction: both are read at once.
 """
 
 from typing import Any
@@ -22,15 +21,8 @@ from testnuc._kernels.vote import LIMIT, ONE, OWN_WEIGHT, base_weight, confidenc
 
 I4, I8, U1 = types.int32, types.int64, types.uint8
 F4, F8 = types.float32, types.float64
-POOL = types.Tuple((given(I8), given(I4), given(F8)))
+POOL = types.Tuple((given(I8), given(I4), given(F4)))
 FIRST = np.uintp(1)
-
-
-@kernel(types.void(given(F4), given(F8), made(F8)))
-def read_factors(confidences: Any, policy: Any, out: Any) -> None:
-    """Write the factor of each confidence under a policy."""
-    for at in range(confidences.size):
-        out[at] = confidence_factor(confidences[at], policy)
 
 
 ROWS = (given(I8, 2), given(F4, 2), given(I8), POOL, given(F8), F8, I8, I8, I8)
@@ -60,7 +52,7 @@ def vote_labels(
     ``out_counts``. Equal shares rank by the most similar supporter, the text itself before all. A
     label is given above the threshold, and at the threshold where the text itself gave it.
     """
-    heads, labels, factors = pool
+    heads, labels, confidences = pool
     n_pool, k = np.uintp(heads.size - 1), np.uintp(ids.shape[1])
     sums = np.zeros(n_classes, np.int64)
     # the last row in which the text itself gave the label
@@ -92,9 +84,7 @@ def vote_labels(
             voters += np.int64(1)
             for at in range(np.uintp(head >> 1), np.uintp(heads[place + FIRST] >> 1)):
                 label = np.uintp(labels[at])
-                part = weight
-                if factors.size > 0:
-                    part = fixed(scale * (base * factors[at]))
+                part = fixed(scale * (base * confidence_factor(confidences[at], policy)))
                 if part > 0:
                     before = sums[label]
                     sums[label] = before + part

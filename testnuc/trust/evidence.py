@@ -236,10 +236,8 @@ _SHAPES = {
     **dict.fromkeys(("heads", "moves"), ("f", "5dc")),
     "moved": ("f", "dc"),
     "answers": ("f", "cc"),
-    "level_trust": ("f", "ln"),
     "level_right": ("b", "lm"),
     **dict.fromkeys(("given_rows", "given_labels"), ("iu", "g")),
-    "given_chances": ("f", "g"),
     "given_right": ("b", "g"),
     "vote": ("fiu", "2"),
 }

@@ -315,7 +315,6 @@ def _counts(known: ArrayLike, n_rows: int, width: int) -> Int64s:
 THRESHOLD = 0.5
 #: Rows, and the most labels, of one call of the kernel.
 _ROWS, _LABELS = 16_384, 1 << 21
-_NO_FACTORS = np.empty(0, np.float64)
 _NO = (np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.uint8))
 
 
@@ -348,7 +347,10 @@ def vote_multilabel(
     ids = np.ascontiguousarray(neighbor_ids, dtype=np.int64)
     cosines = np.ascontiguousarray(similarities, dtype=np.float32)
     own = np.ascontiguousarray(own_ids, dtype=np.int64)
-    rows = (ids, cosines, own, _read(pool, policy), policy.fields, float(threshold), n_classes)
+    heads = pool.starts << 1
+    heads[:-1] |= pool.known
+    read = heads, pool.label, pool.share
+    rows = (ids, cosines, own, read, policy.fields, float(threshold), n_classes)
     most = min(n_classes, (ids.shape[1] + 1) * int(np.diff(pool.starts).max(initial=0)))
     # rows whose labels are in memory before it is known how many there are
     step = max(1, min(_ROWS, _LABELS // max(most, 1)))
@@ -388,16 +390,3 @@ def keep_own(voted: Labels, own_ids: Int64s, pool: Labels) -> Labels:
     own = pool.at(own_ids)
     mine = voted.among(own)
     return replace(voted, given=np.where(own.known[voted.rows], mine, voted.given))
-
-
-def _read(pool: Labels, policy: VotePolicy) -> tuple[Array, ...]:
-    """Return the pool as the kernel reads it."""
-    from testnuc._kernels.multilabel import read_factors
-
-    heads = pool.starts << 1
-    heads[:-1] |= pool.known
-    factors = _NO_FACTORS
-    if policy.uses_confidence:
-        factors = np.empty(pool.share.size, np.float64)
-        read_factors()(pool.share, policy.fields, factors)
-    return heads, pool.label, factors
