@@ -1,6 +1,6 @@
 """Stores that version 0.1.0 wrote: they open, and what they hold is not asked again.
 
-``tests/data/write_stores_0_1_0.py`` wrote them; it ran with that version.
+`CLIENTS` wrote them, in the words of that version; the script is in its history.
 """
 
 from __future__ import annotations
