@@ -9,6 +9,7 @@ import numpy as np
 from aiohttp import web
 
 from testnuc.protocols import Answer, Reply, TokenUsage
+from testnuc.testing import HashEmbedder
 
 
 class Says:
@@ -48,6 +49,17 @@ class Clustered:
             vector[int(text[1])] += self.center
             made.append(vector / np.linalg.norm(vector))
         return np.array(made, dtype=np.float32)
+
+
+class Breaks(HashEmbedder):
+    """Fails on demand."""
+
+    broken = False
+
+    async def embed(self, texts):
+        if self.broken:
+            raise RuntimeError("out of memory")
+        return await super().embed(texts)
 
 
 @asynccontextmanager

@@ -503,16 +503,10 @@ async def test_a_closed_client_says_so(client_of):
 
 
 async def test_a_client_that_is_warm_has_loaded_its_embedder_without_a_call(client_of):
-    class Lazy(HashEmbedder):
-        loaded = 0
-
-        async def embed(self, texts):
-            type(self).loaded += 1
-            return await super().embed(texts)
-
-    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm, embedder=Lazy())) as nuc:
+    embedder = HashEmbedder()
+    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm, embedder=embedder)) as nuc:
         await nuc.warm_up()
-        assert (Lazy.loaded, llm.calls, len(nuc)) == (1, 0, 0)
+        assert (embedder.embedded, llm.calls, len(nuc)) == (1, 0, 0)
 
 
 async def test_a_forgotten_address_or_embedder_of_the_run_is_named(client_of, tmp_path, caplog):

@@ -12,6 +12,7 @@ from testnuc.report.page import render
 from testnuc.results import Results
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, confident, messages
+from tests.doubles import Breaks
 from tests.report.test_report import Elements
 from tests.server.serving import served
 from tests.server.test_service import post
@@ -106,14 +107,6 @@ async def test_though_the_run_stops_early(client_of):
     def answer(text):
         calls.append(text)
         return confident(text)
-
-    class Breaks(HashEmbedder):
-        broken = False
-
-        async def embed(self, texts):
-            if self.broken:
-                raise RuntimeError("out of memory")
-            return await super().embed(texts)
 
     embedder = Breaks()
     with LoopbackLLM(answer) as llm:

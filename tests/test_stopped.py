@@ -183,17 +183,9 @@ async def test_the_batch_lane_hands_over_what_is_stored(client_of):
 # -- what cannot begin ---------------------------------------------------------------------------
 
 
-class Counting(HashEmbedder):
-    texts = 0
-
-    async def embed(self, texts):
-        self.texts += len(texts)
-        return await super().embed(texts)
-
-
 @pytest.mark.parametrize("way", ["classify_many", "stream"])
 async def test_a_wrong_key_costs_few_requests_and_no_embedding(client_of, way):
-    embedder = Counting()
+    embedder = HashEmbedder()
     async with LoopbackLLM(confident, api_key="right") as llm:
         async with TestNUC(**client_of(llm, embedder=embedder)) as nuc:
             with pytest.raises(AuthenticationError):
@@ -202,7 +194,7 @@ async def test_a_wrong_key_costs_few_requests_and_no_embedding(client_of, way):
                 await nuc.classify_many(messages(50))
         # the first text may be at fault: a few others are tried
         assert llm.requests <= 4
-    assert not embedder.texts
+    assert not embedder.embedded
 
 
 @pytest.mark.parametrize(("per_call", "samples"), [(1, 1), (10, 1), (1, 3)])
@@ -231,10 +223,10 @@ async def test_a_slow_first_call_does_not_hold_up_embedding(client_of, monkeypat
     monkeypatch.setattr("testnuc._engine.pipeline._PATIENCE", 0.05)
     embedded = asyncio.Event()
 
-    class Telling(Counting):
+    class Telling(HashEmbedder):
         async def embed(self, texts):
             vectors = await super().embed(texts)
-            if self.texts >= 20:
+            if self.embedded >= 20:
                 embedded.set()
             return vectors
 
@@ -441,6 +433,6 @@ async def test_a_provider_with_too_few_answers_fails_its_texts_with_a_reason():
         async def answer(self, request):
             return Reply(())
 
-    async with TestNUC(LABELS, model=Few(), embedder=Counting()) as nuc:
+    async with TestNUC(LABELS, model=Few(), embedder=HashEmbedder()) as nuc:
         with pytest.raises(ReplyError, match="0 answers for 1 texts"):
             await nuc.classify("hello")

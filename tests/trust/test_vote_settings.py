@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from testnuc import InvalidInputError, TestNUC, TestNUCError
-from testnuc.testing import HashEmbedder
-from tests.doubles import Says
+from tests.doubles import Breaks, Says
 
 TEXTS = [f"{'abc'[i % 3]}{i % 3} case {i}" for i in range(120)]
 GOLD = ["abc"[i % 3] for i in range(120)]
@@ -35,19 +34,8 @@ class Labeler(Says):
         return await super().answer(request)
 
 
-class Embedder(HashEmbedder):
-    """Fails on demand."""
-
-    broken = False
-
-    async def embed(self, texts):
-        if self.broken:
-            raise RuntimeError("out of memory")
-        return await super().embed(texts)
-
-
 def client(**more):
-    labeler, embedder = Labeler(), Embedder()
+    labeler, embedder = Labeler(), Breaks()
     arguments = {"k": 10, "policy": "weighted", "join_pool": False, **more}
     return labeler, embedder, TestNUC(list("abc"), labeler, embedder=embedder, **arguments)
 

@@ -91,20 +91,13 @@ async def test_foreign_texts_are_asked_about_with_the_labels_of_another_dataset(
 
 
 async def test_embeddings_are_kept_by_embedder_and_texts(tmp_path):
-    class CountingEmbedder(HashEmbedder):
-        texts = 0
-
-        async def embed(self, texts):
-            CountingEmbedder.texts += len(texts)
-            return await super().embed(texts)
-
-    texts = messages(30)
-    first = await embedded(texts, CountingEmbedder(), cache_dir=tmp_path)
-    again = await embedded(texts, CountingEmbedder(), cache_dir=tmp_path)
-    assert CountingEmbedder.texts == 30
+    texts, embedder = messages(30), HashEmbedder()
+    first = await embedded(texts, embedder, cache_dir=tmp_path)
+    again = await embedded(texts, embedder, cache_dir=tmp_path)
+    assert embedder.embedded == 30
     assert (first == again).all()
-    await embedded(texts[:20], CountingEmbedder(), cache_dir=tmp_path)
-    assert CountingEmbedder.texts == 50
+    await embedded(texts[:20], embedder, cache_dir=tmp_path)
+    assert embedder.embedded == 50
     assert first.astype(np.float32) == pytest.approx(await HashEmbedder().embed(texts), abs=1e-3)
 
 
