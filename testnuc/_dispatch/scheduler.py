@@ -236,7 +236,8 @@ class Scheduler:
                 run.settle(ask, prediction)
                 continue
             run.open += 1
-            request = self._request(ask.key)
+            # in this lane, or in one that it joins
+            request = self._requests.get(ask.key) or self._faster.get(ask.key)
             if request is None:
                 self._requests[ask.key] = request = InFlightRequest(ask, [(run, ask)])
                 new.append(request)
@@ -281,10 +282,6 @@ class Scheduler:
         self._claims.add(task)
         task.add_done_callback(self._claims.discard)
         return task
-
-    def _request(self, key: bytes) -> InFlightRequest | None:
-        """Return the request in flight for a key, in this lane or one that it joins."""
-        return self._requests.get(key) or self._faster.get(key)
 
     def _enqueue(self, requests: Iterable[InFlightRequest]) -> None:
         """Queue each request under the first run of this lane that waits for it."""

@@ -8,6 +8,7 @@ import html
 import re
 from collections.abc import Mapping
 from functools import lru_cache
+from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
 from testnuc._base.foreign import read_json, write_json
@@ -359,6 +360,9 @@ _ESCAPED = re.compile(
 )
 
 
+_LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
+
+
 def redacted(text: str, key: str | tuple[str, ...] | None = None) -> str:
     """Return the beginning of a foreign text without the key, and anything that looks like one."""
     text = without_key(printable(text[:_SHOWN_AT_MOST]), key)
@@ -391,7 +395,8 @@ def _without(text: str, key: str) -> str:
     plain, places = _unescaped(text)
     parts = _parts(key)
     kept, at, end = [], 0, 0
-    lowered = "".join(map(_lower, plain))
+    # one character each: some have two in lower case
+    lowered = plain.translate(_LOWER)
     while at + _SHARED <= len(lowered):
         if lowered[at : at + _SHARED] not in parts:
             at += 1
@@ -405,11 +410,6 @@ def _without(text: str, key: str) -> str:
     if not kept:
         return text
     return "[key]".join([*kept, text[end:]])
-
-
-def _lower(character: str) -> str:
-    # one character each: some have two in lower case
-    return character.lower() if character.isascii() else character
 
 
 @lru_cache(maxsize=16)
