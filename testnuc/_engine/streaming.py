@@ -128,10 +128,8 @@ class _Stream:
                         if predict is not None:
                             tasks.create_task(predict, name="testnuc-window")
                     start += len(batch)
-        except BaseExceptionGroup as group:
-            failed = _first(group)
-        except Exception as exc:  # noqa: BLE001 - raised in the consumer
-            failed = exc
+        except (BaseExceptionGroup, Exception) as exc:  # noqa: BLE001 - raised in the consumer
+            failed = _first(exc)
         self.ready.put_nowait(failed)
 
     async def _in_turn(self, texts: list[str]) -> list[list[int]]:
@@ -220,9 +218,8 @@ class _Stream:
         settings = run.votes.settings
         late = settings.policy is None or settings.prior is not None or self.pipeline.skips
         late = late or settings.learned is not None or settings.needs_no_neighbors
-        if late or self.escalation.referee is not None:
-            return False, False
-        return self.pipeline.join_pool, not self.pipeline.join_pool
+        late, join_pool = late or self.escalation.referee is not None, self.pipeline.join_pool
+        return not late and join_pool, not (late or join_pool)
 
 
 def _first(error: BaseException) -> Exception:

@@ -268,10 +268,8 @@ class Service:
             result = await served.nuc.classify(asked.texts[0])
             served.note(result, failed)
             return _json(record(result, asked))
-        results, found = (
-            asked.failed(served.nuc.labels),
-            await served.nuc.classify_many(asked.texts),
-        )
+        results = asked.failed(served.nuc.labels)
+        found = await served.nuc.classify_many(asked.texts)
         faults = list(map(_fault, found))
         if faults[0] is not None and all(faults):
             raise faults[0]

@@ -25,22 +25,28 @@ class Patience:
     """
 
     def __init__(self, seconds: float | None = None) -> None:
-        self.seconds, self._until = seconds, None if seconds is None else _now() + seconds
+        self.seconds = seconds
         #: The latest failure of a call meanwhile.
         self.failures = deque[ProviderError](maxlen=1)
+        self._until: float | None = None
         self._waits = set[asyncio.Timeout]()
+        self.renew()
 
     def renew(self) -> None:
         """Wait for as long again."""
-        self._until = _now() + (self.seconds or 0)
-        for wait in self._waits:
-            wait.reschedule(self._until)
+        if self.seconds is not None:
+            self._until = asyncio.get_running_loop().time() + self.seconds
+            for wait in self._waits:
+                # its end may be a matter of this turn of the loop
+                if not wait.expired():
+                    wait.reschedule(self._until)
 
     @asynccontextmanager
     async def in_time(self, seconds: float | None = None) -> AsyncIterator[None]:
         """Wait so long, or until its end; raises then what the calls wait after."""
         try:
-            async with asyncio.timeout_at(_now() + seconds if seconds else self._until) as wait:
+            whole = asyncio.timeout_at(self._until) if seconds is None else asyncio.timeout(seconds)
+            async with whole as wait:
                 self._waits.add(wait)
                 try:
                     yield
@@ -52,10 +58,6 @@ class Patience:
                     raise copy(error) from None
             late = "no result within the time of the request"
             raise CallTimeoutError(late, retry_after=5) from None
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 PATIENCE: ContextVar[Patience] = ContextVar("testnuc-patience", default=Patience())  # noqa: B039

@@ -9,6 +9,7 @@ from typing import IO, Any, NamedTuple
 import aiohttp
 from multidict import CIMultiDict
 
+from testnuc._base.foreign import read_json
 from testnuc.errors import ConfigurationError, ProviderError, ServerError, UnreadableReplyError
 from testnuc.protocols import WireProvider
 from testnuc.transport.failures import host
@@ -57,12 +58,13 @@ async def read_response(
     """
     content, ok = response.content, response.status in OK
     largest = most if ok else min(most, _MOST_OF_ERROR)
+    parts = list[bytes]()
     try:
         # most responses are there as a whole
         data = await content.readany()
         size = len(data)
         if not content.at_eof():
-            parts = [data]
+            parts.append(data)
             while size <= min(largest, _SMALL) and (part := await content.readany()):
                 parts.append(part)
                 size += len(part)
@@ -78,6 +80,15 @@ async def read_response(
             await response.read()  # releases the connection
         else:
             response.close()
+    except aiohttp.ClientPayloadError:
+        # what it says of its length may be wrong
+        data = b"".join([*parts, *content._buffer])  # noqa: SLF001 - what was not read yet
+        size = len(data)
+        parts.clear()
+        response.close()
+        if not (ok and _is_whole(data)):
+            data = b""
+            raise
     except BaseException:
         response.close()
         raise
@@ -89,6 +100,13 @@ async def read_response(
         )
     # one part of a compressed response can be longer than all that is read of an error
     return HTTPAnswer(response.status, response.headers, data if ok else data[:largest])
+
+
+def _is_whole(data: bytes) -> bool:
+    try:
+        return isinstance(read_json(data), dict)
+    except ValueError:
+        return False
 
 
 async def key_headers(provider: WireProvider) -> tuple[str | None, Mapping[str, str] | None]:

@@ -14,10 +14,16 @@ import pytest
 
 from testnuc import Budget, Limits, RetryPolicy, TestNUC
 from testnuc.client import parts_of
-from testnuc.errors import AuthenticationError, ProviderError, RateLimitedError
+from testnuc.errors import (
+    AuthenticationError,
+    CallTimeoutError,
+    ProviderError,
+    RateLimitedError,
+)
 from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.server import JsonLines
 from testnuc.testing import LoopbackLLM
+from testnuc.transport.calls import Patience
 from tests import virtual
 from tests._engine import test_learning as learning
 from tests.conftest import LABELS, confident, messages
@@ -192,6 +198,21 @@ async def test_labels_are_not_held_back_by_a_referee_that_hangs(lines, caplog):
     rows = rows[0].get("results", rows)
     assert {row["text"] for row in rows if row["label"] is not None} == {*texts}
     assert "no result within the time of the request" in caplog.text
+
+
+async def test_a_line_that_comes_as_the_time_ends_is_no_error():
+    patience, renewed = Patience(0.0), asyncio.get_running_loop().create_future()
+
+    def renew():
+        patience.renew()
+        renewed.set_result(True)
+
+    with pytest.raises(CallTimeoutError):
+        async with patience.in_time():
+            # after the timer, and before the task that it ends
+            asyncio.get_running_loop().call_soon(renew)
+            await asyncio.Event().wait()
+    assert renewed.done()
 
 
 async def test_texts_that_failed_are_one_line_of_a_request(caplog):

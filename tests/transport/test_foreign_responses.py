@@ -349,6 +349,31 @@ async def test_a_response_that_breaks_off_is_a_connection_error_that_may_be_bill
         assert (len(requests), transport.meter.calls) == (5, 1)
 
 
+@pytest.mark.parametrize(
+    "response",
+    [
+        CHUNKED + b"%x\r\n%s\r\n" % (len(ANSWER), ANSWER),
+        whole(ANSWER).replace(b"Length: 32", b"Length: 37"),
+        whole(gzip.compress(ANSWER) + b"?", headers=b"Content-Encoding: gzip\r\n")[:-1],
+    ],
+)
+@pytest.mark.parametrize("parts", [1, 3])
+async def test_an_answer_that_is_whole_is_used_however_long_its_head_says_it_is(response, parts):
+    async def respond(number, writer):
+        size = -(-len(response) // parts)
+        for start in range(0, len(response), size):
+            writer.write(response[start : start + size])
+            await writer.drain()
+            await asyncio.sleep(0)
+        writer.close()
+        raise ConnectionError
+
+    async with raw(respond) as (wire, requests), sending(budget=Budget(tokens=999)) as transport:
+        assert (await transport.call(wire, ONE)).answers[0].label == "a"
+        # what it reports, and no worst case
+        assert spent(transport.account)[1:] == (12, len(requests)) == (12, 1)
+
+
 async def test_auxiliary_responses_are_limited_too():
     endless = Endless(CHUNK, LONG)
     async with raw(endless) as (wire, _), sending() as transport:
