@@ -86,7 +86,8 @@ class Scheduler:
         low_water = per_call if mixed else workers * per_call
         self._queue = FairQueue(per_call, low_water=low_water, mixed=mixed)
         self._most_unread = low_water + _TURN
-        self._drain = drain
+        #: Seconds that `close` waits for calls in flight.
+        self.drain = drain
         self.in_flight = InFlight()
         self._requests = self.in_flight.requests
         self._joins = joins
@@ -169,13 +170,13 @@ class Scheduler:
         if not self.answered:
             # they fail as well, and are not billed
             return
-        left = run.failed_at + self._drain - asyncio.get_running_loop().time()
+        left = run.failed_at + self.drain - asyncio.get_running_loop().time()
         while run.open and not run.outcomes and left > 0 and not self._ended:
             run.changed.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await run.changed.wait()
-            left = run.failed_at + self._drain - asyncio.get_running_loop().time()
+            left = run.failed_at + self.drain - asyncio.get_running_loop().time()
 
     async def _feed(self, run: ScheduledRun, asks: Asks) -> None:
         """Claim the asks of a run in chunks, with backpressure from its queue and its consumer."""
@@ -609,7 +610,7 @@ class Scheduler:
         self._drop([request for request in self._requests.values() if not request.sent])
         self._queue.clear()
         try:
-            await self._workers.close(self._drain)
+            await self._workers.close(self.drain)
         finally:
             # also those that wait for the store
             self._ended = True

@@ -6,9 +6,9 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
-from functools import lru_cache
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ from testnuc._base.loop_thread import run_to_end
 from testnuc.cli.memory import about_lessons
 from testnuc.cli.options import Options
 from testnuc.cli.options_of_run import client_of, completed
-from testnuc.cli.reading import read_table, to_stderr
+from testnuc.cli.reading import read_table
 from testnuc.cli.settings import read_sets
 from testnuc.client import TestNUC, parts_of
 from testnuc.errors import ConfigurationError, InvalidInputError
@@ -41,9 +41,6 @@ def run(given: SimpleNamespace) -> None:
     made = _made(given)
     service = Service(_clients(made), limits, page=page_of)
 
-    def tell(url: str) -> None:
-        to_stderr(f"testnuc: serving on {url}; open it in a browser, or see {url}/docs")
-
     async def prepare() -> None:
         for one in made.values():
             await one.fill()
@@ -60,15 +57,17 @@ def run(given: SimpleNamespace) -> None:
                 await one.fill()
             await service.use(_clients(fresh))
         finally:
-            await _close({*before, *(one.nuc for one in fresh.values())} - {*service.clients})
+            unused = {*before, *(one.nuc for one in fresh.values())} - {*service.clients}
+            await asyncio.gather(*map(TestNUC.aclose, unused))
 
     async def run_service() -> bool:
         try:
             for one in made.values():
                 await one.open()
+            tell = partial(_log.info, "serving on %s; open it in a browser, or see /docs there")
             return await serve(service, prepare=prepare, listening=tell, reload=reload)
         finally:
-            await _close(service.clients)
+            await asyncio.gather(*map(TestNUC.aclose, service.clients))
 
     if not run_to_end(run_service()):
         sys.exit(1)
@@ -110,10 +109,9 @@ def _made(given: SimpleNamespace) -> dict[str, _LabelSet]:
             values = {n: typed[n].process_value(given.context, v) for n, v in table.items()}
             rest = {option: values.pop(option, usual) for option, usual in own.items()}
             one = _LabelSet(given.client.but(**values), **rest)
-        except typer.BadParameter as exc:
-            raise ConfigurationError(f"{given.sets}: {name}: {exc.format_message()}") from exc
-        except (InvalidInputError, ConfigurationError) as exc:
-            raise ConfigurationError(f"{given.sets}: {name}: {exc}") from exc
+        except (typer.BadParameter, InvalidInputError, ConfigurationError) as exc:
+            problem = exc.format_message() if isinstance(exc, typer.BadParameter) else exc
+            raise ConfigurationError(f"{given.sets}: {name}: {problem}") from exc
         for other, known in made.items():
             if one.store.where is not None and one.store.where == known.store.where:
                 raise ConfigurationError(
@@ -122,11 +120,6 @@ def _made(given: SimpleNamespace) -> dict[str, _LabelSet]:
                 )
         made[name] = one
     return made
-
-
-async def _close(clients: Iterable[TestNUC]) -> None:
-    for nuc in clients:
-        await nuc.aclose()
 
 
 def _clients(made: Mapping[str, _LabelSet]) -> TestNUC | dict[str, TestNUC]:
@@ -152,20 +145,10 @@ def _per_week(audit: str | None) -> int | None:
 
 
 def _token(file: str | None) -> str | Callable[[], str] | None:
-    """Return the token, or what reads the file of tokens again when it changed."""
+    """Return the token, or what reads the file of tokens at each request."""
     if file is None:
         return os.environ.get("TESTNUC_TOKEN")
-
-    @lru_cache(maxsize=1)
-    def read(_changed: tuple[int, ...]) -> str:
-        return Path(file).read_text(encoding="utf-8")
-
-    def tokens() -> str:
-        # of each request: reading the file takes several times as long
-        facts = Path(file).stat()
-        return read((facts.st_mtime_ns, facts.st_ino, facts.st_size))
-
-    return tokens
+    return partial(Path(file).read_text, encoding="utf-8")
 
 
 def _texts(pool: str, text_column: str) -> list[str]:

@@ -82,6 +82,21 @@ class BudgetAccount:
         limits = zip(_NAMES, (PICO, 1, 1), self._limits, self._spent, self._reserved, strict=True)
         return {name: max(0, n - sum(of)) / one for name, one, n, *of in limits if n is not None}
 
+    def join(self, other: BudgetAccount) -> None:
+        """Count from now on together with another account, within the limits of this one."""
+        if self._spent is not other._spent:
+            for i in range(3):
+                other._spent[i] += self._spent[i]
+                other._reserved[i] += self._reserved[i]
+                other._batches[i] += self._batches[i]
+            other._waiting += self._waiting
+            other._waiting_batches += self._waiting_batches
+            self._spent, self._reserved = other._spent, other._reserved
+            self._batches = other._batches
+            self._waiting, self._waiting_batches = other._waiting, other._waiting_batches
+        other._limits, other.bounded = self._limits, self.bounded
+        self._drain()
+
     async def reserve(
         self, pico_usd: int, tokens: int, calls: int = 1, *, batch: bool = False
     ) -> Reservation:

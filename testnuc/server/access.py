@@ -2,6 +2,7 @@
 
 import asyncio
 import hmac
+import json
 import logging
 import math
 import re
@@ -14,7 +15,6 @@ from datetime import UTC, datetime
 from itertools import count
 from typing import Any
 
-import orjson
 from aiohttp import BasicAuth, web
 
 from testnuc._base.checks import is_loopback
@@ -28,8 +28,6 @@ REQUEST_ID = "X-Request-ID"
 _ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 #: Random in each process, then counted: reading random bytes costs 20 us of a request.
 _PROCESS, _COUNT = secrets.token_hex(8), count(1)
-#: Fields of a request in the log.
-_LOGGED = ("remote", "method", "route", "status", "ms")
 #: Requests of load balancers and monitors, which would fill the log.
 _PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 #: For load balancers, client generators and pages; these responses contain no texts.
@@ -70,11 +68,10 @@ def log_request(request: web.Request, route: str, status: int, seconds: float) -
     """Log a request; its texts and headers are not in the line."""
     # a probe also fails while the service starts; `/metrics` says whether it is ready
     level = logging.DEBUG if route in _PROBES else logging.INFO
-    if _log.isEnabledFor(level):
-        values = request.remote, request.method, route, status, round(1_000 * seconds, 1)
-        fields = about(request)["fields"] | dict(zip(_LOGGED, values, strict=True))
-        said = request_id(request), *values
-        _log.log(level, "%s %s %s %s %d %.0f ms", *said, extra={"fields": fields})
+    fields = about(request)["fields"] | {"remote": request.remote, "method": request.method}
+    fields |= {"route": route, "status": status, "ms": round(1_000 * seconds, 1)}
+    line = "%(request_id)s %(remote)s %(method)s %(route)s %(status)d %(ms).0f ms"
+    _log.log(level, line, fields, extra={"fields": fields})
 
 
 class JsonLines(logging.Formatter):
@@ -83,20 +80,17 @@ class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return a record as a line."""
         fields = {
-            "time": datetime.fromtimestamp(record.created, UTC),
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
             "level": record.levelname,
             "logger": record.name,
-            "message": _plain(record.getMessage()),
+            "message": record.getMessage(),
             **getattr(record, "fields", {}),
         }
         if record.exc_info:
-            fields["exception"] = _plain(self.formatException(record.exc_info))
-        return orjson.dumps(fields, default=str).decode()
-
-
-def _plain(text: str) -> str:
-    # a path may not be UTF-8
-    return text.encode(errors="replace").decode()
+            fields["exception"] = self.formatException(record.exc_info)
+        line = json.dumps(fields, default=str, ensure_ascii=False, separators=(",", ":"))
+        # a path may not be UTF-8
+        return line.encode(errors="replace").decode()
 
 
 def cors_headers(request: web.Request, origins: Sequence[str]) -> dict[str, str]:
@@ -212,8 +206,9 @@ class Queue:
         self.pending = 0
         self._done = 0.0
         self._since = time.monotonic()
-        self._empty = asyncio.Event()
-        self._empty.set()
+        #: Whether no text is pending.
+        self.empty = asyncio.Event()
+        self.empty.set()
 
     @contextmanager
     def admit(self, texts: int) -> Iterator[Callable[[], None]]:
@@ -230,7 +225,7 @@ class Queue:
                 retry_after=after,
             )
         self.pending += texts
-        self._empty.clear()
+        self.empty.clear()
         left = texts
 
         def leave(done: int = 1) -> None:
@@ -240,7 +235,7 @@ class Queue:
             self._done, self._since = self._recent(now) + done, now
             self.pending -= done
             if not self.pending:
-                self._empty.set()
+                self.empty.set()
 
         try:
             yield leave
@@ -252,10 +247,6 @@ class Queue:
         throughput = self._recent(time.monotonic()) / _MEMORY
         wanted = self.pending + texts - self.limit
         return min(max(1, math.ceil(wanted / throughput)), _LONGEST) if throughput > 0 else 1
-
-    async def empty(self) -> None:
-        """Wait until no text is pending."""
-        await self._empty.wait()
 
     def _recent(self, now: float) -> float:
         return self._done * math.exp((self._since - now) / _MEMORY)

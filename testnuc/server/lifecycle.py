@@ -6,7 +6,7 @@ import gc
 import logging
 import signal
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 
 from aiohttp import web
@@ -69,8 +69,8 @@ async def serve(
     await runner.setup()
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(runner.cleanup)
-        reloading = None if reload is None else partial(_reload, service, reload, asyncio.Lock())
-        signals = stack.enter_context(_signals(reloading))
+        hung_up = None if reload is None else asyncio.Event()
+        signals = stack.enter_context(_signals(hung_up))
         assert runner.server is not None
         accept = partial(_accept, service, runner.server, _most_connections())
         try:
@@ -85,13 +85,17 @@ async def serve(
         stack.callback(server.close)
         if listening is not None:
             listening(_url(server))
-        sweeping = asyncio.create_task(_close_idle(service, runner.server), name="testnuc-sweep")
+        beside = [asyncio.create_task(_close_idle(service, runner.server), name="testnuc-sweep")]
+        if reload is not None and hung_up is not None:
+            reloads = _reload(service, reload, hung_up)
+            beside.append(asyncio.create_task(reloads, name="testnuc-reload"))
         try:
             await _until_signal(service, signals, prepare)
             return await _drain(service, signals)
         finally:
-            sweeping.cancel()
-            await asyncio.gather(sweeping, return_exceptions=True)
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
 
 
 async def _until_signal(
@@ -100,6 +104,8 @@ async def _until_signal(
     async def start() -> None:
         if prepare is not None:
             await prepare()
+        for served in service.sets.values():
+            await served.begin()
         service.state = "ready"
         _log.info("ready")
 
@@ -126,7 +132,7 @@ async def _drain(service: Service, signals: asyncio.Semaphore) -> bool:
         if settings.grace:
             await asyncio.wait([again], timeout=settings.grace)
         service.closing = True
-        empty = asyncio.create_task(service.queue.empty())
+        empty = asyncio.create_task(service.queue.empty.wait())
         await asyncio.wait(
             [again, empty], timeout=settings.drain_timeout, return_when=asyncio.FIRST_COMPLETED
         )
@@ -145,9 +151,8 @@ def _accept(service: Service, server: web.Server, most: int) -> asyncio.Protocol
     if len(server.connections) >= most:
         since = {gone: at for gone, at in service.used.items() if at is not None}
         since |= service.bodies.receiving
-        gone = min(filter(_is_open, since), key=since.__getitem__, default=None)
-        if gone is not None:
-            _abort(gone)
+        # until one was open
+        any(map(_abort, sorted(since, key=since.__getitem__)))
     protocol = server()
     service.used[protocol] = time.monotonic()
     return protocol
@@ -165,16 +170,13 @@ def _most_connections() -> int:
     return max(1, min(_MOST_CONNECTIONS, int(files * _PART_OF_FILES)))
 
 
-def _is_open(connection: asyncio.BaseProtocol) -> bool:
+def _abort(connection: asyncio.BaseProtocol) -> bool:
+    """Close a connection at once, its buffer unsent; return whether it was open."""
     transport = getattr(connection, "transport", None)
-    return transport is not None and not transport.is_closing()
-
-
-def _abort(connection: asyncio.BaseProtocol) -> None:
-    """Close a connection at once; close() would wait until its buffer is sent."""
-    transport = getattr(connection, "transport", None)
+    was_open = transport is not None and not transport.is_closing()
     if transport is not None:
         transport.abort()
+    return was_open
 
 
 async def _close_idle(service: Service, server: web.Server) -> None:
@@ -196,12 +198,13 @@ async def _close_idle(service: Service, server: web.Server) -> None:
 
 
 async def _reload(
-    service: Service, reload: Callable[[], Awaitable[object]], one: asyncio.Lock
+    service: Service, reload: Callable[[], Awaitable[object]], hung_up: asyncio.Event
 ) -> None:
-    async with one:
+    while await hung_up.wait():
+        hung_up.clear()
         if service.state != "ready":
             _log.warning("SIGHUP: the service is %s; nothing is reloaded", service.state)
-            return
+            continue
         try:
             await reload()
         except Exception as exc:  # noqa: BLE001 - whatever it is, the service goes on
@@ -215,36 +218,23 @@ async def _reload(
 
 
 @contextlib.contextmanager
-def _signals(
-    reloading: Callable[[], Coroutine[None, None, None]] | None,
-) -> Iterator[asyncio.Semaphore]:
-    """Count SIGINT, SIGTERM and SIGHUP; on the last, `reloading` is run instead if it is given."""
+def _signals(hung_up: asyncio.Event | None) -> Iterator[asyncio.Semaphore]:
+    """Count SIGINT, SIGTERM and SIGHUP; the last sets `hung_up` instead, if there is one."""
     received = asyncio.Semaphore(0)
     loop = asyncio.get_running_loop()
-    tasks: set[asyncio.Task[None]] = set()
-
-    def hang_up() -> None:
-        if reloading is None:
-            received.release()
-        else:
-            task = loop.create_task(reloading(), name="testnuc-reload")
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-
+    on_hang_up = received.release if hung_up is None else hung_up.set
     handled = []
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         # not on Windows, where Ctrl-C cancels the main task; nor outside the main thread
         with contextlib.suppress(AttributeError, NotImplementedError, RuntimeError, ValueError):
             number = getattr(signal, name)
-            loop.add_signal_handler(number, hang_up if name == "SIGHUP" else received.release)
+            loop.add_signal_handler(number, on_hang_up if name == "SIGHUP" else received.release)
             handled.append(number)
     try:
         yield received
     finally:
         for number in handled:
             loop.remove_signal_handler(number)
-        for task in tasks:
-            task.cancel()
 
 
 def _url(server: asyncio.Server) -> str:

@@ -22,7 +22,7 @@ import orjson
 from testnuc._base.checks import hash_text, needing
 from testnuc.client import TestNUC, parts_of
 from testnuc.errors import ConfigurationError, RateLimitedError, StoreError
-from testnuc.limits.budget import PICO
+from testnuc.limits.budget import PICO, Meter
 from testnuc.server.errors import error_fields
 from testnuc.server.settings import ServerSettings
 from testnuc.transport.calls import PATIENCE, Patience
@@ -139,12 +139,16 @@ class ServedSet:
         #: Texts that are set aside; None: none are.
         self.audit = None if settings.audit is None else TrafficSample(nuc, settings.audit)
         self._before: dict[str, Any] | None = None
+        #: Counters of its clients: calls in flight are counted by the one that sent them.
+        self._meters = frozenset[Meter]()
         self._take(nuc)
 
     def _take(self, nuc: TestNUC) -> None:
         self.nuc, self._since = nuc, datetime.now(UTC)
         timed = self._metrics.calls.labels(**self._place, model=nuc.model)
-        parts_of(nuc).transport.timed = timed.observe
+        parts = parts_of(nuc)
+        parts.transport.timed = timed.observe
+        self._meters |= {parts.meter}
         #: Why the LLM's own labels were kept when they were last.
         self._decision: str | None = None
         described = nuc.labels.descriptions
@@ -155,6 +159,8 @@ class ServedSet:
     def use(self, nuc: TestNUC) -> None:
         """Label by another client from now on."""
         self._before = before = self._active()
+        # what one process spends, whatever it labels by
+        parts_of(nuc).transport.account.join(parts_of(self.nuc).transport.account)
         self._take(nuc)
         every = [self._place | self._active(), before]
         said = [", ".join(f"{name} {value}" for name, value in facts.items()) for facts in every]
@@ -233,6 +239,12 @@ class ServedSet:
         self._metrics.texts.labels(**self._place, outcome="failed").inc(texts)
         self._metrics.failures.labels(**self._place, type=kind).inc(texts)
 
+    async def begin(self) -> None:
+        """Read what is set aside, and what the last audit found."""
+        if self.audit is not None:
+            self.audit.start()
+            await self.audit.flush()
+
     async def close(self) -> None:
         """Store what is set aside."""
         if self.audit is not None:
@@ -240,21 +252,21 @@ class ServedSet:
 
     def values(self) -> Iterator[Value]:
         """Yield what metrics say of it."""
-        usage, meter = self.nuc.usage, parts_of(self.nuc).meter
-        usd = None if meter.price is None else meter.pico_usd / PICO
-        unmeasured = "Calls whose tokens, and so their cost, the provider did not say."
-        for name, meaning, value in (
-            ("llm_calls", "Calls answered by the provider.", usage.calls),
-            ("retries", "Retries after a failed call.", usage.retries),
-            ("store_hits", "Predictions read from the store.", usage.store_hits),
-            ("coalesced", "Predictions shared with another request in flight.", usage.coalesced),
-            ("llm_calls_unmeasured", unmeasured, meter.unmeasured),
-            ("cost_usd", "Known cost in US dollars, by list price.", usd),
+        tokens = "Tokens, as far as known."
+        for name, counter, meaning, labels in (
+            ("llm_calls", "calls", "Calls answered by the provider.", {}),
+            ("retries", "retries", "Retries after a failed call.", {}),
+            ("store_hits", "store_hits", "Predictions read from the store.", {}),
+            ("coalesced", "coalesced", "Predictions shared with another request in flight.", {}),
+            ("llm_calls_unmeasured", "unmeasured", "Calls whose tokens are unknown.", {}),
+            ("llm_tokens", "input_tokens", tokens, {"direction": "input"}),
+            ("llm_tokens", "output_tokens", tokens, {"direction": "output"}),
         ):
-            yield Value(name, meaning, value, self._place, counted=True)
-        for direction, n in (("input", meter.input_tokens), ("output", meter.output_tokens)):
-            labels = self._place | {"direction": direction}
-            yield Value("llm_tokens", "Tokens, as far as known.", n, labels, counted=True)
+            total = sum(getattr(meter, counter) for meter in self._meters)
+            yield Value(name, meaning, total, self._place | labels, counted=True)
+        usd = [meter.pico_usd / PICO for meter in self._meters if meter.price is not None]
+        known = "Known cost in US dollars, by list price."
+        yield Value("cost_usd", known, sum(usd) if usd else None, self._place, counted=True)
         for unit, left in parts_of(self.nuc).transport.account.left.items():
             yield Value("budget_left", "Left of the budget.", left, self._place | {"unit": unit})
         yield Value("pool_texts", "Texts in the pool.", len(self.nuc), self._place)
@@ -355,6 +367,9 @@ class TrafficSample:
         # not while another one writes, which could write what is gone
         async with self._flushing:
             waiting, self._waiting = self._waiting, {}
+            # this week is read also if nothing is waiting
+            now, (labels, several, *_) = week_of(self._clock()), self._facts
+            waiting.setdefault((now, several, labels), self._new(now))
             for place, week in sorted(waiting.items()):
                 new = replace(week, texts=0, given={}, sample=[])
                 try:
@@ -377,9 +392,11 @@ async def changed(store: Any, new: AuditWeek, change: Callable[[AuditWeek], obje
     """
     while True:
         data = await store.get_learned(new.key())
-        week = AuditWeek.of(data or new.to_bytes())
+        before = data or new.to_bytes()
+        week = AuditWeek.of(before)
         change(week)
-        if await store.swap_learned(new.key(), data, week.to_bytes()):
+        after = week.to_bytes()
+        if after == before or await store.swap_learned(new.key(), data, after):
             return week
 
 

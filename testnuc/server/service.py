@@ -19,7 +19,7 @@ from aiohttp.typedefs import Handler
 
 from testnuc._base.checks import hash_text
 from testnuc._version import __version__
-from testnuc.client import TestNUC
+from testnuc.client import TestNUC, parts_of
 from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.report import render
 from testnuc.report.page import digest_of
@@ -147,6 +147,8 @@ class Service:
         Label sets that are not named any more are not served any more.
         """
         before, self.sets = self.sets, self._served(nuc)
+        for served in self.sets.values():
+            await served.begin()
         requests = self._in_flight - {asyncio.current_task()}
         if requests:
             await asyncio.wait(requests)
@@ -397,9 +399,12 @@ class Service:
         return {r.resource.canonical for r in self.app.router.routes() if r.resource is not None}
 
     def abort(self) -> None:
-        """Cancel all in-flight requests."""
+        """Cancel all in-flight requests; clients that are closed then wait for no call."""
         for task in self._in_flight:
             task.cancel()
+        for nuc in self.clients:
+            for lane in parts_of(nuc).pipeline.lanes.values():
+                lane.drain = 0.0
 
     async def _add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
         # also of a stream, whose headers are sent before its handler returns

@@ -85,14 +85,13 @@ class ServerSettings:
             )
 
     def _check_origins(self) -> None:
+        if "*" in self.cors_origins and self.token is None:
+            raise ConfigurationError(
+                "cors_origin is '*' without a token: every page that is open in a browser here "
+                "could spend your money; set a token, or name the origins"
+            )
         for origin in self.cors_origins:
-            if origin == "*":
-                if self.token is None:
-                    raise ConfigurationError(
-                        "cors_origin is '*' without a token: every page that is open in a browser "
-                        "here could spend your money; set a token, or name the origins"
-                    )
-            elif not _ORIGIN.fullmatch(origin):
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise InvalidInputError(
                     f"cors_origin is {origin!r}; give a scheme and a host, such as "
                     "https://desk.example, or *"

@@ -35,10 +35,11 @@ def start(*arguments, **environment):
     )
 
 
-def told_address(process):
+def told_address(process, *, as_json=False):
     for line in process.stderr:
         if "serving on" in line:
-            return line.split("serving on ")[1].split(";")[0]
+            said = json.loads(line)["message"] if as_json else line
+            return said.split("serving on ")[1].split(";")[0]
     raise AssertionError(process.wait())
 
 
@@ -69,7 +70,7 @@ def running(llm, *arguments):
     process = start("--port", 0, *model, *arguments)
     logged = []
     try:
-        url = told_address(process)
+        url = told_address(process, as_json="json" in arguments)
         wait_until(process, lambda: ask(url, "/readyz")[0] == 200)
         yield process, url, logged
         process.send_signal(signal.SIGTERM)
@@ -123,7 +124,7 @@ def test_of_texts_that_do_not_join_the_pool_no_byte_is_stored(tmp_path):
 def test_a_hang_up_reads_labels_again(tmp_path):
     labels, store = tmp_path / "labels.txt", tmp_path / "labels.db"
     labels.write_text("refund\ndelivery\n")
-    options = ("--labels", labels, "--store", store, "--k", 0)
+    options = ("--labels", labels, "--store", store, "--k", 0, "--log-format", "json")
     with LoopbackLLM(confident) as llm, running(llm, *options) as (process, url, logged):
         assert ask(url, "/v1/info")[1]["labels"] == 2
         labels.write_text("refund\ndelivery\nlogin\n")
@@ -131,7 +132,9 @@ def test_a_hang_up_reads_labels_again(tmp_path):
         wait_until(process, lambda: ask(url, "/v1/info")[1]["labels"] != 2)
         assert ask(url, "/v1/info")[1]["before"]["labels"] == 2
         assert ask(url, "/v1/classify", {"text": "refund please, now"})[0] == 200
-    after, before = logged[0].partition("labels by ")[2].split("; before: ")
+    said = [json.loads(line)["message"] for line in logged[0].splitlines()]
+    (changed,) = [line for line in said if line.startswith("labels by ")]
+    after, before = changed.split("; before: ")
     assert ("labels 3" in after, "labels 2" in before) == (True, True)
 
 

@@ -60,6 +60,8 @@ async def served(nuc, page=None, prepare=None, reload=None, **settings):
             await asyncio.wait([url, task], return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 await task
+            if prepare is None:
+                await until(lambda: service.state != "starting")
             timeout = aiohttp.ClientTimeout(total=60)
             unlimited = aiohttp.TCPConnector(limit=0)
             async with aiohttp.ClientSession(

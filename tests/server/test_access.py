@@ -89,7 +89,7 @@ async def test_a_reason_is_a_code_with_a_sentence(client_of):
         async with session.get("/v1/info") as response:
             info = await response.json()
         # said once, in full
-        assert len(info["decision"]) > len(one["reason"]["message"])
+        assert "too few" in info["decision"]
         assert info["labels"] == len(LABELS)
         assert info["pool"] == 1
         assert info["limits"]["max_texts"] == 1_000

@@ -191,6 +191,26 @@ async def test_metrics_say_what_is_set_aside_and_what_the_last_audit_found(tmp_p
         assert f"testnuc_audit_{line}" in page
 
 
+async def test_metrics_of_an_audit_are_known_from_the_start_and_after_a_reload(tmp_path):
+    path = tmp_path / "labels.db"
+    async with opened(store=path) as nuc:
+        sample = TrafficSample(nuc, 5)
+        sample.note(result("a"))
+        await sample.flush()
+        await set_summary(sample._store, sample.latest, {"judged": 40, "alarms": 1})
+    async with opened(store=path) as fresh, served(opened(store=path), audit=5) as (one, session):
+        for _ in range(2):
+            page = (await get(session, "/metrics"))[1]
+            assert "testnuc_audit_alarms 1.0" in page
+            assert "testnuc_audit_texts 1.0" in page
+            await one.use(fresh)
+    # reading writes nothing
+    other = tmp_path / "other.db"
+    async with opened(store=other) as nuc:
+        await TrafficSample(nuc, 5).flush()
+    assert await weeks_in(other) == []
+
+
 def test_a_store_that_is_lost_with_the_process_is_refused():
     with pytest.raises(ConfigurationError, match="add --store"):
         Service(client(Held()), ServerSettings(audit=20))

@@ -14,6 +14,7 @@ import pytest
 from aiohttp import ClientError, web
 
 from testnuc import Limits, TestNUC
+from testnuc.client import parts_of
 from testnuc.protocols import Answer, Reply
 from testnuc.server import ServerSettings, Service, lifecycle, serve
 from testnuc.testing import HashEmbedder, LoopbackLLM
@@ -420,7 +421,9 @@ async def test_what_takes_too_long_is_ended(again):
     service = Service(nuc, ServerSettings(port=0, drain_timeout=1_000 if again else 0.05))
     import aiohttp
 
-    async with nuc:
+    # for the client, too, which then waits for no call
+    async with asyncio.timeout(60), nuc:
+        parts_of(nuc).pipeline.lanes["live"].drain = 1_000.0
         running = asyncio.create_task(serve(service, listening=url.set_result))
         async with aiohttp.ClientSession(await url) as session:
             await until(lambda: service.state == "ready")
@@ -431,9 +434,7 @@ async def test_what_takes_too_long_is_ended(again):
             if again:
                 await until(lambda: service.closing)
                 os.kill(os.getpid(), signal.SIGINT)
-            async with asyncio.timeout(60):
-                assert await running is False
-            held.gate.set()
+            assert await running is False
             with pytest.raises(aiohttp.ClientError):
                 await waiting
 

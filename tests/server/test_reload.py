@@ -13,7 +13,7 @@ import weakref
 
 import pytest
 
-from testnuc import TestNUC
+from testnuc import Budget, Limits, TestNUC
 from testnuc.client import parts_of
 from testnuc.testing import HashEmbedder
 from tests.conftest import LABELS, messages
@@ -60,6 +60,45 @@ async def test_requests_in_progress_end_with_the_client_that_they_began_with(tmp
             assert said["before"]["since"] <= said["since"]
     (week,) = await weeks_in(tmp_path / "labels.db")
     assert week.texts == 2
+
+
+async def test_counters_and_the_budget_go_on_with_calls_that_were_in_flight(tmp_path):
+    old, new = Held(), Held()
+    new.gate.set()
+    store, taken = tmp_path / "labels.db", asyncio.Event()
+    before, after = (Limits(budget=Budget(calls=n, tokens=10_000)) for n in (2, 5))
+    async with client(new, k=0, store=store, limits=after) as fresh:
+
+        async def reload():
+            await service.use(fresh)
+            taken.set()
+
+        nuc = client(old, k=0, store=store, limits=before)
+        async with served(nuc, reload=reload) as (service, session):
+            texts = [f"refund please {n}" for n in range(5)]
+            waiting = [asyncio.create_task(post(session, {"text": text})) for text in texts[:2]]
+            await old.asked_for(2)
+            # waits for what the other two leave of the budget
+            waiting.append(asyncio.create_task(post(session, {"text": texts[2]})))
+            await until(lambda: service.queue.pending == 3)
+            os.kill(os.getpid(), signal.SIGHUP)
+            await until(lambda: service.clients == [fresh])
+            assert (await post(session, {"text": texts[3]}))[0] == 200
+            assert (await info(session))["budget_left"]["calls"] == 1
+            old.gate.set()
+            assert [(await task)[0] for task in waiting] == [200, 200, 200]
+            async with asyncio.timeout(60):
+                await taken.wait()
+            # none of them is asked again
+            assert (await post(session, {"texts": texts[:4]}))[0] == 200
+            assert (await post(session, {"texts": texts}))[0] == 200
+            assert (await post(session, {"text": "one more"}))[0] == 503
+            left = (await info(session))["budget_left"]
+            page = (await get(session, "/metrics"))[1]
+    answered = len(old.asked) + len(new.asked)
+    assert (answered, left) == (5, {"tokens": 10_000 - 5 * 15, "calls": 0})
+    assert f"testnuc_llm_calls_total {answered}.0" in page
+    assert f'testnuc_llm_tokens_total{{direction="input"}} {answered}0.0' in page
 
 
 async def test_a_reload_that_fails_changes_nothing(caplog):

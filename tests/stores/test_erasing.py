@@ -37,7 +37,7 @@ async def filled(store):
         learned = await nuc.learn([GONE, *TEXTS[:20]], [gold(t) for t in [GONE, *TEXTS[:20]]])
         sample = TrafficSample(nuc, 5)
         for text in (GONE, GONE, *TEXTS[:2]):
-            sample.note(result(text))
+            sample.note(result(text, gold(text)))
         await sample.flush()
         await set_summary(nuc._parts.store, sample.latest, {"judged": 3})
         return learned
@@ -85,7 +85,7 @@ async def test_a_sample_of_the_traffic_that_loses_a_text_does_not_grow_again(tmp
 
         async def kept(texts):
             for text in texts:
-                sample.note(result(text))
+                sample.note(result(text, gold(text)))
             await sample.flush()
             return {one.text for one in sample.latest.sample}
 
