@@ -180,9 +180,10 @@ class Retriever:
     def alone(self, texts: Sequence[PoolText], settings: VoteSettings) -> Run:
         """Return a run without neighbors."""
         texts = without_foreign_labels(texts, self.predictor.labels)
-        matches = empty_matches(len(texts), 0)
-        batch = build_batch(self.predictor.labels, texts, distinct_ids(matches), [], matches)
-        return Run(batch, settings)
+        none, n = empty_matches(len(texts), 0), len(texts)
+        return Run(
+            TextBatch(self.predictor.labels, texts, n, none.ids, none.similarities), settings
+        )
 
     async def fill(self, run: Run, places: Iterable[int]) -> None:
         """Set the stored predictions at the given places."""

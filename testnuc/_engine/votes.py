@@ -1,5 +1,6 @@
 """The vote on the own texts of a batch, and the settings that a run decides."""
 
+from collections.abc import Iterator
 from dataclasses import fields, replace
 
 import numpy as np
@@ -56,11 +57,6 @@ class Votes:
         """The vote policy; weighted by similarity until one is decided."""
         return self.settings.policy or VotePolicy.weighted()
 
-    @property
-    def block(self) -> int:
-        """Rows whose votes for all labels are in memory at a time."""
-        return max(1, min(_BLOCK, _CELLS // self._n_classes))
-
     def neighbors(self, rows: slice | Int64s) -> Int64s:
         """Return the neighbors that count, int64[B, K]; -1 = none, or not after an early exit."""
         neighbors = self._batch.neighbors[rows]
@@ -111,10 +107,9 @@ class Votes:
         if prior is None:
             return
         mass = np.zeros(len(prior))
-        for start in range(0, n, self.block):
-            votes = self._vote(np.arange(start, min(start + self.block, n)), votes=True).votes
-            assert votes is not None
-            mass += votes.sum(axis=0)
+        for result in self._in_blocks(np.arange(n)):
+            assert result.votes is not None
+            mass += result.votes.sum(axis=0)
         self._scale = factors(mass, prior, self.settings.prior_power)
 
     # -- early exit --
@@ -169,14 +164,17 @@ class Votes:
         numbers = np.arange(self._batch.n_own)[rows]
         if self._scale is None:
             return self._vote(numbers, votes=votes)
-        step = self.block
-        parts = [numbers[i : i + step] for i in range(0, len(numbers), step)]
-        results = (self._vote(part, votes=True) for part in parts or [numbers])
-        corrected = [correct(result, self._scale) for result in results]
+        corrected = [correct(result, self._scale) for result in self._in_blocks(numbers)]
         names = [f.name for f in fields(VoteResult) if votes or f.name != "votes"]
         return VoteResult(
             **{name: np.concatenate([getattr(part, name) for part in corrected]) for name in names}
         )
+
+    def _in_blocks(self, rows: Int64s) -> Iterator[VoteResult]:
+        """Vote with the weights of all labels, which are in memory for some rows at a time."""
+        step = max(1, min(_BLOCK, _CELLS // self._n_classes))
+        for start in range(0, max(len(rows), 1), step):
+            yield self._vote(rows[start : start + step], votes=True)
 
     def _vote(self, rows: Int64s, *, votes: bool = False) -> VoteResult:
         k, answers = self.settings.k, self._answers

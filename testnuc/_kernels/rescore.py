@@ -20,7 +20,7 @@ _SIGN = np.uint32(0x8000)
 _REST = np.uint32(0x7FFF)
 
 _I4, _I8, _F4 = types.int32, types.int64, types.float32
-_U2, _U8 = types.uint16, types.uint64
+_U2 = types.uint16
 
 
 def rescore(
@@ -49,15 +49,14 @@ def rank_rows(
     `hashes` are uint64[N], a prefix of each text's content hash. Candidates, [B, K], whose id is
     outside the hashes or whose similarity is NaN are skipped. Padded with -1 and NaN.
     """
-    best = np.full((ids.shape[0], k), -1, np.int64)
-    values = np.full((ids.shape[0], k), np.nan, np.float32)
-    _rank_rows()(
-        np.ascontiguousarray(ids, np.int64),
-        np.ascontiguousarray(similarities, np.float32),
-        np.ascontiguousarray(hashes),
-        best,
-        values,
-    )
+    known = (ids >= 0) & (ids < len(hashes)) & ~np.isnan(similarities)
+    by_hash = hashes[np.where(known, ids, 0)] if len(hashes) else ids
+    falling = np.where(known, -similarities, np.float32(np.inf))
+    order = np.lexsort((by_hash, falling), axis=1)[:, :k]
+    best, values = np.full((len(ids), k), -1, np.int64), np.full((len(ids), k), np.nan, np.float32)
+    at = np.arange(len(ids))[:, None], order
+    best[:, : order.shape[1]] = np.where(known, ids, -1)[at]
+    values[:, : order.shape[1]] = np.where(known, similarities, np.float32(np.nan))[at]
     return best, values
 
 
@@ -99,31 +98,3 @@ def _rescore(queries: Any, vectors: Any, ids: Any, out: Any) -> Any:
                     lanes[lane] += lanes[lane + width]
                 width //= 2
             out[b, j] = lanes[0]
-
-
-@kernel(types.void(given(_I8, 2), given(_F4, 2), given(_U8), made(_I8, 2), made(_F4, 2)))
-def _rank_rows(ids: Any, similarities: Any, hashes: Any, best: Any, values: Any) -> Any:
-    k = best.shape[1]
-    for b in range(ids.shape[0] if k > 0 else 0):
-        n = 0
-        for j in range(ids.shape[1]):
-            i = ids[b, j]
-            similarity = similarities[b, j]
-            if i < 0 or i >= hashes.size or np.isnan(similarity):
-                continue
-            # candidates are nearly sorted, so insertion sort moves few
-            place = n
-            while place > 0:
-                before = values[b, place - 1]
-                if before > similarity or (
-                    before == similarity and hashes[best[b, place - 1]] <= hashes[i]
-                ):
-                    break
-                if place < k:
-                    values[b, place] = before
-                    best[b, place] = best[b, place - 1]
-                place -= 1
-            if place < k:
-                values[b, place] = similarity
-                best[b, place] = i
-                n = min(n + 1, k)
