@@ -167,27 +167,21 @@ class Ballots:
     def refuse(self, row: int) -> InvalidInputError:
         """Return the error for a row that a kernel rejected."""
         ids, similarities, labels, confidences = self.neighbors
-        found = self._fault(f"row {row}", *(array[row : row + 1] for array in self.own))
-        for j in range(self.k):
-            at = row * self.k + j
-            i = int(ids[at])
-            if found is None and i < labels.size:
+        faults = [self._fault(f"row {row}", *(array[row:] for array in self.own))]
+        for at in range(row * self.k, (row + 1) * self.k):
+            if (i := int(ids[at])) < labels.size:
+                j = at - row * self.k
                 where = f"column {j + 1}" if self.of_columns else f"neighbor {j}"
-                found = self._fault(
-                    f"row {row}, {where}",
-                    labels[i : i + 1],
-                    similarities[at : at + 1],
-                    confidences[i : i + 1],
-                )
-        assert found is not None
-        return found
+                vote = labels[i:], similarities[at:], confidences[i:]
+                faults.append(self._fault(f"row {row}, {where}", *vote))
+        return next(filter(None, faults))
 
     def refuse_pool(self, i: int) -> InvalidInputError:
         """Return the error for a pool prediction that a kernel rejected."""
         _, _, labels, confidences = self.neighbors
-        found = self._fault(f"pool position {i}", labels[i:], _ONE, confidences[i : i + 1])
-        assert found is not None
-        return found
+        fault = self._fault(f"pool position {i}", labels[i:], _ONE, confidences[i:])
+        assert fault is not None
+        return fault
 
     def _fault(
         self, where: str, label: Array, similarity: Array, confidence: Array
