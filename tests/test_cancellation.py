@@ -35,7 +35,7 @@ async def nothing_left(llm, threads):
     ours = [task for task in asyncio.all_tasks() if task.get_name().startswith("testnuc")]
     assert not ours
     async with asyncio.timeout(60):
-        while llm.connections:  # noqa: ASYNC110 - the server has no event
+        while llm._open():  # noqa: ASYNC110 - the server has no event
             await asyncio.sleep(0.001)
         while new_threads(threads):  # noqa: ASYNC110
             await asyncio.sleep(0.001)

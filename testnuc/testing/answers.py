@@ -59,9 +59,9 @@ def answer_function(answer: AnswerOf) -> tuple[Callable[[str, int], Any], bool]:
     return (lambda text, _: function(text)), False
 
 
-def latency_function(latency: Latency, seed: int) -> Callable[[], float]:
+def latency_function(latency: Latency) -> Callable[[], float]:
     """Return a function that returns the latency of the next answer, in seconds."""
-    rng = random.Random(seed)  # noqa: S311 - not a secret
+    rng = random.Random(0)  # noqa: S311 - not a secret
     if callable(latency):
         return lambda: latency(rng)
     low, high = latency if isinstance(latency, Sequence) else (latency, latency)

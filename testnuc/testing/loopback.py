@@ -3,7 +3,6 @@
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from time import process_time
 from typing import Any, Literal, cast, get_args
 
 import orjson
@@ -85,8 +84,6 @@ class LoopbackLLM(Server):
         Number of latest requests in `bodies` and `headers`.
     port : int
         0 binds a free port.
-    seed : int
-        Seed of the random latency.
 
     Raises
     ------
@@ -109,11 +106,10 @@ class LoopbackLLM(Server):
         cache: bool = False,
         record: int = 0,
         port: int = 0,
-        seed: int = 0,
     ) -> None:
         super().__init__(port)
         self._answer_of, self._uses_index = answer_function(answer)
-        self._delay = latency_function(latency, seed)
+        self._delay = latency_function(latency)
         self._faults = faults
         self._window = None if rate_limit is None else RateLimitWindow(rate_limit)
         self._api_key = api_key
@@ -154,14 +150,12 @@ class LoopbackLLM(Server):
         self._seen: set[str] = set()
 
     def stats(self) -> dict[str, Any]:
-        """Return all counts as JSON values; ``cpu`` is the CPU time of the process in seconds."""
+        """Return all counts as JSON values."""
         names = ("requests", "calls", "texts", "input_tokens", "output_tokens", "cached_tokens",
                  "peak", "in_flight", "abandoned")  # fmt: skip
         return {name: getattr(self, name) for name in names} | {
             "faults": dict(self.faults),
             "violations": len(self.violations),
-            "distinct": len(self.asked),
-            "cpu": process_time(),
         }
 
     def respond(self, call: HTTPRequest) -> Response:
@@ -190,14 +184,10 @@ class LoopbackLLM(Server):
             return json_response({"object": "list", "data": [model]})
         if path == f"/v1/models/{name}":
             return json_response(model)
-        if path == "/stats/asked":
-            return json_response(dict(self.asked))
-        if path == "/stats/reset" and call.method == "POST":
-            self.reset()
-        elif path != "/stats":
-            message = f"LoopbackLLM has no endpoint {path!r}"
-            return ErrorResponse(404, message, code="unknown_url").response(OPENAI)
-        return json_response(self.stats())
+        if path == "/stats":
+            return json_response(self.stats())
+        message = f"LoopbackLLM has no endpoint {path!r}"
+        return ErrorResponse(404, message, code="unknown_url").response(OPENAI)
 
     def _answer(self, wire: WireFormat, call: HTTPRequest) -> Response:
         body = self._body(call)

@@ -102,11 +102,6 @@ class Server:
         """Current number of requests in flight."""
         return len(self._busy)
 
-    @property
-    def connections(self) -> int:
-        """Number of open connections."""
-        return len(self._open())
-
     def respond(self, call: HTTPRequest) -> Response:
         """Return the response to a request."""
         raise NotImplementedError

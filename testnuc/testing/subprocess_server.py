@@ -36,20 +36,9 @@ class ServerProcess:
 
     def stats(self) -> dict[str, Any]:
         """Return `LoopbackLLM.stats`."""
-        return self._fetch("GET", "/stats")
-
-    def asked(self) -> dict[str, int]:
-        """Return `LoopbackLLM.asked`."""
-        return self._fetch("GET", "/stats/asked")
-
-    def reset(self) -> None:
-        """Set all counts to zero and restart the fault schedule."""
-        self._fetch("POST", "/stats/reset")
-
-    def _fetch(self, method: str, path: str) -> dict[str, Any]:
         connection = HTTPConnection(HOST, self._port, timeout=_TIMEOUT)
         with contextlib.closing(connection):
-            connection.request(method, path)
+            connection.request("GET", "/stats")
             fetched: dict[str, Any] = orjson.loads(connection.getresponse().read())
             return fetched
 

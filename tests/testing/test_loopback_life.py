@@ -132,10 +132,6 @@ def test_in_another_process(tmp_path):
         assert json.loads(said(post(server.base_url, chat("a", "b"))))["answers"][1]["label"] == "y"
         stats = server.stats()
         assert (stats["calls"], stats["texts"], stats["peak"]) == (1, 2, 1)
-        assert stats["cpu"] > 0
-        assert server.asked() == {"a": 1, "b": 1}
-        server.reset()
-        assert server.stats()["calls"] == 0
     with pytest.raises(ProcessLookupError):
         os.kill(server.pid, 0)
     path = tmp_path / "answers.json"
