@@ -287,7 +287,7 @@ class Predictor:
     def _unreadable(self, last: Exception) -> ProviderError:
         if not isinstance(last, ReplyError):
             broken = ConnectionFailedError(
-                f"the first {_SILENT_TEXTS} texts got no response that is HTTP, so the run stops; "
+                f"the first {_SILENT_TEXTS} texts got no response that is whole, so the run stops; "
                 f"check base_url, and proxies on the way. The last error: {last}"
             )
             broken.retryable, broken.fatal = False, True

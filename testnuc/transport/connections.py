@@ -86,7 +86,7 @@ async def read_response(
         size = len(data)
         parts.clear()
         response.close()
-        if not (ok and _is_whole(data)):
+        if ok and not _is_whole(data):
             data = b""
             raise
     except BaseException:

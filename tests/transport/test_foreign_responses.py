@@ -156,17 +156,27 @@ async def test_a_flood_of_heads_is_not_parsed(head):
 
 
 @pytest.mark.parametrize(
-    "headers", [b"Content-Length: 4\r\n", b"Content-Encoding: br\r\n", b"Bad header\r\n"]
+    ("response", "most"),
+    [
+        (whole(ANSWER, headers=b"Content-Length: 4\r\n"), 3),
+        (whole(ANSWER, headers=b"Content-Encoding: br\r\n"), 3),
+        (whole(ANSWER, headers=b"Bad header\r\n"), 3),
+        # a connection may break: each call is sent again
+        (whole(ANSWER)[:-5], 10),
+    ],
 )
-async def test_responses_that_all_break_http_end_the_run(headers):
-    """Each is billed, three times for a text: a proxy on the way breaks them all."""
+async def test_responses_that_all_break_http_end_the_run(response, most):
+    """Each is billed, several times for a text: a proxy on the way breaks them all."""
     sent = []
 
     async def respond(number, writer):
         sent.append(number)
-        writer.write(whole(ANSWER, headers=headers))
+        writer.write(response)
+        await writer.drain()
+        writer.close()
+        raise ConnectionError
 
-    retry = RetryPolicy(initial_wait=0.001)
+    retry = RetryPolicy(initial_wait=0.001, max_wait=0.001)
     async with (
         raw(respond) as (wire, _),
         TestNUC(
@@ -178,7 +188,20 @@ async def test_responses_that_all_break_http_end_the_run(headers):
         with pytest.raises(ConnectionFailedError, match="first 20 texts got no response"):
             await nuc.classify_many(messages(200))
             # each of four calls that back off lends its place to another one
-            assert len(sent) <= 3 * (20 + 8)
+            assert len(sent) <= most * (20 + 8)
+
+
+async def test_an_error_whose_body_breaks_off_is_that_error():
+    async def respond(number, writer):
+        writer.write(whole(b'{"error": "no key"}', status=b"401 Unauthorized")[:-5])
+        await writer.drain()
+        writer.close()
+        raise ConnectionError
+
+    async with raw(respond) as (wire, requests), sending() as transport:
+        with pytest.raises(ProviderError) as caught:
+            await transport.call(wire, ONE)
+        assert (caught.value.status_code, len(requests)) == (401, 1)
 
 
 async def test_a_few_interim_responses_are_passed_over():
