@@ -132,19 +132,6 @@ class _Sampling(_Method):
 
 
 @dataclass(frozen=True, slots=True)
-class _FewShot(_Method):
-    k: int = 10
-
-    def __post_init__(self) -> None:
-        checked_whole("k", self.k, least=1)
-
-    @property
-    def context(self) -> int:
-        """Number of neighbors in the prompt as few-shot examples: ``k``."""
-        return self.k
-
-
-@dataclass(frozen=True, slots=True)
 class StandardPrompting(_Method):
     """One sample per text is its prediction (the paper's baseline)."""
 
@@ -226,7 +213,7 @@ class WeightedBestOfN(_Sampling):
 
 
 @dataclass(frozen=True, slots=True)
-class TopKICL(_FewShot):
+class TopKICL(_Method):
     """The k nearest texts of the pool as few-shot examples, without labels (the paper's KNN-ICL).
 
     Parameters
@@ -236,9 +223,19 @@ class TopKICL(_FewShot):
         vote.
     """
 
+    k: int = 10
+
+    def __post_init__(self) -> None:
+        checked_whole("k", self.k, least=1)
+
+    @property
+    def context(self) -> int:
+        """Number of neighbors in the prompt as few-shot examples: ``k``."""
+        return self.k
+
 
 @dataclass(frozen=True, slots=True)
-class TopKICLP(_FewShot):
+class TopKICLP(TopKICL):
     """The k nearest texts with their predicted labels as examples (the paper's KNN-ICL-P).
 
     The label of an example is its prediction by `StandardPrompting`, which shares stored answers
