@@ -136,7 +136,7 @@ def _tokens_in(text: str) -> Mapping[str, Caller]:
     for number, line in enumerate(filter(None, map(str.strip, text.splitlines())), 1):
         before, _, last = line.rpartition(" ")
         rate = _RATE.fullmatch(last)
-        *names, token = (before if rate else line).split(maxsplit=1)
+        *names, token = (before if rate else line).split(maxsplit=1) or [""]
         if len(token) < _LEAST_TOKEN:
             raise ConfigurationError(
                 f"the token has fewer than {_LEAST_TOKEN} characters and can be guessed; create "

@@ -24,7 +24,7 @@ from testnuc._base.checks import hash_text
 from testnuc.errors import EmbeddingError, InvalidInputError
 from testnuc.index.matching import scanned
 from testnuc.protocols import Index, PoolText, StoredPrediction
-from testnuc.stores.sql_store import SqlStore, to_facts, to_prediction
+from testnuc.stores.sql_store import SqlStore, pool_text, to_facts, to_prediction
 
 Record = dict[str, Any]
 
@@ -158,7 +158,7 @@ async def _add(
     store: SqlStore, pools: dict[str, Index], embedder: str, records: list[Record]
 ) -> None:
     vectors = _to_vectors(records)
-    entries = [PoolText(r["text"], hash_text(r["text"]), _string(r["label"])) for r in records]
+    entries = [pool_text((r["text"], hash_text(r["text"]), r["label"])) for r in records]
     pool = pools.get(embedder)
     if pool is None:
         pool = pools[embedder] = store.pool(embedder)
@@ -194,12 +194,6 @@ def _to_prediction(record: Record) -> StoredPrediction:
         int(record["sample"]),
         to_prediction(record["label"], record["confidence"], record["said"]),
     )
-
-
-def _string(value: Any) -> str | None:
-    if value is not None and not isinstance(value, str):
-        raise TypeError(f"{value!r:.60} is not a string")
-    return value
 
 
 def of_vector(vector: Float16s) -> str:

@@ -13,7 +13,7 @@ import orjson
 from testnuc._base.arrays import Float16s
 from testnuc._base.checks import is_chance
 from testnuc.errors import EmbeddingError, StoreError
-from testnuc.protocols import Index, Store, StoredBatch, StoredPrediction
+from testnuc.protocols import Index, PoolText, Store, StoredBatch, StoredPrediction
 from testnuc.types import Prediction, Usage
 
 #: A lease that ends later, in seconds from now, was taken before the clock was set back: else it
@@ -67,6 +67,11 @@ def of_types(row: Any, *types: type | tuple[type, ...]) -> tuple[Any, ...]:
         if not isinstance(value, expected):
             raise DamagedRowError(f"a value is {value!r:.40}")
     return tuple(row)
+
+
+def pool_text(row: Any) -> PoolText:
+    """Return the text, hash and label of a stored row; raises `DamagedRowError`."""
+    return PoolText(*of_types(row, str, bytes, (str, type(None))))
 
 
 def to_facts(value: Any) -> dict[str, Any]:

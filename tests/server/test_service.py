@@ -199,6 +199,7 @@ async def test_without_a_token_only_this_machine_is_answered():
         ({"host": "::"}, ConfigurationError, "TESTNUC_TOKEN"),
         ({"host": "example.org"}, ConfigurationError, "TESTNUC_TOKEN"),
         ({"token": "short"}, ConfigurationError, "fewer than 16"),
+        ({"token": "600/minute"}, ConfigurationError, "fewer than 16"),
         ({"token": ""}, ConfigurationError, "there is no token"),
         ({"token": "with a space in it, long"}, ConfigurationError, "cannot carry"),
         ({"port": 70_000}, InvalidInputError, "at most 65535"),

@@ -10,6 +10,7 @@ from contextlib import closing
 from random import Random
 
 import numpy as np
+import orjson
 import pytest
 
 from testnuc.errors import StoreError, TestNUCError
@@ -28,7 +29,7 @@ NAN = b"\x00\x7e"
 #: What may stand in a column, of any type.
 VALUES = (
     None, b"", b"\xff" * 7, NAN * 256, "", "x", "[", "null", "[1]", '{"dim": "x"}', -1, 0, 2**40,
-    -0.5, 1e308, "1e999",
+    -0.5, 1e308, "1e999", 9_999,
 )  # fmt: skip
 COLUMNS = [
     ("predictions", "label"),
@@ -55,6 +56,8 @@ MOVED = [
     ("scopes", "scope"),
     ("predictions", "text"),
     ("predictions", "sample"),
+    ("pool", "text"),
+    ("pool", "label"),
     ("learned", "scope"),
     ("learned", "data"),
     ("batches", "scope"),
@@ -72,8 +75,8 @@ def opened(path):
 
 async def exported(path):
     async with opened(path) as store:
-        async for _ in dump(store):
-            pass
+        async for records in dump(store):
+            orjson.dumps(records)
 
 
 async def batches_of(path):

@@ -168,7 +168,7 @@ TEXT = {"kind": "text", "embedder": "e", "text": "a", "label": None, "vector": "
             )
         ),
         ({**TEXT, "text": 5}, "is malformed: AttributeError"),
-        ({**TEXT, "label": 5}, "5 is not a string"),
+        ({**TEXT, "label": 5}, "a value is 5"),
         ({"kind": "vector", "embedder": "e"}, "is malformed: KeyError"),
         ({"kind": "vector", "embedder": "e", "hash": "0" * 32, "vector": "AAA"}, "is malformed"),
         ({"kind": "vector", "embedder": "e", "hash": "0" * 32, "vector": ""}, "differ in length"),

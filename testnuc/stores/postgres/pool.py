@@ -31,7 +31,7 @@ from testnuc.stores.postgres.schema import (
     to_text,
     to_vectors,
 )
-from testnuc.stores.sql_store import DamagedRowError, damaged, rows_of
+from testnuc.stores.sql_store import pool_text, rows_of
 
 #: Texts added per transaction; bounds how long other writers wait.
 _ADD_CHUNK = 500
@@ -235,10 +235,9 @@ class PostgresPool(FilteredIndex):
             found.update((h, vector) for (h,), vector in zip(rows, vectors, strict=True))
         return [found.get(h) for h in hashes]
 
-    def _text(self, text: str, text_hash: bytes, label: str | None) -> PoolText:
-        if text is None:
-            raise damaged(self._database.address.public, DamagedRowError("a pool text is NULL"))
-        return PoolText(text, text_hash, label)
+    def _text(self, *row: Any) -> PoolText:
+        with rows_of(self._database.address.public):
+            return pool_text(row)
 
     async def read(self, query: str, parts: Iterable[tuple[Any, ...]]) -> list[Any]:
         """Read rows of the embedder's tables, once for each of `parts`; none without tables."""

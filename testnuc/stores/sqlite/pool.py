@@ -26,7 +26,7 @@ from testnuc.index.matching import FilteredIndex, Where, check_dim, empty_matche
 from testnuc.index.memory_pool import run_until_closed
 from testnuc.index.nearest import EXACT_BELOW, DamagedIndexError, Graph, NearestVectors, SavedGraph
 from testnuc.protocols import Matches, PoolText
-from testnuc.stores.sql_store import DAMAGE
+from testnuc.stores.sql_store import DAMAGE, pool_text
 from testnuc.stores.sqlite import queries as sql
 from testnuc.stores.sqlite.database import POOL_SHIFT, SqliteDatabase
 
@@ -154,7 +154,7 @@ class SqlitePool(FilteredIndex):
             if now is None:
                 return [], None
             rows = sql.texts_between(c, now, "removed, text, hash, label", start, end)
-            texts = [PoolText(*text) for removed, *text in rows if removed is None]
+            texts = [pool_text(text) for removed, *text in rows if removed is None]
             return texts, end if end < now.size else None
 
         return await self._database.read(read)

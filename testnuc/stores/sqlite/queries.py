@@ -11,7 +11,7 @@ import orjson
 from testnuc._base.arrays import Float16s
 from testnuc.index.nearest import DamagedIndexError, SavedGraph
 from testnuc.protocols import PoolText
-from testnuc.stores.sql_store import DamagedRowError, check_vectors
+from testnuc.stores.sql_store import DamagedRowError, check_vectors, of_types, pool_text
 from testnuc.stores.sqlite.database import POOL_SHIFT
 
 #: Parameters per statement; older versions of SQLite allow 999.
@@ -60,9 +60,9 @@ def state(connection: Connection, embedder: str) -> PoolState | None:
     ).fetchone()
     if row is None:
         return None
-    for value in row[1:4]:
-        if type(value) is not int or not 0 <= value < 1 << POOL_SHIFT:
-            raise DamagedRowError(f"a number of an embedder is {value!r:.40}")
+    dim, size, removals = of_types(row[1:4], int, int, int)
+    if not (0 <= removals <= size < 1 << POOL_SHIFT and 0 <= dim < 1 << POOL_SHIFT):
+        raise DamagedRowError(f"the numbers of an embedder are {row[1:4]}")
     return PoolState(*row)
 
 
@@ -212,7 +212,7 @@ def texts_of(connection: Connection, now: PoolState, ids: Sequence[int]) -> dict
         "WHERE pool.id IN",
         [now.first + i for i in ids],
     )
-    return {row - now.first: PoolText(*text) for row, *text in rows}
+    return {row - now.first: pool_text(text) for row, *text in rows}
 
 
 def texts_between(
