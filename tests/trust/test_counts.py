@@ -118,7 +118,7 @@ def test_a_group_of_few_judged_texts_has_no_share_but_a_number():
     assert (new.judged, new.judgments_needed) == (1, 9)
     # as many as are left: (1 + 10 ** 0.5) ** 2 * 300 / 20 are more
     assert "too few judged texts for an interval, fewer than 10, are in " in str(counts)
-    assert "new (1); about 210 more judgments" in str(counts)
+    assert "new (1); fewer groups give each one, or about 210 more judgments" in str(counts)
     assert not any(line.startswith("new ") for line in str(counts).splitlines())
 
 
@@ -136,7 +136,7 @@ def test_where_every_group_has_few_judged_texts_all_are_counted():
     months = [f"2026-{1 + at % 12:02}" for at in range(300)]
     counts = count_labels(texts, said, judged_at_random(texts, right, 30), LABELS, months)
     assert {count.group for count in counts if count.share is not None} == {None}
-    more = int(str(counts).split("; about ")[1].split()[0])
+    more = int(str(counts).split(", or about ")[1].split()[0])
     enough = count_labels(
         texts, said, judged_at_random(texts, right, 30 + more), LABELS, months, periods=True
     )
