@@ -40,7 +40,7 @@ from testnuc.voting import VotePolicy
 
 __all__ = ["Facts", "TestNUC", "parts_of"]
 
-_log = logging.getLogger("testnuc.client")
+_log = logging.getLogger("testnuc.client.runs")
 
 #: Texts embedded between two turns of the event loop.
 _TURN = 1_024

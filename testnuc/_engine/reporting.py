@@ -38,7 +38,7 @@ from testnuc.trust.learned import Learned
 from testnuc.trust.shares import LabelAccuracy, bounds_of, percent
 from testnuc.types import error_text
 
-_log = logging.getLogger("testnuc.client")
+_log = logging.getLogger("testnuc.client.runs")
 
 #: How to draw texts to be judged, in Python and on the command line.
 _JUDGING = "`await nuc.review(50)`, or `testnuc review`"

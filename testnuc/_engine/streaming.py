@@ -19,7 +19,7 @@ from testnuc.protocols import PoolText
 from testnuc.transport.calls import PATIENCE
 from testnuc.types import Classification
 
-_log = logging.getLogger("testnuc.client")
+_log = logging.getLogger("testnuc.client.runs")
 
 
 async def stream_windows(

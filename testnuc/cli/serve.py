@@ -131,6 +131,8 @@ def _start_log(kind: str) -> None:
     handler = logging.StreamHandler()
     text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     handler.setFormatter(JsonLines() if kind == "json" else text)
+    # a run is a request here, which has its own lines, and advice for Python helps nobody
+    handler.addFilter(lambda record: record.name != "testnuc.client.runs")
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.captureWarnings(capture=True)
     # without the line of code
@@ -146,9 +148,8 @@ def _per_week(audit: str | None) -> int | None:
 
 def _token(file: str | None) -> str | Callable[[], str] | None:
     """Return the token, or what reads the file of tokens at each request."""
-    if file is None:
-        return os.environ.get("TESTNUC_TOKEN")
-    return partial(Path(file).read_text, encoding="utf-8")
+    read = partial(Path(file).read_text, encoding="utf-8") if file is not None else None
+    return read or os.environ.get("TESTNUC_TOKEN")
 
 
 def _texts(pool: str, text_column: str) -> list[str]:

@@ -94,7 +94,11 @@ def test_it_serves_and_ends_well(tmp_path):
         assert (status, answer["label"]) == (200, "refund")
         assert answer["voters"] > 3
         assert ask(url, "/v1/info")[1]["pool"] == 31
+        assert ask(url, "/v1/classify", {"texts": messages(3)})[0] == 200
     assert "Warning" not in logged[0]
+    # a request has one line, without advice for Python
+    assert "nuc." not in logged[0]
+    assert "labeled" not in logged[0]
     assert b"refund please, now" in store.read_bytes()
     code, _, err = run_here("store", "erase", store, pool)
     assert (code, err) == (0, "erased 30 of 30 texts\n")

@@ -159,7 +159,7 @@ async def test_failures_are_exported_by_their_kind_alone(exported, client_of, ca
     assert KEY not in said
     assert not any(text in said for text in TEXTS)
     assert "12 failed" in caplog.text
-    assert [r.levelname for r in caplog.records if r.name == "testnuc.client"] == ["WARNING"]
+    assert [r.levelname for r in caplog.records if r.name == "testnuc.client.runs"] == ["WARNING"]
 
 
 async def test_a_wrong_key_is_exported_and_the_key_never_is(exported, client_of, caplog):
@@ -227,7 +227,7 @@ async def test_a_run_is_logged_with_what_it_cost(client_of, caplog):
     caplog.set_level(logging.INFO, "testnuc")
     async with LoopbackLLM(confident) as llm, testnuc.TestNUC(**client_of(llm, k=2)) as nuc:
         await nuc.classify_many([*TEXTS, TEXTS[0]])
-    (record,) = [r for r in caplog.records if r.name == "testnuc.client"]
+    (record,) = [r for r in caplog.records if r.name == "testnuc.client.runs"]
     assert record.levelno == logging.INFO
     assert "13 texts in" in record.message
     assert ", 12 calls" in record.message

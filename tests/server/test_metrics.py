@@ -1,0 +1,44 @@
+"""The metrics that docs/service.md names are those that a service has."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from testnuc import Budget, Limits
+from testnuc.client import parts_of
+from testnuc.limits.budget import Price
+from tests.conftest import messages
+from tests.server.serving import Held, client, served
+from tests.server.test_service import post
+
+pytest.importorskip("prometheus_client")
+pytestmark = pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
+
+DOCS = Path(__file__).parents[2] / "docs" / "service.md"
+TOKEN = "0123456789abcdef"
+
+
+async def test_the_documentation_has_all_metrics_and_no_others(tmp_path):
+    model = Held()
+    model.gate.set()
+    limits = Limits(budget=Budget(calls=100))
+    nuc = client(model, store=tmp_path / "labels.db", limits=limits)
+    parts_of(nuc).meter.price = Price.per_million(1, 1)
+    as_desk = {"Authorization": f"Bearer {TOKEN}"}
+    async with served(nuc, audit=5, token=f"desk {TOKEN}") as (_, session):
+        body = {"texts": [*messages(10), ""]}
+        assert (await post(session, body, **as_desk))[0] == 200
+        async with session.get("/metrics", headers=as_desk) as response:
+            page = await response.text()
+    named = re.findall(r"^(testnuc_\w+?)(?:_bucket|_count|_sum)?[{ ]", page, re.MULTILINE)
+    given = {name for name in named if not name.endswith("_created")}
+    text = DOCS.read_text(encoding="utf-8")
+    tables = [line for line in text.splitlines() if line.startswith("| `testnuc_")]
+    assert {name for line in tables for name in re.findall(r"`(testnuc_\w+)`", line)} == given
+    # those of the examples of alerts, too, and their labels
+    assert {name.removesuffix("_bucket") for name in re.findall(r"testnuc_\w+", text)} <= given
+    for name, label in re.findall(r"(testnuc_\w+)\{(\w+)[!=]", text):
+        assert re.search(rf'^{name}\{{(.*,)?{label}="', page, re.MULTILINE), (name, label)
