@@ -285,28 +285,27 @@ class Predictor:
         return outcome
 
     def _unreadable(self, last: Exception) -> ProviderError:
-        if not isinstance(last, ReplyError):
-            broken = ConnectionFailedError(
-                f"the first {_SILENT_TEXTS} texts got no response that is whole, so the run stops; "
-                f"check base_url, and proxies on the way. The last error: {last}"
-            )
-            broken.retryable, broken.fatal = False, True
-            return broken
-        said = "nothing" if not (last.content or "").strip() else repr((last.content or "")[:300])
-        error = UnreadableReplyError(
-            f"the first {_SILENT_TEXTS} texts got no readable reply from {self.provider.model}, so "
-            f"the run stops. The last reply was {said} ({type(last).__name__}: {str(last)[:300]}). "
-            "Try one text in the model's own chat. Then try a larger or instruction-tuned model, "
-            "fewer or shorter labels, texts_per_call=1, a larger max_tokens in request_options, or "
-            "instructions that repeat the form of the answer.",
-            content=last.content,
-            usage=last.usage,
-            status_code=last.status_code,
-            request_id=last.request_id,
-            attempts=last.attempts,
+        kind: type[ProviderError] = ConnectionFailedError
+        message = (
+            f"the first {_SILENT_TEXTS} texts got no response that is whole, so the run stops; "
+            f"check base_url, and proxies on the way. The last error: {last}"
         )
-        error.retryable = False
-        error.fatal = True
+        if isinstance(last, ReplyError):
+            kind = UnreadableReplyError
+            said = (
+                "nothing" if not (last.content or "").strip() else repr((last.content or "")[:300])
+            )
+            message = (
+                f"the first {_SILENT_TEXTS} texts got no readable reply from "
+                f"{self.provider.model}, so the run stops. The last reply was {said} "
+                f"({type(last).__name__}: {str(last)[:300]}). Try one text in the model's own "
+                "chat. Then try a larger or instruction-tuned model, fewer or shorter labels, "
+                "texts_per_call=1, a larger max_tokens in request_options, or instructions that "
+                "repeat the form of the answer."
+            )
+        error = kind(message)
+        vars(error).update(vars(last))
+        error.retryable, error.fatal = False, True
         return error
 
     async def _chosen(self, asks: tuple[Ask, ...]) -> Sequence[_Found]:

@@ -19,7 +19,7 @@ from testnuc.errors import (
 from testnuc.limits.admission import Admission, Permit
 from testnuc.limits.budget import BudgetAccount, Meter
 from testnuc.limits.headers import retry_after
-from testnuc.protocols import Reply, TokenUsage, WireProvider
+from testnuc.protocols import Reply, TokenUsage
 from testnuc.transport.api_errors import request_id
 from testnuc.transport.calls import Call
 from testnuc.transport.connections import HTTPAnswer
@@ -45,14 +45,6 @@ def _is_unreadable(raised: BaseException) -> bool:
     # those of a proxy say that the request was not sent
     proxy = isinstance(raised, aiohttp.ClientHttpProxyError)
     return isinstance(raised, aiohttp.ClientResponseError) and not proxy
-
-
-def _error_of(raised: BaseException, wire: WireProvider) -> BaseException:
-    error = translate(raised, wire)
-    if isinstance(error, ConnectionFailedError):
-        # of an error the beginning suffices, so that a part was one of an answer
-        error.answered = _is_unreadable(raised) or isinstance(raised, aiohttp.ClientPayloadError)
-    return error
 
 
 def is_possible(usage: TokenUsage, size: tuple[float, float] | None) -> bool:
@@ -209,7 +201,12 @@ class CallAccounting:
             if isinstance(raised, (CallTimeoutError, ConnectionFailedError)):
                 self._keep(call)
             return raised
-        error = raised if call.wire is None else _error_of(raised, call.wire)
+        error = raised if call.wire is None else translate(raised, call.wire)
+        if isinstance(error, ConnectionFailedError):
+            # of an error the beginning suffices, so that a part was one of an answer
+            error.answered = _is_unreadable(raised) or isinstance(
+                raised, aiohttp.ClientPayloadError
+            )
         if timeout is not None:
             error = timeout
         elif isinstance(raised, NEVER_SENT):

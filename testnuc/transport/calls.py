@@ -44,20 +44,19 @@ class Patience:
     @asynccontextmanager
     async def in_time(self, seconds: float | None = None) -> AsyncIterator[None]:
         """Wait so long, or until its end; raises then what the calls wait after."""
+        wait = asyncio.timeout_at(self._until) if seconds is None else asyncio.timeout(seconds)
+        self._waits.add(wait)
         try:
-            whole = asyncio.timeout_at(self._until) if seconds is None else asyncio.timeout(seconds)
-            async with whole as wait:
-                self._waits.add(wait)
-                try:
-                    yield
-                finally:
-                    self._waits.remove(wait)
+            async with wait:
+                yield
         except TimeoutError:
             for error in self.failures:
                 if error.retryable and not isinstance(error, ReplyError):
                     raise copy(error) from None
             late = "no result within the time of the request"
             raise CallTimeoutError(late, retry_after=5) from None
+        finally:
+            self._waits.remove(wait)
 
 
 PATIENCE: ContextVar[Patience] = ContextVar("testnuc-patience", default=Patience())  # noqa: B039

@@ -9,7 +9,6 @@ from typing import IO, Any, NamedTuple
 import aiohttp
 from multidict import CIMultiDict
 
-from testnuc._base.foreign import read_json
 from testnuc.errors import ConfigurationError, ProviderError, ServerError, UnreadableReplyError
 from testnuc.protocols import WireProvider
 from testnuc.transport.failures import host
@@ -58,24 +57,19 @@ async def read_response(
     """
     content, ok = response.content, response.status in OK
     largest = most if ok else min(most, _MOST_OF_ERROR)
-    parts = list[bytes]()
+    parts, size = list[bytes](), 0
     try:
-        # most responses are there as a whole
-        data = await content.readany()
-        size = len(data)
-        if not content.at_eof():
-            parts.append(data)
-            while size <= min(largest, _SMALL) and (part := await content.readany()):
-                parts.append(part)
-                size += len(part)
-            if size > _SMALL:
-                async with large:
-                    while size <= largest and (part := await content.readany()):
-                        parts.append(part)
-                        size += len(part)
-            # nothing of it stays in this frame, which an error keeps
-            data = b"" if ok and size > largest else b"".join(parts)
-            parts.clear()
+        while size <= min(largest, _SMALL) and (part := await content.readany()):
+            parts.append(part)
+            size += len(part)
+        if size > _SMALL:
+            async with large:
+                while size <= largest and (part := await content.readany()):
+                    parts.append(part)
+                    size += len(part)
+        # nothing of it stays in this frame, which an error keeps
+        data, part = b"" if ok and size > largest else b"".join(parts), b""
+        parts.clear()
         if content.at_eof():
             await response.read()  # releases the connection
         else:
@@ -85,8 +79,9 @@ async def read_response(
         data = b"".join([*parts, *content._buffer])  # noqa: SLF001 - what was not read yet
         size = len(data)
         parts.clear()
+        part = b""
         response.close()
-        if ok and not _is_whole(data):
+        if ok and not data.rstrip().endswith(b"}"):
             data = b""
             raise
     except BaseException:
@@ -100,13 +95,6 @@ async def read_response(
         )
     # one part of a compressed response can be longer than all that is read of an error
     return HTTPAnswer(response.status, response.headers, data if ok else data[:largest])
-
-
-def _is_whole(data: bytes) -> bool:
-    try:
-        return isinstance(read_json(data), dict)
-    except ValueError:
-        return False
 
 
 async def key_headers(provider: WireProvider) -> tuple[str | None, Mapping[str, str] | None]:
