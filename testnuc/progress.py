@@ -161,10 +161,8 @@ class LineProgress:
         # what is stored returns at once and must not count in the rate
         stored = self._with_vector or 0 if self._embedding else usage.store_hits - self._stored
         seconds, asked = now - self._started, self.count - stored
-        parts = [f"{self.done:,} answered"] if self._embedding and self.done else []
         pace = asked / seconds if asked > 0 and seconds > 0 else 0.0
-        if pace:
-            parts.append(f"{pace:,.0f}/s" if pace >= 10 else f"{pace:.1f}/s")
+        parts = [f"{pace:,.0f}/s" if pace >= 10 else f"{pace:.1f}/s"] if pace else []
         if usage.usd:
             parts.append(f"{usage.usd:.4f} USD")
         elif usage.usd is None:
@@ -174,6 +172,9 @@ class LineProgress:
         if pace and self.count < self.texts:
             left = timedelta(seconds=round((self.texts - self.count) / pace))
             parts.append(f"{left} left")
+        if self._embedding and self.done:
+            # the rate before is that of embedding
+            parts.append(f"{self.done:,} answered")
         if self._error is not None and now - self._noted < _RECENT:
             parts.append(f"last error: {one_line(error_text(self._error) or '', _ERROR)}")
         return ", ".join(parts)

@@ -241,6 +241,33 @@ async def test_a_slow_first_call_does_not_hold_up_embedding(client_of, monkeypat
         assert llm.calls == 20
 
 
+class Endless(HashEmbedder):
+    """Embeds no text ever."""
+
+    async def embed(self, texts):
+        await asyncio.Event().wait()
+
+
+async def test_a_key_that_ends_after_few_answers_does_not_wait_for_the_embedder(client_of):
+    """Two thousand texts were embedded for a minute, though the key was refused by then."""
+    answered = []
+
+    def answer(text):
+        answered.append(text)
+        if len(answered) == 20:
+            llm._api_key = "another"
+        return confident(text)
+
+    async with (
+        asyncio.timeout(60),
+        LoopbackLLM(answer) as llm,
+        TestNUC(**client_of(llm, embedder=Endless(), policy="auto")) as nuc,
+    ):
+        results = await nuc.classify_many(messages(100))
+    assert isinstance(results.stopped, AuthenticationError)
+    assert 20 <= sum(label is not None for label in results.labels) < 100
+
+
 # -- texts that the embedder rejects --------------------------------------------------------------
 
 

@@ -134,8 +134,17 @@ class Pipeline:
                 asking = asyncio.create_task(
                     self._ask_ahead(first, places, on_answered), name="testnuc-first-calls"
                 )
+        retrieving = asyncio.create_task(
+            self._retrieved(texts, settings, on_embedded, together=together)
+        )
+        tasks = [retrieving] if asking is None else [retrieving, asking]
         try:
-            batch, advice = await self._retrieved(texts, settings, on_embedded, together=together)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            failure = asking.result() if asking is not None and asking.done() else None
+            if failure is not None and first is not None and self._decides_nothing(first):
+                # embedding the others takes minutes, and changes no label
+                raise failure
+            batch, advice = await retrieving
             failure = None if asking is None else await asking
             run = await self.retriever.start(batch, settings, first)
             run.notes.append(advice)
@@ -145,12 +154,19 @@ class Pipeline:
             # the pool may be what failed
             run, failure = first or self.retriever.alone(texts, settings), error
         finally:
-            if asking is not None and not asking.done():
-                asking.cancel()
-                await asyncio.wait([asking])
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
         run.failure = failure
         run.notes.append(self.note)
         return run
+
+    def _decides_nothing(self, run: Run) -> bool:
+        """Whether there are too few answers for neighbors to vote, and nothing is learned."""
+        settings = self.settings
+        answered = sum(prediction is not None for prediction in run.answers.predictions)
+        decides = settings.policy or settings.decision or settings.learned
+        return not decides and len(self.pool) + answered < MIN_PREDICTIONS
 
     async def _ask_first(self, run: Run, places: Sequence[int]) -> None:
         """Make the first calls of a client, for own texts at some places that are not stored.

@@ -196,9 +196,8 @@ async def describe(
 def _headline(parts: Components, results: Results, learned: Learned | None) -> Iterator[str]:
     """Yield how many labels are right, in plain words, and what to do next."""
     accuracy = None if learned is None else learned.accuracy()
-    hashes, later = [hash_text(row.text) for row in results], 0
-    if learned is not None:
-        later = sum(learned.later(hashes, learned.measured))
+    hashes = [hash_text(row.text) for row in results]
+    later = 0 if learned is None else sum(learned.later(hashes, learned.measured))
     if learned is None or accuracy is None or 2 * later > len(hashes):
         yield "How many of these labels are right is not known yet"
         if learned is None:

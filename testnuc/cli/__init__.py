@@ -53,7 +53,9 @@ _SOURCES = argument(
     "A file written by `classify -o`, a store; or reviews (.json) to continue or join.",
 )
 _JUDGED = argument(
-    "REVIEW|MARKS..", "Files of the page, also of several people, or edited RESULTS."
+    "[REVIEW|MARKS]..",
+    "Files of the page, also of several people, or edited RESULTS; default: the newest here.",
+    None,
 )
 _REVIEWS = typer.Argument(
     None, help="Of several people: agreement is added.", metavar="[REVIEW]..", show_default=False
@@ -223,7 +225,7 @@ def review(
 @runs(app, "judging:learn", *EVIDENCE_OPTIONS, labels=_OF_RUN)
 def learn(
     source: str = _RESULTS_OR_STORE,
-    judged: list[str] = _JUDGED,
+    judged: list[str] | None = _JUDGED,
     at_random: bool = once(
         False, "--at-random", help="The marked texts were drawn at random over all."
     ),

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import dropwhile
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -276,7 +276,8 @@ def _lesson(
     given: SimpleNamespace, former: Mapping[str, Sequence[str]]
 ) -> Callable[..., Awaitable[Learned]]:
     """Read what was judged; returns a function by which a client learns from it, with options."""
-    files, at_random, places = given.judged, given.at_random, list[str]()
+    files = given.judged or _newest_review(given.source)
+    at_random, places = given.at_random, list[str]()
     if all(map(_is_review, files)):
         judged = _read_reviews(files)
         if not judged.judged:
@@ -448,6 +449,23 @@ def _read_reviews(files: Sequence[str]) -> Review:
             f"to settle those that are open: testnuc review {shlex.join(files)} -o joined.json"
         )
     return joined.review
+
+
+def _newest_review(source: str) -> list[str]:
+    """Return the newest review of results in this folder that has answers; of parts, all."""
+    for path in sorted(Path().glob("*.json"), key=lambda one: -one.stat().st_mtime):
+        with suppress(InvalidInputError):
+            review = Review.load(path)
+            run, files = review.context.run, [str(path)]
+            if review.judged and run[:1] == (source,):
+                if any(item.position is not None for item in review):
+                    files = [*takewhile(lambda word: not word.startswith("-"), run[1:])]
+                to_stderr(f"learning from {', '.join(files)}, judged last")
+                return files
+    raise InvalidInputError(
+        f"no review of {source} with answers is in this folder; name its file, or draw one: "
+        f"testnuc review {source}"
+    )
 
 
 def _new_review(output: str | None) -> str:

@@ -68,9 +68,10 @@ def _marked(option: Any, *marks: str) -> Any:
     return option
 
 
-def argument(metavar: str, meaning: str) -> Any:
+def argument(metavar: str, meaning: str, *given: Any) -> Any:
     """Return a positional argument of a command: a file that it reads, or a store."""
-    return _marked(typer.Argument(help=meaning, metavar=metavar, show_default=False), "reads")
+    made = typer.Argument(*given, help=meaning, metavar=metavar, show_default=False)
+    return _marked(made, "reads")
 
 
 def once(*given: Any, **more: Any) -> Any:

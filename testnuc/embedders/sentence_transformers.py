@@ -160,9 +160,14 @@ class SentenceTransformersEmbedder:
 
     async def embed(self, texts: Sequence[str]) -> Float32s:
         """Return float32[len(texts), dim], each row of unit norm; the model is loaded once."""
-        return await self._in_thread(self._embed, texts)
+        stop = threading.Event()
+        try:
+            return await self._in_thread(partial(self._embed, stop), texts)
+        finally:
+            # a thread cannot be ended, and the process waits for it
+            stop.set()
 
-    def _embed(self, texts: list[str]) -> Float32s:
+    def _embed(self, stop: threading.Event, texts: list[str]) -> Float32s:
         model = self._load()
         encode = partial(
             model.encode, normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False
@@ -176,7 +181,7 @@ class SentenceTransformersEmbedder:
         lengths = [len(ids) for ids in tokens["input_ids"]]
         order = np.argsort(np.negative(lengths), kind="stable")
         found, start = [], 0
-        while start < len(order):
+        while start < len(order) and not stop.is_set():
             longest = max(1, lengths[order[start]])
             # a GPU needs large batches; on a CPU less padding is faster
             most = max(1, min(size, _TOKENS // longest)) if self._on_cpu else size

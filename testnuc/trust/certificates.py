@@ -393,7 +393,7 @@ def _why(strata: Strata, accuracy: float, error: float, *, endless: bool) -> tup
     first = int(np.searchsorted(strata.texts.sum(axis=1).cumsum(), 1)) + 1
     draws, wrong = int(strata.draws[:first].sum()), int(strata.wrong[:first].sum())
     share = float(strata.texts[:first].sum() / strata.texts.sum())
-    text = f"no text was drawn among the {share:.0%} with the highest trust since it was learned"
+    text = f"of the {share:.0%} with the highest trust none was judged since trust was learned"
     if draws:
         text = (
             f"{draws - wrong:,} of {draws:,} drawn among the {share:.0%} with the highest trust "

@@ -79,7 +79,9 @@ def test_labels_stay_those_of_the_policy_of_the_run(tickets):
         ran("classify", tickets, *given, "-o", "before.csv")
     ran("review", "before.csv", "-n", "5", "-o", "review.json")
     judged("review.json")
-    code, out, err = run_here("learn", "before.csv", "review.json", "-o", "after.csv")
+    # the newest review is taken
+    code, out, err = run_here("learn", "before.csv", "-o", "after.csv")
+    assert "learning from review.json, judged last\n" in err
     assert (code, "Nothing was applied: labels stay as they are" in out) == (0, True), err
     assert re.search(
         r"strategies differ on [0-5] of the judged texts, and too few show a gain", out
@@ -170,7 +172,7 @@ def test_each_command_ends_with_the_next_and_nothing_is_named_twice(tickets, mon
             ["testnuc", *learn]
         )
         out, err = ran(*learn)
-        assert "no text was drawn among the" in out
+        assert "none was judged since trust was learned" in out
         more = int(re.search(r"about (\d+) more drawn there", out)[1])
         assert f"next, judge {more} more texts, drawn by trust, then learn" in err
         review = next_command(err)
@@ -483,6 +485,7 @@ def test_marks_correct_but_prove_nothing(tickets):
         (["distill", "labeled.csv", "-o", "tickets.csv"], "name a .head file"),
         (["learn", "tickets.csv", "no.json", "--labels", "a,b"], "no file no.json"),
         (["learn", "tickets.csv", "tickets.csv", "--labels", "a,b"], "nuc_label"),
+        (["learn", "tickets.csv"], "no review of tickets.csv with answers is in this folder"),
         (["classify", "tickets.csv", "--labels", "a,b", "--escalate", "10%"], "--referee MODEL"),
         (
             ["classify", "tickets.csv", "--labels", "a,b", "--referee", "x", "--escalate", "200%"],
@@ -678,7 +681,8 @@ def test_two_judges_get_parts_with_a_tenth_in_common_and_what_they_say_of_it_is_
     # the page of a part names all of them
     _, err = ran("review", "review-2.json", "--no-open")
     assert "run: testnuc learn before.csv review-1.json review-2.json" in err
-    code, out, err = run_here("learn", "before.csv", "review-1.json", "review-2.json")
+    code, out, err = run_here("learn", "before.csv")
+    assert "learning from review-1.json, review-2.json, judged last" in err
     assert (code, "40 texts are judged" in err) == (0, True), err
     assert "Judges differ on 0 of 4 texts that several judged" in out
     # they are not drawn again
@@ -692,6 +696,7 @@ def test_two_judges_get_parts_with_a_tenth_in_common_and_what_they_say_of_it_is_
     words = shlex.split(err.rpartition("run: ")[2])
     assert words == ["testnuc", "learn", "before.csv", "joined.json", "-o", "better.csv"]
     ran(*words[1:])
+    assert "learning from joined.json, judged last" in ran("learn", "before.csv")[1]
     assert Path("better.csv").exists()
 
 

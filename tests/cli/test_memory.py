@@ -290,7 +290,7 @@ def test_a_link_in_a_hidden_folder_changes_no_file_elsewhere(tmp_path):
         ("--config my.csv classify a.txt --labels a,b -o my.csv", ("--config", "--output")),
         ("classify a.txt --labels a,b --store a.txt", ("FILE", "--store")),
         ("evaluate old.csv -o old.csv --overwrite", ("FILE", "--output")),
-        ("learn old.csv judged.csv -o judged.csv --overwrite", ("REVIEW|MARKS..", "--output")),
+        ("learn old.csv judged.csv -o judged.csv --overwrite", ("[REVIEW|MARKS]..", "--output")),
         ("diagnose old.csv --plot old.csv", ("RESULTS|STORE", "--plot")),
         ("distill old.csv --labels a.head -o a.head", ("--labels", "--output")),
     ],

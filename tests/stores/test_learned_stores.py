@@ -101,7 +101,7 @@ async def test_answers_and_what_was_learned_are_read_without_a_call(kind, tmp_pa
         assert learned.decides == expected["decides"]
         # what was judged then is known, and was not drawn from a ranking
         assert learned.certify(0.6).judged == 0
-        assert "no text was drawn" in str(learned.certify(0.6))
+        assert "none was judged since trust was learned" in str(learned.certify(0.6))
         assert [judgment.text for judgment in learned.judged] == expected["judged"]
         # one more judgment, and what is learned then is read again
         text = next(text for text in TEXTS if text not in expected["judged"])

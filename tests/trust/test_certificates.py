@@ -223,7 +223,7 @@ def test_only_draws_since_the_ranking_say_something_of_the_other_texts():
     right, none, every = np.ones(60, bool), np.zeros(60, bool), np.ones(60, bool)
     known = certified(trust, rows, right, none)
     assert (known.coverage, known.judged) == (0, 0)
-    assert "no text was drawn" in str(known)
+    assert "none was judged since trust was learned" in str(known)
     drawn = certified(trust, rows, right, every)
     assert (drawn.coverage, drawn.judged) == (0.3, 60)
     assert drawn.trust == pytest.approx(trust[119])

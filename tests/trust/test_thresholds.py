@@ -173,7 +173,7 @@ def test_trust_is_calibrated_and_what_was_learned_survives_bytes():
     assert learned.macro_f1() is None
     by_label = again.certify(0.7, label="label 2")
     assert by_label == learned.certify(0.7, label="label 2")
-    assert "no text was drawn" in str(by_label)
+    assert "none was judged since trust was learned" in str(by_label)
     with pytest.raises(InvalidInputError, match="did you mean 'label 2'"):
         again.certify(label="labell 2")
     with pytest.raises(StoreError, match="damaged"):
