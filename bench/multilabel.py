@@ -118,7 +118,7 @@ def _table(scores: LabelScores, given: NDArray[np.bool_], n_classes: int) -> NDA
 def _measured(name: str, data: Unions, draws: int) -> Iterator[dict[str, Any]]:
     """Yield a row for each strategy; judged texts are scored as the others."""
     (scores, heads), n_classes = data.scores(), data.gold.shape[1]
-    ways = {"LLM": data.said, "default": _table(scores, scores.given, n_classes)}
+    ways = {"LLM": data.said, "default": _table(scores, scores.vote.given, n_classes)}
     for threshold in (0.3, 0.5, 0.7):
         limits = np.full((FOLDS, n_classes), threshold, np.float32)
         ways[f"vote at {threshold:g}"] = _table(scores, scores.above(limits), n_classes)

@@ -95,7 +95,7 @@ class ThresholdFit:
         vote = scores.vote
         if before is None:
             # nothing is calibrated: the weight on the side of the closest decision
-            likely, given, trust = vote.share, scores.given, np.ones(len(scores))
+            likely, given, trust = vote.share, scores.vote.given, np.ones(len(scores))
             np.minimum.at(trust, vote.rows, np.where(given, likely, 1 - likely))
         else:
             assert isinstance(before.rule, Thresholds)
@@ -189,7 +189,7 @@ def learn_thresholds(
     taught, right = some.at(used), truth.at(used)
     enough = len(used) >= _LEAST_JUDGED
     # what the labels are already is no candidate
-    same = "llm" if (scores.given == scores.by_llm()).all() else "vote"
+    same = "llm" if (scores.vote.given == scores.by_llm()).all() else "vote"
     tried = {kind: part for kind, (part, _) in _CANDIDATES.items() if kind != same}
     rules = {}
     for kind in tried:
@@ -201,11 +201,11 @@ def learn_thresholds(
         rules[kind] = Thresholds(
             kind, limits, tuple(heads) if kind == "head" else (), protected=protected
         )
-    before, gains = jaccard(*counts(some.vote, truth, some.given)), {}
+    before, gains = jaccard(*counts(some.vote, truth, some.vote.given)), {}
     for kind, rule in rules.items():
         others = rule.given(some)
         values = np.where(known, jaccard(*counts(some.vote, truth, others)) - before, 0.0)
-        changed = np.bincount(some.vote.rows, others != some.given, minlength=len(some)) > 0
+        changed = np.bincount(some.vote.rows, others != some.vote.given, minlength=len(some)) > 0
         skipped, alpha = changed & ~known, _ALPHA * tried[kind] / sum(tried.values())
         nothing = Share(0.0, 0.0, 0.0)
         gains[kind] = gain_of(values[drawn], proving, alpha, skipped[drawn]) if alpha else nothing
@@ -231,5 +231,5 @@ def learn_thresholds(
         texts=len(labels),
         trust=labels.trust.astype(np.float32),
         **of_judged(judged, exact, exactly(some.vote, truth, some.own)),
-        fewer=fallen(names, *(scores.vote.label[of] for of in (scores.given, labels.given))),
+        fewer=fallen(names, *(scores.vote.label[of] for of in (scores.vote.given, labels.given))),
     )

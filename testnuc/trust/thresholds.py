@@ -56,11 +56,6 @@ class LabelScores(Brief):
     def __len__(self) -> int:
         return len(self.folds)
 
-    @property
-    def given(self) -> Bools:
-        """Which labels the vote gives under the vote settings, bool[T]."""
-        return self.vote.given
-
     def at(self, rows: Int64s) -> LabelScores:
         """Return the scores of some texts."""
         at, _ = places_of(self.vote.starts, rows)
@@ -76,11 +71,11 @@ class LabelScores(Brief):
         """Return which labels have a score above float32[FOLDS, C]; as before without a vote."""
         rows = self.vote.rows
         above = self.scores(with_head=with_head) > thresholds[self.folds[rows], self.vote.label]
-        return np.where(self.vote.known[rows], above, self.given)
+        return np.where(self.vote.known[rows], above, self.vote.given)
 
     def by_llm(self) -> Bools:
         """Return which labels the LLM gave; those of the vote where its labels are unknown."""
-        return np.where(self.answered[self.vote.rows], self.own, self.given)
+        return np.where(self.answered[self.vote.rows], self.own, self.vote.given)
 
 
 def scores_of(
@@ -254,12 +249,12 @@ class Thresholds(Brief):
     def given(self, scores: LabelScores) -> Bools:
         """Return which labels texts get, bool[T]."""
         if self.decides == "settings":
-            return scores.given
+            return scores.vote.given
         if self.decides == "llm":
             found = scores.by_llm()
         else:
             found = scores.above(self.limits, with_head=self.decides == "head")
-        return found | (scores.given & np.isin(scores.vote.label, self.protected))
+        return found | (scores.vote.given & np.isin(scores.vote.label, self.protected))
 
     def decide(self, scores: LabelScores) -> Labels:
         """Label texts; the candidates are those of the scores, in their order."""
@@ -301,7 +296,7 @@ class Thresholds(Brief):
         by_head = self.decides == "head"
         p = np.clip(scores.scores(with_head=by_head).astype(np.float64), _NEAR, 1 - _NEAR)
         z = np.stack([np.ones(len(p)), log_odds(p), scores.own - 0.5], axis=1)
-        return z, by_head | (scores.vote.share > 0) | scores.own | scores.given
+        return z, by_head | (scores.vote.share > 0) | scores.own | scores.vote.given
 
     def _chances(self, scores: LabelScores) -> Float64s:
         """Return the chance that each label applies, float64[T]."""

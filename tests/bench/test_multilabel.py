@@ -43,5 +43,5 @@ def test_the_default_gives_the_labels_of_the_llm():
     data = simulated_unions(300, 6, 5, 0.2, 0.3, 0.5)
     scores, _ = data.scores()
     given = np.zeros_like(data.said)
-    given[scores.vote.rows[scores.given], scores.vote.label[scores.given]] = True
+    given[scores.vote.rows[scores.vote.given], scores.vote.label[scores.vote.given]] = True
     assert (given == data.said).all()

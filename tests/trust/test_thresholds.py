@@ -74,9 +74,9 @@ def taught_by(scores, judged, heads):
 def test_scores_hold_votes_and_answers_and_are_scored_as_sets_are():
     scores, gold, *_ = made(60, head=False)
     assert np.array_equal(scores.heads, scores.vote.share)
-    assert np.array_equal(scores.given, scores.vote.share > 0.5)
+    assert np.array_equal(scores.vote.given, scores.vote.share > 0.5)
     right = labels_of(gold)
-    for given in (scores.given, scores.own, scores.vote.share > 0.2):
+    for given in (scores.vote.given, scores.own, scores.vote.share > 0.2):
         said = sets_of(scores, given)
         found = score([set(map(str, np.flatnonzero(row))) for row in gold], said)
         assert jaccard(*counts(scores.vote, right, given)).mean() == pytest.approx(found.jaccard)
@@ -84,8 +84,8 @@ def test_scores_hold_votes_and_answers_and_are_scored_as_sets_are():
     rows = np.array([7, 3, 3])
     some = scores.at(rows)
     assert sets_of(some, some.own) == [sets_of(scores, scores.own)[row] for row in rows]
-    part = jaccard(*counts(some.vote, right.at(rows), some.given))
-    assert part.tolist() == jaccard(*counts(scores.vote, right, scores.given))[rows].tolist()
+    part = jaccard(*counts(some.vote, right.at(rows), some.vote.given))
+    assert part.tolist() == jaccard(*counts(scores.vote, right, scores.vote.given))[rows].tolist()
 
 
 @pytest.mark.slow
@@ -116,7 +116,7 @@ def test_thresholds_follow_judgments_and_not_those_of_their_fold():
     assert limits.max() < 0.5
     truth = labels_of(right)
     best = jaccard(*counts(scores.vote, truth, scores.above(limits))).mean()
-    assert best > jaccard(*counts(scores.vote, truth, scores.given)).mean() + 0.1
+    assert best > jaccard(*counts(scores.vote, truth, scores.vote.given)).mean() + 0.1
     # other judgments of a fold leave its own thresholds
     changed, alone, never = right.copy(), right.copy(), right.copy()
     changed[folds != 2, 0] = False
@@ -140,7 +140,7 @@ def test_judgments_prove_a_gain_or_leave_labels_as_they_are():
     assert learned.decides in {"thresholds", "head"}
     assert learned.gain.low > 0
     right = [{str(c) for c in np.flatnonzero(row)} for row in gold]
-    before = score(right, sets_of(scores, scores.given)).jaccard
+    before = score(right, sets_of(scores, scores.vote.given)).jaccard
     after = score(right, sets_of(scores, learned.rule.decide(scores).given)).jaccard
     assert after > before + 0.1
     assert abs(learned.gain.value - (after - before)) < 0.1
@@ -149,7 +149,7 @@ def test_judgments_prove_a_gain_or_leave_labels_as_they_are():
     good, gold, heads, _ = made(missed=0.02, wrong=0.02)
     kept = learned_of(good, gold, heads, 60)
     assert kept.decides == "settings"
-    assert np.array_equal(kept.rule.decide(good).given, good.given)
+    assert np.array_equal(kept.rule.decide(good).given, good.vote.given)
     assert kept.thresholds == {}
 
 
@@ -193,7 +193,7 @@ def test_skipped_texts_on_which_labels_would_change_count_as_lost():
     scores, gold, *_ = made(missed=0.2, wrong=1.5, seed=2, head=False)
     judged = judged_of(gold, 80, seed=2)
     some, right = scores.at(judged.rows), judged.right
-    kept, llm = (jaccard(*counts(some.vote, right, given)) for given in (some.given, some.own))
+    kept, llm = (jaccard(*counts(some.vote, right, given)) for given in (some.vote.given, some.own))
     # who judges skips what the LLM gets wrong
     said = [
         None if lost else [(int(c), None) for c in np.flatnonzero(row)]
