@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from itertools import islice, zip_longest
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import numpy as np
 
@@ -30,6 +30,8 @@ LEAST_JUDGED = 10
 PER_LABEL = 10
 #: How a text without any of the labels is shown.
 _NONE = "(none of these)"
+#: Says which texts, given by their hashes, are not among so many first ones.
+Later: TypeAlias = Callable[[Sequence[bytes], int], Sequence[bool]]
 #: Labels that a plot shows, groups that it names, and those that a note names.
 _PLOTTED, _TICKS, _SHOWN = 12, 12, 6
 #: Characters in a line below a plot.
@@ -262,7 +264,7 @@ def counted(
 ) -> Counts:
     """Count the labels of results by what was judged; `options` are those of `count_labels`."""
     texts, own = _said(results, learned)
-    options["apart"] = learned.labels_apart(texts)
+    options |= {"apart": learned.labels_apart(texts), "later": learned.later}
     options["now"] = [result.labels for result in results]
     return count_labels(texts, own, learned.judged, learned.labels, groups, **options)
 
@@ -278,7 +280,7 @@ def debiased(results: Sequence[Classification], learned: Learned) -> dict[str, l
     downstream inference: design-based supervised learning" (NeurIPS).
     """
     texts, own = _said(results, learned)
-    counting = _Counting(texts, own, learned.judged, learned.labels, None)
+    counting = _Counting(texts, own, learned.judged, learned.labels, None, later=learned.later)
     cohort, rows, said = counting.cohort, counting.rows, counting.own.astype(np.float64)
     known = counting.drawn[:, None] & ~counting.missing
     sizes = np.bincount(cohort[cohort >= 0])[:, None]
@@ -317,6 +319,7 @@ def count_labels(
     *,
     apart: Sequence[Sequence[str] | None] | None = None,
     now: Sequence[Sequence[str]] | None = None,
+    later: Later | None = None,
     confidence: float = 0.95,
     together: bool = False,
     level: int | None = None,
@@ -331,13 +334,14 @@ def count_labels(
 
     `texts` are those of each row, and may occur in several; `own` are the LLM's own labels of each
     row, None where they are unknown; `apart` are others, which do not depend on how the text was
-    judged; `now` are those of the results; `labels` is the label set. A row whose group is None is
+    judged; `now` are those of the results; `later` says which texts, by hash, are not among so many
+    first ones; `labels` is the label set. A row whose group is None is
     in no group. If groups are `periods`, the later half of the rows is also compared with the
     earlier half. The other arguments are those of `Results.count_labels`.
     """
     checked_number("confidence", confidence, 0.5, 0.9999)
     checked_number("judge_error", judge_error, 0, 0.4)
-    counting = _Counting(texts, own, judged, labels, level, apart, now)
+    counting = _Counting(texts, own, judged, labels, level, apart, now, later)
     selected = counting.rows_of(groups)
     names = [name for name in selected if name is not None]
     kinds = len(counting.labels) * len(selected)
@@ -411,6 +415,7 @@ class _Counting:
         level: int | None,
         apart: Sequence[Sequence[str] | None] | None = None,
         now: Sequence[Sequence[str]] | None = None,
+        later: Later | None = None,
     ) -> None:
         self._level = level
         #: The last one: none of the labels.
@@ -471,10 +476,12 @@ class _Counting:
                 "command line `testnuc review RESULTS --goal count`"
             )
         #: int64[n]: the texts that were there at the same draws; -1: the text came after the last.
-        self.cohort = self._cohorts([one.texts for one in used])
-        if later := int((self.cohort < 0).sum()):
+        sizes = [one.texts for one in used]
+        came = [False] * len(places) if later is None else later([*places], max(sizes))
+        self.cohort = self._cohorts(sizes, np.array(came, dtype=np.bool_))
+        if after := int((self.cohort < 0).sum()):
             self.notes.append(
-                f"{later:,} texts came after the last draw and are not counted where others are: "
+                f"{after:,} texts came after the last draw and are not counted where others are: "
                 "review some of them, too"
             )
         if skipped := int(self.missing.any(1).sum()):
@@ -494,27 +501,30 @@ class _Counting:
             found[place, [*said] or [-1] * (some is not None)] = True
         return found
 
-    def _cohorts(self, drawn_from: Sequence[int]) -> Int64s:
+    def _cohorts(self, drawn_from: Sequence[int], later: Bools) -> Int64s:
         """Return the cohort of each text, given of how many texts each judged one was drawn.
 
-        Texts that came later are below in the file, unless a judged one shows that they are not.
+        Texts that came later are known, or below in the file, unless a judged one shows that they
+        are not.
         """
-        n, sizes = len(self.own), np.array(drawn_from)
+        later[self.rows] = False
+        place, sizes = (~later).cumsum() - 1, np.array(drawn_from)
+        rows, n = place[self.rows], int((~later).sum())
         ends = np.unique(sizes[self.drawn])
-        if (self.rows >= sizes).any():
+        if (rows >= sizes).any():
             if n > ends[-1]:
                 self.notes.append(
                     f"the judged texts were drawn from {ends[-1]:,} texts, these are {n:,}, and "
                     "later ones are not below the others: all are taken to be alike"
                 )
-            return np.zeros(n, dtype=np.int64)
+            return np.where(later, -1, 0)
         starts = [0]
         for end in ends[:-1].tolist():
-            here = self.rows[self.drawn & (self.rows >= starts[-1])]
+            here = rows[self.drawn & (rows >= starts[-1])]
             if min((here < end).sum(), (here >= end).sum()) >= LEAST_JUDGED:
                 starts.append(end)
-        cohort = np.searchsorted(starts, np.arange(n), side="right") - 1
-        return np.where(np.arange(n) < ends[-1], cohort, -1)
+        cohort = np.searchsorted(starts, place, side="right") - 1
+        return np.where(later | (place >= ends[-1]), -1, cohort)
 
     def rows_of(self, groups: Sequence[str | None] | None) -> dict[str | None, list[int]]:
         """Return the rows of each group that are counted, and under None all that are."""

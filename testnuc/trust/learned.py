@@ -423,8 +423,8 @@ class Learned(Brief):
 
     def later(self, hashes: Sequence[bytes], among: int = 0) -> list[bool]:
         """Return which texts are not among the first ones that have a fixed trust; 0: all these."""
-        known = _known(self, among or self.texts)
-        return [bool(known) and key_of(one) not in known for one in hashes]
+        known, whole = _known(self, among or self.texts), len(self.keys) >= max(among, 1)
+        return [whole and key_of(one) not in known for one in hashes]
 
     def mostly_later(self, texts: Collection[str], among: int = 0) -> bool:
         """Whether most texts are not among the first ones that have a fixed trust; 0: all these."""

@@ -237,7 +237,7 @@ def test_texts_to_which_the_llm_gives_no_label_count_as_none():
         for at, text in enumerate(texts)
     ]
     none_apart = {"labels_apart": lambda texts: [None] * len(texts)}
-    learned = SimpleNamespace(judged=judged, labels=LABELS, **none_apart)
+    learned = SimpleNamespace(later=None, judged=judged, labels=LABELS, **none_apart)
     assert counted(results, learned)[-1].llm == pytest.approx(2 / 3)
 
 
@@ -308,10 +308,10 @@ def test_a_label_that_was_added_is_not_counted_as_absent_from_what_was_judged_be
         assert shares["angry"].high > 0.9
         assert shares["refund"].high - shares["refund"].low < 0.05
     results = [result(at, text, said[at][0]) for at, text in enumerate(texts)]
-    columns = debiased(results, SimpleNamespace(judged=some, labels=labels))
+    columns = debiased(results, SimpleNamespace(later=None, judged=some, labels=labels))
     assert np.mean(columns["angry"]) == pytest.approx(1)
     assert np.mean(columns["refund"]) == pytest.approx(right.count("refund") / 300)
-    columns = debiased(results, SimpleNamespace(judged=before, labels=labels))
+    columns = debiased(results, SimpleNamespace(later=None, judged=before, labels=labels))
     assert np.isnan(columns["angry"]).all()
 
 
@@ -330,7 +330,7 @@ def test_texts_that_came_after_the_draws_are_counted_apart():
     assert [count.share for count in counts if count.group is None] == [one.share for one in alone]
     columns = debiased(
         [result(at, text, answers[at][0]) for at, text in enumerate(grown)],
-        SimpleNamespace(judged=judged, labels=LABELS),
+        SimpleNamespace(later=None, judged=judged, labels=LABELS),
     )
     assert np.isnan(columns["login"]).tolist() == [False] * 300 + [True] * 100
     # where later texts are not below the others, this is said
@@ -340,6 +340,23 @@ def test_texts_that_came_after_the_draws_are_counted_apart():
 
 
 @pytest.mark.slow
+def test_texts_of_another_file_are_not_counted_wherever_they_stand():
+    """Else the share of a label that half of them have would be that of texts they are not."""
+    texts, right, said = world()
+    first = {hash_text(text) for text in texts}
+    others = [f"other {at}" for at in range(100)]
+    counts = count_labels(
+        [*others, *texts[:100]],
+        [*[["login"]] * 100, *said[:100]],
+        judged_at_random(texts, right, 100),
+        LABELS,
+        later=lambda hashes, n: [n == 300 and key not in first for key in hashes],
+    )
+    assert counts[0].rows == 100
+    assert any("100 texts came after the last draw" in note for note in counts.notes)
+    assert sum(count.llm for count in counts) == pytest.approx(1)
+
+
 def test_texts_that_came_between_two_reviews_are_not_outnumbered():
     # of the first 300 texts 40 % are logins, of the 300 that came later none
     rng = np.random.default_rng(0)
@@ -526,7 +543,7 @@ def test_debiased_columns_average_to_what_ppi_estimates():
     texts, right, said = world(wrong=0.4)
     judged = judged_at_random(texts, right, 100)
     results = [result(at, text, said[at][0]) for at, text in enumerate(texts)]
-    columns = debiased(results, SimpleNamespace(judged=judged, labels=LABELS))
+    columns = debiased(results, SimpleNamespace(later=None, judged=judged, labels=LABELS))
     rows = [int(one.text[5:]) for one in judged]
     for label in LABELS:
         f = np.array([some == [label] for some in said], dtype=float)
@@ -549,7 +566,9 @@ def test_a_regression_on_debiased_columns_is_unbiased():
             ["refund"] if x[at] and rng.random() < 0.4 else some for at, some in enumerate(said)
         ]
         results = [result(at, text, said[at][0]) for at, text in enumerate(texts)]
-        learned = SimpleNamespace(judged=judged_at_random(texts, right, 100, seed), labels=LABELS)
+        learned = SimpleNamespace(
+            later=None, judged=judged_at_random(texts, right, 100, seed), labels=LABELS
+        )
         y = np.array(debiased(results, learned)["refund"])
         f = np.array([some == ["refund"] for some in said], dtype=float)
         true = np.array([label == "refund" for label in right], dtype=float)
