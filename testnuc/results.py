@@ -10,6 +10,7 @@ from itertools import chain
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, overload
 
+from testnuc._base.checks import checked_whole
 from testnuc._base.display import data_frames
 from testnuc._base.html import facts, grid
 from testnuc._base.jsonl import table, write_whole
@@ -405,6 +406,24 @@ class Results(Sequence[Classification]):
                 columns[f"probability_{label}"] = values
         frame: pd.DataFrame = data_frames("pandas").DataFrame(columns)
         return frame
+
+    def to_review(self, n: int | None = None) -> pd.DataFrame:
+        """Return a pandas data frame, the least trusted texts first, unknown trust on top.
+
+        Its index is the position of each text. (`nsmallest` and a filter drop unknown trust.)
+
+        Parameters
+        ----------
+        n : int, optional
+            Number of rows; default: all.
+
+        Raises
+        ------
+        MissingDependencyError
+            pandas is not installed.
+        """
+        frame = self.to_pandas().sort_values("trust", na_position="first", kind="stable")
+        return frame if n is None else frame.head(checked_whole("n", n, least=0))
 
     def to_polars(self) -> pl.DataFrame:
         """Return a polars data frame with a row for each text, without neighbors and votes.

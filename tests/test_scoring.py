@@ -189,6 +189,18 @@ def test_runs_that_give_several_labels_in_another_order_agree():
     assert [m.value for m in of.accuracies] == pytest.approx([2 / 3, 1 / 3])
 
 
+def test_the_frame_to_review_has_unknown_trust_on_top():
+    pytest.importorskip("pandas")
+    of = results(["a"] * 5, trust=[0.9, None, 0.2, None, 0.5])
+    assert list(of.to_review().index) == [1, 3, 2, 4, 0]
+    assert list(of.to_review(3).index) == [1, 3, 2]
+    assert list(results(["a", "b"]).to_review().index) == [0, 1]
+    # what it is there for
+    assert list(of.to_pandas().nsmallest(3, "trust").index) == [2, 4, 0]
+    with pytest.raises(InvalidInputError, match="n is -1"):
+        of.to_review(-1)
+
+
 def test_the_interval_covers_the_true_difference():
     dice = random.Random(0)
     for up, down, texts in ((0.2, 0.1, 60), (0.02, 0.0, 200), (0.3, 0.3, 30)):

@@ -170,7 +170,10 @@ async def describe(
     of = f"What follows is of {measured:,} other texts. Of these here it is not known.\n"
     if brief:
         title, *lead = _headline(parts, results, learned)
-        found = {"What is proved": _proved(learned), "Who judged, and when": _judges(learned)}
+        found = {
+            "What is proved": _proved(learned, others=others),
+            "Who judged, and when": _judges(learned),
+        }
         sections = {title: iter(lead)} | labels | found | made
     else:
         sections = (
@@ -258,7 +261,7 @@ def _accuracy(learned: Learned | None) -> Iterator[str]:
     yield from (f"- {line.replace('your ', 'the ')}" for line in lines)
 
 
-def _proved(learned: Learned | None) -> Iterator[str]:
+def _proved(learned: Learned | None, *, others: bool) -> Iterator[str]:
     """Yield what is proved, and what to look at, for those who use the labels."""
     if learned is None:
         yield from (f"- {line}" for line in _UNKNOWN.splitlines())
@@ -269,7 +272,7 @@ def _proved(learned: Learned | None) -> Iterator[str]:
         yield f"- {part:.0%} of the texts are certified: {right} by the judgments."
     else:
         yield f"- None of the texts are certified yet, which means proved: {right}."
-    if accuracy is not None and (more := accuracy.to_halve):
+    if accuracy is not None and not others and (more := accuracy.to_halve):
         yield f"- About {more:,} more judgments make the range in the headline half as wide."
     yield from (f"- {line}" for line in learned.cautions)
 

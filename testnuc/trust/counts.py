@@ -23,6 +23,7 @@ from testnuc.types import LEVELS, Classification, split_labels
 
 if TYPE_CHECKING:
     import pandas as pd
+    import polars as pl
 
 #: Judged texts, drawn at random, that a group needs for an interval.
 LEAST_JUDGED = 10
@@ -125,6 +126,22 @@ class Counts(Brief, Sequence[LabelCount]):
             pandas is not installed (extra ``frames``).
         """
         frame: pd.DataFrame = data_frames("pandas").DataFrame(self.records())
+        return frame
+
+    def to_polars(self) -> pl.DataFrame:
+        """Return a polars data frame with a row for each group and label.
+
+        Raises
+        ------
+        MissingDependencyError
+            polars is not installed (extra ``frames``).
+        """
+        library = data_frames("polars")
+        # explicit types: a column may hold only None
+        typed = {"group": library.String, "since": library.String, "number": library.Int64}
+        bounds = ("share", "low", "high", "difference", "difference_low", "difference_high")
+        typed |= dict.fromkeys(bounds, library.Float64)
+        frame: pl.DataFrame = library.DataFrame(self.records(), schema_overrides=typed)
         return frame
 
     def __str__(self) -> str:
@@ -556,8 +573,9 @@ class _Counting:
             shown = [f"{name} ({some})" for name, some in islice(sorted(few.items()), _SHOWN)]
             self.notes.append(
                 f"too few judged texts for an interval, fewer than {LEAST_JUDGED}, are in "
-                f"{', '.join(shown)}{', ..' if len(few) > _SHOWN else ''}; fewer groups give each "
-                f"one, or about {math.ceil(more):,} more judgments, drawn at random"
+                f"{', '.join(shown)}{', ..' if len(few) > _SHOWN else ''}; fewer groups, as of a "
+                f"longer period, give each one, or about {math.ceil(more):,} more judgments, drawn "
+                "at random"
             )
         for name in sorted(members):
             rows = members[name]

@@ -7,7 +7,7 @@ they disagree, the LLM confuses labels.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -31,8 +31,9 @@ _LISTED, _SHOWN = 20, 3
 #: A pair is listed if so many neighbors have it, so many times as many as by chance, and so many
 #: standard errors more.
 _FEWEST, _LIFT, _ERRORS = 5, 2.0, 4.0
-#: Part of the mean number of texts of a label up to which it hardly occurs.
-_RARE = 0.1
+#: Parts of the mean number of texts of a label up to which it hardly occurs, and from which it may
+#: swallow others, if it is confused with so many.
+_RARE, _OFTEN, _MANY = 0.1, 2.0, 3
 #: Agreement of near copies that is as good as 1.
 _SAME = 0.999
 #: Texts for each label from which one that was never given says something.
@@ -78,6 +79,8 @@ class LabelCheck(Brief):
     #: "none of these" is no fault.
     never: tuple[str, ...]
     rare: Mapping[str, int]
+    #: Label that is given often -> labels that it may swallow.
+    swallowing: Mapping[str, tuple[str, ...]]
     #: What answers outside the labels say -> how many say so, in other words as well.
     outside: Mapping[str, int]
 
@@ -152,6 +155,8 @@ class LabelCheck(Brief):
         if self.rare:
             rare = [f"{label} ({n:,})" for label, n in self.rare.items()]
             lines.append(f"labels that hardly occur: {_listed(rare)}")
+        for label, others in self.swallowing.items():
+            lines.append(f"{label} is given often, and may swallow {_listed(others)}")
         for answer, n in [*self.outside.items()][:_IN_LINE]:
             says = "answer outside the labels says" if n == 1 else "answers outside the labels say"
             lines.append(f"{n:,} {says} {answer[:_WIDTH]!r}")
@@ -186,6 +191,10 @@ def checked_labels(
     given = Counter(row.own_label for row in rows if row.own_label is not None)
     names = tuple(names) or tuple(sorted(given))
     pairs, by_chance, proved = _confused(rows, names, diagnosis)
+    partners = defaultdict[str, list[str]](list)
+    for pair in pairs:
+        partners[pair.first].append(pair.second)
+        partners[pair.second].append(pair.first)
     mean = given.total() / max(len(names), 1)
     enough = len(rows) >= _TEXTS_PER_LABEL * len(names)
     seldom = [n for n in names if enough and n != none_label and given[n] <= _RARE * mean]
@@ -198,6 +207,11 @@ def checked_labels(
         by_chance=by_chance * len(listed),
         never=tuple(name for name in seldom if not given[name]),
         rare={name: given[name] for name in seldom if given[name]},
+        swallowing={
+            name: tuple(partners[name])
+            for name in names
+            if given[name] >= _OFTEN * mean and len(partners[name]) >= _MANY
+        },
         outside=grouped(own.said for row in rows if (own := row.prediction) and own.unmatched),
     )
 

@@ -118,7 +118,10 @@ def test_a_group_of_few_judged_texts_has_no_share_but_a_number():
     assert (new.judged, new.judgments_needed) == (1, 9)
     # as many as are left: (1 + 10 ** 0.5) ** 2 * 300 / 20 are more
     assert "too few judged texts for an interval, fewer than 10, are in " in str(counts)
-    assert "new (1); fewer groups give each one, or about 210 more judgments" in str(counts)
+    assert (
+        "new (1); fewer groups, as of a longer period, give each one, or about 210 more judgments"
+        in str(counts)
+    )
     assert not any(line.startswith("new ") for line in str(counts).splitlines())
 
 

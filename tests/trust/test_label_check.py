@@ -141,6 +141,20 @@ def test_answers_that_mean_the_same_are_one():
     assert replace(found, outside={}).grouped(np.empty((0, 2))).outside == {}
 
 
+def test_a_label_that_swallows_others_is_named():
+    # topics of 20 texts; a third of three of them is said to be of another topic
+    names = [f"topic {number}" for number in range(20)]
+
+    def label_of(at):
+        topic = at // 20
+        return names[0 if topic < 4 and at % 3 == 0 else topic]
+
+    found = checked_labels(rows(label_of, per_topic=20), names)
+    assert found.swallowing.keys() == {"topic 0"}
+    assert set(found.swallowing["topic 0"]) == set(names[1:4])
+    assert "topic 0 is given often, and may swallow topic" in str(found)
+
+
 def test_rare_labels_are_named():
     found = checked_labels(rows(lambda at: "unused" if at == 7 else confused(at)), NAMES)
     assert found.rare == {"unused": 1}
