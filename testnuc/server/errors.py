@@ -27,6 +27,8 @@ _RESPONSES: dict[type[Exception], tuple[int, str]] = {
     errors.TestNUCError: (500, "internal"),
     Exception: (500, "unexpected"),
 }
+#: Types of the error of a text.
+ERROR_TYPES = frozenset(kind for _, kind in _RESPONSES.values())
 #: Seconds after which callers ask again, whatever the provider asked for: it may answer sooner.
 _LONGEST_WAIT = 120
 

@@ -23,7 +23,7 @@ from testnuc._base.checks import hash_text, needing
 from testnuc.client import TestNUC, parts_of
 from testnuc.errors import ConfigurationError, RateLimitedError, StoreError
 from testnuc.limits.budget import PICO, Meter
-from testnuc.server.errors import error_fields
+from testnuc.server.errors import ERROR_TYPES, error_fields
 from testnuc.server.settings import ServerSettings
 from testnuc.transport.calls import PATIENCE, Patience
 from testnuc.trust.audit import AuditedText, AuditWeek, week_of
@@ -148,8 +148,11 @@ class ServedSet:
         timed = self._metrics.calls.labels(**self._place, model=nuc.model)
         parts = parts_of(nuc)
         parts.transport.timed = timed.observe
+        # from 0 on: a rate does not see the first errors of a series that begins with them
+        for kind in ERROR_TYPES:
+            self._metrics.failures.labels(**self._place, type=kind)
         self._meters |= {parts.meter}
-        #: Why the LLM's own labels were kept when they were last.
+        #: Why the LLM's own labels are kept, as the latest result says; None: they are not.
         self._decision: str | None = None
         described = nuc.labels.descriptions
         self.described = {
@@ -231,8 +234,9 @@ class ServedSet:
         if self.audit is not None:
             self.audit.start()
             self.audit.note(result)
-        if isinstance(result.reason, Reason) and result.reason.code == "llm_kept":
-            self._decision = str(result.reason)
+        kept = isinstance(result.reason, Reason) and result.reason.code == "llm_kept"
+        if kept or result.source == "vote":
+            self._decision = str(result.reason) if kept else None
 
     def count_failed(self, kind: str, texts: int) -> None:
         """Count texts that have no result."""

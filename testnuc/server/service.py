@@ -198,8 +198,8 @@ class Service:
         yield Value("pending_texts", "Texts being labeled or waiting.", queue.pending, {})
         yield Value("pending_texts_limit", "Limit of pending texts.", queue.limit, {})
         yield Value("ready", "1 while requests are accepted and can be answered.", ready, {})
-        failed = self.failed_reloads
-        yield Value("failed_reloads", "Reloads that failed.", failed, {}, counted=True)
+        failed, meaning = self.failed_reloads + self.settings.failed_tokens, "Reloads that failed."
+        yield Value("failed_reloads", meaning, failed, {}, counted=True)
         for name, texts in self._callers.texts.items():
             yield Value("caller_texts", "Texts by caller.", texts, {"caller": name}, counted=True)
         for served in list(self.sets.values()):

@@ -107,18 +107,22 @@ class ServerSettings:
         try:
             found = _tokens_in(self.token())
             if found != self._valid.get("tokens", found):
-                _log.info(
-                    "the tokens are now those of %s", ", ".join(one.name for one in found.values())
-                )
+                names = ", ".join(one.name for one in found.values())
+                _log.info("the tokens are now those of %s", names)
             self._valid.update(tokens=found, problem=None)
         except Exception as exc:
             if not self._valid:
                 raise ConfigurationError(f"--token-file cannot be used: {exc}") from exc
             if self._valid["problem"] != str(exc):
-                self._valid["problem"] = str(exc)
+                self._valid.update(problem=str(exc), failed=self.failed_tokens + 1)
                 _log.error("the tokens stay those before: %s", exc)
         tokens: Mapping[str, Caller] = self._valid["tokens"]
         return tokens
+
+    @property
+    def failed_tokens(self) -> int:
+        """How often tokens stayed those before."""
+        return int(self._valid.get("failed", 0))
 
     def limits(self) -> dict[str, int]:
         """Return the limits of requests, by name."""

@@ -10,6 +10,7 @@ import pickle
 import re
 import shutil
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -20,6 +21,7 @@ from testnuc.testing import LoopbackLLM
 from testnuc.types import Reason
 from tests.conftest import LABELS, confident, gold, messages
 from tests.server.serving import Held, client, served
+from tests.server.test_service import get
 
 pytestmark = pytest.mark.filterwarnings("ignore::testnuc.errors.SmallPoolWarning")
 
@@ -96,6 +98,20 @@ async def test_a_reason_is_a_code_with_a_sentence(client_of):
         async with session.get("/v1/labels") as response:
             labels = await response.json()
     assert labels["labels"][0] == {"label": LABELS[0], "description": None}
+
+
+async def test_info_says_why_the_llms_labels_are_kept_only_while_they_are(client_of):
+    async with running(client_of, policy="auto") as (_, service, session):
+        await classify(session, text=messages(1)[0])
+        (served_set,) = service.sets.values()
+        assert "too few" in served_set.info()["decision"]
+        kept = served_set.recent[-1]
+        served_set.note(replace(kept, source="vote", reason=None), {})
+        assert served_set.info()["decision"] is None
+        # an answer of which this is unknown changes nothing
+        served_set.note(kept, {})
+        served_set.note(replace(kept, source=None, label=None, reason=None), {})
+        assert "too few" in served_set.info()["decision"]
 
 
 def test_a_reason_is_a_string():
@@ -261,6 +277,9 @@ async def test_tokens_that_cannot_be_read_stay_those_before_and_are_logged_once(
         assert [await status(one) for one in (good, new)] == [401, 200]
         given = None
         assert await status(new) == 200
+        # an alert shows it: a token that was to be removed may still be valid
+        _, page = await get(session, "/metrics", Authorization=f"Bearer {new}")
+        assert "testnuc_failed_reloads_total 4.0" in page
     assert [r.levelname for r in caplog.records].count("ERROR") == 4
     with pytest.raises(ConfigurationError, match="is gone"):
         ServerSettings(token=tokens)

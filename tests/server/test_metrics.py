@@ -12,7 +12,7 @@ from testnuc.client import parts_of
 from testnuc.limits.budget import Price
 from tests.conftest import messages
 from tests.server.serving import Held, client, served
-from tests.server.test_service import post
+from tests.server.test_service import get, post
 
 pytest.importorskip("prometheus_client")
 pytestmark = pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
@@ -42,3 +42,11 @@ async def test_the_documentation_has_all_metrics_and_no_others(tmp_path):
     assert {name.removesuffix("_bucket") for name in re.findall(r"testnuc_\w+", text)} <= given
     for name, label in re.findall(r"(testnuc_\w+)\{(\w+)[!=]", text):
         assert re.search(rf'^{name}\{{(.*,)?{label}="', page, re.MULTILINE), (name, label)
+
+
+async def test_the_first_error_of_a_type_raises_a_series_from_0():
+    # the rate of a series that begins with its errors is 0, and no alert would fire
+    async with served(client(Held())) as (_, session):
+        _, page = await get(session, "/metrics")
+    for kind in ("provider", "provider_timeout", "provider_rate_limited", "budget_exceeded"):
+        assert f'testnuc_failed_texts_total{{type="{kind}"}} 0.0' in page
