@@ -114,7 +114,8 @@ class LabelSet:
 
     def task(self, system: str, **facts: Any) -> Task:
         """Return the task of calls that choose from these labels."""
-        return Task(system, self.names, multilabel=self.multilabel, **facts)
+        several, former = self.multilabel, self._former
+        return Task(system, self.names, multilabel=several, former=former, **facts)
 
     def some(self, names: Sequence[str]) -> LabelSet:
         """Return a set of some of these labels, in the given order."""
@@ -394,6 +395,15 @@ def _renamed(former: Mapping[str, Sequence[str]], index: Mapping[str, int]) -> d
             raise InvalidInputError(f"former names {name!r}, which is not one of the labels")
         for folded in {fold_case(one) for one in before}:
             places[folded] = -1 if folded in places else index[name]
+    circle = {name: {*before} - {name} for name, before in former.items()}
+    while last := [name for name, before in circle.items() if not before & circle.keys()]:
+        for name in last:
+            del circle[name]
+    if circle:
+        raise InvalidInputError(
+            f"the labels {', '.join(map(repr, circle))} have each other's former names, so what "
+            "was answered or judged before cannot be told from what is now; give them new names"
+        )
     return places
 
 

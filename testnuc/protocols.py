@@ -71,6 +71,8 @@ class Task(Brief):
     multilabel: bool = False
     #: Whether the label is the one whose tokens are most probable.
     score_labels: bool = False
+    #: Label -> its names before, if all labels are here.
+    former: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

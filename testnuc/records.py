@@ -1,5 +1,6 @@
 """One result as a record of a file: written, and read back."""
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import fields
@@ -178,18 +179,21 @@ def rounded(value: Any) -> Any:
 
 def cell_of(value: Any) -> Any:
     """Return a value as a cell of a table, which holds lists and objects as JSON."""
-    structured = isinstance(value, dict | list | tuple)
-    return orjson.dumps(value, default=str).decode() if structured else value
+    return _json(value).decode() if isinstance(value, dict | list | tuple) else value
 
 
 def line_of(record: dict[str, Any]) -> bytes:
     """Return a record as a line of JSON."""
+    return _json(record) + b"\n"
+
+
+def _json(value: Any) -> bytes:
     try:
-        return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE, default=str)
-    except TypeError:
-        # a lone surrogate, which UTF-8 cannot encode: the text was rejected, but is in the results
-        mended = {
-            name: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
-            for name, value in record.items()
-        }
-        return orjson.dumps(mended, option=orjson.OPT_APPEND_NEWLINE, default=str)
+        return orjson.dumps(value, default=str)
+    except TypeError as exc:
+        if "ecursion" in str(exc):
+            raise
+        # an integer of more than 64 bits; a lone surrogate, which UTF-8 cannot encode: the text
+        # was rejected, but is in the results
+        plain = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
+        return plain.encode("utf-8", "replace")

@@ -39,6 +39,24 @@ def test_a_former_name_means_the_label_unless_two_labels_had_it():
         LabelSet(["a", "b"], former={"c": ["a"]})
 
 
+@pytest.mark.parametrize(
+    ("former", "said"),
+    [
+        ({"a": ["b"], "b": ["a"]}, "'a', 'b'"),
+        ({"a": ["b"], "b": ["x", "c"], "c": ["a"], "d": ["e"], "e": []}, "'a', 'b', 'c'"),
+        # split, merged, and a name that moved: an answer tells what it means
+        ({"a": ["a", "b"], "b": ["x"], "c": ["c"], "d": ["a"]}, None),
+    ],
+)
+def test_labels_that_swap_their_names_are_refused(former, said):
+    """The prompt is the same, so answers and judgments of before were taken for those of now."""
+    if said is None:
+        assert LabelSet([*"abcde"], former=former).names == (*"abcde",)
+        return
+    with pytest.raises(InvalidInputError, match=f"the labels {said} have each other's former"):
+        LabelSet([*"abcde"], former=former)
+
+
 def test_none_label_joins_the_set():
     assert LabelSet(["spam"], none_label="none").names == ("spam", "none")
     assert LabelSet(["none", "spam"], none_label="none").names == ("none", "spam")

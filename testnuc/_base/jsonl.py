@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import os
 import re
 import secrets
@@ -20,6 +21,8 @@ _KEPT = 40
 LONGEST_FIELD = 2**24
 #: What a spreadsheet may run, also if apostrophes precede it, so that each value can be read back.
 _FORMULA = re.compile(r"'*(?:[=@\t\r]|[+-](?![0-9.,]*\Z))")
+#: Perhaps an integer of more than 64 bits.
+_LONG = re.compile("[0-9]{19}")
 _GUARDED = re.compile(rf"'{_FORMULA.pattern}")
 
 
@@ -54,22 +57,23 @@ def bytes_of(path: str | os.PathLike[str]) -> bytes:
 
 
 def json_of(content: str | bytes, source: object) -> Any:
-    """Parse JSON, which messages name as `source`."""
+    """Parse JSON, which messages name as `source`; long integers keep their digits."""
     try:
-        return orjson.loads(content)
+        found = orjson.loads(content)
     except orjson.JSONDecodeError as exc:
         raise InvalidInputError(f"{source} is not JSON: {exc}") from exc
+    if _LONG.search(content if isinstance(content, str) else content.decode()):
+        # orjson makes floats of integers of more than 64 bits; what nests deeper holds none
+        with suppress(RecursionError):
+            return json.loads(content)
+    return found
 
 
 def table(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     """Yield the records of a JSON Lines file."""
-    try:
-        with Path(path).open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield json_object(line, path, number)
-    except OSError as exc:
-        raise InvalidInputError(f"{path} cannot be read: {exc.strerror or exc}") from exc
+    for number, line in enumerate(bytes_of(path).split(b"\n"), 1):
+        if line.strip():
+            yield json_object(line, path, number)
 
 
 def json_object(line: str | bytes, source: str | os.PathLike[str], number: int) -> dict[str, Any]:

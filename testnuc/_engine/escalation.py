@@ -6,7 +6,7 @@ against the client's budget. Its rate limits and its usage are its own.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -121,6 +121,17 @@ async def _answered(asks: tuple[Ask, ...]) -> list[Prediction | Exception]:
     return await asks[0].answer(asks)
 
 
+async def _said(asking: Awaitable[str | None]) -> str | None:
+    """Return what asking a referee came to, also if it fails: the labels must not be lost."""
+    try:
+        async with PATIENCE.get().in_time():
+            return await asking
+    except FATAL_ERRORS as error:
+        failure = f"the referee failed: {error_text(error)}"
+        _log.warning("%s", failure)
+        return failure
+
+
 class Escalation:
     """The referees of a client."""
 
@@ -156,8 +167,8 @@ class Escalation:
 
     async def ask(
         self, review: Review, model: str | Provider | WireProvider, shown: str = "all"
-    ) -> None:
-        """Let a referee answer the open items of a review."""
+    ) -> list[Exception]:
+        """Let a referee answer the open items of a review; return the errors of the others."""
         checked_choice("shown", shown, ("all", "candidates"))
         referee = self._referee_of(model)
         items = [item for item in review if item.source is None]
@@ -171,6 +182,7 @@ class Escalation:
                 review.answer(item.index, review.as_given(answer.label), "referee")
             elif isinstance(answer, Exception):
                 _log.warning("the referee did not answer item %d: %s", item.index, answer)
+        return [answer for answer in answers if isinstance(answer, Exception)]
 
     async def cost(self, entries: Sequence[PoolText]) -> tuple[int, float | None]:
         """Return the most calls that the referee needs for a run, and US dollars."""
@@ -202,25 +214,14 @@ class Escalation:
         if self.referee is None or run.failure is not None:
             await pipeline.settle(run)
             return run, None
-        before, failure = run.votes.settings.learned, None
-        try:
-            async with PATIENCE.get().in_time():
-                failure = await self._learn_once()
-        except FATAL_ERRORS as error:
-            # all texts are labeled: they must not be lost
-            failure = f"the referee failed: {error_text(error)}"
+        before = run.votes.settings.learned
+        said = await _said(self._learn_once())
         if pipeline.settings.learned is not before:
             run = await self._again(run)
         await pipeline.settle(run)
-        if failure is None and self._part:
-            try:
-                async with PATIENCE.get().in_time():
-                    return run, await self._escalate(run)
-            except FATAL_ERRORS as error:
-                failure = f"the referee failed: {error_text(error)}"
-        if failure is not None:
-            _log.warning("%s", failure)
-        return run, failure
+        if said is None and self._part:
+            said = await _said(self._escalate(run))
+        return run, said
 
     async def _again(self, old: Run) -> Run:
         """Return the run by the current settings; makes no call for the own texts."""
@@ -262,10 +263,14 @@ class Escalation:
             except InvalidInputError:
                 # too few texts have a prediction
                 return None
-            await self.ask(review, self._parts.referee.model)
+            failed = await self.ask(review, self._parts.referee.model)
             if not review.judged:
                 self._judged_in_vain = size
-                return f"the referee's answers to {len(review):,} texts name none of the labels"
+                said = f"the referee's answers to {len(review):,} texts name none of the labels"
+                if failed:
+                    said = f"the referee failed: {error_text(failed[0])}"
+                _log.warning("%s", said)
+                return said
             await self._learning.learn_from(review)
             return None
 

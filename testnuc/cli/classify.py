@@ -10,12 +10,13 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Literal, NoReturn, TypeAlias, TypeVar
 
+from testnuc._base.jsonl import bytes_of, write_whole
 from testnuc._base.loop_thread import run_to_end
 from testnuc._engine.learning import LEAST_TEXTS
 from testnuc._engine.reporting import prompt_of
 from testnuc.cli.files import check_output, free_name, write_results
 from testnuc.cli.judging import of_later
-from testnuc.cli.memory import AnswerStore, RunNote, about_lessons
+from testnuc.cli.memory import AnswerStore, RunNote, about_lessons, digest
 from testnuc.cli.options import OF_ANSWERS, Options
 from testnuc.cli.options_of_run import client_of, command, completed
 from testnuc.cli.reading import STANDARD, holds_rows, read_input, to_stderr, usable
@@ -56,6 +57,7 @@ def run(given: SimpleNamespace) -> None:
             "process finds them if this one ends"
         )
     output = None if given.output == STANDARD else given.output
+    before = digest(str(output))
     table = read_input(given, guess=False)
     asked, (client, store) = client, completed(client, output)
     problems, valid = usable(table)
@@ -86,6 +88,7 @@ def run(given: SimpleNamespace) -> None:
     covered = results.certified(known.certify()) if isinstance(known, Learned) else None
     try:
         certified = None if covered is None else {valid[result.index] for result in covered}
+        _set_aside(output, before)
         write_results(output, table, labeled, problems, run=run, certified=certified)
     except InvalidInputError as exc:
         if store.where is None:
@@ -97,6 +100,16 @@ def run(given: SimpleNamespace) -> None:
     if output is not None:
         RunNote.write(output, store, table.text_column, client, results)
     end(results, store, invalid=len(problems), output=output, client=asked, known=known)
+
+
+def _set_aside(output: str | None, before: str | None) -> None:
+    """Keep what somebody wrote into an output during the run, under another name."""
+    if output is None or digest(output) in {None, before}:
+        return
+    RunNote.of(output).repeat(kept := free_name(output))
+    write_whole(kept, [bytes_of(output)])
+    learn = command("learn", output, {}, kept)
+    to_stderr(f"note: {output} was changed during the run; it is kept as {kept}: {learn}")
 
 
 def _share_of(escalate: str | None, referee: str | None, *, several: bool) -> float:

@@ -25,6 +25,7 @@ from testnuc.cli.options_of_run import next_command, opened_store
 from testnuc.cli.reading import existing, holds_rows, read_table, to_stderr
 from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError
+from testnuc.labels import LabelSet
 from testnuc.report.marks import read_marks
 from testnuc.results import Results, run_record
 from testnuc.trust.certificates import Certificate
@@ -277,7 +278,7 @@ def _lesson(
 ) -> Callable[..., Awaitable[Learned]]:
     """Read what was judged; returns a function by which a client learns from it, with options."""
     files = given.judged or _newest_review(given.source)
-    at_random, places = given.at_random, list[str]()
+    at_random, places, of_file = given.at_random, list[str](), None
     if all(map(_is_review, files)):
         judged = _read_reviews(files)
         if not judged.judged:
@@ -303,13 +304,20 @@ def _lesson(
             raise InvalidInputError(f"no label in {file} differs from what was written there")
         texts, labels = [row.text for row in edited], [row.label for row in edited]
         places = [f"{file}, row {row.index + 1}" for row in edited]
+        noted = RunNote.of(file).options
+        of_file = LabelSet.of(noted) if noted.get("labels") else None
     else:
         texts, right = read_marks(existing(files[0]))
         labels = [*right]
     if at_random:
         return lambda nuc, **how: nuc.learn(texts, labels, **how)
     places = places or [f"{', '.join(files)}, {text[:60]!r}" for text in texts]
-    return lambda nuc, **how: nuc.learn(_chosen_by_hand(texts, labels, places, nuc), **how)
+
+    async def take(nuc: TestNUC, **how: Any) -> Learned:
+        chosen = _chosen_by_hand(texts, labels, places, nuc, of_file)
+        return await _carried(nuc, chosen, former, **how)
+
+    return take
 
 
 async def _from_store(
@@ -485,10 +493,16 @@ def _new_review(output: str | None) -> str:
     return output
 
 
-def _chosen_by_hand(texts: list[str], labels: list[Any], places: list[str], nuc: TestNUC) -> Review:
-    """Return marks as a review whose texts were chosen: they correct, and prove nothing."""
+def _chosen_by_hand(
+    texts: list[str], labels: list[Any], places: list[str], nuc: TestNUC, before: LabelSet | None
+) -> Review:
+    """Return marks as a review whose texts were chosen: they correct, and prove nothing.
+
+    Their labels may be those of the client, or all of those `before`.
+    """
     items = [ReviewItem(at, text, hash_text(text)) for at, text in enumerate(texts)]
-    made = Review(items, nuc.labels, len(nuc), nuc.model)
+    known = before is not None and all(one is None or before.knows(one) for one in labels)
+    made = Review(items, before if before and known else nuc.labels, len(nuc), nuc.model)
     for at, label in enumerate(labels):
         try:
             made.answer(at, made.as_given(label) if isinstance(label, str | None) else label)

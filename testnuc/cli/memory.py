@@ -90,7 +90,7 @@ class RunNote:
         """Return the note beside an output; what is malformed is left out."""
         beside = map(cls._at, (_folder_of(output) / _NOTE, _copy_of(output)))
         note = next((note for note in beside if note != cls()), cls())
-        written = _digest(output)
+        written = digest(output)
         if written is not None and note.written != written:
             # a copy under another name, also in place of what was here
             others = map(cls._at, PROJECT.glob("output-*.json"))
@@ -110,8 +110,12 @@ class RunNote:
                 rows = [*rows_of(note.text_column or "text")]
                 marks = {"".join(_mark(row)) for row in rows if valid_text(row.text) is None}
                 if marks and marks <= {*re.findall(".{16}", note.rows)}:
-                    _write(_copy_of(output), replace(note, written=_digest(output)))
+                    replace(note, written=digest(output)).repeat(output)
                     return
+
+    def repeat(self, output: str) -> None:
+        """Note the same of another output."""
+        _write(_copy_of(output), self)
 
     def place(self, output: str) -> Path | None:
         """Return the store that the note names, if it is there; it can name none elsewhere."""
@@ -141,14 +145,14 @@ class RunNote:
         marks = "".join(map("".join, map(_mark, rows)))
         # too large a note is not read
         marks = marks if len(marks) < _LARGEST // 2 else ""
-        note = cls(name, text_column, _digest(output), _noted(options), rows=marks)
+        note = cls(name, text_column, digest(output), _noted(options), rows=marks)
         # a password may be part of a URL
         if store.folder is None and "@" not in str(store.where):
             note = replace(note, named=store.where)
         with suppress(OSError):
             _folder_of(output).mkdir(exist_ok=True)
         _write(_folder_of(output) / _NOTE, note)
-        _write(_copy_of(output), note)
+        note.repeat(output)
 
     def edited(self, rows: Iterable[Classification]) -> list[Classification]:
         """Return the rows of the output whose label is not the one that was written."""
@@ -162,7 +166,7 @@ class RunNote:
             return False
         # an embedder that is not named is that of the store
         known = {} if options["embedder"] else {"embedder": self.options.get("embedder")}
-        return self.written == _digest(output) and self.options == _noted(options) | known
+        return self.written == digest(output) and self.options == _noted(options) | known
 
 
 def _write(place: Path, note: Any) -> None:
@@ -187,7 +191,8 @@ def _mark(row: Classification) -> tuple[str, str]:
     return hash_text(row.text).hex()[:12], hash_text(row.label or "").hex()[:4]
 
 
-def _digest(file: str) -> str | None:
+def digest(file: str) -> str | None:
+    """Return the digest of a file; None: there is none."""
     try:
         found = Path(file).stat()
         return _digest_of(file, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)

@@ -31,7 +31,7 @@ from testnuc.cli.decoding import (
 )
 from testnuc.cli.memory import RunNote
 from testnuc.errors import InvalidInputError
-from testnuc.records import PREFIX
+from testnuc.records import PREFIX, line_of
 from testnuc.results import Results, read_results
 
 KINDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".xlsx", ".txt")
@@ -424,8 +424,8 @@ def _json_rows(file: str, content: str) -> Iterable[dict[str, Any]]:
         for name, value in row.items():
             try:
                 # each row is written again beside its label, once that is paid for
-                orjson.dumps({name: value})
-            except orjson.JSONEncodeError as exc:
+                line_of({name: value})
+            except (orjson.JSONEncodeError, RecursionError) as exc:
                 raise InvalidInputError(
                     f"{file}, row {number}: {name!r} is nested too deep to be written again; leave "
                     "it out"

@@ -16,6 +16,8 @@ from testnuc.records import cell_of
 
 #: The most characters that Excel has in a cell, and the most rows and columns in a sheet.
 CELL, _ROWS, _COLUMNS = 32_767, 1_048_576, 16_384
+#: The least integer that is not written as a number: Excel has 15 digits.
+_NUMBER = 10**15
 #: More columns than results add to those of a table.
 _ADDED = 100
 #: Bytes that are unpacked of a workbook: a constant, and so many for each byte of the file. A sheet
@@ -154,9 +156,6 @@ def _rows_of(path: Path, sheet: Any, text_column: str) -> tuple[list[str], list[
 def _value(value: Any) -> Any:
     if isinstance(value, str):
         return _ESCAPE.sub(lambda found: chr(int(found[1], 16)), value)
-    if isinstance(value, int) and value.bit_length() > 63:
-        # JSON is written with 64 bits, and a cell as a number of 15 digits
-        return str(value)
     return value.isoformat() if isinstance(value, date | time) else value
 
 
@@ -171,9 +170,10 @@ def write_rows(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, A
     def cell(value: Any) -> Any:
         value = cell_of(value)
         dated = isinstance(value, date | time) and getattr(value, "tzinfo", None) is None
-        if value is None or dated or isinstance(value, int | float):
+        number = isinstance(value, float) or (isinstance(value, int) and abs(value) < _NUMBER)
+        if value is None or dated or number:
             return value
-        # Excel has no cell for a time with a zone, for bytes and what else Parquet holds
+        # Excel has no cell for a longer number, a time with a zone, and what else Parquet holds
         value = str(value)
         made = WriteOnlyCell(sheet, _SURROGATE.sub("\ufffd", _escaped(value))[:CELL])
         # a text that begins with "=" is no formula

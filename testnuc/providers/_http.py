@@ -418,8 +418,9 @@ class HTTPProvider(ABC):
         if task.multilabel and content.startswith("[") and not content.endswith("]"):
             return ()
         if self._labels is None or self._labels[0] is not task:
+            several, former = task.multilabel, task.former
             try:
-                self._labels = (task, LabelSet(task.labels, multilabel=task.multilabel))
+                self._labels = (task, LabelSet(task.labels, multilabel=several, former=former))
             except InvalidInputError:
                 return ()
         labels = self._labels[1]

@@ -8,6 +8,7 @@ import pytest
 
 import testnuc
 from testnuc import Results
+from testnuc.errors import ServerError
 from testnuc.testing import LoopbackLLM
 from tests._engine.test_learning import LABELS, Clustered, Says, accuracy, gold, noisy, texts_of
 
@@ -145,6 +146,18 @@ async def test_concurrent_runs_judge_once(servers):
         await asyncio.gather(*(nuc.classify_many(TEXTS) for _ in range(3)))
         assert big.calls <= 100
         assert "by a referee" in str(nuc.learned)
+
+
+async def test_a_referee_that_only_fails_is_not_said_to_name_no_label():
+    def fail(text):
+        raise ServerError("it is out of order")
+
+    async with testnuc.TestNUC(
+        LABELS, Says(noisy), embedder=Clustered(), referee=Says(fail)
+    ) as nuc:
+        results = await nuc.classify_many(texts_of(600))
+    assert results.escalated == "the referee failed: ServerError: it is out of order"
+    assert None not in results.labels
 
 
 async def test_a_referee_that_names_none_of_the_labels_is_asked_once():

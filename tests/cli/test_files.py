@@ -459,6 +459,54 @@ def test_an_output_that_exists_is_replaced_on_request_alone(tmp_path):
         assert classify(llm, file, "-o", out, "--overwrite")[0] == 0
 
 
+@pytest.mark.parametrize("before", ["written", "none"])
+def test_what_somebody_writes_into_the_output_during_the_run_is_kept(tmp_path, before):
+    """It was seen before the run, and replaced after it."""
+    file, out = tmp_path / "in.txt", tmp_path / "out.csv"
+    file.write_text("\n".join(messages(15)))
+
+    def answer(text):
+        if text == messages(16)[15]:
+            edited = out.read_text() if out.exists() else "text,nuc_label\na,b\n"
+            out.write_text(edited.replace(f",{LABELS[0]},", f",{LABELS[1]},", 1))
+        return confident(text)
+
+    with LoopbackLLM(answer) as llm:
+        if before == "written":
+            assert classify(llm, file, "-o", out)[0] == 0
+        file.write_text("\n".join(messages(16)))
+        code, _, err = classify(llm, file, "-o", out)
+    assert (code, len(read_table(str(out), "text").rows)) == (0, 16), err
+    kept = tmp_path / "out-2.csv"
+    assert f"{out} was changed during the run; it is kept as {kept}" in err
+    if before == "written":
+        # as judgments
+        out, _ = ran("learn", out, kept)
+        assert "1 of 16 texts are judged: 1 by a person." in out
+    else:
+        assert kept.read_text() == "text,nuc_label\na,b\n"
+
+
+@pytest.mark.parametrize("kind", [".json", ".jsonl", ".csv", ".xlsx"])
+@pytest.mark.parametrize("source", [".json", ".jsonl"])
+def test_long_numbers_keep_their_digits(tmp_path, source, kind):
+    """JSON of more than 64 bits became a float."""
+    file, out = tmp_path / f"in{source}", tmp_path / f"out{kind}"
+    number = "-1234567890123456789012345"
+    more = f'[{{"{number}": {number}}}], "tweet": 1234567890123456789, "part": 0.5'
+    row = f'{{"text": "refund", "id": {number}, "more": {more}}}'
+    file.write_text(f"[{row}]" if source == ".json" else row)
+    with LoopbackLLM(lambda _: (LABELS[0], 0.9)) as llm:
+        code, _, err = classify(llm, file, "-o", out)
+    assert code == 0, err
+    (row,) = read_table(str(out), "text").rows
+    assert (str(row["id"]), str(row["tweet"])) == (number, "1234567890123456789")
+    more = row["more"]
+    assert (json.loads(more) if isinstance(more, str) else more) == [{number: int(number)}]
+    if kind in {".json", ".jsonl"}:
+        assert f'"id":{number},' in out.read_text()
+
+
 def test_a_trial_of_the_first_texts_is_part_of_the_whole_run(tmp_path):
     file, out = tmp_path / "in.txt", tmp_path / "out.csv"
     file.write_text("\n".join(messages(20)))

@@ -820,6 +820,31 @@ def test_labels_that_are_edited_in_the_results_are_named_and_can_be_taken(ticket
     assert (code, f"marks.csv, 'found': {said}" in err) == (2, True), err
 
 
+def test_edits_from_before_a_rename_follow_the_names(tickets):
+    """They were refused, while reviews were carried over."""
+    new = [{"label": "money back", "was": ["refund"]}, {"label": "delivery"}, {"label": "login"}]
+    Path("new.json").write_text(json.dumps(new))
+    with LoopbackLLM(wrong_at_random) as llm:
+        ran("classify", tickets, *options(llm), "-o", "old.csv")
+        given = ["--labels", "new.json", "--model", "openai/test", "--base-url", llm.base_url]
+        ran("classify", tickets, *given, "-o", "new.csv")
+    rows = rows_of("old.csv")
+    wrong = [row for row in rows if row["nuc_label"] != true_label(row["text"])][:6]
+    for row in wrong:
+        row["nuc_label"] = true_label(row["text"])
+    with Path("old.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    out, err = ran("learn", "new.csv", "old.csv", "-o", "better.csv")
+    assert "6 judgments of other labels are carried over\n" in err
+    assert "6 of 240 texts are judged: 6 by a person" in out
+    given = {row["text"]: row["nuc_label"] for row in rows_of("better.csv")}
+    names = [row["nuc_label"].replace("refund", "money back") for row in wrong]
+    assert "money back" in names
+    assert [given[row["text"]] for row in wrong] == names
+
+
 @pytest.mark.slow
 def test_edits_in_a_copy_count_as_those_in_the_results(tickets):
     """They took the place of marks, and a decimal comma was no number."""

@@ -124,3 +124,7 @@ def test_an_answer_with_a_former_name_is_the_label():
     assert given == [true_label(text).replace("refund", "returns") for text in TEXTS[:30]]
     # a later command knows them
     assert run_here("diagnose", "out.csv")[0] == 0
+    swapped = [{"label": "returns", "was": ["login"]}, {"label": "login", "was": ["returns"]}]
+    Path("labels.json").write_text(json.dumps(swapped))
+    code, _, err = run_here("classify", "tickets.csv", *options)
+    assert (code, "'returns', 'login' have each other's former names" in err) == (2, True), err

@@ -9,6 +9,7 @@ import pytest
 
 from testnuc.embedders.openai import _Embeddings
 from testnuc.errors import ProviderError, ReplyError, ServerError, UnreadableReplyError
+from testnuc.labels import LabelSet
 from testnuc.protocols import Answer, Reply, Request, Task, TokenUsage
 from testnuc.providers.anthropic import Anthropic
 from testnuc.providers.openai import OpenAI
@@ -177,6 +178,18 @@ def test_what_was_paid_for_is_read_although_it_is_no_strict_json(kind, wrap):
     reply = make().decode(asked, wrap(orjson.dumps(whole)))
     assert reply.answers == (Answer("refund", 0.9),)
     assert reply.usage is not None
+
+
+def test_a_reply_that_is_a_former_name_alone_is_the_label():
+    """It was unreadable; in JSON it was understood."""
+    former = {"returns": ["refund", "login", "both"], "delivery": ["both"]}
+    labels = LabelSet(["returns", "delivery", "login"], former=former)
+    whole = Request(labels.task("Choose a label."), "", ("text",))
+    for said, label in (("Refund", "returns"), ("login", "login")):
+        reply = OpenAI("m", base_url=LOCAL).decode(whole, completion(said))
+        assert reply.answers == (Answer(label),)
+    with pytest.raises(UnreadableReplyError):
+        OpenAI("m", base_url=LOCAL).decode(whole, completion("both"))
 
 
 #: Values that a careless server writes in a field about the answer.
