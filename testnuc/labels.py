@@ -114,8 +114,7 @@ class LabelSet:
 
     def task(self, system: str, **facts: Any) -> Task:
         """Return the task of calls that choose from these labels."""
-        several, former = self.multilabel, self._former
-        return Task(system, self.names, multilabel=several, former=former, **facts)
+        return Task(system, self.names, multilabel=self.multilabel, same=self.same, **facts)
 
     def some(self, names: Sequence[str]) -> LabelSet:
         """Return a set of some of these labels, in the given order."""
@@ -401,8 +400,8 @@ def _renamed(former: Mapping[str, Sequence[str]], index: Mapping[str, int]) -> d
             del circle[name]
     if circle:
         raise InvalidInputError(
-            f"the labels {', '.join(map(repr, circle))} have each other's former names, so what "
-            "was answered or judged before cannot be told from what is now; give them new names"
+            f"the labels {', '.join(map(repr, circle))} have each other's former names: what they "
+            "meant in an answer or a judgment cannot be told; give them new names"
         )
     return places
 

@@ -71,8 +71,8 @@ class Task(Brief):
     multilabel: bool = False
     #: Whether the label is the one whose tokens are most probable.
     score_labels: bool = False
-    #: Label -> its names before, if all labels are here.
-    former: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    #: Returns the position of the label that a whole reply is, or None.
+    same: Callable[[str], int | None] | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)

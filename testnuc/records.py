@@ -193,7 +193,6 @@ def _json(value: Any) -> bytes:
     except TypeError as exc:
         if "ecursion" in str(exc):
             raise
-        # an integer of more than 64 bits; a lone surrogate, which UTF-8 cannot encode: the text
-        # was rejected, but is in the results
+        # an integer of more than 64 bits, or half a character in a text that was rejected
         plain = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
         return plain.encode("utf-8", "replace")

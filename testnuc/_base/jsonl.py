@@ -21,8 +21,6 @@ _KEPT = 40
 LONGEST_FIELD = 2**24
 #: What a spreadsheet may run, also if apostrophes precede it, so that each value can be read back.
 _FORMULA = re.compile(r"'*(?:[=@\t\r]|[+-](?![0-9.,]*\Z))")
-#: Perhaps an integer of more than 64 bits.
-_LONG = re.compile("[0-9]{19}")
 _GUARDED = re.compile(rf"'{_FORMULA.pattern}")
 
 
@@ -60,12 +58,11 @@ def json_of(content: str | bytes, source: object) -> Any:
     """Parse JSON, which messages name as `source`; long integers keep their digits."""
     try:
         found = orjson.loads(content)
+        # which makes floats of integers of more than 64 bits; what nests deeper holds none
+        with suppress(RecursionError):
+            return json.loads(content) if re.search("[0-9]{19}", str(content)) else found
     except orjson.JSONDecodeError as exc:
         raise InvalidInputError(f"{source} is not JSON: {exc}") from exc
-    if _LONG.search(content if isinstance(content, str) else content.decode()):
-        # orjson makes floats of integers of more than 64 bits; what nests deeper holds none
-        with suppress(RecursionError):
-            return json.loads(content)
     return found
 
 

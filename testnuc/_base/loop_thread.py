@@ -4,7 +4,6 @@ import asyncio
 
 # imported first: hooks run in reverse order of registration, and ours must run before its
 import concurrent.futures.thread  # noqa: F401
-import contextlib
 import gc
 import math
 import os
@@ -51,7 +50,7 @@ def at_exit(function: Callable[[], None]) -> None:
 
     register = getattr(threading, "_register_atexit", None)
     if register is not None:
-        with contextlib.suppress(RuntimeError):
+        with suppress(RuntimeError):
             register(here)
 
 
@@ -208,7 +207,7 @@ async def _awaited(work: Awaitable[T]) -> T:
 def _until(ended: Future[T], deadline: float = math.inf) -> None:
     """Wait for a future; raises interrupts of the wait, not the error of the work."""
     while not ended.done() and (left := deadline - time.monotonic()) > 0:
-        with contextlib.suppress(TimeoutError):
+        with suppress(TimeoutError):
             ended.exception(min(left, _CHECK))
 
 

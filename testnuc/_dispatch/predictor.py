@@ -429,7 +429,9 @@ class Predictor:
         return tuple(longest[level] for level in sorted(longest))
 
     def _part_task(self, labels: LabelSet) -> Task:
-        return replace(self.task, system=self._system(labels), labels=labels.names, former={})
+        return replace(
+            self.task, system=self._system(labels), labels=labels.names, same=labels.same
+        )
 
     def _are_all(self, shown: int) -> bool:
         """Whether a prompt with so many labels would show all labels."""

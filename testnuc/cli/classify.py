@@ -106,10 +106,8 @@ def _set_aside(output: str | None, before: str | None) -> None:
     """Keep what somebody wrote into an output during the run, under another name."""
     if output is None or digest(output) in {None, before}:
         return
-    RunNote.of(output).repeat(kept := free_name(output))
-    write_whole(kept, [bytes_of(output)])
-    learn = command("learn", output, {}, kept)
-    to_stderr(f"note: {output} was changed during the run; it is kept as {kept}: {learn}")
+    write_whole(kept := free_name(output), [bytes_of(output)])
+    to_stderr(f"note: {output} was changed during the run; it is kept as {kept}")
 
 
 def _share_of(escalate: str | None, referee: str | None, *, several: bool) -> float:

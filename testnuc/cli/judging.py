@@ -304,20 +304,15 @@ def _lesson(
             raise InvalidInputError(f"no label in {file} differs from what was written there")
         texts, labels = [row.text for row in edited], [row.label for row in edited]
         places = [f"{file}, row {row.index + 1}" for row in edited]
-        noted = RunNote.of(file).options
-        of_file = LabelSet.of(noted) if noted.get("labels") else None
+        of_file = LabelSet.of(noted) if (noted := RunNote.of(file).options).get("labels") else None
     else:
         texts, right = read_marks(existing(files[0]))
         labels = [*right]
     if at_random:
         return lambda nuc, **how: nuc.learn(texts, labels, **how)
     places = places or [f"{', '.join(files)}, {text[:60]!r}" for text in texts]
-
-    async def take(nuc: TestNUC, **how: Any) -> Learned:
-        chosen = _chosen_by_hand(texts, labels, places, nuc, of_file)
-        return await _carried(nuc, chosen, former, **how)
-
-    return take
+    chosen = partial(_chosen_by_hand, texts, labels, places, of_file)
+    return lambda nuc, **how: _carried(nuc, chosen(nuc), former, **how)
 
 
 async def _from_store(
@@ -494,12 +489,9 @@ def _new_review(output: str | None) -> str:
 
 
 def _chosen_by_hand(
-    texts: list[str], labels: list[Any], places: list[str], nuc: TestNUC, before: LabelSet | None
+    texts: list[str], labels: list[Any], places: list[str], before: LabelSet | None, nuc: TestNUC
 ) -> Review:
-    """Return marks as a review whose texts were chosen: they correct, and prove nothing.
-
-    Their labels may be those of the client, or all of those `before`.
-    """
+    """Return marks, or labels `before`, as a review of chosen texts: it proves nothing."""
     items = [ReviewItem(at, text, hash_text(text)) for at, text in enumerate(texts)]
     known = before is not None and all(one is None or before.knows(one) for one in labels)
     made = Review(items, before if before and known else nuc.labels, len(nuc), nuc.model)

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -110,12 +109,8 @@ class RunNote:
                 rows = [*rows_of(note.text_column or "text")]
                 marks = {"".join(_mark(row)) for row in rows if valid_text(row.text) is None}
                 if marks and marks <= {*re.findall(".{16}", note.rows)}:
-                    replace(note, written=digest(output)).repeat(output)
+                    _write(_copy_of(output), replace(note, written=digest(output)))
                     return
-
-    def repeat(self, output: str) -> None:
-        """Note the same of another output."""
-        _write(_copy_of(output), self)
 
     def place(self, output: str) -> Path | None:
         """Return the store that the note names, if it is there; it can name none elsewhere."""
@@ -152,7 +147,7 @@ class RunNote:
         with suppress(OSError):
             _folder_of(output).mkdir(exist_ok=True)
         _write(_folder_of(output) / _NOTE, note)
-        note.repeat(output)
+        _write(_copy_of(output), note)
 
     def edited(self, rows: Iterable[Classification]) -> list[Classification]:
         """Return the rows of the output whose label is not the one that was written."""
@@ -194,17 +189,10 @@ def _mark(row: Classification) -> tuple[str, str]:
 def digest(file: str) -> str | None:
     """Return the digest of a file; None: there is none."""
     try:
-        found = Path(file).stat()
-        return _digest_of(file, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        with Path(file).open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
     except OSError:
         return None
-
-
-@lru_cache(maxsize=16)
-def _digest_of(file: str, *_: int) -> str:
-    """Return the digest of a file, which a command needs several times, as it is by these facts."""
-    with Path(file).open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _name_of(options: Mapping[str, Any]) -> str:

@@ -16,8 +16,6 @@ from testnuc.records import cell_of
 
 #: The most characters that Excel has in a cell, and the most rows and columns in a sheet.
 CELL, _ROWS, _COLUMNS = 32_767, 1_048_576, 16_384
-#: The least integer that is not written as a number: Excel has 15 digits.
-_NUMBER = 10**15
 #: More columns than results add to those of a table.
 _ADDED = 100
 #: Bytes that are unpacked of a workbook: a constant, and so many for each byte of the file. A sheet
@@ -170,10 +168,10 @@ def write_rows(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, A
     def cell(value: Any) -> Any:
         value = cell_of(value)
         dated = isinstance(value, date | time) and getattr(value, "tzinfo", None) is None
-        number = isinstance(value, float) or (isinstance(value, int) and abs(value) < _NUMBER)
+        number = isinstance(value, float) or (isinstance(value, int) and len(str(value)) < 16)
         if value is None or dated or number:
             return value
-        # Excel has no cell for a longer number, a time with a zone, and what else Parquet holds
+        # Excel has no cell for 16 digits, a time with a zone, and what else Parquet holds
         value = str(value)
         made = WriteOnlyCell(sheet, _SURROGATE.sub("\ufffd", _escaped(value))[:CELL])
         # a text that begins with "=" is no formula

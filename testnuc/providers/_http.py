@@ -29,7 +29,6 @@ from testnuc.errors import (
     UnreadableReplyError,
     printable,
 )
-from testnuc.labels import LabelSet
 from testnuc.prompts.reading import parse_reply, without_thinking
 from testnuc.protocols import Answer, Answers, Reply, Request, Task, TokenUsage
 from testnuc.providers._answers import Body, Message
@@ -142,8 +141,6 @@ class HTTPProvider(ABC):
         self._secrets = (*((key,) if isinstance(key, str) else ()), *secrets_in(own))
         self._hint = hint
         self._prepared: dict[tuple[Task, int, int], _Prepared] = {}
-        #: The labels of the last task, to recognize a reply that is one of them.
-        self._labels: tuple[Task, LabelSet] | None = None
         self._readable = False
         self._stale = 0
         #: The names of models that responses reported, such as dated versions; a few.
@@ -417,15 +414,8 @@ class HTTPProvider(ABC):
             return ()
         if task.multilabel and content.startswith("[") and not content.endswith("]"):
             return ()
-        if self._labels is None or self._labels[0] is not task:
-            several, former = task.multilabel, task.former
-            try:
-                self._labels = (task, LabelSet(task.labels, multilabel=several, former=former))
-            except InvalidInputError:
-                return ()
-        labels = self._labels[1]
-        place = labels.same(without_thinking(content))
-        return () if place is None else (Answer(labels.names[place]),)
+        place = None if task.same is None else task.same(without_thinking(content))
+        return () if place is None else (Answer(task.labels[place]),)
 
     def recover(self, request: Request, error: UnreadableReplyError) -> Reply:
         """Read what the model said from an error: some servers refuse their models' answers.
