@@ -112,7 +112,7 @@ def few_predictions(found: int, more: str = "label more texts at once") -> Small
         return None
     return SmallPoolWarning(
         f"policy 'auto' has {found} predictions and needs {MIN_PREDICTIONS}: the LLM's own labels "
-        f"are kept; {more}, or judge fifty texts (`review`), and learn from them"
+        f"are kept; {more}, or judge fifty texts (`testnuc review`), and learn from them"
     )
 
 

@@ -197,8 +197,8 @@ class BudgetAccount:
             held = " (batch jobs have reserved a part; it is known what they cost when they end)"
         return BudgetExceededError(
             f"the next call may need {need} {name}, but {rest} of the budget of {total} {name} "
-            f"are left{held}; it was not sent. Set a larger Budget({name}=..), or --budget-{name}, "
-            "to continue"
+            f"are left{held}; it was not sent. Set a larger --budget-{name} (Budget({name}=..)) to "
+            "continue"
         )
 
 

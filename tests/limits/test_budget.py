@@ -171,4 +171,4 @@ async def test_who_waits_is_not_told_of_another_calls_failure():
         await waiter
     assert caught.value.__context__ is None
     # in the words of Python and of the command line
-    assert "Set a larger Budget(calls=..), or --budget-calls, to continue" in str(caught.value)
+    assert "Set a larger --budget-calls (Budget(calls=..)) to continue" in str(caught.value)

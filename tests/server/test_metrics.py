@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from testnuc import Budget, Limits
+from testnuc import Budget, Limits, server
 from testnuc.client import parts_of
 from testnuc.limits.budget import Price
+from testnuc.server.errors import ERROR_TYPES
 from tests.conftest import messages
 from tests.server.serving import Held, client, served
 from tests.server.test_service import get, post
@@ -42,6 +43,16 @@ async def test_the_documentation_has_all_metrics_and_no_others(tmp_path):
     assert {name.removesuffix("_bucket") for name in re.findall(r"testnuc_\w+", text)} <= given
     for name, label in re.findall(r"(testnuc_\w+)\{(\w+)[!=]", text):
         assert re.search(rf'^{name}\{{(.*,)?{label}="', page, re.MULTILINE), (name, label)
+
+
+def test_the_documentation_has_all_types_of_errors():
+    text = DOCS.read_text(encoding="utf-8")
+    rows = text.partition("| status | `error.type` |")[2].partition("\n\n")[0].splitlines()[2:]
+    listed = {name for line in rows for name in re.findall(r"`([a-z_]+)`", line.split("|")[2])}
+    folder = Path(server.__file__).parent
+    code = "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
+    own = set(re.findall(r"RequestError\(\s*\d+,\s*\"(\w+)\"", code)) | {"unsupported_media_type"}
+    assert listed == ERROR_TYPES | own
 
 
 async def test_the_first_error_of_a_type_raises_a_series_from_0():
