@@ -75,6 +75,8 @@ class BudgetAccount:
         self._batches = [0, 0, 0]
         self._waiting: deque[_Waiter] = deque()
         self._waiting_batches: deque[_Waiter] = deque()
+        #: Those of the calls that count here, also of a referee and after `join`.
+        self.meters: set[Meter] = set()
 
     @property
     def left(self) -> dict[str, float]:
@@ -92,7 +94,8 @@ class BudgetAccount:
             other._waiting += self._waiting
             other._waiting_batches += self._waiting_batches
             self._spent, self._reserved = other._spent, other._reserved
-            self._batches = other._batches
+            other.meters |= self.meters
+            self._batches, self.meters = other._batches, other.meters
             self._waiting, self._waiting_batches = other._waiting, other._waiting_batches
         other._limits, other.bounded = self._limits, self.bounded
         self._drain()

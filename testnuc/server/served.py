@@ -22,7 +22,7 @@ import orjson
 from testnuc._base.checks import hash_text, needing
 from testnuc.client import TestNUC, parts_of
 from testnuc.errors import ConfigurationError, RateLimitedError, StoreError
-from testnuc.limits.budget import PICO, Meter
+from testnuc.limits.budget import PICO
 from testnuc.server.errors import ERROR_TYPES, error_fields
 from testnuc.server.settings import ServerSettings
 from testnuc.transport.calls import PATIENCE, Patience
@@ -139,19 +139,15 @@ class ServedSet:
         #: Texts that are set aside; None: none are.
         self.audit = None if settings.audit is None else TrafficSample(nuc, settings.audit)
         self._before: dict[str, Any] | None = None
-        #: Counters of its clients: calls in flight are counted by the one that sent them.
-        self._meters = frozenset[Meter]()
         self._take(nuc)
 
     def _take(self, nuc: TestNUC) -> None:
         self.nuc, self._since = nuc, datetime.now(UTC)
         timed = self._metrics.calls.labels(**self._place, model=nuc.model)
-        parts = parts_of(nuc)
-        parts.transport.timed = timed.observe
+        parts_of(nuc).transport.timed = timed.observe
         # from 0 on: a rate does not see the first errors of a series that begins with them
         for kind in ERROR_TYPES:
             self._metrics.failures.labels(**self._place, type=kind)
-        self._meters |= {parts.meter}
         #: Why the LLM's own labels are kept, as the latest result says; None: they are not.
         self._decision: str | None = None
         described = nuc.labels.descriptions
@@ -256,7 +252,7 @@ class ServedSet:
 
     def values(self) -> Iterator[Value]:
         """Yield what metrics say of it."""
-        tokens = "Tokens, as far as known."
+        tokens, account = "Tokens, as far as known.", parts_of(self.nuc).transport.account
         for name, counter, meaning, labels in (
             ("llm_calls", "calls", "Calls answered by the provider.", {}),
             ("retries", "retries", "Retries after a failed call.", {}),
@@ -266,12 +262,12 @@ class ServedSet:
             ("llm_tokens", "input_tokens", tokens, {"direction": "input"}),
             ("llm_tokens", "output_tokens", tokens, {"direction": "output"}),
         ):
-            total = sum(getattr(meter, counter) for meter in self._meters)
+            total = sum(getattr(meter, counter) for meter in account.meters)
             yield Value(name, meaning, total, self._place | labels, counted=True)
-        usd = [meter.pico_usd / PICO for meter in self._meters if meter.price is not None]
+        usd = [meter.pico_usd / PICO for meter in account.meters if meter.price is not None]
         known = "Known cost in US dollars, by list price."
         yield Value("cost_usd", known, sum(usd) if usd else None, self._place, counted=True)
-        for unit, left in parts_of(self.nuc).transport.account.left.items():
+        for unit, left in account.left.items():
             yield Value("budget_left", "Left of the budget.", left, self._place | {"unit": unit})
         yield Value("pool_texts", "Texts in the pool.", len(self.nuc), self._place)
         if self.audit is None:

@@ -77,6 +77,7 @@ class Transport:
             telemetry=telemetry,
             wall=wall,
         )
+        self.account.meters.add(self.meter)
         self._telemetry = telemetry
         self._clock = clock
         self._sleep = sleep

@@ -11,6 +11,7 @@ from testnuc import Budget, Limits, server
 from testnuc.client import parts_of
 from testnuc.limits.budget import Price
 from testnuc.server.errors import ERROR_TYPES
+from tests._engine import test_learning as learning
 from tests.conftest import messages
 from tests.server.serving import Held, client, served
 from tests.server.test_service import get, post
@@ -61,3 +62,13 @@ async def test_the_first_error_of_a_type_raises_a_series_from_0():
         _, page = await get(session, "/metrics")
     for kind in ("provider", "provider_timeout", "provider_rate_limited", "budget_exceeded"):
         assert f'testnuc_failed_texts_total{{type="{kind}"}} 0.0' in page
+
+
+async def test_calls_of_a_referee_count():
+    model, referee = learning.Says(), learning.Says(learning.gold, "large")
+    async with served(learning.client(model, referee=referee)) as (_, session):
+        assert (await post(session, {"texts": learning.texts_of(300)}))[0] == 200
+        _, page = await get(session, "/metrics")
+    assert referee.asked
+    calls = len(model.asked) + len(referee.asked)
+    assert f"testnuc_llm_calls_total {calls}.0" in page
