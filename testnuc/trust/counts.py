@@ -17,6 +17,7 @@ from testnuc._base.display import Brief, columns, data_frames, new_figure, one_l
 from testnuc.errors import InvalidInputError
 from testnuc.label_tree import path_of
 from testnuc.trust.evidence import Judgment
+from testnuc.trust.joining import judge_error as bound_of_errors
 from testnuc.trust.learned import Learned
 from testnuc.trust.shares import JudgedSample, Population, Share
 from testnuc.types import LEVELS, Classification, split_labels
@@ -360,7 +361,9 @@ def count_labels(
     checked_number("judge_error", judge_error, 0, 0.4)
     counting = _Counting(texts, own, judged, labels, level, apart, now, later)
     selected = counting.rows_of(groups)
-    names = [name for name in selected if name is not None]
+    # of a group that came after the last draw nothing is known: others are not compared with it
+    early = {*selected[None]}
+    names = [name for name, rows in selected.items() if name is not None and rows[0] in early]
     kinds = len(counting.labels) * len(selected)
     each = 1 - (1 - confidence) / kinds if together else confidence
     items = {name: counting.of(name, rows, each, judge_error) for name, rows in selected.items()}
@@ -389,6 +392,11 @@ def count_labels(
             f"corrected for errors in {judge_error:.1%} of the judgments, at random; the intervals "
             "hold for fewer, too"
         )
+    elif most := bound_of_errors([one.agreed for one in judged if one.agreed is not None]):
+        counting.notes.append(
+            f"judges err in at most {most:.1%}, which the intervals do not know: `testnuc count "
+            f"--judge-error {min(most, 0.4):.3f}` allows for it"
+        )
     enough = PER_LABEL * (len(counting.labels) - 1)
     open_ = (i for some in items.values() for i in some if i.share and i.share.low < i.share.high)
     if few := {item.group: item.judged for item in open_ if item.judged < enough}:
@@ -409,7 +417,7 @@ def count_labels(
             for item in items[None]
             if (less := item.difference) and not less.low <= 0 <= less.high
         ]
-        alone = f" (each alone, of {len(items[None]):,} labels; sure only with --together)"
+        alone = f" (each alone, of {len(items[None]):,} labels; sure only with `count --together`)"
         found = (
             f"these shares have changed, in points: {', '.join(moved)}{'' if together else alone}"
             if moved
@@ -498,8 +506,8 @@ class _Counting:
         self.cohort = self._cohorts(sizes, np.array(came, dtype=np.bool_))
         if after := int((self.cohort < 0).sum()):
             self.notes.append(
-                f"{after:,} texts came after the last draw and are not counted where others are: "
-                "review some of them, too"
+                f"{after:,} texts came after the last draw and are left out: nothing is known of "
+                "them; review some of them, too"
             )
         if skipped := int(self.missing.any(1).sum()):
             self.notes.append(

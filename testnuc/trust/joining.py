@@ -149,6 +149,11 @@ def _checked(reviews: Mapping[str, Review], batches: bool) -> Review:  # noqa: F
     for name, review in reviews.items():
         if review.label_set != first.label_set:
             raise InvalidInputError(f"{name} has another label set than the first review")
+        rest = [item.text for other in reviews.values() if other is not review for item in other]
+        if review.context.judges > 1 and {item.text for item in review}.intersection(rest):
+            raise InvalidInputError(
+                f"{name} joins several reviews: name it alone, or those that it joins"
+            )
         if not chosen and _whole(review) != _whole(first):
             raise InvalidInputError(
                 f"{name} has other texts than the first review; learn from one after the other: "

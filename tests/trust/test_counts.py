@@ -91,7 +91,7 @@ def test_periods_are_compared_in_halves_by_what_is_prepared_once(monkeypatch):
     texts, right, said = ([of[at] for at in rising] for of in (texts, right, said))
     counts = count_labels(texts, said, judged, LABELS, months, periods=True)
     assert "these shares have changed, in points: refund +" in counts.notes[-1]
-    assert counts.notes[-1].endswith("(each alone, of 3 labels; sure only with --together)")
+    assert counts.notes[-1].endswith("(each alone, of 3 labels; sure only with `count --together`)")
     # a file has it, too
     assert {row["since"] for row in counts.records()} == {None, "2026-02"}
     row = counts.records()[0]
@@ -331,6 +331,12 @@ def test_texts_that_came_after_the_draws_are_counted_apart():
     assert any("100 texts came after the last draw" in note for note in counts.notes)
     alone = count_labels(texts, said, judged, LABELS)
     assert [count.share for count in counts if count.group is None] == [one.share for one in alone]
+    # nor do they widen what is said of the others
+    months = ["1"] * 100 + ["2"] * 200
+    before = count_labels(texts, said, judged, LABELS, months, periods=True)
+    after = count_labels(grown, answers, judged, LABELS, months + ["3"] * 100, periods=True)
+    known = {(one.group, one.label): one.difference for one in after}
+    assert {(one.group, one.label): one.difference for one in before}.items() <= known.items()
     columns = debiased(
         [result(at, text, answers[at][0]) for at, text in enumerate(grown)],
         SimpleNamespace(later=None, judged=judged, labels=LABELS),
@@ -384,6 +390,14 @@ def test_wrong_judgments_widen_the_interval():
         assert other.share.low <= one.share.low
         assert other.share.high >= one.share.high
     assert str(sure) != str(unsure)
+    # of 50 that two judged they differ on one: at most 7.6 % of such pairs, and half of it by each
+    twice = [replace(one, agreed=at > 0) for at, one in enumerate(judged[:50])] + judged[50:]
+    notes = {e: count_labels(texts, said, twice, LABELS, judge_error=e).notes for e in (0, 0.04)}
+    assert any(
+        "err in at most 3.8%, " in o and "`testnuc count --judge-error 0.038`" in o
+        for o in notes[0]
+    )
+    assert not any("judges err" in note for note in [*notes[0.04], *sure.notes])
 
 
 def test_labels_that_do_not_depend_on_a_judgment_narrow_the_intervals():

@@ -203,6 +203,18 @@ def test_reviews_that_do_not_fit_are_refused():
         join_reviews({})
 
 
+@pytest.mark.parametrize("batches", [False, True])
+def test_a_joined_review_is_no_further_judge_beside_those_that_it_joins(batches):
+    people = {"ann": review_of(["a", "b", "c"]), "ben": review_of(["a", "c", "c"])}
+    joined = join_reviews(people).review
+    for both in ({**people, "joined": joined}, {"joined": joined, "ann": people["ann"]}):
+        with pytest.raises(InvalidInputError, match=r"joined joins several .* name it alone, or"):
+            join_reviews(both, batches=batches)
+    # of another draw it has no text in common
+    later = {name: review_of(["a", "b"], called="later") for name in ("cay", "dan")}
+    assert join_reviews({"joined": joined, **later}, batches=True).shared == 5
+
+
 def test_parts_of_a_review_share_some_texts_and_become_the_whole_again(tmp_path):
     whole = review_of(["-"] * 40)
     parts = whole.split(2, 0.1)
