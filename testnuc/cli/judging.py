@@ -22,7 +22,7 @@ from testnuc.cli.files import free_name, require_kind, require_new, write_result
 from testnuc.cli.label_files import read_former, read_labels
 from testnuc.cli.memory import AnswerStore, LessonNote, RunNote
 from testnuc.cli.options_of_run import next_command, opened_store
-from testnuc.cli.reading import existing, holds_rows, read_table, to_stderr
+from testnuc.cli.reading import content_of, existing, holds_rows, read_table, to_stderr
 from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError
 from testnuc.labels import LabelSet
@@ -202,7 +202,9 @@ async def learn(given: SimpleNamespace) -> None:
     drawn = [judgment for judgment in learned.judged if judgment.probability is not None]
     if drawn and all(judgment.uniform for judgment in drawn):
         to_stderr(f"how many texts have each label: {next_command('count', given)}")
-    to_stderr(_after(learned, certificate, given))
+    to_stderr(
+        _after(learned, certificate, given, [row.text for row in found.results] if output else ())
+    )
 
 
 def what_next(learned: Learned | None, given: SimpleNamespace, texts: Collection[str]) -> str:
@@ -216,7 +218,7 @@ def of_later(learned: Learned) -> tuple[str, ...]:
     """Return what to do where most texts came after the draws, and the words of a command."""
     if isinstance(learned.rule, Thresholds):
         return "judge fifty of all texts, as nothing is known of these", "review", "-n", "50"
-    what = "judge some of these texts, of which nothing is known yet"
+    what = "judge some of these texts, of which nothing is proved yet"
     return what, "review", "-n", "30", "--goal", "certify"
 
 
@@ -233,9 +235,8 @@ def _after(
 
     lines, measure = [], learned.to_measure
     if certificate.coverage:
-        asked = [*_options_of(certificate, certificate.accuracy), "-o", (file := "certified.csv")]
-        if Path(file).exists():
-            asked.append("--overwrite")
+        # a file of earlier texts stays
+        asked = [*_options_of(certificate, certificate.accuracy), "-o", free_name("certified.csv")]
         if certificate.coverage < 1:
             correct = next_command("review", given, "--goal", "correct")
             lines += [
@@ -254,12 +255,13 @@ def _after(
         # before draws by trust, as what is learned from others ends a certificate
         n, what, goal = measure, "drawn at random, which say how many labels are right", "count"
     else:
-        n, what, goal = certificate.judgments_needed, "drawn by trust", "certify"
+        n, goal = certificate.judgments_needed, "certify"
+        what = "drawn by trust, to prove that labels are right"
     if certificate.achievable is not None:
         lower = _options_of(certificate, certificate.achievable[0])
         lines.append(f"to see what is proved now: {next_command('certify', given, *lower)}")
     then = draw(n, goal)
-    lines.append(f"next, judge {n:,} more texts, {what}, then learn from them, too: {then}")
+    lines.append(f"next, judge {n:,} more texts, {what}: {then}")
     return "\n".join(lines)
 
 
@@ -294,12 +296,10 @@ def _lesson(
         raise InvalidInputError("only the .json files of reviews and of the page can be joined")
     elif Path(files[0]).suffix.lower() == ".db":
         return partial(_from_store, store=files[0], former=former)
-    elif not at_random and (
-        Path(file := files[0]) == Path(given.source) or RunNote.of(file).options
-    ):
+    elif not at_random and (note := _written(file := files[0], given.source)) is not None:
         # what a person edited in it
         rows = read_table(file, given.text_column).results
-        edited = RunNote.of(file).edited(row for row in rows if valid_text(row.text) is None)
+        edited = note.edited(row for row in rows if valid_text(row.text) is None)
         if not edited:
             raise InvalidInputError(f"no label in {file} differs from what was written there")
         texts, labels = [row.text for row in edited], [row.label for row in edited]
@@ -313,6 +313,16 @@ def _lesson(
     places = places or [f"{', '.join(files)}, {text[:60]!r}" for text in texts]
     chosen = partial(_chosen_by_hand, texts, labels, places, of_file)
     return lambda nuc, **how: _carried(nuc, chosen(nuc), former, **how)
+
+
+def _written(file: str, source: str) -> RunNote | None:
+    """Return what was written to a file, or to the source if it is an edited copy of that."""
+    note = RunNote.of(file)
+    if Path(file) == Path(source) or note.options:
+        return note
+    note, kind = RunNote.of(source), Path(file).suffix.lower()
+    csv = kind == ".csv" and "nuc_label" in content_of(file)[0].partition("\n")[0]
+    return note if note.rows and (csv or kind == ".xlsx") else None
 
 
 async def _from_store(

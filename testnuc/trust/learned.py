@@ -648,7 +648,8 @@ def _moves(learned: Learned) -> Iterator[str]:
         moves = "; ".join(f"{n:,} texts from {x!r} to {y!r} by {m}" for x, y, n, m in learned.grown)
         yield (
             "One or two judgments more than double a label, which one slip would do, too: "
-            f"{moves}. Look at these judgments, and at some of the texts."
+            f"{moves}. Look at these judgments, and at some of the texts: `testnuc compare` of the "
+            "results before and after has each pair of labels, with examples."
         )
 
 

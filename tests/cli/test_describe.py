@@ -285,7 +285,7 @@ def test_a_file_has_six_columns_and_says_which_labels_are_certified(labeled):
     page = Path("page.md").read_text()
     assert "of the texts are certified: at least 90% of their labels are right by the j" in page
     # the labels are those that were written last, and the next command is not the one that was run
-    assert page.endswith("-o certified.csv --overwrite`\n")
+    assert page.endswith("-o certified-2.csv`\n")
     assert "ends the certificate, so write it first: `testnuc review out.csv --goal corr" in page
     assert "prove a larger part, judge more: `testnuc review out.csv -n 50 --goal cert" in page
     ran("report", "better.csv", "--summary", "-o", "page.md", "--overwrite")

@@ -111,7 +111,7 @@ def test_a_certificate_says_how_many_texts_came_after_the_draws(tickets):
         _, err = ran("classify", "new.txt", *options(llm), *given, "new.csv", "--overwrite")
         more = "testnuc review new.csv -n 30 --goal certify"
         assert err.splitlines()[-1].startswith(
-            f"next, judge some of these texts, of which nothing is known yet: {more}"
+            f"next, judge some of these texts, of which nothing is proved yet: {more}"
         )
         code, _, err = run_here("certify", "new.csv", *certify, "-o", "c.csv")
         assert (code, "note: 50 of 50 texts came after the draws" in err) == (3, True), err
@@ -764,6 +764,18 @@ def test_judgments_carry_over_to_other_labels(tickets):
     assert (code, "no.db" in err) == (2, True)
 
 
+def _a_copy_can_be_edited():
+    """A spreadsheet saved better.csv under another name, with its own delimiter."""
+    rows = rows_of("better.csv")
+    rows[0]["nuc_label"] = next(label for label in LABELS if label != rows[0]["nuc_label"])
+    with Path("mine.csv").open("w", newline="", encoding="utf-8-sig") as file:
+        writer = csv.DictWriter(file, list(rows[0]), delimiter=";")
+        writer.writeheader()
+        writer.writerows(rows)
+    out, _ = ran("learn", "better.csv", "mine.csv")
+    assert "of 241 texts are judged: " in out
+
+
 @pytest.mark.slow
 def test_labels_that_are_edited_in_the_results_are_named_and_can_be_taken(tickets):
     """They were ignored without a word."""
@@ -805,6 +817,7 @@ def test_labels_that_are_edited_in_the_results_are_named_and_can_be_taken(ticket
     for file in ("out.csv", "better.csv"):
         _, err = ran("describe", file)
         assert "were edited" not in err
+    _a_copy_can_be_edited()
 
     code, _, err = run_here("learn", "out.csv", "out.csv", "--at-random")
     assert code == 2

@@ -32,6 +32,13 @@ def test_the_command_that_a_run_ends_with_works_as_it_stands(tmp_path):
     assert (tmp_path / "review.json").exists()
 
 
+def judged(path):
+    review = Review.load(path)
+    for item in review:
+        review.answer(item.index, gold(item.text))
+    review.save(path)
+
+
 def test_where_labels_are_proved_the_next_command_writes_them():
     Path("in.txt").write_text("\n".join(messages(60)))
     with LoopbackLLM(gold) as llm:
@@ -39,13 +46,18 @@ def test_where_labels_are_proved_the_next_command_writes_them():
         classify = ["classify", "in.txt", *given, "-o", "out.csv"]
         ran(*classify)
         ran("review", "out.csv", "-n", "60", "--no-open")
-        review = Review.load("review.json")
-        for item in review:
-            review.answer(item.index, gold(item.text))
-        review.save("review.json")
+        judged("review.json")
         ran("learn", "out.csv", "review.json")
         *said, line = ran(*classify)[1].splitlines()
-    assert line == "next, write what is proved: testnuc certify out.csv -o certified.csv"
+        assert line == "next, write what is proved: testnuc certify out.csv -o certified.csv"
+        # what is proved of these texts is not to be written for later ones, after few draws
+        ran("certify", "out.csv", "-o", "certified.csv")
+        Path("new.txt").write_text("\n".join(f"{text} again" for text in messages(60)))
+        ran("classify", "new.txt", *given, "-o", "new.csv")
+        ran("review", "new.csv", "-n", "1", "--goal", "certify", "--no-open")
+        judged("review-2.json")
+        _, err = ran("learn", "new.csv", "review-2.json", "-o", "better.csv")
+    assert "testnuc review new.csv -n 30 --goal certify" in err.splitlines()[-1]
     # what `learn` said is not repeated, but for what was decided
     assert "texts are judged: " not in "".join(said)
     assert said[-1].startswith(("Nothing was applied", "Labels come from"))
@@ -83,7 +95,7 @@ def test_the_path_leads_to_how_many_labels_are_right():
 
     # before draws by trust
     said = after(60, 0.0)
-    assert said.endswith("learn from them, too: testnuc review o.csv -n 60 --goal count")
+    assert said.endswith(": testnuc review o.csv -n 60 --goal count")
     assert "which say how many labels are right" in said
     # they went on: what is learned from others ends a certificate
     assert after(60, 0.0, judged=20).endswith("testnuc review o.csv -n 40 --goal certify")
@@ -93,3 +105,6 @@ def test_the_path_leads_to_how_many_labels_are_right():
         "to prove a larger part, judge more: testnuc review o.csv -n 50 --goal certify"
     )
     assert "larger" not in after(0, 1.0, 9)
+    # a file of earlier texts is not replaced
+    Path("certified.csv").write_text("text\n")
+    assert after(0, 1.0, 9).endswith("testnuc certify o.csv -o certified-2.csv")
