@@ -233,6 +233,8 @@ def _headline(parts: Components, results: Results, learned: Learned | None) -> I
     yield f"In brackets is a range: {right}."
     if later:
         yield f"\n{later:,} of these texts came after the draws: the headline is about the others."
+    elif (measured := learned.measured) > len({*hashes}):
+        yield f"\nThe headline is about all {measured:,} texts that were drawn from, with these."
 
 
 def _overview(parts: Components, results: Results) -> Iterator[str]:

@@ -155,14 +155,14 @@ def test_shares_by_period_are_on_the_same_page(labeled):
 
 
 def test_a_headline_says_what_is_known_and_what_to_do():
-    def headline(covered, *, several=False, more=40, accuracy=True, later=0, error=None):
+    def headline(covered, *, several=False, more=40, accuracy=True, later=0, error=None, of=3):
         known = Accuracy(Share(0.42, 0.4, 0.5), Share(0.71, 0.66, 0.764), 0, error)
         certificate = Certificate(0.9, 0.9, 0.5, covered, 0, judgments_needed=more)
         learned = SimpleNamespace(
             accuracy=lambda: known if accuracy else None,
             certify=lambda: certificate,
             wants_decisions=lambda _: False,
-            measured=9,
+            measured=of,
             later=lambda hashes, among: [at < later for at in range(len(hashes))],
         )
         labels = SimpleNamespace(multilabel=several)
@@ -183,6 +183,7 @@ def test_a_headline_says_what_is_known_and_what_to_do():
     # texts that came after the draws were not measured
     assert "1 of these texts came after the draws" in headline(0.0, later=1)[-1]
     assert "is known is of other texts" in headline(0.0, later=2)[1]
+    assert "about all 9 texts that were drawn from" in headline(0.0, of=9)[-1]
     title, todo = headline(0.0, accuracy=False)
     assert title == "How many of these labels are right is not known yet"
     assert todo == (
