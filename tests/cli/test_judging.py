@@ -174,7 +174,7 @@ def test_each_command_ends_with_the_next_and_nothing_is_named_twice(tickets, mon
         out, err = ran(*learn)
         assert "none was judged since trust was learned" in out
         more = int(re.search(r"about (\d+) more drawn there", out)[1])
-        assert f"next, judge {more} more texts, drawn by trust, then learn" in err
+        assert f"next, judge {more} more texts, drawn by trust, to prove" in err
         review = next_command(err)
         assert review[:2] == ["review", "out.csv"]
         assert review[2:6] == ["-n", str(more), "--goal", "certify"]
