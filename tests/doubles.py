@@ -51,15 +51,20 @@ class Clustered:
         return np.array(made, dtype=np.float32)
 
 
-class Breaks(HashEmbedder):
-    """Fails on demand."""
+class Breaking:
+    """Before an embedder in the bases of a class: it fails on demand."""
 
     broken = False
+    error: Exception = RuntimeError("out of memory")
 
     async def embed(self, texts):
         if self.broken:
-            raise RuntimeError("out of memory")
+            raise self.error
         return await super().embed(texts)
+
+
+class Breaks(Breaking, HashEmbedder):
+    """Fails on demand."""
 
 
 @asynccontextmanager

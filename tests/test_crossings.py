@@ -13,6 +13,7 @@ from testnuc.errors import EmbeddingError, SmallPoolWarning, UnreadableReplyErro
 from testnuc.protocols import Answer, Reply
 from testnuc.testing import LoopbackLLM
 from tests._engine.test_learning import LABELS, Clustered, Says, client, gold, noisy, texts_of
+from tests.doubles import Breaking
 from tests.server.serving import served
 
 PRIOR = dict(zip(LABELS, (0.75, *[0.05] * 5), strict=True))
@@ -39,15 +40,10 @@ async def test_a_prior_corrects_batches_and_never_a_single_text(policy):
     ]
 
 
-class Failing(Clustered):
+class Failing(Breaking, Clustered):
     """Embeds until it is told to fail."""
 
-    down = False
-
-    async def embed(self, texts):
-        if self.down:
-            raise OSError("the embedder is down")
-        return await super().embed(texts)
+    error = OSError("the embedder is down")
 
 
 @pytest.mark.slow
@@ -59,7 +55,7 @@ async def test_an_answer_outlives_the_embedder_although_something_was_learned():
         for item in review:
             review.answer(item.index, gold(item.text))
         await nuc.learn(review)
-        embedder.down = True
+        embedder.broken = True
         (known,) = texts_of(1, start=500)
         with pytest.raises(EmbeddingError, match="down"):
             await nuc.classify(known)

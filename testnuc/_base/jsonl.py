@@ -60,7 +60,8 @@ def json_of(content: str | bytes, source: object) -> Any:
         found = orjson.loads(content)
         # which makes floats of integers of more than 64 bits; what nests deeper holds none
         with suppress(RecursionError):
-            return json.loads(content) if re.search("[0-9]{19}", str(content)) else found
+            data = content.encode() if isinstance(content, str) else content
+            return json.loads(data) if re.search(b"[0-9]{19}", data) else found
     except orjson.JSONDecodeError as exc:
         raise InvalidInputError(f"{source} is not JSON: {exc}") from exc
     return found
@@ -68,9 +69,13 @@ def json_of(content: str | bytes, source: object) -> Any:
 
 def table(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     """Yield the records of a JSON Lines file."""
-    for number, line in enumerate(bytes_of(path).split(b"\n"), 1):
-        if line.strip():
-            yield json_object(line, path, number)
+    try:
+        with Path(path).open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield json_object(line, path, number)
+    except OSError as exc:
+        raise InvalidInputError(f"{path} cannot be read: {exc.strerror or exc}") from exc
 
 
 def json_object(line: str | bytes, source: str | os.PathLike[str], number: int) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -189,10 +190,17 @@ def _mark(row: Classification) -> tuple[str, str]:
 def digest(file: str) -> str | None:
     """Return the digest of a file; None: there is none."""
     try:
-        with Path(file).open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest()
+        found = Path(file).stat()
+        return _digest_of(file, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
     except OSError:
         return None
+
+
+@lru_cache(maxsize=16)
+def _digest_of(file: str, *_: int) -> str:
+    """Return the digest of a file, which a command needs several times, as it is by these facts."""
+    with Path(file).open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _name_of(options: Mapping[str, Any]) -> str:
