@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from testnuc._base.checks import is_chance
+from testnuc._base.checks import hash_text, is_chance
 from testnuc._base.display import shown
 from testnuc.errors import InvalidInputError, StoreError
 from testnuc.label_matching import fold_case, fold_punctuation, typo_of
@@ -300,6 +300,12 @@ class LabelSet:
         shown = ", ".join(repr(name) for name in self.names[:5])
         more = f", .. {len(self.names) - 5} more" if len(self.names) > 5 else ""
         return f"LabelSet([{shown}{more}])"
+
+
+def labels_hash(labels: Iterable[str], descriptions: Mapping[str, str]) -> str:
+    """Return what tells label sets apart for people: of names and descriptions, in their order."""
+    pairs = [[name, descriptions.get(name) or ""] for name in labels]
+    return hash_text(orjson.dumps(pairs).decode()).hex()[:12]
 
 
 def as_stored(prediction: Prediction) -> Prediction:

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from testnuc import embedders, stores
-from testnuc._base.checks import hash_text
 from testnuc._base.display import one_line
 from testnuc._base.loop_thread import run_to_end
 from testnuc._engine.parameters import client_arguments
@@ -25,6 +24,7 @@ from testnuc.cli.settings import has_password
 from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError, StoreError
 from testnuc.head import Head
+from testnuc.labels import labels_hash
 from testnuc.stores.sql_store import TEXT_FACTS
 
 #: The embedder of a store that has none yet.
@@ -192,7 +192,7 @@ class StoredRun:
 
     def __str__(self) -> str:
         facts, labels = self.facts, self.labels
-        digest = hash_text(repr(labels)).hex()[:6]
+        digest = labels_hash(facts["labels"], facts.get("descriptions") or {})
         address = f" at {facts['base_url']}" if facts.get("base_url") else ""
         several = ", several for a text" if facts.get("multilabel") else ""
         described = " with descriptions" if isinstance(labels, dict) else ""
@@ -202,7 +202,7 @@ class StoredRun:
             self.day or "no date",
             f"{self.answers:,} answers",
             f"{facts.get('model', 'an unknown model')}{address}",
-            f"{len(labels)} labels {digest} ({listed}){described}{several}",
+            f"{len(labels)} labels ({listed}){described}{several}, labels_hash {digest}",
             *(f"--{n} {one_line(facts[n], _SHOWN)!r}" for n in _TOLD if facts.get(n)),
             *(f"--{n} {facts[n]}" for n in LATER if n in facts),
         ]

@@ -273,7 +273,7 @@ class Admission:
                 RateLimitedError(
                     f"the provider asked to wait another {spell(asked)}, longer than the deadline "
                     f"of a call ({self._deadline:g} s); a call is sent again in {spell(pause)}; "
-                    "try again then, or use a larger RetryPolicy(deadline=..)",
+                    "try again then, or raise the deadline of the retry policy",
                     retry_after=min(asked, LONGEST_WAIT),
                     attempts=0,
                 )

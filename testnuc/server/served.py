@@ -19,9 +19,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 
-from testnuc._base.checks import hash_text, needing
+from testnuc._base.checks import needing
 from testnuc.client import TestNUC, parts_of
 from testnuc.errors import ConfigurationError, RateLimitedError, StoreError
+from testnuc.labels import labels_hash
 from testnuc.limits.budget import PICO
 from testnuc.server.errors import ERROR_TYPES, error_fields
 from testnuc.server.settings import ServerSettings
@@ -157,13 +158,16 @@ class ServedSet:
 
     def use(self, nuc: TestNUC) -> None:
         """Label by another client from now on."""
-        self._before = before = self._active()
+        before = self._active()
         # what one process spends, whatever it labels by
         parts_of(nuc).transport.account.join(parts_of(self.nuc).transport.account)
         self._take(nuc)
-        every = [self._place | self._active(), before]
+        active = self._active()
+        if active | {"since": before["since"]} != before:
+            self._before = before
+        every = [self._place | active, self._before or {}]
         said = [", ".join(f"{name} {value}" for name, value in facts.items()) for facts in every]
-        _log.info("labels by %s; before: %s", *said)
+        _log.info("labels by %s; before: %s", said[0], said[1] or "the same")
         if self.audit is not None:
             self.audit.follow(nuc)
 
@@ -172,13 +176,13 @@ class ServedSet:
         return {
             "model": self.nuc.model,
             "labels": len(self.nuc.labels.names),
-            "labels_hash": hash_text(orjson.dumps(self.described).decode()).hex()[:16],
+            "labels_hash": labels_hash(self.nuc.labels.names, self.nuc.labels.descriptions),
             "judged": 0 if learned is None else len(learned.judged),
             "since": self._since.isoformat(timespec="seconds"),
         }
 
     def info(self) -> dict[str, Any]:
-        """Return what is active, and what was before."""
+        """Return what is active, and what differed from it at last before a reload."""
         own = {"before": self._before, "pool": len(self.nuc), "decision": self._decision}
         return self._active() | own | {"budget_left": parts_of(self.nuc).transport.account.left}
 
@@ -206,8 +210,9 @@ class ServedSet:
         finally:
             for kind, errors in failed.items():
                 fields = about["fields"] | {"type": kind, "texts": len(errors)}
-                said = fields["request_id"], len(errors), kind, errors[0]
-                _log.warning("%s: %d texts failed: %s, %s", *said, extra={"fields": fields})
+                texts = "1 text" if len(errors) == 1 else f"{len(errors)} texts"
+                said = fields["request_id"], texts, kind, errors[0]
+                _log.warning("%s: %s failed: %s, %s", *said, extra={"fields": fields})
 
     def note(self, result: Classification, failed: Failed) -> None:
         """Count a result, and keep it for the page; its error is added to those that failed."""

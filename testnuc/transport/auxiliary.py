@@ -217,7 +217,7 @@ async def _within(seconds: float, provider: WireProvider) -> AsyncIterator[async
     except TimeoutError:
         raise CallTimeoutError(
             f"no complete response from {host(provider)} within {seconds:g} s; if the "
-            "connection is slow, use a larger RetryPolicy(timeout=..)"
+            "connection is slow, raise the timeout of the retry policy"
         ) from None
     except ProviderError:
         raise

@@ -80,7 +80,7 @@ def translate(raised: BaseException, provider: WireProvider) -> BaseException:
     if isinstance(raised, (aiohttp.ClientError, OSError)):
         return ConnectionFailedError(
             f"the connection to {where} broke before the response was complete "
-            f"({type(raised).__name__}); if this persists, lower Limits(concurrency=..)"
+            f"({type(raised).__name__}); if this persists, lower the concurrency"
         )
     return raised
 
@@ -94,6 +94,4 @@ def _why(raised: BaseException) -> str:
     reason = "no reply"
     if isinstance(raised, aiohttp.ClientConnectorError):
         reason = raised.os_error.strerror or type(raised.os_error).__name__
-    return (
-        f"({reason}); check base_url, the network, and whether a proxy is needed (trust_env=True)"
-    )
+    return f"({reason}); check base_url, the network, and whether a proxy is needed (trust_env)"

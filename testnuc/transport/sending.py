@@ -363,6 +363,6 @@ class Transport:
         where = host(call.wire) if call.wire is not None else call.other.name if call.other else ""
         return CallTimeoutError(
             f"no complete response from {where} within {self._retry.timeout:g} s for this attempt "
-            f"({self._retry.deadline:g} s in total); if the model is slow, use a larger "
-            "RetryPolicy(timeout=.., deadline=..)"
+            f"({self._retry.deadline:g} s in total); if the model is slow, raise timeout and "
+            "deadline of the retry policy"
         )

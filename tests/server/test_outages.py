@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections import Counter, defaultdict
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import aiohttp
 import pytest
 
+import testnuc
 from testnuc import Budget, Limits, RetryPolicy, TestNUC
 from testnuc.client import parts_of
 from testnuc.errors import (
@@ -240,6 +243,15 @@ async def test_texts_that_failed_are_one_line_of_a_request(caplog):
         assert (line["request_id"], line["caller"], line["set"]) == ("r1", "desk", "moods")
     assert (lines[0]["type"], lines[0]["status"]) == ("provider", 502)
     assert (lines[1]["type"], lines[1]["texts"]) == ("provider", 2)
+
+
+@pytest.mark.parametrize("package", ["transport", "limits", "server"])
+def test_what_an_operator_reads_is_not_python(package):
+    for path in (Path(testnuc.__file__).parent / package).glob("*.py"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            # beside the option of the command line
+            code = re.search(r"\w\([a-z_]+=\.\.", line) if '"' in line else None
+            assert code is None or "--" in line, line
 
 
 @pytest.mark.slow

@@ -10,10 +10,12 @@ import os
 import signal
 import sys
 import weakref
+from contextlib import AsyncExitStack
 
 import pytest
 
-from testnuc import Budget, Limits, TestNUC
+from testnuc import Budget, LabelSet, Limits, TestNUC
+from testnuc.cli.options_of_run import stored_runs
 from testnuc.client import parts_of
 from testnuc.testing import HashEmbedder
 from tests.conftest import LABELS, messages
@@ -57,7 +59,8 @@ async def test_requests_in_progress_end_with_the_client_that_they_began_with(tmp
                 await taken.wait()
             said = await info(session)
             assert (said["judged"], said["labels"]) == (0, len(LABELS))
-            assert said["before"]["since"] <= said["since"]
+            # nothing else labels
+            assert said["before"] is None
     (week,) = await weeks_in(tmp_path / "labels.db")
     assert week.texts == 2
 
@@ -133,6 +136,37 @@ async def test_a_label_that_is_renamed_is_told_from_before(caplog):
     (line,) = [r.getMessage() for r in caplog.records if "before" in r.getMessage()]
     assert f"labels_hash {said['labels_hash']}" in line
     assert "{" not in line
+
+
+async def test_before_is_the_last_other_state(caplog):
+    caplog.set_level(logging.INFO, "testnuc.server")
+    clients = [client(Held()) for _ in range(3)]
+    other = TestNUC([*LABELS, "other"], Held(), embedder=HashEmbedder())
+    async with AsyncExitStack() as opened, served(clients[0]) as (service, session):
+        for nuc in (*clients[1:], other):
+            await opened.enter_async_context(nuc)
+        first = await info(session)
+        await service.use(clients[1])
+        assert (await info(session))["before"] is None
+        assert "; before: the same" in caplog.text
+        for nuc in (other, clients[2], clients[1]):
+            await service.use(nuc)
+            found = await info(session)
+            assert found["before"]["labels"] == len(LABELS) + (nuc is not other)
+        assert found["labels_hash"] == first["labels_hash"]
+        assert found["since"] >= found["before"]["since"] >= first["since"]
+
+
+async def test_a_label_set_has_one_hash_in_the_service_and_in_its_store(tmp_path):
+    held, store = Held(), str(tmp_path / "labels.db")
+    held.gate.set()
+    labels = LabelSet({**dict.fromkeys(LABELS, "as its name says"), "other": ""}, "other")
+    nuc = TestNUC(labels, held, embedder=HashEmbedder(), k=0, store=store)
+    async with served(nuc) as (_, session):
+        assert (await post(session, {"text": "refund please"}))[0] == 200
+        said = (await info(session))["labels_hash"]
+    (run,) = await stored_runs(store)
+    assert f"labels_hash {said}" in str(run)
 
 
 async def test_no_former_embedder_stays_in_memory(caplog):

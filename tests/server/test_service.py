@@ -317,7 +317,7 @@ async def test_a_text_whose_call_failed_is_labeled_by_its_neighbors_and_says_so(
     assert failed["own"] is None
     assert failed["error"]["type"] == "provider_bad_request"
     assert failed["label"] == gold(broken)
-    assert ": 1 texts failed: provider_bad_request" in caplog.text
+    assert ": 1 text failed: provider_bad_request" in caplog.text
     assert 'testnuc_failed_texts_total{type="provider_bad_request"} 1.0' in page
     assert 'testnuc_labels_total{source="vote"} 24.0' in page
 
