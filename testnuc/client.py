@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Literal, Self
 
-from testnuc._base.checks import checked_whole, hash_text, valid_text
+from testnuc._base.checks import checked_whole, hash_text, valid_text, values
 from testnuc._engine.components import Components, Internals
 from testnuc._engine.distilling import distill
 from testnuc._engine.escalation import Escalation
@@ -537,8 +537,8 @@ class TestNUC(Facts):
         ProviderError
             As for `classify_many`.
         """
-        given = list(texts)
-        gold = checked_gold(given, list(labels), self.labels.names)
+        given = list(values(texts))
+        gold = checked_gold(given, list(values(labels, "labels")), self.labels.names)
         return evaluated(await self.classify_many(given, progress=progress), gold)
 
     async def stream(

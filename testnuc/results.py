@@ -10,7 +10,7 @@ from itertools import chain
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, overload
 
-from testnuc._base.checks import checked_whole
+from testnuc._base.checks import checked_whole, is_null, values
 from testnuc._base.display import data_frames
 from testnuc._base.html import facts, grid
 from testnuc._base.jsonl import table, write_whole
@@ -318,7 +318,8 @@ class Results(Sequence[Classification]):
             `TestNUC.learned`, with the judged texts. Those drawn at random from all are the sample:
             ``review(n, "count")`` draws nothing else.
         by : sequence of str, optional
-            The group of each result, such as its month; None: it is in no group.
+            The group of each result, such as its month; None: it is in no group. Also a column of a
+            data frame.
         confidence : float
             With this probability an interval holds: each alone, or with `together` all of them.
         level : int, optional
@@ -331,8 +332,10 @@ class Results(Sequence[Classification]):
         InvalidInputError
             No judged text was drawn at random from all, or `by` has another length.
         """
-        if by is not None and len(by) != len(self):
-            raise InvalidInputError(f"by has {len(by):,} values for {len(self):,} results")
+        if by is not None:
+            by = [None if is_null(value) else value for value in values(by, "by")]
+            if len(by) != len(self):
+                raise InvalidInputError(f"by has {len(by):,} values for {len(self):,} results")
         return counted(
             self,
             learned,

@@ -16,10 +16,9 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from testnuc._base.arrays import Array, Float64s
-from testnuc._base.checks import needing
+from testnuc._base.checks import is_null, needing, valid_text, values
 from testnuc._base.loop_thread import Background, at_exit
 from testnuc._engine.components import Internals
-from testnuc._engine.inputs import values
 from testnuc._engine.learning import LEAST_TEXTS
 from testnuc._engine.parameters import client_arguments
 from testnuc._engine.reporting import few_predictions
@@ -450,12 +449,15 @@ def _column(texts: Any) -> list[str]:
     given = _listed(texts, "X")
     if not given:
         raise InvalidInputError("X has no text; give at least one")
+    for position, text in enumerate(given):
+        if (problem := valid_text(text)) is not None:
+            raise InvalidInputError(f"text {position} {problem}")
     return given
 
 
 def _listed(column: Any, name: str) -> list[Any]:
     given = values(column, name)
-    return list(given) if isinstance(given, Iterable) else list(np.asarray(given))
+    return list(given) if isinstance(given, Iterable) else list(np.atleast_1d(np.asarray(given)))
 
 
 def _indicator(results: Results, classes: Array) -> Array:
@@ -485,9 +487,8 @@ def _gold(y: Any, n: int) -> list[Any] | None:
     for position, label in enumerate(labels):
         if isinstance(label, float) and np.isinf(label):
             raise InvalidInputError(f"Input y contains infinity: label {position} is {label!r}")
-        missing = label is None or (isinstance(label, float) and np.isnan(label))
         # converts NumPy scalars to Python objects
-        gold.append(None if missing else getattr(label, "item", lambda own=label: own)())
+        gold.append(None if is_null(label) else getattr(label, "item", lambda own=label: own)())
     known = [label for label in gold if label is not None]
     if known:
         # rejects continuous targets, as other classifiers do

@@ -208,6 +208,12 @@ def test_a_pickled_classifier_has_all_that_was_paid_for(llm, tmp_path, stored):
     assert "key" not in repr(again)
 
 
+@pytest.mark.parametrize("missing", [None, float("nan"), pd.NA, pd.NaT])
+def test_texts_without_a_label_are_not_learned_from(llm, missing):
+    fitted = classifier(llm, policy="auto").fit(TEXTS, [*map(gold, TEXTS[:59]), missing])
+    assert len(fitted.learned_.judged) == 59
+
+
 def test_errors_are_raised_before_anything_is_sent(llm):
     fine = classifier(llm)
     for texts, labels, message in (
@@ -215,6 +221,10 @@ def test_errors_are_raised_before_anything_is_sent(llm):
         ([], None, "X has no text"),
         (["a", ""], None, "text 1 is empty"),
         (np.zeros((3, 2)), None, r"X has shape \(3, 2\)"),
+        ([["a"], ["b"]], None, "text 0 is not a string but list"),
+        (np.array([[["a"]]]), None, "text 0 is not a string but ndarray"),
+        (None, None, "text 0 is not a string but NoneType"),
+        (np.array("a"), None, "X is a single value"),
         (TEXTS, LABELS, "60 texts and y has 3 labels"),
         (TEXTS, ["weather"] * 60, "label 0 is 'weather'"),
     ):

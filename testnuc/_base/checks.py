@@ -1,7 +1,7 @@
 """Checks of arguments, and the hash that identifies a text."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from ipaddress import ip_address
@@ -9,6 +9,9 @@ from numbers import Integral, Real
 from typing import Any
 
 from testnuc.errors import InvalidInputError, MissingDependencyError
+
+#: Values of an Arrow array that are converted at a time.
+_SLICE = 1_024
 
 
 @contextmanager
@@ -53,6 +56,37 @@ def valid_text(text: object) -> str | None:
                 'source correctly, or use text.encode("utf-8", "replace").decode()'
             )
     return None
+
+
+def is_null(value: Any) -> bool:
+    """Whether a value of a column is None, NaN, NA or NaT."""
+    nan = isinstance(value, float) and math.isnan(value)
+    return value is None or nan or type(value).__name__ in {"NAType", "NaTType"}
+
+
+def values(column: Any, name: str = "texts") -> Iterable[Any]:
+    """Return an iterable of the values of a list, a pandas or polars Series, or an Arrow array.
+
+    None of these libraries is imported: objects are recognized by their attributes.
+    A table, which would yield the names of its columns, is refused.
+    """
+    shape = getattr(column, "shape", None)
+    if shape == ():
+        raise InvalidInputError(f"{name} is a single value, {column!r:.60}; give a list")
+    if shape is not None and (hasattr(column, "columns") or hasattr(column, "column_names")):
+        raise InvalidInputError(
+            f"{name} is a {type(column).__name__}; give one of its columns, such as table['text']"
+        )
+    if hasattr(column, "to_pylist") and hasattr(column, "slice"):
+        return _arrow_values(column)
+    given: Iterable[Any] = column
+    return given
+
+
+def _arrow_values(column: Any) -> Iterator[Any]:
+    """Yield strings instead of Arrow scalars, in chunks."""
+    for start in range(0, len(column), _SLICE):
+        yield from column.slice(start, _SLICE).to_pylist()
 
 
 def checked_whole(name: str, value: Any, *, least: int, most: int | None = None) -> int:

@@ -1,15 +1,14 @@
 """Input texts and labels: validated before any call, then deduplicated."""
 
 import asyncio
-import math
-from collections.abc import AsyncIterable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from testnuc._base.arrays import Int64s
-from testnuc._base.checks import hash_text, valid_text
+from testnuc._base.checks import hash_text, is_null, valid_text, values
 from testnuc.errors import InvalidInputError
 from testnuc.labels import LabelSet
 from testnuc.protocols import PoolText
@@ -19,36 +18,9 @@ from testnuc.trust.review import closest_label
 _TURN = 1_024
 
 
-def values(column: Any, name: str = "texts") -> Iterable[Any]:
-    """Return an iterable of the values of a list, a pandas or polars Series, or an Arrow array.
-
-    None of these libraries is imported: objects are recognized by their attributes.
-    A table, which would yield the names of its columns, is refused.
-    """
-    if hasattr(column, "shape") and (hasattr(column, "columns") or hasattr(column, "column_names")):
-        raise InvalidInputError(
-            f"{name} is a {type(column).__name__}; give one of its columns, such as table['text']"
-        )
-    if hasattr(column, "to_pylist") and hasattr(column, "slice"):
-        return _arrow_values(column)
-    given: Iterable[Any] = column
-    return given
-
-
-def _arrow_values(column: Any) -> Iterator[Any]:
-    """Yield strings instead of Arrow scalars, in chunks."""
-    for start in range(0, len(column), _TURN):
-        yield from column.slice(start, _TURN).to_pylist()
-
-
 def _null_in(column: Any, position: int, value: Any) -> str | None:
     """Return the problem with a null value (None, NaN, NA, NaT) of a column; None: not null."""
-    missing = (
-        value is None
-        or type(value).__name__ in {"NAType", "NaTType"}
-        or (isinstance(value, float) and math.isnan(value))
-    )
-    if not missing or isinstance(column, list | tuple):
+    if not is_null(value) or isinstance(column, list | tuple):
         return None
     row = ""
     index = getattr(column, "index", None)
@@ -123,6 +95,9 @@ def labels_by_place(
     known: dict[int, str | None] = {}
     given = values(labels, "labels")
     for position, (place, said) in enumerate(zip(places.tolist(), given, strict=True)):
+        if (problem := _null_in(labels, position, said)) is not None:
+            said_of_none = "; in a list, None is a judgment: none of the labels is right" * none
+            raise InvalidInputError(f"label {position} {problem}{said_of_none}")
         label = _known_label(allowed, said, position, none=none)
         if known.setdefault(place, label) != label:
             raise InvalidInputError(

@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, 
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from testnuc._base.checks import hash_text, valid_text
+from testnuc._base.checks import hash_text, valid_text, values
 from testnuc._engine.batch import FATAL_ERRORS
 from testnuc._engine.escalation import Escalation
-from testnuc._engine.inputs import distinct, values
+from testnuc._engine.inputs import distinct
 from testnuc._engine.pipeline import Pipeline
 from testnuc._engine.rows import classification
 from testnuc._engine.run import Run

@@ -73,6 +73,7 @@ async def test_columns_are_labels_as_a_list_is(client_of, kind):
         (pd.DataFrame({"text": ["a"]}), "texts is a DataFrame; give one of its columns"),
         (pl.DataFrame({"text": ["a"]}), "texts is a DataFrame; give one of its columns"),
         (pa.table({"text": ["a"]}), "texts is a Table; give one of its columns"),
+        (np.array("a"), "texts is a single value"),
     ],
 )
 async def test_what_is_no_column_of_texts_is_refused_before_any_call(client_of, column, says):
@@ -83,6 +84,45 @@ async def test_what_is_no_column_of_texts_is_refused_before_any_call(client_of, 
                     await take(column)
             assert len(nuc) == 0
         assert llm.calls == 0
+
+
+@pytest.mark.parametrize("kind", columns(TEXTS))
+async def test_columns_are_known_labels_and_groups_as_a_list_is(client_of, kind):
+    right = [gold(text) for text in TEXTS]
+    groups = ["odd", "even"] * 15
+    with LoopbackLLM(confident) as llm:
+        async with TestNUC(**client_of(llm)) as nuc:
+            known = columns(right)[kind]
+            assert str(await nuc.evaluate(TEXTS, known)) == str(await nuc.evaluate(TEXTS, right))
+            learned = await nuc.learn(TEXTS, known)
+            results = await nuc.classify_many(TEXTS)
+    counts = results.count_labels(learned, columns(groups)[kind])
+    assert counts.records() == results.count_labels(learned, groups).records()
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        pd.Series(["refund", None] * 10),
+        pd.Series(["refund", None] * 10, dtype="string"),
+        pl.Series(["refund", None] * 10),
+        pa.array(["refund", None] * 10),
+    ],
+    ids=["pandas", "pandas string", "polars", "arrow"],
+)
+async def test_a_null_is_no_judgment_and_no_group(client_of, missing):
+    # None in a list says that none of the labels is right; a null of a column that it is unknown
+    texts, right = TEXTS[:20], [gold(text) for text in TEXTS[:20]]
+    with LoopbackLLM(confident) as llm:
+        async with TestNUC(**client_of(llm)) as nuc:
+            with pytest.raises(InvalidInputError, match=r"label 1 is null.*in a list, None"):
+                await nuc.learn(texts, missing)
+            assert llm.calls == 0
+            learned = await nuc.learn(texts, right)
+            results = await nuc.classify_many(texts)
+    counts = results.count_labels(learned, missing)
+    assert {count.group for count in counts} == {None, "refund"}
+    assert any("10 rows are in no group" in note for note in counts.notes)
 
 
 async def test_a_table_has_no_place_in_a_stream_either(client_of):
