@@ -17,7 +17,7 @@ import orjson
 
 from testnuc import embedders
 from testnuc._base.arrays import DAMAGED, read_archive
-from testnuc._base.checks import checked_number, valid_text
+from testnuc._base.checks import checked_number, valid_text, values
 from testnuc._base.jsonl import write_whole
 from testnuc._base.loop_thread import Background, at_exit
 from testnuc.embedders.cache import EmbeddingCache, embedder_name
@@ -358,7 +358,7 @@ class Head:
 
     def probabilities(self, texts: Sequence[str]) -> Float32s:
         """Return float32[n, C], uncalibrated; rows sum to 1, but for several labels."""
-        vectors, errors = self._embedded(list(texts))
+        vectors, errors = self._embedded(list(values(texts)))
         for at, error in errors.items():
             raise with_note(error, f"text {at} has no embedding")
         return self._linear.probabilities(vectors)
@@ -385,7 +385,7 @@ class Head:
         InvalidInputError
             A text is empty or not a string, or the embedder is not known.
         """
-        given, started = list(texts), perf_counter()
+        given, started = list(values(texts)), perf_counter()
         for at, text in enumerate(given):
             problem = valid_text(text)
             if problem is not None:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import orjson
+import pandas as pd
+import pyarrow as pa
 import pytest
 
 from testnuc import Head, InvalidInputError, TestNUC, embedders
@@ -78,6 +80,20 @@ def test_vectors_are_labeled_as_by_the_formula():
     assert len(head.labels_of(vectors[:0])) == 0
     with pytest.raises(InvalidInputError, match=r"takes \[n, 8\]"):
         head.labels_of(vectors[:, :3])
+
+
+def test_columns_of_data_frames_are_texts_and_the_frames_are_not():
+    head = small()
+    head = Head(head.labels, head.weights, head.curve, embedder=Wide(), trained_on=ON)
+    texts = texts_of(20)
+    expected = head.predict(texts).labels
+    for column in (pa.array(texts), pa.chunked_array([texts[:7], texts[7:]]), pd.Series(texts)):
+        assert head.predict(column).labels == expected
+        assert head.probabilities(column).shape == (20, CLASSES)
+    for table in (pd.DataFrame({"text": texts}), pa.table({"text": texts})):
+        # the names of its columns were labeled
+        with pytest.raises(InvalidInputError, match="give one of its columns"):
+            head.predict(table)
 
 
 async def test_a_distilled_head_labels_new_texts_without_an_llm(tmp_path):

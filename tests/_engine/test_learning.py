@@ -182,6 +182,25 @@ def test_another_file_is_no_review(tmp_path, held, says):
     assert "Error(" not in str(raised.value)
 
 
+async def test_a_text_that_is_judged_twice_in_one_review_has_one_label(tmp_path):
+    # as where the files of two judges are pasted into one
+    async with client(Says()) as nuc:
+        await nuc.classify_many(texts_of(200))
+        review = await nuc.review(10)
+        judge(review)
+        first = review[0]
+        other = next(label for label in LABELS if label != first.answer)
+        for answer in (first.answer, other):
+            again = replace(first, index=len(review), answer=answer)
+            review.with_items([*review, again]).save(tmp_path / "both.json")
+            pasted = Review.load(tmp_path / "both.json")
+            if answer == first.answer:
+                assert len((await nuc.learn(pasted)).judged) == 10
+                continue
+            with pytest.raises(InvalidInputError, match=f"'{other}' and, before, '{first.answer}'"):
+                await nuc.learn(pasted)
+
+
 @pytest.mark.slow
 async def test_reviews_are_deterministic_and_never_draw_a_text_twice():
     async with client(Says()) as nuc:

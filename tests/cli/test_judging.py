@@ -821,6 +821,12 @@ def test_labels_that_are_edited_in_the_results_are_named_and_can_be_taken(ticket
 
     code, _, err = run_here("learn", "out.csv", "out.csv", "--at-random")
     assert code == 2
+    # two rows of one text that were edited to two labels
+    two = [{**rows[0], "nuc_label": label} for label in LABELS]
+    edited([*rows, *two])
+    code, _, err = run_here("learn", "out.csv", "out.csv")
+    assert code == 2
+    assert "give each text one label" in err
     # a label that is not in the set
     rows[0]["nuc_label"] = "refnd"
     edited(rows)
