@@ -79,6 +79,8 @@ class Batches:
     max_requests, max_bytes, enqueued_tokens : int, optional
         Limits; a batch that exceeds them is rejected or fails validation, as with the provider.
         `enqueued_tokens` limits the total of all open batches.
+    page : int
+        Most batches in a page of the list, whatever is asked for.
     poll_after : float
         Poll interval that the server requests from clients, in seconds.
     step : callable, optional
@@ -104,6 +106,7 @@ class Batches:
     max_requests: int | None = None
     max_bytes: int | None = None
     enqueued_tokens: int | None = None
+    page: int = 1_000
     poll_after: float = 0.001
     step: Callable[[str], None] | None = None
 
@@ -487,18 +490,18 @@ class BatchServer:
         found = [batch for batch in reversed(self.batches.values()) if batch.wire is wire]
         names = [batch.id for batch in found]
         if call.path.startswith("/v1/batch/jobs"):
-            size = int(call.query.get("page_size", _PAGE))
+            size = min(self.options.page, int(call.query.get("page_size", _PAGE)))
             start = size * int(call.query.get("page", 0))
             listed = [batch.render() for batch in found[start : start + size]]
             return json_response({"object": "list", "data": listed, "total": len(found)})
         if call.path.startswith("/v1beta/"):
             start = int(call.query.get("pageToken", 0))
-            stop = start + int(call.query.get("pageSize", _PAGE))
+            stop = start + min(self.options.page, int(call.query.get("pageSize", _PAGE)))
             more = {"nextPageToken": str(stop)} if stop < len(found) else {}
             return json_response({"operations": [one.google() for one in found[start:stop]]} | more)
         after = call.query.get("after" if wire is OPENAI else "after_id")
         start = 0 if after is None else names.index(after) + 1
-        stop = start + int(call.query.get("limit", _PAGE))
+        stop = start + min(self.options.page, int(call.query.get("limit", _PAGE)))
         page = names[start:stop]
         return json_response(
             {

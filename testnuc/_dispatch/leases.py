@@ -56,6 +56,8 @@ class Leases:
         self.seconds: float = getattr(self.store, "lease_seconds", LEASE_SECONDS)
         #: Leased keys, and when their leases expire, by `_now`.
         self._held: dict[bytes, float] = {}
+        #: What the store says of its connections: what breaks them may end leases.
+        self._breaks: int = getattr(self.store, "breaks", 0)
         #: Keys leased by other processes, in insertion order.
         self._awaited: dict[bytes, None] = {}
         #: Renewals in a row that came too late.
@@ -77,6 +79,9 @@ class Leases:
 
     def expired(self, keys: Iterable[bytes]) -> list[bytes]:
         """Return the held keys whose leases may have expired, for `confirm`."""
+        if self._breaks != (breaks := getattr(self.store, "breaks", 0)):
+            self._breaks = breaks
+            self._held = dict.fromkeys(self._held, _LOST)
         now = _now()
         return [key for key in keys if self._held.get(key, now) < now]
 

@@ -42,7 +42,8 @@ class MistralBatches(OpenAIBatches):
 
     def _page(self, page: dict[str, Any], number: int) -> tuple[list[dict[str, Any]], str]:
         records, _ = super()._page(page, number)
-        more = number * self.page < (count(page.get("total")) or 0)
+        # pages may be smaller than asked
+        more = 0 < number * len(records) < (count(page.get("total")) or 0)
         return records, str(number) if more else ""
 
     def _remote(self, found: dict[str, Any], wait: float | None) -> RemoteBatch:

@@ -1,12 +1,19 @@
 """What the batch APIs of Mistral and Gemini have of their own."""
 
+from contextlib import aclosing
+
+import orjson
 import pytest
 
 from bench._batch_api import Batches, BatchLLM, model_at
 from testnuc import BatchPolicy, Limits, OpenAI, TestNUC
 from testnuc.batch.compatible import GeminiBatches, MistralBatches
+from testnuc.batch.lane import batch_api
 from testnuc.batch.manager import BatchManager
+from testnuc.batch.manifest import custom_id
+from testnuc.protocols import StoredBatch
 from testnuc.stores.memory import MemoryStore
+from testnuc.transport import Transport
 from tests.conftest import confident, gold, messages
 
 
@@ -37,6 +44,31 @@ async def test_a_lost_batch_is_found_on_a_later_page_and_paid_once(kind, client_
         assert [row.label for row in results] == [gold(text) for text in messages(60)]
         assert set(llm.asked.values()) == {1}
         assert llm.batches == 6
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gemini", "openai"])
+@pytest.mark.parametrize("most", [1, 2, 3, 7])
+async def test_a_list_is_read_to_its_end_whatever_the_size_of_its_pages(kind, most):
+    async def wait(seconds):
+        assert not seconds
+
+    async with (
+        aclosing(Transport()) as transport,
+        BatchLLM(confident, batches=Batches(page=most)) as llm,
+    ):
+        provider = model_at(f"{kind}/test", llm.base_url, "secret")
+        if kind == "openai":
+            provider = OpenAI("test", base_url=llm.base_url, api_key="secret")
+        api = batch_api(provider, transport.auxiliary)
+        body = orjson.dumps({"model": "test", "messages": [{"role": "user", "content": "a text"}]})
+        made = []
+        for number in range(7):
+            name = bytes([number]) * 16
+            line = api.line(custom_id(name.hex(), 0), body)
+            made.append(await api.create(name.hex(), await api.prepare(name.hex(), [line])))
+        for number, remote in enumerate(made):
+            batch = StoredBatch(bytes([number]) * 16, b"s" * 16, {}, 1, 0.0, b"")
+            assert await api.find(batch, set(), wait) == remote.id
 
 
 @pytest.mark.parametrize("kind", ["mistral", "gemini"])

@@ -544,6 +544,92 @@ async def test_what_another_process_began_and_left_is_asked(url):
         assert llm.calls == 40
 
 
+async def test_calls_that_another_process_took_after_a_crash_of_the_server_are_left_to_it(database):
+    name, texts = f"t{uuid4().hex}", messages(40)
+    url, crashed = database.url(name), asyncio.Event()
+
+    def answer(text):
+        if llm.requests == 12:
+            # leases do not survive a crash, and the other process may be first to ask for them
+            database.sql(f"UPDATE {name}.leases SET owner = '\\x00'")
+            database.sql(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE application_name = 'testnuc'"
+            )
+            crashed.set()
+        return confident(text)
+
+    async with LoopbackLLM(answer) as llm:
+        limits = Limits(concurrency=4)
+        async with testnuc.TestNUC(**arguments(llm, url, limits=limits, k=0)) as nuc:
+            running = asyncio.create_task(nuc.classify_many(texts))
+            await crashed.wait()
+            async with opened(url) as other:
+                predictor = nuc._parts.predictor
+                rows = [
+                    StoredPrediction(
+                        predictor.ask(text, hash_text(text), 0).key,
+                        predictor.scope,
+                        hash_text(text),
+                        0,
+                        Prediction(*confident(text)),
+                    )
+                    for text in texts
+                ]
+                await other.put_predictions(rows)
+            results = await running
+    assert not results.errors
+    assert llm.calls <= 20, "of each worker that in flight, and one if its answer was just stored"
+
+
+async def test_a_connection_that_breaks_in_a_transaction_is_replaced(url):
+    tries = 0
+
+    async def work(connection):
+        nonlocal tries
+        tries += 1
+        async with connection.transaction():
+            if tries == 1:
+                await connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+            return await connection.fetchval("SELECT 7")
+
+    async with opened(url) as store:
+        assert await store.database.run(work) == 7
+        assert tries == 2
+
+
+async def test_a_lock_that_cannot_be_had_in_time_is_waited_for(database):
+    name = f"t{uuid4().hex}"
+    url = database.url(name)
+    async with opened(url) as store:
+        await store.put_predictions([stored(0)])
+        locked, left = asyncio.Event(), asyncio.Event()
+
+        async def lock(connection):
+            async with connection.transaction():
+                await connection.execute("LOCK TABLE predictions IN SHARE ROW EXCLUSIVE MODE")
+                locked.set()
+                await left.wait()
+
+        locking = asyncio.create_task(store.database.run(lock))
+        await locked.wait()
+        refused = asyncio.Event()
+
+        async def write(connection):
+            try:
+                await connection.execute("SET lock_timeout = 1")
+                return await connection.fetch("UPDATE predictions SET label = 'other' RETURNING 1")
+            except Exception:
+                refused.set()
+                raise
+
+        writing = asyncio.create_task(store.database.run(write))
+        await refused.wait()
+        left.set()
+        await locking
+        assert len(await writing) == 1
+
+
 _RUN = """
 import asyncio, sys
 import orjson

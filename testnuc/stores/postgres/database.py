@@ -62,6 +62,8 @@ class PostgresDatabase:
         self._embedders: dict[str, EmbedderRow] = {}
         #: Whether it is closed, and not to be opened by what comes late.
         self.closed = False
+        #: Failures, and connections made: after a crash of the server there are more of them.
+        self.breaks = 0
 
     async def open(self) -> None:
         """Connect, and apply pending migrations."""
@@ -77,7 +79,7 @@ class PostgresDatabase:
         pause, longest = _BACKOFF
         canceled = 0
         while True:
-            pool = connection = None
+            pool = None
             begun = time.monotonic()
             try:
                 pool = await self._open_pool()
@@ -87,10 +89,9 @@ class PostgresDatabase:
                 raise
             except Exception as exc:
                 pg = driver()
-                # another user of this store may have closed it during the wait for a connection
-                closed = isinstance(exc, pg.InterfaceError) and (
-                    pool is not self._pool or (connection is not None and connection.is_closed())
-                )
+                # it broke, as in a transaction, or another user of this store has closed it;
+                # a value that cannot be sent is a ValueError, too
+                closed = isinstance(exc, pg.InterfaceError) and not isinstance(exc, ValueError)
                 waited = time.monotonic() - started
                 most = self._patience if self._was_open else min(self._patience, _FIRST_RETRY_TIME)
                 # by others, as with pg_cancel_backend; the words of the server may be translated
@@ -99,6 +100,7 @@ class PostgresDatabase:
                 again = closed or is_transient(exc) or (foreign and canceled <= _CANCELED)
                 if not again or waited > most:
                     raise store_error(exc, self.address, timed_out=not early) from exc
+                self.breaks += 1
                 _log.info(
                     "the store %s failed (%s); retrying", self.address.public, type(exc).__name__
                 )
@@ -236,6 +238,7 @@ class PostgresDatabase:
         await connection.close(timeout=_CONNECT_TIMEOUT)
 
         async def init(connection: Any) -> None:
+            self.breaks += 1
             # raw bytes: decoding vector by vector would dominate the cost
             await connection.set_type_codec(
                 "halfvec", schema=home, encoder=bytes, decoder=bytes, format="binary"

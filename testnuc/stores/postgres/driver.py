@@ -114,6 +114,8 @@ def is_transient(error: BaseException) -> bool:
             # the server aborted one of the conflicting transactions
             pg.DeadlockDetectedError,
             pg.SerializationError,
+            # of a role or database with a lock_timeout
+            pg.LockNotAvailableError,
             # raised by the driver for a connection lost during a statement
             pg.InternalClientError,
             # a standby that is being promoted

@@ -192,6 +192,11 @@ class PostgresStore(SqlStore):
             await self.release(list(stored))
         return [key in mine and key not in stored for key in keys]
 
+    @property
+    def breaks(self) -> int:
+        """Changes when leases may have been lost: a crash of the server empties their table."""
+        return self.database.breaks
+
     async def renew(self, keys: Sequence[bytes], seconds: float) -> list[bool]:
         """Extend leases to `seconds` from now; False if a lease has expired and was taken."""
         rows = await self.database.fetch(
