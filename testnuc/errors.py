@@ -24,6 +24,7 @@
           UnreadableReplyError           the answer is not the requested JSON
           MismatchedReplyError           ids of a packed answer are missing, duplicate or unknown
       BudgetExceededError                the next call could exceed the budget; it was not sent
+        BudgetReservedError              what is left is reserved by calls in flight
       EmbeddingError                     the embedder failed or returned unusable vectors
       StoreError                         the store cannot be opened, read or written
 
@@ -219,6 +220,13 @@ class MismatchedReplyError(ReplyError):
 
 class BudgetExceededError(TestNUCError):
     """The worst case of the next call exceeds the remaining budget; it was not sent."""
+
+
+class BudgetReservedError(BudgetExceededError):
+    """Calls in flight have reserved what is left of the budget; ask again when some have ended."""
+
+    #: Seconds.
+    retry_after = 5.0
 
 
 class EmbeddingError(TestNUCError):

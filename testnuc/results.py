@@ -152,6 +152,7 @@ def figures(results: Results, *, invalid: int = 0, output: str | None = None) ->
         f"{len(results) - unlabeled:,} labeled",
         *(f"{number:,} {what}" for what, number in counts.items() if number),
         f"{results.usage.calls:,} calls",
+        f"{results.usage.incomplete:,} calls broke off" if results.usage.incomplete else "",
         f"{results.usage.store_hits:,} stored" if results.usage.store_hits else "",
         cost(results.usage),
         f"written to {output}" if output else "",

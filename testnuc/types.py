@@ -287,7 +287,7 @@ class Classification(Brief):
 class Usage:
     """Calls, tokens and cost. None means unknown, never 0."""
 
-    #: Calls that the provider answered.
+    #: Calls that the provider answered, readable or not: they are billed.
     calls: int = 0
     #: Input tokens, cached ones included.
     input_tokens: int | None = 0
@@ -302,6 +302,8 @@ class Usage:
     coalesced: int = 0
     #: Requests retried after a failure.
     retries: int = 0
+    #: Requests whose answer broke off or came too late: none of `calls`, but perhaps billed.
+    incomplete: int = 0
 
 
 @dataclass(frozen=True, slots=True)

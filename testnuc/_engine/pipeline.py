@@ -104,7 +104,7 @@ class Pipeline:
         While the provider has not answered any call of this client, a few of the calls that are
         needed anyway are made before anything is embedded, so that a wrong address, key or model
         raises at once. Few-shot prompts and shortlists need embeddings, so with them nothing is
-        asked here, and without `ask_first` neither.
+        asked here; nor without `ask_first`, nor in a service, where neighbors may answer.
 
         If `together`, the texts join the pool first, so they can be each other's neighbors; else
         after the search. If `partial`, an error gives a run without neighbors, with the error as
@@ -129,7 +129,8 @@ class Pipeline:
             places: Sequence[int] = range(len(texts))
             if self.ask is not None:
                 places = asked_first(texts, len(self.labels.names), self.ask, settings)
-            await self._ask_first(first, places)
+            if not self._serves:
+                await self._ask_first(first, places)
             if on_answered is not None:
                 asking = asyncio.create_task(
                     self._ask_ahead(first, places, on_answered), name="testnuc-first-calls"
@@ -167,6 +168,11 @@ class Pipeline:
         answered = sum(prediction is not None for prediction in run.answers.predictions)
         decides = settings.policy or settings.decision or settings.learned
         return not decides and len(self.pool) + answered < MIN_PREDICTIONS
+
+    @property
+    def _serves(self) -> bool:
+        """Whether this is for a request of a service, which neighbors answer if no call can."""
+        return PATIENCE.get().seconds is not None and not self.lanes["live"].closed
 
     async def _ask_first(self, run: Run, places: Sequence[int]) -> None:
         """Make the first calls of a client, for own texts at some places that are not stored.
@@ -272,6 +278,7 @@ class Pipeline:
         Own texts without an outcome get the error, and are voted on like any text whose own call
         failed. Returns whether any own text was answered, now or by a stored prediction, or what
         was learned can label without the provider, unless that rejects the first calls of a client.
+        Of a request of a service, each text may be labeled by its neighbors, too.
         """
         n_own, live = run.batch.n_own, self.lanes["live"]
         # samples of the first calls
@@ -280,13 +287,15 @@ class Pipeline:
             # the store may be what failed
             with suppress(Exception):
                 await self.retriever.fill(run, range(len(run.batch.entries)))
-        learned = run.votes.settings.learned is not None and not live.closed
-        if isinstance(error, ProviderError) and error.fatal:
-            learned = learned and live.answered
-        answered = run.answers.any_own or (learned and isinstance(error, ProviderError))
+        answered = run.answers.any_own
+        if isinstance(error, ProviderError) and not answered:
+            learned = run.votes.settings.learned is not None and not live.closed
+            answered = self._serves or (learned and (live.answered or not error.fatal))
         for place in range(n_own):
             if not run.answers.has_outcome(place) and not run.is_skipped(place):
                 run.answers.put(place, error)
+        if self._serves and isinstance(error, ProviderError) and run.votes.settings.policy is None:
+            await self._decide(run)
         if answered:
             await asyncio.to_thread(run.votes.decide_by_settings)
         return answered

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
-from testnuc.errors import BudgetExceededError, ConfigurationError
+from testnuc.errors import BudgetExceededError, BudgetReservedError, ConfigurationError
 from testnuc.limits.policies import Budget
 from testnuc.protocols import TokenUsage
 from testnuc.types import Usage
@@ -75,6 +75,9 @@ class BudgetAccount:
         self._batches = [0, 0, 0]
         self._waiting: deque[_Waiter] = deque()
         self._waiting_batches: deque[_Waiter] = deque()
+        #: Seconds that a call waits for what others have reserved; but the first, until one ends.
+        self.patience: float | None = None
+        self._stuck = False
         #: Those of the calls that count here, also of a referee and after `join`.
         self.meters: set[Meter] = set()
 
@@ -106,7 +109,7 @@ class BudgetAccount:
         """Wait until the worst case of a call or a batch job fits, and reserve it.
 
         Settle, keep or release it. `BudgetExceededError`: it does not fit, whatever calls in flight
-        cost.
+        cost. `BudgetReservedError`: it may fit once they end, which takes longer than `patience`.
         """
         amounts = (pico_usd, tokens, calls)
         waiting = self._waiting_batches if batch else self._waiting
@@ -115,7 +118,13 @@ class BudgetAccount:
             return reservation
         future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
         waiting.append((amounts, future))
-        return await granted(future, self.release, self._drain)
+        try:
+            async with asyncio.timeout(0 if self._stuck else self.patience):
+                return await granted(future, self.release, self._drain)
+        except TimeoutError:
+            self._stuck = True
+            reserved = "calls in flight have reserved what is left of the budget"
+            raise BudgetReservedError(reserved) from None
 
     def settle(self, reservation: Reservation, pico_usd: int, tokens: int, calls: int = 1) -> None:
         """Book the actual cost of a call, and free the rest of its reservation."""
@@ -141,7 +150,7 @@ class BudgetAccount:
     def _close(self, reservation: Reservation, spent: Amounts) -> None:
         if not reservation.open:
             return
-        reservation.open = False
+        reservation.open = self._stuck = False
         for i in range(3):
             self._reserved[i] -= reservation.amounts[i]
             self._spent[i] += spent[i]
@@ -231,8 +240,9 @@ class Meter:
     #: Counted by the client.
     store_hits: int = 0
     coalesced: int = 0
-    #: Requests retried after a failure.
+    #: Requests retried after a failure, and those whose answer did not arrive: perhaps billed.
     retries: int = 0
+    incomplete: int = 0
 
     def add(self, usage: TokenUsage | None, price: Price | None = None) -> int | None:
         """Count one answered call; returns its cost in 1e-12 US dollars, None if unknown.

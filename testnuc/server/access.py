@@ -45,6 +45,9 @@ _LEAST_BYTES, _LEAST_BODIES = 64 * 1024 * 1024, 4
 #: Bytes at the start of a body that do not count, so that small requests are always accepted: the
 #: limit of connections bounds them.
 _SMALL = 64 * 1024
+_BUSY = (
+    "too many large requests arrive at the same time; retry in 5 s, or send fewer texts per request"
+)
 
 
 def request_id(request: web.Request) -> str:
@@ -133,12 +136,8 @@ def require_caller(request: web.Request, route: str, settings: ServerSettings) -
         host = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
         if not is_loopback(host):
             # a foreign page whose name resolves to this machine (DNS rebinding)
-            raise RequestError(
-                421,
-                "wrong_host",
-                f"the Host header is {host[:100]!r}; use 127.0.0.1 or localhost, or configure a "
-                "token",
-            )
+            hint = "use 127.0.0.1 or localhost, or configure a token"
+            raise RequestError(421, "wrong_host", f"the Host header is {host[:100]!r}; {hint}")
         return
     given = request.headers.get("Authorization", "")
     scheme, _, value = given.partition(" ")
@@ -156,12 +155,9 @@ def require_caller(request: web.Request, route: str, settings: ServerSettings) -
         request[_CALLER] = callers[0]
     else:
         problem = "has a wrong token" if given else "is missing"
-        raise RequestError(
-            401,
-            "unauthorized",
-            f"the Authorization header {problem}; send 'Authorization: Bearer TOKEN'",
-            headers={"WWW-Authenticate": 'Basic realm="testnuc"' if page else "Bearer"},
-        )
+        message = f"the Authorization header {problem}; send 'Authorization: Bearer TOKEN'"
+        asked = {"WWW-Authenticate": 'Basic realm="testnuc"' if page else "Bearer"}
+        raise RequestError(401, "unauthorized", message, headers=asked)
 
 
 class Callers:
@@ -187,12 +183,8 @@ class Callers:
             left = min(limit, left + (now - since) * limit / 60)
             if left < 1:
                 after = math.ceil((1 - left) * 60 / limit)
-                raise RequestError(
-                    429,
-                    "caller_limit",
-                    f"{caller.name} has sent its {limit:,} texts a minute; retry in {after} s",
-                    retry_after=after,
-                )
+                message = f"{caller.name} has sent its {limit:,} texts a minute; retry in {after} s"
+                raise RequestError(429, "caller_limit", message, retry_after=after)
             self._left[caller.name] = left - texts, now
         self.texts[caller.name] += texts
 
@@ -217,13 +209,9 @@ class Queue:
         Yields a function that one of them leaves by, before that.
         """
         if self.pending + texts > self.limit:
-            after = self.retry_after(texts)
-            raise RequestError(
-                429,
-                "queue_full",
-                f"{self.pending} texts are pending, of at most {self.limit}; retry in {after} s",
-                retry_after=after,
-            )
+            after, now = self.retry_after(texts), f"{self.pending} texts are pending"
+            message = f"{now}, of at most {self.limit}; retry in {after} s"
+            raise RequestError(429, "queue_full", message, retry_after=after)
         self.pending += texts
         self.empty.clear()
         left = texts
@@ -288,14 +276,7 @@ class Bodies:
                     counted += more
                     self.pending += more
                     if counted and self.pending > self.limit:
-                        raise RequestError(
-                            503,
-                            "busy",
-                            "too many large requests arrive at the same time; retry in 5 s, or "
-                            "send fewer texts per request",
-                            retry_after=5,
-                            close=True,
-                        )
+                        raise RequestError(503, "busy", _BUSY, retry_after=5, close=True)
             del self.receiving[request.protocol]
             yield bytes(body)
         except TimeoutError as exc:

@@ -12,6 +12,7 @@ from testnuc.limits.headers import usable_wait
 _RESPONSES: dict[type[Exception], tuple[int, str]] = {
     errors.InvalidInputError: (422, "invalid_input"),
     errors.BudgetExceededError: (503, "budget_exceeded"),
+    errors.BudgetReservedError: (503, "budget_reserved"),
     errors.AuthenticationError: (502, "provider_authentication"),
     errors.UnknownModelError: (502, "provider_unknown_model"),
     errors.BadRequestError: (502, "provider_bad_request"),
@@ -68,9 +69,8 @@ def request_error(error: Exception) -> RequestError:
     known = (_RESPONSES[kind] for kind in type(error).__mro__ if kind in _RESPONSES)
     status, kind = next(known)
     # others may name addresses and settings of the service
-    message = f"{kind.replace('_', ' ')} error; the log of the service has the details"
-    if isinstance(error, errors.InvalidInputError):
-        message = str(error)
+    hidden = f"{kind.replace('_', ' ')} error; the log of the service has the details"
+    message = str(error) if isinstance(error, errors.InvalidInputError) else hidden
     after = usable_wait(getattr(error, "retry_after", None))
     seconds = None if after is None else max(1, math.ceil(min(after, _LONGEST_WAIT)))
     return RequestError(status, kind, message, retry_after=seconds)

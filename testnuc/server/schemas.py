@@ -64,7 +64,7 @@ class ClassifyRequest:
     def failed(self, labels: LabelSet) -> list[dict[str, Any]]:
         """Return the results of the texts that cannot be labeled."""
         return [
-            _record(labels.unlabeled(0, "", InvalidInputError(problem)), self, place)
+            record(labels.unlabeled(0, "", InvalidInputError(problem)), self, place)
             for place, problem in self.refused.items()
         ]
 
@@ -95,15 +95,14 @@ def read(body: bytes, settings: ServerSettings) -> ClassifyRequest:
     )
 
 
-def record(result: Classification, asked: ClassifyRequest) -> dict[str, Any]:
-    """Return the JSON form of a result.
+def record(
+    result: Classification, asked: ClassifyRequest, place: int | None = None
+) -> dict[str, Any]:
+    """Return the JSON form of a result, whose place in the request is that of its index.
 
     Only with `explain` does it contain texts of other requests, which neighbors are.
     """
-    return _record(result, asked, asked.places[result.index])
-
-
-def _record(result: Classification, asked: ClassifyRequest, place: int) -> dict[str, Any]:
+    place = asked.places[result.index] if place is None else place
     fields = row(result, full=asked.explain)
     own = result.prediction
     made = asked.echo(place) | {"label": result.label}
@@ -180,8 +179,7 @@ def _problem(name: str, text: Any, settings: ServerSettings) -> str | None:
     """Return what is wrong with a text, or None."""
     if not isinstance(text, str):
         return f"{name} is {_kind(text)}; give a string"
-    problem = valid_text(text)
-    if problem is not None:
+    if (problem := valid_text(text)) is not None:
         return f"{name} {problem}"
     if len(text) > settings.max_text_chars:
         return (

@@ -15,13 +15,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from operator import methodcaller
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import orjson
 
 from testnuc._base.checks import needing
 from testnuc.client import TestNUC, parts_of
-from testnuc.errors import ConfigurationError, RateLimitedError, StoreError
+from testnuc.errors import BudgetReservedError, ConfigurationError, RateLimitedError, StoreError
 from testnuc.labels import labels_hash
 from testnuc.limits.budget import PICO
 from testnuc.server.errors import ERROR_TYPES, error_fields
@@ -146,6 +146,7 @@ class ServedSet:
         self.nuc, self._since = nuc, datetime.now(UTC)
         timed = self._metrics.calls.labels(**self._place, model=nuc.model)
         parts_of(nuc).transport.timed = timed.observe
+        parts_of(nuc).transport.account.patience = BudgetReservedError.retry_after
         # from 0 on: a rate does not see the first errors of a series that begins with them
         for kind in ERROR_TYPES:
             self._metrics.failures.labels(**self._place, type=kind)
@@ -187,9 +188,11 @@ class ServedSet:
         return self._active() | own | {"budget_left": parts_of(self.nuc).transport.account.left}
 
     @property
-    def paused(self) -> bool:
-        """Whether the provider asked for a pause of more than a minute."""
-        return bool(parts_of(self.nuc).transport.admission.pause)
+    def status(self) -> Literal["ready", "failing", "paused"]:
+        """Whether all calls fail, or the provider asked for a pause of more than a minute."""
+        if (transport := parts_of(self.nuc).transport).admission.pause:
+            return "paused"
+        return "failing" if transport.failing else "ready"
 
     @contextmanager
     def answering(self, about: dict[str, Any], seconds: float) -> Iterator[Failed]:
@@ -208,6 +211,8 @@ class ServedSet:
             with transport.observed(patience.failures.append):
                 yield failed
         finally:
+            if transport.failing:
+                _log.error("%s: every LLM call fails", about["fields"]["request_id"])
             for kind, errors in failed.items():
                 fields = about["fields"] | {"type": kind, "texts": len(errors)}
                 texts = "1 text" if len(errors) == 1 else f"{len(errors)} texts"
@@ -260,6 +265,7 @@ class ServedSet:
         tokens, account = "Tokens, as far as known.", parts_of(self.nuc).transport.account
         for name, counter, meaning, labels in (
             ("llm_calls", "calls", "Calls answered by the provider.", {}),
+            ("llm_calls_incomplete", "incomplete", "Calls whose answer broke off or was late.", {}),
             ("retries", "retries", "Retries after a failed call.", {}),
             ("store_hits", "store_hits", "Predictions read from the store.", {}),
             ("coalesced", "coalesced", "Predictions shared with another request in flight.", {}),

@@ -48,7 +48,7 @@ Page: TypeAlias = "Callable[[TestNUC, Sequence[Classification]], str]"
 
 _log = logging.getLogger("testnuc.server")
 
-Status: TypeAlias = Literal["starting", "ready", "paused", "draining"]
+Status: TypeAlias = Literal["starting", "ready", "failing", "paused", "draining"]
 
 #: Names of label sets, which are parts of a path.
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -84,7 +84,7 @@ class Service:
     name are several label sets, each at ``/v1/NAME/classify``. `page` renders the HTML at
     ``/results`` from a client and its latest results, newest last; without it they are not shown.
     `app` serves all routes, for your own runner. Set `state` ("starting", "ready", "draining") to
-    "ready" when the clients can be used; `status` may also be "paused".
+    "ready" when the clients can be used; `status` may also be "failing" or "paused".
     """
 
     def __init__(
@@ -185,16 +185,18 @@ class Service:
 
     @property
     def status(self) -> Status:
-        """The state, and whether all providers asked for a pause of more than a minute."""
+        """The state; whether all calls of a set fail, or all providers asked for a long pause."""
         return self._status(*self.sets.values())
 
     def _status(self, *sets: ServedSet) -> Status:
-        paused = self.state == "ready" and all(served.paused for served in sets)
-        return "paused" if paused else self.state
+        found = {served.status for served in sets}
+        if self.state != "ready":
+            return self.state
+        return found.pop() if len(found) == 1 else "failing" if "failing" in found else "ready"
 
     def _values(self) -> Iterator[Value]:
         """Yield what metrics say."""
-        ready, queue = float(self.status == "ready"), self.queue
+        ready, queue = float(self.status in {"ready", "failing"}), self.queue
         yield Value("pending_texts", "Texts being labeled or waiting.", queue.pending, {})
         yield Value("pending_texts_limit", "Limit of pending texts.", queue.limit, {})
         yield Value("ready", "1 while requests are accepted and can be answered.", ready, {})
@@ -385,7 +387,7 @@ class Service:
 
     async def _readyz(self, _: web.Request) -> web.Response:
         # once the pause is over it is ready: a request finds out whether the provider answers
-        return _json({"status": self.status}, 200 if self.status == "ready" else 503)
+        return _json({"status": self.status}, 200 if self.status in {"ready", "failing"} else 503)
 
     async def _metrics_page(self, _: web.Request) -> web.Response:
         headers = {"Content-Type": self._metrics.content_type}

@@ -236,7 +236,7 @@ class CallAccounting:
             self.telemetry.billed(usage, pico_usd)
         if usage is None:
             self.admission.answered(permit)
-            self._keep(call)
+            self._keep(call, lost=0)
             return
         self.admission.answered(permit, usage.input_tokens, usage.output_tokens)
         if call.reservation is not None:
@@ -245,13 +245,14 @@ class CallAccounting:
             tokens = usage.input_tokens + usage.output_tokens
             if pico_usd is None and self.meter.price is not None:
                 # answered in a service tier whose price is unknown
-                self._keep(call)
+                self._keep(call, lost=0)
                 return
             self.account.settle(call.reservation, pico_usd or 0, tokens)
             call.reservation = None
 
-    def _keep(self, call: Call) -> None:
+    def _keep(self, call: Call, *, lost: int = 1) -> None:
         """Book the whole reservation: the attempt may have been billed, the amount is unknown."""
+        self.meter.incomplete += lost
         if call.reservation is not None:
             self.account.keep(call.reservation)
             call.reservation = None

@@ -190,8 +190,7 @@ class AuxiliaryRequests:
         return await retrying(attempt)
 
     def _wait(self, state: RetryCallState) -> float:
-        error = None if state.outcome is None else state.outcome.exception()
-        asked = getattr(error, "retry_after", None)
+        asked = getattr(state.outcome and state.outcome.exception(), "retry_after", None)
         seconds = backoff(self.retry, state.attempt_number, asked, self.rng)
         level = logging.WARNING if asked is not None and seconds > LONG else logging.DEBUG
         _log.log(level, "the provider refused a request; retrying in %.0f s", seconds)

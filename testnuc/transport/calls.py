@@ -100,9 +100,9 @@ class Call:
     #: Failures after which it was sent again at once, and whether the last one was one of these.
     repeats: int = 0
     at_once: bool = False
-    #: The key that was sent, if it can expire, and whether another one was asked for.
+    #: The key that was sent, if it can expire, and those that were rejected.
     key: str | None = None
-    renewed: bool = False
+    rejected_keys: tuple[str | None, ...] = ()
     #: Replies from which no label could be read, those of a larger packed call included; they are
     #: billed.
     unreadable: int = 0

@@ -226,10 +226,8 @@ class Connections:
 
         There, a wait for what this one does would never end.
         """
-        loop = asyncio.get_running_loop()
-        if self._loop is None:
-            self._loop = loop
-        if self._loop is not loop:
+        self._loop = self._loop or asyncio.get_running_loop()
+        if self._loop is not asyncio.get_running_loop():
             raise ConfigurationError(
                 "a client belongs to the event loop of its first call; create one for each loop"
             )

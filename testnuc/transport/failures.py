@@ -3,6 +3,7 @@
 Messages of other libraries are dropped: they may hold a URL with credentials, or request headers.
 """
 
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -49,12 +50,11 @@ def safe_cause(raised: BaseException) -> BaseException | None:
 
 def host(provider: WireProvider) -> str:
     """Return the server's name, without credentials of its URL."""
-    try:
+    with suppress(ValueError):
         parts = urlsplit(provider.url)
-        name, port = parts.hostname, parts.port
-    except ValueError:
-        return "the base_url"
-    return f"{name or 'the base_url'}:{port}" if port else name or "the base_url"
+        name = parts.hostname or "the base_url"
+        return f"{name}:{parts.port}" if parts.port else name
+    return "the base_url"
 
 
 def translate(raised: BaseException, provider: WireProvider) -> BaseException:

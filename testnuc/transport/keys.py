@@ -29,8 +29,8 @@ _LONGEST = 30.0
 _FIRST_WAIT, _LONGEST_WAIT = 0.25, 10.0
 #: Seconds of failures after which a function that never returned a key is given up: it is wrong.
 _NEVER = 10.0
-#: Keys that are removed from what a server says.
-_LATEST = 8
+#: Keys that are removed from what a server says, and that a call is sent with, at most.
+LATEST = 8
 
 
 class KeySource:
@@ -131,7 +131,7 @@ class KeySource:
         if expires <= now:
             expires = float("inf")  # one of the clocks is wrong: the server decides
         self.key = key
-        self.latest = (key, *self.latest[: _LATEST - 1])
+        self.latest = (key, *self.latest[: LATEST - 1])
         self._expires = expires - min(_LAST, (expires - now) / 2)
         self._renew_at = expires - min(_MARGIN, (expires - now) / 2)
         self._answers += 1

@@ -20,9 +20,11 @@ from tenacity import AsyncRetrying, RetryCallState
 
 from testnuc.errors import (
     AuthenticationError,
+    BadRequestError,
     CallTimeoutError,
     ConfigurationError,
     ProviderError,
+    QuotaExceededError,
     ReplyError,
 )
 from testnuc.limits.admission import Admission, Permit
@@ -34,6 +36,7 @@ from testnuc.transport.auxiliary import AuxiliaryRequests
 from testnuc.transport.calls import MAY_SEND, ON_WAIT, Call, NotSentError, Timer, estimate_tokens
 from testnuc.transport.connections import Connections, key_headers
 from testnuc.transport.failures import host, safe_cause
+from testnuc.transport.keys import LATEST
 from testnuc.transport.retries import Outage, adapts, gives_up, latest_start, may_help, wait
 from testnuc.transport.telemetry import Telemetry
 
@@ -86,6 +89,8 @@ class Transport:
         #: See `observed`.
         self._observers: list[Callable[[ProviderError], object]] = []
         self._outage = Outage()
+        #: Whether the latest call failed as all would, with a wrong key for example.
+        self.failing = False
         self._connections = connections or Connections(limits.concurrency, trust_env=trust_env)
         #: HTTP requests other than calls; not rate-limited.
         self.auxiliary = AuxiliaryRequests(
@@ -178,6 +183,7 @@ class Transport:
                     error.fatal = True
             else:
                 self._outage.answered()
+            self.failing = error.fatal and not isinstance(error, BadRequestError)
             _log.info(
                 "call failed permanently: %s, status %s, request id %s, sent %d times",
                 type(error).__name__,
@@ -298,6 +304,7 @@ class Transport:
             else:
                 reply = accounting.accept(call, permit, reply)
             self._outage.answered()
+            self.failing = False
             return reply
         finally:
             self.timed(self._clock() - permit.sent_at)
@@ -336,18 +343,21 @@ class Transport:
         raise outage.failure(call)
 
     async def _renewed(self, call: Call, error: ProviderError) -> bool:
-        """Ask for another key if the server rejected one that can expire; once for each call."""
-        keys = getattr(call.wire, "keys", None)
-        if keys is None or call.renewed or not isinstance(error, AuthenticationError):
+        """Ask for another key if one was rejected or has no quota, as long as it is a new one."""
+        keys, tried = getattr(call.wire, "keys", None), call.rejected_keys
+        rejected = isinstance(error, AuthenticationError)
+        of_key = rejected or isinstance(error, QuotaExceededError)
+        if keys is None or not of_key or call.key in tried or len(tried) == LATEST:
             return False
-        call.renewed = True
+        call.rejected_keys = (*tried, call.key)
         try:
             await keys.replace(call.key, self._left(call))
         except ConfigurationError as failure:
             # other calls may go on with the key that this one was rejected with
             error.__cause__ = failure
             return False
-        return True
+        # the same one may be valid by now, but not have more quota
+        return rejected or keys.key not in call.rejected_keys
 
     def _left_for_key(self, call: Call) -> float:
         left = self._left(call)

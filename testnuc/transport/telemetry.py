@@ -97,7 +97,8 @@ class Telemetry:
         )
         server = _server(url)
         host = server.get("server.address", "")
-        known = [name for end, name in _SERVERS.items() if provider == "openai" and _at(host, end)]
+        ends = _SERVERS if provider == "openai" else {}
+        known = [name for end, name in ends.items() if f".{host}".endswith(f".{end}")]
         self._chat = {
             "gen_ai.operation.name": "chat",
             "gen_ai.provider.name": known[0] if known else provider,
@@ -146,20 +147,17 @@ class Telemetry:
     @contextlib.contextmanager
     def embeddings(self, name: str, texts: int) -> Iterator[Any]:
         """Trace a batch of embeddings."""
-        kind, _, model = name.rpartition("/")
-        remote = kind == "openai"
+        maker, _, model = name.rpartition("/")
+        remote = maker == "openai"
         asked = {
             "gen_ai.operation.name": "embeddings",
-            "gen_ai.provider.name": kind if remote else "local",
+            "gen_ai.provider.name": maker if remote else "local",
             "gen_ai.request.model": model if remote else name,
             "testnuc.texts": texts,
         }
         kinds = self._trace.SpanKind
-        with self._span(
-            f"embeddings {asked['gen_ai.request.model']}",
-            asked,
-            kinds.CLIENT if remote else kinds.INTERNAL,
-        ) as span:
+        kind = kinds.CLIENT if remote else kinds.INTERNAL
+        with self._span(f"embeddings {asked['gen_ai.request.model']}", asked, kind) as span:
             yield span
 
     def billed(self, usage: TokenUsage | None, pico_usd: int | None) -> None:
@@ -233,19 +231,10 @@ def _kind_of(error: BaseException) -> str:
     return str(status) if isinstance(status, int) and status >= _REFUSED else type(error).__name__
 
 
-def _at(host: str, end: str) -> bool:
-    return host == end or host.endswith(f".{end}")
-
-
 def _server(url: str | None) -> dict[str, Any]:
     """Return the server's attributes, without credentials of its URL."""
-    if url is None:
-        return {}
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        return {}
-    if host is None:
-        return {}
-    return {"server.address": host, "server.port": port or (80 if parts.scheme == "http" else 443)}
+    with contextlib.suppress(ValueError):
+        parts = urlsplit(url or "")
+        port = parts.port or (80 if parts.scheme == "http" else 443)
+        return {"server.address": parts.hostname, "server.port": port} if parts.hostname else {}
+    return {}

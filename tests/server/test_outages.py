@@ -7,6 +7,7 @@ import json
 import logging
 import re
 from collections import Counter, defaultdict
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 import testnuc
 from testnuc import Budget, Limits, RetryPolicy, TestNUC
+from testnuc._engine.retrieval import PoolPredictions
 from testnuc.client import parts_of
 from testnuc.errors import (
     AuthenticationError,
@@ -27,6 +29,8 @@ from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.server import JsonLines
 from testnuc.testing import LoopbackLLM
 from testnuc.transport.calls import Patience
+from testnuc.trust.diagnosis import Decision
+from testnuc.voting import VotePolicy
 from tests import virtual
 from tests._engine import test_learning as learning
 from tests.conftest import LABELS, confident, messages
@@ -123,6 +127,20 @@ async def test_a_provider_that_hangs_holds_back_no_text_with_an_answer(client_of
     assert (status, [row["label"] for row in found[:2]]) == (200, LABELS[:2])
     assert found[2]["error"]["type"] == "provider_timeout"
     assert 'testnuc_failed_texts_total{type="provider_timeout"} 1.0' in page
+
+
+async def test_neighbors_label_when_the_time_for_calls_has_passed():
+    model = Held()
+    model.gate.set()
+    async with served(client(model), request_timeout=20) as (_, session):
+        assert (await post(session, {"texts": messages(12)}))[0] == 200
+        model.gate.clear()
+        waiting = asyncio.create_task(post(session, {"text": "refund please number 60"}))
+        await until(lambda: len(model.asked) == 13)
+        virtual.skip(19)
+        status, found, _ = await waiting
+    assert (status, found["label"], found["source"]) == (200, "refund", "vote")
+    assert found["error"]["type"] == "provider_timeout"
 
 
 async def lines_of(content, most):
@@ -245,6 +263,57 @@ async def test_texts_that_failed_are_one_line_of_a_request(caplog):
     assert (lines[1]["type"], lines[1]["texts"]) == ("provider", 2)
 
 
+@pytest.mark.parametrize(
+    ("policy", "failure"), [("weighted", "key"), ("auto", "key"), ("auto", "refused")]
+)
+async def test_neighbors_label_before_the_first_answer_of_a_process(
+    client_of, tmp_path, caplog, monkeypatch, policy, failure
+):
+    async def diagnosis(pool, settings):
+        # as that of thousands of answers in which neighbors correct errors
+        found = await diagnose(pool, settings)
+        return replace(found, decision=Decision(VotePolicy.weighted(), 10, "neighbors are right"))
+
+    diagnose = PoolPredictions.recent_diagnosis
+    monkeypatch.setattr(PoolPredictions, "recent_diagnosis", diagnosis)
+    kind = "provider_authentication" if failure == "key" else "provider"
+    texts, new = learning.texts_of(300), learning.texts_of(6, start=300)
+    said = {text: (learning.noisy(text), 0.9) for text in texts} | {"c1 number 1000": "topic 1"}
+    given = {"labels": learning.LABELS, "embedder": learning.Clustered()}
+    async with AsyncExitStack() as provider:
+        llm = await provider.enter_async_context(LoopbackLLM(said, api_key="right"))
+        given |= {"policy": policy, "store": tmp_path / "labels.db"}
+        given = client_of(llm, **given)
+        async with TestNUC(**{**given, "api_key": "right"}) as nuc:
+            await nuc.classify_many(texts)
+        if failure == "refused":
+            await provider.aclose()
+        async with served(TestNUC(**given)) as (_, session):
+            status, one, _ = await post(session, {"text": new[0]})
+            assert status == 200
+            status, many, _ = await post(session, {"texts": [*new, texts[9]]})
+            *failed, stored = many["results"]
+            assert (status, stored["error"]) == (200, None)
+            async with session.post("/v1/classify", json={"texts": new, "stream": True}) as lines:
+                rows = [one, *failed, *[json.loads(line) async for line in lines.content]]
+            _, page = await get(session, "/metrics")
+            # it is ready, or no text would find out when calls are answered again
+            assert await get(session, "/readyz") == (200, '{"status":"failing"}')
+            assert '"status":"failing"' in (await get(session, "/v1/info"))[1]
+            assert "testnuc_ready 1.0" in page
+            if failure == "key":
+                llm._api_key = given["api_key"]
+                answer = (await post(session, {"text": "c1 number 1000"}))[1]
+                assert answer["own"]["label"] == "topic 1"
+                assert await get(session, "/readyz") == (200, '{"status":"ready"}')
+    assert [row["label"] for row in rows] == [learning.gold(row["text"]) for row in rows]
+    assert {(row["source"], row["error"]["type"]) for row in rows} == {("vote", kind)}
+    assert f'testnuc_failed_texts_total{{type="{kind}"}} 13.0' in page
+    assert 'testnuc_labels_total{source="vote"} 14.0' in page
+    assert caplog.text.count(f"failed: {kind}, ") == 3
+    assert caplog.text.count("every LLM call fails") == 3
+
+
 @pytest.mark.parametrize("package", ["transport", "limits", "server"])
 def test_what_an_operator_reads_is_not_python(package):
     for path in (Path(testnuc.__file__).parent / package).glob("*.py"):
@@ -323,6 +392,29 @@ async def test_what_is_left_of_a_budget_is_said():
     assert json.loads(info)["budget_left"] == {"calls": 1, "tokens": 9_985}
     assert 'testnuc_budget_left{unit="calls"} 1.0' in page
     assert 'testnuc_budget_left{unit="tokens"} 9985.0' in page
+
+
+async def test_a_request_does_not_wait_for_what_others_have_reserved_of_a_budget():
+    model = Held()
+    nuc = client(model, k=0, limits=Limits(budget=Budget(calls=2)))
+    async with served(nuc) as (_, session):
+        waiting = [asyncio.create_task(post(session, {"text": t})) for t in messages(2)]
+        await model.asked_for(2)
+        late = asyncio.create_task(post(session, {"texts": messages(30)[2:]}))
+        await until(lambda: parts_of(nuc).transport.account._waiting)
+        virtual.skip(6)
+        status, answer, headers = await late
+        assert (status, answer["error"]["type"]) == (503, "budget_reserved")
+        assert headers["Retry-After"] == "5"
+        # at once while nothing has changed
+        assert (await post(session, {"text": "refund please"}))[0] == 503
+        model.gate.set()
+        assert [(await task)[0] for task in waiting] == [200, 200]
+        status, answer, headers = await post(session, {"text": "refund please"})
+        assert (status, answer["error"]["type"]) == (503, "budget_exceeded")
+        assert "Retry-After" not in headers
+        _, page = await get(session, "/metrics")
+    assert 'testnuc_failed_texts_total{type="budget_reserved"} 29.0' in page
 
 
 async def test_labels_their_trust_and_the_time_of_calls_are_measured():

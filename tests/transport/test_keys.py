@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import threading
 
 import aiohttp
@@ -12,10 +13,16 @@ import pytest
 
 from bench._batch_api import BatchLLM
 from testnuc import Limits, TestNUC
-from testnuc.errors import AuthenticationError, ConfigurationError, ConnectionFailedError
+from testnuc.errors import (
+    AuthenticationError,
+    ConfigurationError,
+    ConnectionFailedError,
+    QuotaExceededError,
+)
 from testnuc.providers.anthropic import Anthropic
 from testnuc.providers.openai import OpenAI
-from testnuc.testing import LoopbackLLM
+from testnuc.testing import HashEmbedder, LoopbackLLM
+from testnuc.testing.formats import ErrorResponse
 from testnuc.transport import Transport
 from testnuc.transport import keys as keys_module
 from testnuc.transport.keys import KeySource
@@ -87,6 +94,59 @@ async def test_a_key_that_stays_wrong():
             await transport.aclose()
     assert "wrong-0123456789" not in str(caught.value)
     assert caught.value.attempts == 2
+
+
+class Metered(LoopbackLLM):
+    """Answers each key until its quota is used up."""
+
+    def __init__(self, quotas):
+        super().__init__(answers)
+        self.left, self.sent = quotas, []
+
+    def _check_key(self, call):
+        key = call.headers["authorization"].removeprefix("Bearer ")
+        self.sent.append(key)
+        self.left[key] -= 1
+        if self.left[key] < 0:
+            raise ErrorResponse(429, "You exceeded your quota.", code="insufficient_quota")
+
+
+@pytest.mark.parametrize("quota", [30, 5])
+async def test_a_key_without_quota_is_put_aside_until_all_are(quota):
+    keys = itertools.cycle(["key-a", "key-b", "key-c"])
+    async with Metered({"key-a": 10, "key-b": 0, "key-c": quota}) as llm:
+        model = OpenAI("m", base_url=llm.base_url, api_key=lambda: next(keys))
+        limits = Limits(concurrency=4)
+        given = {"embedder": HashEmbedder(), "policy": "majority", "limits": limits}
+        async with TestNUC(LABELS, model, k=0, **given) as nuc:
+            results = await nuc.classify_many([f"text {n}" for n in range(40)])
+    answered = sum(row.label is not None for row in results)
+    assert answered == min(40, 10 + quota)
+    if quota == 30:
+        assert results.stopped is None
+    else:
+        assert isinstance(results.stopped, QuotaExceededError)
+        # each key once more for each call in flight
+        assert len(llm.sent) <= answered + 4 * 2 * 3
+
+
+@pytest.mark.parametrize("error", [401, 429])
+async def test_a_function_that_always_returns_new_keys_is_not_asked_without_end(error):
+    numbers = itertools.count()
+
+    class Refusing(LoopbackLLM):
+        def _check_key(self, call):
+            raise ErrorResponse(error, "No.", code="insufficient_quota")
+
+    async with Refusing(answers) as llm:
+        provider = OpenAI("m", base_url=llm.base_url, api_key=lambda: f"key-{next(numbers)}")
+        transport = Transport()
+        try:
+            with pytest.raises((AuthenticationError, QuotaExceededError)) as caught:
+                await transport.call(provider, request())
+        finally:
+            await transport.aclose()
+    assert caught.value.attempts == next(numbers) == 9
 
 
 @pytest.mark.parametrize("lines", [False, True])

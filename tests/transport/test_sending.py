@@ -128,6 +128,27 @@ async def test_failures_that_pass_are_tried_again(status):
         assert all(0 <= wait <= 0.004 for wait in transport.waits)
 
 
+@pytest.mark.parametrize("broken", ["cut off", "half", "gateway"])
+async def test_what_may_be_billed_without_an_answer_is_counted(broken):
+    def half(request):
+        head = b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n{"
+        request.transport.write(head)
+        request.transport.close()
+        return web.Response()
+
+    def answer(number, request):
+        if number:
+            return said()
+        first = {"cut off": cut_off, "half": half}
+        return first.get(broken, lambda _: web.Response(status=504))(request)
+
+    async with serving(answer) as (wire, _), sending() as transport:
+        await transport.call(wire, ONE)
+        usage = transport.meter.since()
+    assert (usage.calls, usage.incomplete, usage.retries) == (1, 1, 1)
+    assert usage.input_tokens == 10
+
+
 async def test_the_last_failure_is_raised():
     def answer(n, request):
         return web.Response(status=500, text=f"failure {n}")
