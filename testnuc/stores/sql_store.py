@@ -13,7 +13,7 @@ import orjson
 from testnuc._base.arrays import Float16s
 from testnuc._base.checks import is_chance
 from testnuc.errors import EmbeddingError, StoreError
-from testnuc.protocols import Index, PoolText, Store, StoredBatch, StoredPrediction
+from testnuc.protocols import PoolText, Store, StoredBatch, StoredPrediction
 from testnuc.types import Prediction, Usage
 
 #: A lease that ends later, in seconds from now, was taken before the clock was set back: else it
@@ -155,11 +155,13 @@ class SqlStore(Store):
         """Return the rows that a statement reads."""
         raise NotImplementedError
 
+    def _typed(self, rows: Sequence[Any], *types: type) -> list[Any]:
+        """Return stored rows; raises `StoreError` if a value is not of its type."""
+        with rows_of(self.place):
+            return [of_types(row, *types) for row in rows]
+
     async def _change(self, statement: str, *values: Any) -> int:
         """Run a statement to completion, even if the caller is cancelled; return changed rows."""
-        raise NotImplementedError
-
-    def pool(self, embedder: str) -> Index:
         raise NotImplementedError
 
     async def vectors(
@@ -219,8 +221,7 @@ class SqlStore(Store):
     async def get_learned(self, scope: bytes) -> bytes | None:
         """Return what was learned; None if nothing was."""
         rows = await self._rows("SELECT data FROM learned WHERE scope = $1", scope)
-        with rows_of(self.place):
-            return of_types(rows[0], bytes)[0] if rows else None
+        return self._typed(rows, bytes)[0][0] if rows else None
 
     async def drop_learned(self, scope: bytes) -> None:
         """Delete what was learned."""
@@ -309,9 +310,9 @@ class SqlStore(Store):
 
     async def embedders(self) -> list[tuple[str, int]]:
         """Return the name and dimension of each embedder in the store."""
-        rows = await self._rows("SELECT name, dim FROM embedders ORDER BY id")
-        with rows_of(self.place):
-            return [(name, dim) for name, dim in (of_types(row, str, int) for row in rows)]
+        return self._typed(
+            await self._rows("SELECT name, dim FROM embedders ORDER BY id"), str, int
+        )
 
     async def counts(self) -> tuple[dict[bytes, int], dict[str, int]]:
         """Return the number of predictions of each scope, and of pool texts of each embedder."""
@@ -320,17 +321,12 @@ class SqlStore(Store):
             "GROUP BY s.scope"
         )
         texts = await self._rows("SELECT name, size - removals FROM embedders")
-        with rows_of(self.place):
-            return (
-                dict(of_types(row, bytes, int) for row in predictions),
-                dict(of_types(row, str, int) for row in texts),
-            )
+        return dict(self._typed(predictions, bytes, int)), dict(self._typed(texts, str, int))
 
     async def learned(self) -> list[tuple[bytes, bytes]]:
         """Return all that was learned, with its key."""
         rows = await self._rows("SELECT scope, data FROM learned ORDER BY scope")
-        with rows_of(self.place):
-            return [(key, data) for key, data in (of_types(row, bytes, bytes) for row in rows)]
+        return self._typed(rows, bytes, bytes)
 
     async def predictions(self, after: bytes = b"", count: int = 1_000) -> list[StoredPrediction]:
         """Return up to `count` predictions after a key, ordered by key; empty at the end."""

@@ -79,33 +79,30 @@ class PostgresDatabase:
         pause, longest = _BACKOFF
         canceled = 0
         while True:
-            pool = None
             begun = time.monotonic()
             try:
-                pool = await self._open_pool()
-                async with pool.acquire() as connection:
+                async with (await self._open_pool()).acquire() as connection:
                     return await work(connection)
             except TestNUCError:
                 raise
             except Exception as exc:
                 pg = driver()
-                # it broke, as in a transaction, or another user of this store has closed it;
-                # a value that cannot be sent is a ValueError, too
-                closed = isinstance(exc, pg.InterfaceError) and not isinstance(exc, ValueError)
                 waited = time.monotonic() - started
                 most = self._patience if self._was_open else min(self._patience, _FIRST_RETRY_TIME)
                 # by others, as with pg_cancel_backend; the words of the server may be translated
                 early = time.monotonic() - begun < _STATEMENT_TIMEOUT / 2
                 canceled += (foreign := isinstance(exc, pg.QueryCanceledError) and early)
-                again = closed or is_transient(exc) or (foreign and canceled <= _CANCELED)
+                again = is_transient(exc) or (foreign and canceled <= _CANCELED)
                 if not again or waited > most:
                     raise store_error(exc, self.address, timed_out=not early) from exc
                 self.breaks += 1
                 _log.info(
                     "the store %s failed (%s); retrying", self.address.public, type(exc).__name__
                 )
-                if not isinstance(exc, (pg.DeadlockDetectedError, pg.SerializationError)):
-                    await self._expire_idle(pool)
+                if self._pool is not None:
+                    # idle connections may be as broken as the one that failed
+                    with contextlib.suppress(pg.InterfaceError):
+                        await self._pool.expire_connections()
             await asyncio.sleep(pause)
             pause = min(2 * pause, longest)
 
@@ -185,12 +182,6 @@ class PostgresDatabase:
             await asyncio.wait_for(pool.close(), _CLOSE_TIMEOUT)
         except TimeoutError:
             pool.terminate()
-
-    async def _expire_idle(self, pool: Any) -> None:
-        """Expire idle connections, which may be as broken as the one that failed."""
-        if pool is not None and pool is self._pool:
-            with contextlib.suppress(driver().InterfaceError):
-                await pool.expire_connections()
 
     async def _open_pool(self) -> Any:
         if self.closed:

@@ -100,7 +100,8 @@ def _of_poolers() -> tuple[Any, ...]:
 def is_transient(error: BaseException) -> bool:
     """Return whether a retry on another connection can succeed."""
     pg = driver()
-    return not isinstance(error, _of_poolers()) and isinstance(
+    # a value that cannot be sent is an InterfaceError and a ValueError
+    return not isinstance(error, (*_of_poolers(), ValueError)) and isinstance(
         error,
         (
             # connection failed or was lost; a connection timeout is an OSError as well
@@ -116,8 +117,9 @@ def is_transient(error: BaseException) -> bool:
             pg.SerializationError,
             # of a role or database with a lock_timeout
             pg.LockNotAvailableError,
-            # raised by the driver for a connection lost during a statement
+            # raised by the driver for a connection lost during a statement, or in a transaction
             pg.InternalClientError,
+            pg.InterfaceError,
             # a standby that is being promoted
             pg.ReadOnlySQLTransactionError,
         ),
