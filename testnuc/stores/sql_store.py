@@ -13,7 +13,7 @@ import orjson
 from testnuc._base.arrays import Float16s
 from testnuc._base.checks import is_chance
 from testnuc.errors import EmbeddingError, StoreError
-from testnuc.protocols import PoolText, Store, StoredBatch, StoredPrediction
+from testnuc.protocols import Index, PoolText, Store, StoredBatch, StoredPrediction
 from testnuc.types import Prediction, Usage
 
 #: A lease that ends later, in seconds from now, was taken before the clock was set back: else it
@@ -162,6 +162,9 @@ class SqlStore(Store):
 
     async def _change(self, statement: str, *values: Any) -> int:
         """Run a statement to completion, even if the caller is cancelled; return changed rows."""
+        raise NotImplementedError
+
+    def pool(self, embedder: str) -> Index:
         raise NotImplementedError
 
     async def vectors(
