@@ -319,8 +319,7 @@ class Results(Sequence[Classification]):
             `TestNUC.learned`, with the judged texts. Those drawn at random from all are the sample:
             ``review(n, "count")`` draws nothing else.
         by : sequence of str, optional
-            The group of each result, such as its month; None: it is in no group. Also a column of a
-            data frame.
+            The group of each result, such as its month, or a column of them; None: it is in none.
         confidence : float
             With this probability an interval holds: each alone, or with `together` all of them.
         level : int, optional

@@ -224,7 +224,7 @@ def test_errors_are_raised_before_anything_is_sent(llm):
         ([["a"], ["b"]], None, "text 0 is not a string but list"),
         (np.array([[["a"]]]), None, "text 0 is not a string but ndarray"),
         (None, None, "text 0 is not a string but NoneType"),
-        (np.array("a"), None, "X is a single value"),
+        (np.array("a"), None, "X is a ndarray"),
         (TEXTS, LABELS, "60 texts and y has 3 labels"),
         (TEXTS, ["weather"] * 60, "label 0 is 'weather'"),
     ):

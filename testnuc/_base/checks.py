@@ -71,9 +71,7 @@ def values(column: Any, name: str = "texts") -> Iterable[Any]:
     A table, which would yield the names of its columns, is refused.
     """
     shape = getattr(column, "shape", None)
-    if shape == ():
-        raise InvalidInputError(f"{name} is a single value, {column!r:.60}; give a list")
-    if shape is not None and (hasattr(column, "columns") or hasattr(column, "column_names")):
+    if shape == () or (shape and (hasattr(column, "columns") or hasattr(column, "column_names"))):
         raise InvalidInputError(
             f"{name} is a {type(column).__name__}; give one of its columns, such as table['text']"
         )
@@ -87,6 +85,15 @@ def _arrow_values(column: Any) -> Iterator[Any]:
     """Yield strings instead of Arrow scalars, in chunks."""
     for start in range(0, len(column), _SLICE):
         yield from column.slice(start, _SLICE).to_pylist()
+
+
+def note_label(known: dict[Any, Any], key: Any, text: str, label: Any, where: str = "") -> None:
+    """Note the label of a text, which two rows may have; raises InvalidInputError for another."""
+    if known.setdefault(key, label) != label:
+        raise InvalidInputError(
+            f"{where}{text[:60]!r} has the label {label!r} and, before, {known[key]!r}; give each "
+            "text one label"
+        )
 
 
 def checked_whole(name: str, value: Any, *, least: int, most: int | None = None) -> int:

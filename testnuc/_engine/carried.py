@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from testnuc._base.checks import note_label
 from testnuc.errors import InvalidInputError
 from testnuc.labels import LabelSet
 from testnuc.trust.evidence import Judgment
@@ -38,12 +39,7 @@ def _judgments_in(review: Review) -> list[Judgment]:
         raise InvalidInputError("the review has no answer yet; answer some of its items")
     answers: dict[bytes, str | None] = {}
     for item in review.judged:
-        # rows of a file, or files of two judges in one, may hold a text twice
-        if answers.setdefault(item.hash, item.answer) != item.answer:
-            raise InvalidInputError(
-                f"{item.text[:60]!r} has the label {item.answer!r} and, before, "
-                f"{answers[item.hash]!r}; give each text one label"
-            )
+        note_label(answers, item.hash, item.text, item.answer)
     last = review.judged[-1].index
     # a person who confirms some answers of a referee chooses which
     mixed = {item.source for item in review} >= {"person", "referee"}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from testnuc._base.arrays import Int64s
-from testnuc._base.checks import hash_text, is_null, valid_text, values
+from testnuc._base.checks import hash_text, is_null, note_label, valid_text, values
 from testnuc.errors import InvalidInputError
 from testnuc.labels import LabelSet
 from testnuc.protocols import PoolText
@@ -99,11 +99,7 @@ def labels_by_place(
             said_of_none = "; in a list, None is a judgment: none of the labels is right" * none
             raise InvalidInputError(f"label {position} {problem}{said_of_none}")
         label = _known_label(allowed, said, position, none=none)
-        if known.setdefault(place, label) != label:
-            raise InvalidInputError(
-                f"{entries[place].text[:60]!r} has the label {label!r} and, before, "
-                f"{known[place]!r}; give each text one label"
-            )
+        note_label(known, place, entries[place].text, label)
     return [known[place] for place in range(len(entries))]
 
 

@@ -283,7 +283,11 @@ class Learning:
         settings, unread = parts.settings, None
         if data is not None:
             try:
-                settings = settings.with_learned(await asyncio.to_thread(Learned.from_bytes, data))
+                learned = await asyncio.to_thread(Learned.from_bytes, data)
+                if learned.labels != parts.labels.names:
+                    said = "what was learned in this place of the store is of other labels; "
+                    raise StoreError(f"{said}learn again after `unlearn`, which sets it aside")  # noqa: TRY301
+                settings = settings.with_learned(learned)
             except StoreError as error:
                 unread = error
                 _log.warning("%s; labels are those of the LLM and its neighbors", error)

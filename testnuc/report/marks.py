@@ -6,6 +6,7 @@ from pathlib import Path
 
 import orjson
 
+from testnuc._base.checks import note_label
 from testnuc._base.jsonl import bytes_of, lines_of, long_fields, unguarded
 from testnuc.errors import InvalidInputError
 from testnuc.types import SEPARATOR, split_labels
@@ -45,11 +46,7 @@ def read_marks(path: str | os.PathLike[str]) -> tuple[list[str], list[str] | lis
         labels = _several(label)
         if labels is not None:
             several, label = True, SEPARATOR.join(labels)
-        if right.setdefault(text, label) != label:
-            raise InvalidInputError(
-                f"{path}, mark {number}: {text[:60]!r} has the label {label!r} and, before, "
-                f"{right[text]!r}; give each text one label"
-            )
+        note_label(right, text, text, label, f"{path}, mark {number}: ")
     if not right:
         raise InvalidInputError(f"{path} holds no text with a correct label; mark some first")
     if several:

@@ -73,7 +73,7 @@ async def test_columns_are_labels_as_a_list_is(client_of, kind):
         (pd.DataFrame({"text": ["a"]}), "texts is a DataFrame; give one of its columns"),
         (pl.DataFrame({"text": ["a"]}), "texts is a DataFrame; give one of its columns"),
         (pa.table({"text": ["a"]}), "texts is a Table; give one of its columns"),
-        (np.array("a"), "texts is a single value"),
+        (np.array("a"), "texts is a ndarray"),
     ],
 )
 async def test_what_is_no_column_of_texts_is_refused_before_any_call(client_of, column, says):

@@ -10,8 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from testnuc import InvalidInputError, Referee, Review, TestNUC
+from testnuc import InvalidInputError, Referee, Review, StoreError, TestNUC
 from testnuc._base.checks import hash_text
+from testnuc._engine.learning import _key
 from testnuc.metrics import score
 from testnuc.trust.evidence import Judgment, draws_of
 from testnuc.trust.joining import join_reviews
@@ -199,6 +200,29 @@ async def test_a_text_that_is_judged_twice_in_one_review_has_one_label(tmp_path)
                 continue
             with pytest.raises(InvalidInputError, match=f"'{other}' and, before, '{first.answer}'"):
                 await nuc.learn(pasted)
+
+
+async def test_what_was_learned_of_other_labels_is_not_applied(tmp_path, caplog):
+    # rows of a store that were exchanged, or joined by hand: positions stand for other labels
+    def of(labels):
+        return TestNUC(labels, model=Says(), embedder=Clustered(), store=tmp_path / "a.db")
+
+    texts = texts_of(200)
+    async with of(LABELS) as nuc:
+        own = (await nuc.classify_many(texts)).labels
+        await nuc.learn(texts[:60], [gold(text) for text in texts[:60]])
+        (data,) = [data for _, data in await nuc._parts.store.learned()]
+    async with of(LABELS[::-1]) as nuc:
+        own = (await nuc.classify_many(texts)).labels
+        assert await nuc._parts.store.swap_learned(_key(nuc._parts), None, data)
+    async with of(LABELS[::-1]) as nuc:
+        assert (await nuc.classify_many(texts)).labels == own
+        assert nuc.learned is None
+        assert "what was learned in this place of the store is of other labels" in caplog.text
+        with pytest.raises(StoreError, match="of other labels; learn again after `unlearn`"):
+            await nuc.learn(texts[:20], own[:20])
+        assert await nuc.unlearn()
+        await nuc.learn(texts[:20], own[:20])
 
 
 @pytest.mark.slow
