@@ -145,7 +145,8 @@ async def _before(
     for place in filter(None, dict.fromkeys([store.where, *map(str, beside)])):
         for run in await stored_runs(place):
             labels, none = run.facts["labels"], run.facts.get("none_label")
-            if {*labels} != {*nuc.labels.names}:
+            # their order is a part of the question
+            if tuple(labels) != nuc.labels.names:
                 instead = {"labels": run.labels, "none_label": none, "store": None}
                 instead |= {"former": None}
                 asked = parts_of(client_of(client, **instead, api_key="not-needed")).predictor

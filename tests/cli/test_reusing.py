@@ -109,6 +109,15 @@ def test_neighbors_of_all_texts_with_a_new_label_are_found_at_once(llm, monkeypa
     assert not any(in_loop for _, in_loop in searches)
 
 
+def test_labels_in_another_order_cost_nothing(llm):
+    """All texts were asked again, also with --reuse, and nothing was said."""
+    _, err = llm(named(KINDS[28::-1]), "--dry-run")
+    assert "600 texts have answers to other labels; to ask about all takes 600 calls" in err
+    assert llm(named(KINDS[28::-1]), "--reuse")[0] == 0
+    answers = [row["nuc_own_label"] for row in rows_of("out.csv")]
+    assert [row["nuc_own_label"] for row in rows_of("new.csv")] == answers
+
+
 @pytest.mark.slow
 def test_labels_that_are_renamed_merged_or_split(llm):
     merged = [*named(KINDS[2:29]), {"label": "both", "was": KINDS[:2]}]
