@@ -172,7 +172,7 @@ def audit(given: SimpleNamespace) -> None:
         raise InvalidInputError(f"--since is {given.since!r}; give a week such as 2026-W07")
     weeks, running = run_to_end(_read(store, given.label_set))
     if weeks:
-        weeks = run_to_end(_answered(store, weeks, _answers(path, weeks[-1])))
+        weeks = run_to_end(_answered(store, weeks, _answers(path, weeks)))
         open_ = review_of(weeks)
         if len(open_):
             open_.save(path)
@@ -180,7 +180,7 @@ def audit(given: SimpleNamespace) -> None:
             chosen = {} if given.label_set is None else {"labels": given.label_set}
             again = command("audit", given.place, chosen)
             if judge(open_, path, given, again) and open_.judged:
-                weeks = run_to_end(_answered(store, weeks, _answers(path, weeks[-1])))
+                weeks = run_to_end(_answered(store, weeks, _answers(path, weeks)))
     if running is not None:
         to_stderr(
             f"{running.week}: {len(running.sample):,} of {running.texts:,} texts are set aside so "
@@ -222,13 +222,15 @@ async def _read(store: str, chosen: str | None) -> tuple[list[AuditWeek], AuditW
     return [w for w in known if w.week < over], next((w for w in known if w.week >= over), None)
 
 
-def _answers(path: str, week: AuditWeek) -> dict[str, str | None]:
+def _answers(path: str, weeks: Sequence[AuditWeek]) -> dict[str, str | None]:
     """Return text -> what a person said in the review, if there is one."""
     if not Path(path).exists():
         return {}
+    # another store of the same labels has other texts
+    last, here = weeks[-1], {None} | {one.text for week in weeks for one in week.sample}
     review = Review.load(path)
-    ours = all(item.goal == "audit" for item in review)
-    if not ours or review.label_set != (tuple(week.labels), week.multilabel):
+    ours = all(i.goal == "audit" and (i.text if i.source else None) in here for i in review)
+    if not ours or review.label_set != (tuple(last.labels), last.multilabel):
         raise InvalidInputError(
             f"{path} is not a review of this audit, and is kept; name another file with --review"
         )

@@ -23,7 +23,7 @@ from tests.server.serving import Held, client
 WEEK = 7 * 86_400
 
 
-def fill(store, weeks, labels=LABELS, size=20, texts=30):
+def fill(store, weeks, labels=LABELS, size=20, texts=30, kind="text"):
     """Fill a store with weeks of traffic, all labeled with the first label, the last one now."""
 
     async def note():
@@ -34,7 +34,7 @@ def fill(store, weeks, labels=LABELS, size=20, texts=30):
                 sample._facts = (tuple(labels), *sample._facts[1:])
                 for at in range(texts):
                     own = Prediction(labels[0], None)
-                    text = f"text {at} of {back} weeks ago"
+                    text = f"{kind} {at} of {back} weeks ago"
                     sample.note(Classification(0, text, labels[0], 1.0, 1.0, 1, True, own))
                 await sample.flush()
 
@@ -71,6 +71,19 @@ def test_weeks_that_are_over_are_judged_and_shown():
     Path("audit.json").unlink()
     again = run_here("audit", store, "--no-open")
     assert again[:2] == (0, out)
+
+
+def test_answers_to_the_texts_of_another_store_are_kept():
+    """Of the same labels: they were replaced by the texts to judge of this one."""
+    here, there = fill("a.db", 2), fill("b.db", 2, kind="question")
+    run_here("audit", here, "--no-open")
+    judge("audit.json", lambda _: LABELS[0])
+    held = Path("audit.json").read_bytes()
+    code, _, err = run_here("audit", there, "--no-open")
+    assert (code, "audit.json is not a review of this audit, and is kept" in err) == (2, True)
+    assert Path("audit.json").read_bytes() == held
+    assert run_here("audit", there, "--no-open", "--review", "b.json")[0] == 0
+    assert "20 of 20" in run_here("audit", here, "--no-open")[1]
 
 
 def test_a_damaged_summary_is_written_anew():
