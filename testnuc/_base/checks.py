@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from ipaddress import ip_address
+from itertools import chain
 from numbers import Integral, Real
 from typing import Any
 
@@ -76,15 +77,11 @@ def values(column: Any, name: str = "texts") -> Iterable[Any]:
             f"{name} is a {type(column).__name__}; give one of its columns, such as table['text']"
         )
     if hasattr(column, "to_pylist") and hasattr(column, "slice"):
-        return _arrow_values(column)
+        # strings instead of Arrow scalars, in chunks
+        parts = (column.slice(start, _SLICE) for start in range(0, len(column), _SLICE))
+        return chain.from_iterable(part.to_pylist() for part in parts)
     given: Iterable[Any] = column
     return given
-
-
-def _arrow_values(column: Any) -> Iterator[Any]:
-    """Yield strings instead of Arrow scalars, in chunks."""
-    for start in range(0, len(column), _SLICE):
-        yield from column.slice(start, _SLICE).to_pylist()
 
 
 def note_label(known: dict[Any, Any], key: Any, text: str, label: Any, where: str = "") -> None:
