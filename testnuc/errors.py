@@ -225,7 +225,6 @@ class BudgetExceededError(TestNUCError):
 class BudgetReservedError(BudgetExceededError):
     """Calls in flight have reserved what is left of the budget; ask again when some have ended."""
 
-    #: Seconds.
     retry_after = 5.0
 
 

@@ -28,6 +28,7 @@ from testnuc.server.errors import ERROR_TYPES, error_fields
 from testnuc.server.settings import ServerSettings
 from testnuc.transport.calls import PATIENCE, Patience
 from testnuc.trust.audit import AuditedText, AuditWeek, week_of
+from testnuc.trust.learned import Learned
 from testnuc.trust.review import ReviewContext
 from testnuc.types import Classification, Reason
 
@@ -140,6 +141,8 @@ class ServedSet:
         #: Texts that are set aside; None: none are.
         self.audit = None if settings.audit is None else TrafficSample(nuc, settings.audit)
         self._before: dict[str, Any] | None = None
+        #: What was learned, and its certificate, which takes time to compute.
+        self._certificate: tuple[Learned | None, str | None] = None, None
         self._take(nuc)
 
     def _take(self, nuc: TestNUC) -> None:
@@ -184,7 +187,10 @@ class ServedSet:
 
     def info(self) -> dict[str, Any]:
         """Return what is active, and what differed from it at last before a reload."""
+        if (learned := self.nuc.learned) is not self._certificate[0]:
+            self._certificate = learned, learned and str(learned.certify())
         own = {"before": self._before, "pool": len(self.nuc), "decision": self._decision}
+        own["certificate"] = self._certificate[1]
         return self._active() | own | {"budget_left": parts_of(self.nuc).transport.account.left}
 
     @property

@@ -155,8 +155,7 @@ class Telemetry:
             "gen_ai.request.model": model if remote else name,
             "testnuc.texts": texts,
         }
-        kinds = self._trace.SpanKind
-        kind = kinds.CLIENT if remote else kinds.INTERNAL
+        kind = self._trace.SpanKind.CLIENT if remote else self._trace.SpanKind.INTERNAL
         with self._span(f"embeddings {asked['gen_ai.request.model']}", asked, kind) as span:
             yield span
 

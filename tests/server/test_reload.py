@@ -18,6 +18,7 @@ from testnuc import Budget, LabelSet, Limits, TestNUC
 from testnuc.cli.options_of_run import stored_runs
 from testnuc.client import parts_of
 from testnuc.testing import HashEmbedder
+from tests._engine import test_learning as learning
 from tests.conftest import LABELS, messages
 from tests.server.serving import Held, client, served, until
 from tests.server.test_auditing import weeks_in
@@ -155,6 +156,21 @@ async def test_before_is_the_last_other_state(caplog):
             assert found["before"]["labels"] == len(LABELS) + (nuc is not other)
         assert found["labels_hash"] == first["labels_hash"]
         assert found["since"] >= found["before"]["since"] >= first["since"]
+
+
+async def test_what_is_certified_is_said():
+    nuc = learning.client(learning.Says(), policy="majority", k=0)
+    async with served(nuc) as (_, session):
+        await nuc.classify_many(learning.texts_of(300))
+        assert (await info(session))["certificate"] is None
+        review = await nuc.review(40)
+        learning.judge(review)
+        learned = await nuc.learn(review)
+        for _ in range(2):
+            said = await info(session)
+            assert (said["judged"], said["certificate"]) == (40, str(learned.certify()))
+        await nuc.unlearn()
+        assert (await info(session))["certificate"] is None
 
 
 async def test_a_label_set_has_one_hash_in_the_service_and_in_its_store(tmp_path):
