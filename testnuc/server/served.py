@@ -188,7 +188,7 @@ class ServedSet:
     def info(self) -> dict[str, Any]:
         """Return what is active, and what differed from it at last before a reload."""
         if (learned := self.nuc.learned) is not self._certificate[0]:
-            self._certificate = learned, learned and str(learned.certify())
+            self._certificate = learned, None if learned is None else str(learned.certify())
         own = {"before": self._before, "pool": len(self.nuc), "decision": self._decision}
         own["certificate"] = self._certificate[1]
         return self._active() | own | {"budget_left": parts_of(self.nuc).transport.account.left}
