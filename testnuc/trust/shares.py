@@ -27,7 +27,7 @@ Z_95 = 1.96
 _JEFFREYS = 0.5
 #: How much of the rate of the other kinds is in the priors of each, over all strata: in purer
 #: strata the rates are smaller, and a kind that is not like the others would be lost in them.
-_POOLED = 0.2
+_POOLED = 0.25
 #: Fewest kinds for that: of a few, the others say too little.
 _KINDS = 4
 #: What remains of the error that is asked for where shares are compared: the interval of a
