@@ -592,12 +592,13 @@ class TestNUC(Facts):
         ----------
         n : int
             Number of texts; fewer where there are not as many.
-        goal : {"decide", "certify", "count", "correct"}, optional
+        goal : {"decide", "certify", "count", "later", "correct"}, optional
             "decide": drawn from the texts to which strategies give different labels; shows which is
             best. "certify": from the most trusted texts; proves how many labels are right, and
             nothing is learned from it (before anything is learned: from all). "count": from all
-            texts, for `Results.count_labels`. "correct": the least trusted texts, where a person
-            corrects most; proves nothing. Default: a mixture of "decide" and "certify". With
+            texts, for `Results.count_labels`. "later": from those since the last draws from all,
+            for `Learned.accuracy`. "correct": the least trusted texts, where a person corrects
+            most; proves nothing. Default: a mixture of "decide" and "certify". With
             ``multilabel=True`` there is no "decide", and the default is "count".
         seed : int
 

@@ -119,8 +119,16 @@ class LabelSet:
     def some(self, names: Sequence[str]) -> LabelSet:
         """Return a set of some of these labels, in the given order."""
         described = {name: self.descriptions.get(name, "") for name in names}
+        # but those that are labels themselves, or that several had
+        former = {
+            n: [one for one in self._former.get(n, ()) if self.match(one) == self.index(n)]
+            for n in names
+        }
         return LabelSet(
-            described if self.descriptions else names, self.none_label, multilabel=self.multilabel
+            described if self.descriptions else names,
+            self.none_label,
+            multilabel=self.multilabel,
+            former=former,
         )
 
     def record(self) -> dict[str, Any]:

@@ -34,6 +34,14 @@ def test_a_former_name_means_the_label_unless_two_labels_had_it():
     assert [labels.match(name) for name in said] == [0, 0, 3, None, None, 1]
     again = LabelSet.of(labels.record())
     assert [again.match(name) for name in said] == [0, 0, 3, None, None, 1]
+    # a prompt that shows some labels knows their former names, but those that mean others, too
+    some = labels.some(["money back", "lost", "login"])
+    assert [some.same(name) for name in ("refund", "Delivery", "login", "late")] == [
+        0,
+        None,
+        2,
+        None,
+    ]
     assert "former" not in LabelSet(["a", "b"]).record()
     with pytest.raises(InvalidInputError, match="former names 'c'"):
         LabelSet(["a", "b"], former={"c": ["a"]})

@@ -55,8 +55,8 @@ def _judgments_in(review: Review) -> list[Judgment]:
             item.probability,
             item.floor,
             review.texts,
-            item.goal in {"certify", "count"}
-            and item.probability is not None
+            (item.goal == "later" or item.probability is not None)
+            and item.goal in {"certify", "count", "later"}
             and not (mixed and item.source == "person"),
             review.ranking,
             day=item.day,

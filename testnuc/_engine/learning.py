@@ -121,6 +121,8 @@ class Learning:
         # answers of a referee that are not used leave a text open
         seen = set() if before is None else {j.hash for j in before.used}
         open_ = np.array([entry.hash not in seen for entry in run.batch.own], dtype=np.bool_)
+        if goal == "later" and before is not None:
+            open_[: before.first_later(len(open_))] = False
         offer = fit.offer(before, open_)
         rng = np.random.default_rng([seed, len(seen)])
         items: list[ReviewItem] = []
@@ -362,7 +364,7 @@ def _merged(earlier: Sequence[Judgment], new: Sequence[Judgment]) -> tuple[Judgm
             del judged[judgment.hash]
             judged[judgment.hash] = judgment
             continue
-        same_draw = judgment.probability == old.probability
+        same_draw = judgment.probability == old.probability is not None
         judged[judgment.hash] = replace(
             old,
             **{name: getattr(judgment, name) for name in ("label", "source", "day", "by")},

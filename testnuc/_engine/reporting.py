@@ -12,7 +12,7 @@ import platform
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from urllib.parse import urlsplit
@@ -35,7 +35,7 @@ from testnuc.results import Results, figures
 from testnuc.trust.auto_policy import MIN_PREDICTIONS
 from testnuc.trust.joining import JoinedReview
 from testnuc.trust.learned import Learned
-from testnuc.trust.shares import LabelAccuracy, bounds_of, percent
+from testnuc.trust.shares import Accuracy, LabelAccuracy, bounds_of, percent
 from testnuc.types import error_text
 
 _log = logging.getLogger("testnuc.client.runs")
@@ -104,32 +104,28 @@ def _warn(parts: Components, warning: SmallPoolWarning | None) -> None:
 
 
 def few_predictions(found: int, more: str = "label more texts at once") -> SmallPoolWarning | None:
-    """Return a warning if there are too few predictions for the auto policy.
-
-    `more` says how to get more of them, for the message.
-    """
+    """Return a warning if the auto policy has too few predictions; `more` says how to get some."""
     if found >= MIN_PREDICTIONS:
         return None
     return SmallPoolWarning(
-        f"policy 'auto' has {found} predictions and needs {MIN_PREDICTIONS}: the LLM's own labels "
-        f"are kept; {more}, or judge fifty texts (`testnuc review`), and learn from them"
+        f"all labels are the LLM's own, no neighbor changes one: policy 'auto' has {found} "
+        f"predictions and needs {MIN_PREDICTIONS} to tell whether a vote would help; {more}, or "
+        "judge fifty texts (`testnuc review`), and learn from them"
     )
 
 
-def few_neighbors(
-    k: int, texts: int, found: int, *, stored: bool, more: str = "label more texts at once"
-) -> SmallPoolWarning | None:
+def few_neighbors(k: int, texts: int, found: int, *, stored: bool) -> SmallPoolWarning | None:
     """Return a warning if fewer than k neighbors can vote: `found` at most of `texts` in the pool.
 
-    `stored`: only texts with a stored prediction vote; `more` says how to get more texts.
+    `stored`: only texts with a stored prediction vote.
     """
     if found >= k:
         return None
     voters = f"at most {found} neighbors vote" if found else "only the text itself votes"
     only = "; of stored neighbors (--neighbors stored) those with a stored answer alone vote"
     return SmallPoolWarning(
-        f"k is {k}, but the pool holds {texts} texts: {voters}; {more}, add unlabeled ones "
-        f"to the pool, or give a smaller k (--k){only if stored else ''}"
+        f"k is {k}, but the pool holds {texts} texts: {voters}; label more texts at once, add "
+        f"unlabeled ones to the pool, or give a smaller k (--k){only if stored else ''}"
     )
 
 
@@ -164,31 +160,30 @@ async def describe(
     `brief`: what is known of the labels, for those who use them.
     """
     made = {"How the labels were made": _overview(parts, results)}
+    texts = {row.text for row in results}
+    accuracy = None if learned is None else learned.accuracy(texts)
     measured = 0 if learned is None else learned.measured
-    others = learned is not None and learned.mostly_later([r.text for r in results], measured)
+    others = learned is not None and learned.mostly_later(texts, measured)
     labels = {"Labels": _by_label(parts, results, None if others else learned)}
-    of = f"What follows is of {measured:,} other texts. Of these here it is not known.\n"
     if brief:
-        title, *lead = _headline(parts, results, learned)
+        title, *lead = _headline(parts, learned, accuracy, texts)
         found = {
-            "What is proved": _proved(learned, others=others),
+            "What is proved": _proved(learned, accuracy),
             "Who judged, and when": _judges(learned),
         }
         sections = {title: iter(lead)} | labels | found | made
     else:
-        sections = (
-            made
-            | labels
-            | {
-                "Accuracy": _accuracy(learned),
-                "Judgments": _judgments(learned, joined),
-                "Model": _model(parts, await parts.answered()),
-                "Neighbors": _neighbors(parts, results),
-                "Software": _software(results),
-                "Prompt": _prompt(parts),
-            }
-        )
+        sections = made | labels
+        sections |= {
+            "Accuracy": _accuracy(learned),
+            "Judgments": _judgments(learned, joined),
+            "Model": _model(parts, await parts.answered()),
+            "Neighbors": _neighbors(parts, results),
+            "Software": _software(results),
+            "Prompt": _prompt(parts),
+        }
     about_others = {"Accuracy", "What is proved"} if others else {}
+    of = f"What follows is of {measured:,} other texts. Of these here it is not known.\n"
     pages = (
         "\n".join([f"{'##' if at else '#'} {title}\n", *[of][: title in about_others], *lines, ""])
         for at, (title, lines) in enumerate(sections.items())
@@ -196,19 +191,19 @@ async def describe(
     return "\n".join(pages)
 
 
-def _headline(parts: Components, results: Results, learned: Learned | None) -> Iterator[str]:
-    """Yield how many labels are right, in plain words, and what to do next."""
-    accuracy = None if learned is None else learned.accuracy()
-    hashes = [hash_text(row.text) for row in results]
-    later = 0 if learned is None else sum(learned.later(hashes, learned.measured))
-    if learned is None or accuracy is None or 2 * later > len(hashes):
+def _headline(
+    parts: Components, learned: Learned | None, accuracy: Accuracy | None, texts: Collection[str]
+) -> Iterator[str]:
+    """Yield how many labels of these texts are right, in plain words, and what to do next."""
+    if learned is None or accuracy is None:
         yield "How many of these labels are right is not known yet"
-        if learned is None:
-            yield "What to do next: judge fifty texts, which takes about three minutes."
-        else:
+        todo = "What to do next: judge fifty texts, which takes about three minutes."
+        if learned is not None:
+            later = sum(learned.later([*map(hash_text, texts)], learned.measured))
             came = f"{later:,} of them came after the draws, and what is known is of other texts"
-            why = came if later else "too few texts were drawn at random"
-            yield f"The reason: {why}. What to do next is said at the end."
+            why = came if later else "too few of these texts were drawn at random"
+            todo = f"The reason: {why}. What to do next is said at the end."
+        yield todo
         return
     now = accuracy.now
     right = "texts have exactly the right labels" if parts.labels.multilabel else "labels are right"
@@ -231,10 +226,8 @@ def _headline(parts: Components, results: Results, learned: Learned | None) -> I
     if (error := accuracy.judge_error) is not None:
         right += f"; judges err in at most {error:.1%}: then it is {bounds_of(now.allowing(error))}"
     yield f"In brackets is a range: {right}."
-    if later:
-        yield f"\n{later:,} of these texts came after the draws: the headline is about the others."
-    elif (measured := learned.measured) > len({*hashes}):
-        yield f"\nThe headline is about all {measured:,} texts that were drawn from, with these."
+    if (others := len(texts) - accuracy.texts) > 0:
+        yield f"\nThe headline is not about {others:,} of these texts, which were not drawn from."
 
 
 def _overview(parts: Components, results: Results) -> Iterator[str]:
@@ -257,24 +250,24 @@ def _overview(parts: Components, results: Results) -> Iterator[str]:
 
 def _accuracy(learned: Learned | None) -> Iterator[str]:
     lines = str(learned or _UNKNOWN).splitlines()
-    if learned is not None and (macro_f1 := learned.macro_f1()) is not None:
-        lines.append(str(macro_f1))
+    if learned is not None:
+        lines.append(str(learned.macro_f1() or "Macro F1 is of one label for each text."))
     # who reads it did not judge
     yield from (f"- {line.replace('your ', 'the ')}" for line in lines)
 
 
-def _proved(learned: Learned | None, *, others: bool) -> Iterator[str]:
+def _proved(learned: Learned | None, accuracy: Accuracy | None) -> Iterator[str]:
     """Yield what is proved, and what to look at, for those who use the labels."""
     if learned is None:
         yield from (f"- {line}" for line in _UNKNOWN.splitlines())
         return
-    certificate, accuracy = learned.certify(), learned.accuracy()
+    certificate = learned.certify()
     right = f"at least {certificate.accuracy:.0%} of their labels are right"
     if part := certificate.coverage:
         yield f"- {part:.0%} of the texts are certified: {right} by the judgments."
     else:
         yield f"- None of the texts are certified yet, which means proved: {right}."
-    if accuracy is not None and not others and (more := accuracy.to_halve):
+    if accuracy is not None and (more := accuracy.to_halve):
         yield f"- About {more:,} more judgments make the range in the headline half as wide."
     yield from (f"- {line}" for line in learned.cautions)
 
@@ -285,7 +278,7 @@ def _by_label(parts: Components, results: Results, learned: Learned | None) -> I
     shares: dict[str | None, str] = {}
     known: dict[str, LabelAccuracy] = {}
     if learned is not None:
-        known = learned.by_label()
+        known = learned.by_label(row.text for row in results)
         with suppress(InvalidInputError):
             shares = {one.label: str(one.share) for one in results.count_labels(learned)}
     names = ["label", "texts with it", "of these, right"]
@@ -359,13 +352,14 @@ def _judgments(learned: Learned | None, joined: JoinedReview | None) -> Iterator
         "from all texts. By the latter and the labels of all texts, shares of labels are estimated "
         "(beta-binomial, in strata by labels that do not depend on the text's own judgment).\n"
     )
-    if ranked:
-        yield (
-            f"{ranked:,} more were drawn at random among the most trusted texts: they prove "
-            "certificates, and do not count for shares.\n"
-        )
-    if chosen := len(judged) - len(drawn) - ranked:
-        yield f"{chosen:,} more were chosen, not drawn: they correct labels, and prove nothing.\n"
+    alone = sum(bool(one.uniform) for one in judged) - uniform
+    others = {
+        "drawn at random among the most trusted texts: they prove certificates alone": ranked,
+        "drawn at random among later texts, and count for these alone": alone,
+    }
+    chosen = len(judged) - len(drawn) - ranked - alone
+    others["chosen, not drawn: they correct labels, and prove nothing"] = chosen
+    yield from (f"{n:,} more were {said}.\n" for said, n in others.items() if n)
     yield from _judges(learned)
     if joined is not None:
         # what it says of judges' errors is said of all judgments where they are known

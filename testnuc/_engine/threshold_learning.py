@@ -58,7 +58,7 @@ class ThresholdFit:
     `run` has these texts, `vectors`, float16[n, dim], theirs.
     """
 
-    goals = ("certify", "count", "correct")
+    goals = ("certify", "count", "later", "correct")
 
     def __init__(self, parts: Components, run: Run, vectors: Float16s) -> None:
         self._parts, self.run = parts, run

@@ -15,7 +15,7 @@ from testnuc._base.loop_thread import run_to_end
 from testnuc._engine.learning import LEAST_TEXTS
 from testnuc._engine.reporting import prompt_of
 from testnuc.cli.files import check_output, free_name, write_results
-from testnuc.cli.judging import of_later
+from testnuc.cli.judging import what_next
 from testnuc.cli.memory import AnswerStore, RunNote, about_lessons, digest
 from testnuc.cli.options import OF_ANSWERS, Options
 from testnuc.cli.options_of_run import client_of, command, completed
@@ -279,20 +279,14 @@ def _next_step(
     if isinstance(known, str):
         better = free_name("better.jsonl" if source.endswith(".jsonl") else "better.csv")
         what, words = "carry the judgments over", ["learn", known, "-o", better]
-    elif known is not None and known.mostly_later([row.text for row in results]):
-        what, *words = of_later(known)
-    elif known is not None and known.certify().coverage:
-        what, words = "write what is proved", ["certify", "-o", free_name("certified.csv")]
-    elif known is not None:
-        what, words = "prove how many labels are right", ["certify"]
-    elif len(results) < LEAST_TEXTS:
-        return (
-            f"next, label more texts: at least {LEAST_TEXTS} are needed to judge them and to learn"
-        )
-    elif len(results) < FIRST_REVIEW:
+    elif known is None and len(results) < LEAST_TEXTS:
+        return f"next, label more texts: at least {LEAST_TEXTS} are needed to judge and to learn"
+    elif known is None and len(results) < FIRST_REVIEW:
         what, words = "judge them", ["review"]
     else:
-        what, words = "judge fifty texts (about three minutes)", ["review", "-n", str(FIRST_REVIEW)]
+        given = SimpleNamespace(given=lambda: options)
+        given = SimpleNamespace(client=given, source=source, text_column="text")
+        return what_next(known, given, [row.text for row in results])
     return f"next, {what}: {command(words[0], source, options, *words[1:])}"
 
 

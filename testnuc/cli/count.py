@@ -77,6 +77,8 @@ async def run(given: SimpleNamespace) -> None:
         periods=given.period is not None,
     )
     print(counts)
+    if accuracy := nuc.learned.accuracy(result.text for _, result in rows):
+        print(accuracy)
     if output is not None:
         write_counts(counts, output, by=given.by, period=given.period)
     if plot is not None:

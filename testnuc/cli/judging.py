@@ -29,10 +29,11 @@ from testnuc.labels import LabelSet
 from testnuc.report.marks import read_marks
 from testnuc.results import Results, run_record
 from testnuc.trust.certificates import Certificate
+from testnuc.trust.diagnosis import FIRST_REVIEW
 from testnuc.trust.joining import join_reviews
 from testnuc.trust.learned import Learned
 from testnuc.trust.review import Review, ReviewItem
-from testnuc.trust.thresholds import Thresholds
+from testnuc.trust.shares import bounds_of
 
 #: The accuracy, and the confidence, of `testnuc certify` without options.
 _USUAL = 0.9
@@ -56,12 +57,18 @@ def review(given: SimpleNamespace) -> None:
     # without what the source itself knows
     run = shlex.split(next_command("learn", given))[2:]
 
-    to_stderr("choosing the texts to judge: a model of the texts is fitted")
+    to_stderr(f"reading {source}, and what is known of its texts")
 
     async def draw() -> tuple[Review, Results | None]:
         async with opened(source, given.client, given.text_column) as (nuc, table):
-            review = await nuc.review(given.n, goal=given.goal)
             results = None if table is None else await newest(nuc, table)
+            texts = [row.text for row in results or ()]
+            goal, learned = given.goal, nuc.learned
+            if goal == "count" and learned and (first := learned.first_later(len(nuc))):
+                # of a new file, as others are known
+                goal = "later" if learned.mostly_later(texts, first) else goal
+            to_stderr(f"choosing the texts to judge: a model of {len(nuc):,} texts is fitted")
+            review = await nuc.review(given.n, goal=goal)
         # what the file says of them, or will say after `learn`
         rows = {row.text: row for row in results or ()}
         items = [
@@ -151,12 +158,9 @@ async def learn(given: SimpleNamespace) -> None:
     client = given.client.but(min_trust=least) if isinstance(least, float) else given.client
     async with opened(source, client, given.text_column) as (nuc, held):
         earlier = nuc.learned
-        if output is None:
-            learned = await take(nuc, protect=protect)
-        else:
-            table = await texts_for(nuc, held, source, output)
-            learned = await take(nuc, protect=protect)
-            found = await labeled(nuc, table)
+        table = None if output is None else await texts_for(nuc, held, source, output)
+        learned = await take(nuc, protect=protect)
+        found = None if table is None else await labeled(nuc, table)
     if holds_rows(source):
         store = AnswerStore.of_results(given.client["store"], source)
         LessonNote.write(store, source, learned, options)
@@ -164,27 +168,23 @@ async def learn(given: SimpleNamespace) -> None:
     certificate = learned.certify()
     anew = None if earlier is None or earlier.ranking in learned.current else earlier.certify()
     if anew is not None and (before := anew.coverage) > certificate.coverage:
-        again = ["-n", str(certificate.judgments_needed or 50), "--goal", "certify"]
         to_stderr(
             f"note: {before:.0%} of the texts were certified before, now "
             f"{certificate.coverage:.0%}: trust was learned anew from all judgments, and a "
-            "certificate takes judgments of texts drawn since, among the trusted ones: "
-            f"{next_command('review', given, *again)}"
+            "certificate takes judgments of texts drawn since, among the trusted ones"
         )
     if all(judgment.probability is None and not judgment.ranking for judgment in learned.judged):
         to_stderr(
             "note: marked texts were chosen, not drawn, so they correct and train, but prove "
             "nothing; draw some with `testnuc review`, or give --at-random if they were drawn"
         )
-    if output is None:
-        to_stderr(
-            "to apply it, run `testnuc classify` again: stored answers are not requested again"
-        )
+    if output is None or table is None or found is None:
+        to_stderr("it labels all later texts, too; to write these with their new labels, add -o")
     else:
         placed = found.merged()
         record = run_record(found.results) if Path(output).suffix.lower() == ".jsonl" else None
-        covered = found.results.certified(certificate)
-        certified = {found.valid[result.index] for result in covered} - {*found.before}
+        certified = {found.valid[row.index] for row in found.results.certified(certificate)}
+        certified -= {*found.before}
         write_results(output, table, placed, found.problems, run=record, certified=certified)
         if holds_rows(source) and options:
             # a review, or a report, may start from it
@@ -199,41 +199,34 @@ async def learn(given: SimpleNamespace) -> None:
             f"{labels:,} labels, {people:,} of them judged by a person, written to {output}"
             + (f"; {kept:,} texts keep what {source} says of them" if kept else "")
         )
-    drawn = [judgment for judgment in learned.judged if judgment.probability is not None]
-    if drawn and all(judgment.uniform for judgment in drawn):
+    texts = [] if found is None else [row.text for row in found.results]
+    if (accuracy := learned.accuracy(texts)) and accuracy.texts < learned.measured:
+        print(f"In {source}: {accuracy}")
+    if accuracy or learned.accuracy():
         to_stderr(f"how many texts have each label: {next_command('count', given)}")
-    to_stderr(
-        _after(learned, certificate, given, [row.text for row in found.results] if output else ())
-    )
+    to_stderr(what_next(learned, given, texts))
 
 
-def what_next(learned: Learned | None, given: SimpleNamespace, texts: Collection[str]) -> str:
-    """Return what comes next after these texts were labeled."""
-    if learned is None:
-        return f"judge fifty texts: {next_command('review', given, '-n', '50')}"
-    return _after(learned, learned.certify(), given, texts)
-
-
-def of_later(learned: Learned) -> tuple[str, ...]:
-    """Return what to do where most texts came after the draws, and the words of a command."""
-    if isinstance(learned.rule, Thresholds):
-        return "judge fifty of all texts, as nothing is known of these", "review", "-n", "50"
-    what = "judge some of these texts, of which nothing is proved yet"
-    return what, "review", "-n", "30", "--goal", "certify"
-
-
-def _after(
-    learned: Learned, certificate: Certificate, given: SimpleNamespace, texts: Collection[str] = ()
+def what_next(
+    learned: Learned | None,
+    given: SimpleNamespace,
+    texts: Collection[str] = (),
+    certificate: Certificate | None = None,
 ) -> str:
-    """Return what comes after a certificate: the command that writes it, or gets more evidence."""
-    if texts and learned.mostly_later(texts, certificate.texts):
-        what, *words = of_later(learned)
-        return f"next, {what}: {next_command(words[0], given, *words[1:])}"
+    """Return what comes next after these texts were labeled, or after a certificate."""
+    if learned is None:
+        again = next_command("review", given, "-n", str(FIRST_REVIEW))
+        return f"next, judge fifty texts (about three minutes): {again}"
+    certificate = certificate or learned.certify()
 
     def draw(n: int, goal: str | None = None) -> str:
         return next_command("review", given, "-n", f"{n}", *(["--goal", goal] if goal else []))
 
-    lines, measure = [], learned.to_measure
+    if texts and learned.mostly_later(texts, certificate.texts):
+        first = certificate.coverage and " (what is certified of the others ends: write it first)"
+        what = f"which say how many of their labels are right{first or ''}"
+        return f"next, judge some of these texts, {what}: {draw(40, 'count')}"
+    lines, measure, accuracy = list[str](), learned.to_measure, learned.accuracy(texts or None)
     if certificate.coverage:
         # a file of earlier texts stays
         asked = [*_options_of(certificate, certificate.accuracy), "-o", free_name("certified.csv")]
@@ -257,6 +250,11 @@ def _after(
     else:
         n, goal = certificate.judgments_needed, "certify"
         what = "drawn by trust, to prove that labels are right"
+        if accuracy and accuracy.to_halve and not certificate.judged:
+            lines.append(
+                f"to halve the range of how many labels are right, now {bounds_of(accuracy.now)} "
+                f"%, judge others first, drawn at random: {draw(accuracy.to_halve, 'count')}"
+            )
     if certificate.achievable is not None:
         lower = _options_of(certificate, certificate.achievable[0])
         lines.append(f"to see what is proved now: {next_command('certify', given, *lower)}")
@@ -267,12 +265,10 @@ def _after(
 
 def _options_of(certificate: Certificate, accuracy: float) -> list[str]:
     """Return the options of `testnuc certify` that ask for the same at this accuracy."""
-    asked = {"accuracy": accuracy, "confidence": certificate.confidence}
-    words = [word for n, v in asked.items() if v != _USUAL for word in (f"--{n}", f"{v:g}")]
-    for name in ("level", "label"):
-        if (value := getattr(certificate, name, None)) is not None:
-            words += [f"--{name}", str(value)]
-    return words
+    names = ("confidence", "level", "label")
+    asked = {"accuracy": accuracy} | {name: getattr(certificate, name) for name in names}
+    given = ((n, v) for n, v in asked.items() if v not in {_USUAL, None})
+    return [word for name, value in given for word in (f"--{name}", str(value))]
 
 
 def _lesson(
@@ -394,11 +390,11 @@ async def certify(given: SimpleNamespace) -> None:
         to_stderr(f"note: {note}")
     print(certificate)
     if given.level is None and label is None and (accuracy := learned.accuracy()):
-        print(f"{accuracy} Both are shares of the {learned.measured:,} texts drawn from.")
+        print(accuracy)
     if label is None and results.multilabel:
         to_stderr("right: the text has exactly its labels, none is missing and none is wrong")
     if output is None or not covered:
-        to_stderr(_after(learned, certificate, given, texts))
+        to_stderr(what_next(learned, given, texts, certificate))
     if output is None:
         return
     if not covered:

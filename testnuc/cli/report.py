@@ -95,8 +95,8 @@ async def _describe(
         page += "\n".join([head, "", *_shares(counts), ""])
     if brief:
         todo = what_next(nuc.learned, given, [row.text for row in results])
-        then = re.sub(r"testnuc [^;\n]+", r"`\g<0>`", todo)
-        page += "\n\n".join(["\n## Next", *then.removeprefix("next, ").splitlines()]) + "\n"
+        then = re.sub(r"testnuc [^;\n]+", r"`\g<0>`", todo.replace("next, ", ""))
+        page += "\n\n".join(["\n## Next", *then.splitlines()]) + "\n"
     if output is None:
         print(page, end="")
         return

@@ -309,8 +309,6 @@ def _warn(texts: int, diagnosis: Diagnosis | None, k: int | None) -> None:
     if diagnosis is not None:
         warning = few_predictions(diagnosis.predictions)
     elif k is not None:
-        warning = few_neighbors(
-            k, texts, max(texts - 1, 0), stored=False, more="label a larger dataset"
-        )
+        warning = few_neighbors(k, texts, max(texts - 1, 0), stored=False)
     if warning is not None:
         warnings.warn(warning, stacklevel=3)

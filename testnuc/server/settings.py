@@ -137,21 +137,23 @@ def _tokens_in(text: str) -> Mapping[str, Caller]:
     Messages never contain a token.
     """  # noqa: D205 - the forms belong to the summary
     tokens: dict[str, Caller] = {}
-    for number, line in enumerate(filter(None, map(str.strip, text.splitlines())), 1):
+    for number, line in enumerate(map(str.strip, text.splitlines()), 1):
+        if not line:
+            continue
         before, _, last = line.rpartition(" ")
         rate = _RATE.fullmatch(last)
         *names, token = (before if rate else line).split(maxsplit=1) or [""]
         if len(token) < _LEAST_TOKEN:
             raise ConfigurationError(
-                f"the token has fewer than {_LEAST_TOKEN} characters and can be guessed; create "
-                "one with: openssl rand -hex 32"
+                f"the token in line {number} has fewer than {_LEAST_TOKEN} characters and can be "
+                "guessed; create one with: openssl rand -hex 32"
             )
         if not token.isascii() or not token.isprintable() or " " in token:
             raise ConfigurationError(
-                "the token contains characters that a header cannot carry; use letters and digits, "
-                "and write lines as NAME TOKEN or NAME TOKEN 600/minute"
+                f"the token in line {number} contains characters that a header cannot carry; use "
+                "letters and digits, and write lines as NAME TOKEN or NAME TOKEN 600/minute"
             )
-        name = names[0] if names else f"token {number}"
+        name = names[0] if names else f"token {len(tokens) + 1}"
         tokens[token] = Caller(name, int(rate[1]) if rate else None)
     if not tokens:
         raise ConfigurationError("there is no token; create one with: openssl rand -hex 32")

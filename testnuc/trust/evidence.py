@@ -63,11 +63,10 @@ class Draws(Brief):
     uniform: Bools
 
     @classmethod
-    def at_random(cls, texts: int, m: int, among: int | None = None) -> Draws:
-        """Return m draws without replacement, all equally likely, from `among` or all texts."""
-        left = (texts if among is None else among) - np.arange(m, dtype=np.float64)
-        chance = 1 / np.maximum(left, 1)
-        return cls(texts, chance, chance, np.full(m, among is None))
+    def at_random(cls, texts: int, m: int) -> Draws:
+        """Return m draws without replacement, all equally likely."""
+        chance = 1 / np.maximum(texts - np.arange(m, dtype=np.float64), 1)
+        return cls(texts, chance, chance, np.ones(m, np.bool_))
 
     def only(self, used: Bools) -> Draws:
         """Return some of the draws."""
@@ -260,13 +259,13 @@ class Judgment(Brief):
     label: str | None
     #: "person" or "referee"; None: skipped.
     source: str | None
-    #: None: it was not drawn at random, and proves nothing.
+    #: None: it was not drawn at random from all, and proves nothing of these.
     probability: float | None
     floor: float | None
-    #: Number of texts that it was drawn from.
+    #: Number of texts that there were then.
     texts: int
-    #: Whether it was drawn at random from all texts that were left; None: an older version of
-    #: testnuc did not say.
+    #: Whether it was drawn at random from all texts that were left; without a probability: from
+    #: all later ones, see `Learned.first_later`. None: an older version of testnuc did not say.
     uniform: bool | None = None
     #: The ranking of texts by trust that it was drawn from, to certify; "": none.
     ranking: str = ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
@@ -270,40 +270,46 @@ class Learned(Brief):
             unproved=True,
         )
 
-    def accuracy(self) -> Accuracy | None:
+    def accuracy(self, texts: Iterable[str] | None = None) -> Accuracy | None:
         """Return how many labels are right, of the LLM and now, by the judgments of people.
 
         None: too few texts were drawn at random, an older version learned, or a client with other
         vote settings asks. A label is right if the text has it and no other.
+
+        Parameters
+        ----------
+        texts : iterable of str, optional
+            Of these alone, as of a file. If most of them came after earlier draws, and such were
+            drawn from alone (goal "later"), it is of those that did. Default: all.
         """
         if self.unproved or not len(self.before):
             return None
-        by = self._by_people
-        of_each: Any = (self.rows, self.right, self.before, self.draws.drawn, self.drawn)
-        found = accuracy_of(self._differs, *(one[by] for one in of_each))
+        inside, by, rows, drawn = self._sample(texts)
+        of_each = (self.right[by], self.before[by], drawn, self.drawn[by])
+        found = accuracy_of(self._differs[inside], rows, *of_each)
         return found and replace(found, judge_error=judge_error(self._agreed))
 
-    def by_label(self) -> dict[str, LabelAccuracy]:
+    def by_label(self, texts: Iterable[str] | None = None) -> dict[str, LabelAccuracy]:
         """Return how many texts have each label rightly, and how many that should have it have it.
 
         By the texts that people judged and that were drawn at random. Recall is of the labels
-        without the texts' own judgments. {}: as for `accuracy`. How often judges err on the texts
-        of a label is not known.
+        without the texts' own judgments. {}: as for `accuracy`, and so are `texts`. How often
+        judges err on the texts of a label is not known.
         """
         if self.unproved or not len(self.before) or not len(self.keys):
             return {}
-        by, several = self._by_people, isinstance(self.rule, Thresholds)
+        inside, by, rows, drawn = self._sample(texts)
+        several, n = isinstance(self.rule, Thresholds), len(inside)
         said = {key_of(j.hash): split_labels(j.label, several=several) for j in self.judged}
         judged = [said.get(key) for key in self.keys[self.rows[by]].tolist()]
         # a judgment may have been erased
         skipped = (self.before[by] < 0) | [labels is None for labels in judged]
-        draws = (self.draws.drawn[by], self.drawn[by])
-        of_each = (self._differs, self.rows[by], skipped, *draws)
+        of_each = (self._differs[inside], rows, skipped, drawn, self.drawn[by])
         found = {}
         for at, label in enumerate(self.labels):
             given = self._of_label(label)[1] if several else self.given == at
             true = np.array([label in (labels or ()) for labels in judged], dtype=np.bool_)
-            found[label] = label_accuracy(given[: len(self._differs)], true, *of_each)
+            found[label] = label_accuracy(given[:n][inside], true, *of_each)
         return found
 
     @property
@@ -311,16 +317,33 @@ class Learned(Brief):
         """About how many more judgments, at random, `accuracy` lacks; 0: none, or it is unknown."""
         if self.unproved or not len(self.before):
             return 0
-        by = self._by_people & ~self.drawn
+        by = self._sample()[1] & ~self.drawn
         lacking = draws_lacking(self._differs, self.rows[by], self.draws.drawn[by])
         left = self.texts - len(self.rows)
         return min(math.ceil(lacking * left * _AMPLE), left)
 
-    @property
-    def _by_people(self) -> Bools:
-        """Which texts people judged or skipped, of those that are `measured`."""
-        found: Bools = self.person & (self.rows < len(self._differs))
-        return found
+    def first_later(self, texts: int | None = None) -> int:
+        """Return the place of the first text since earlier draws, for those of the goal "later".
+
+        For the next of them, if there are so many `texts` now; None: for the last ones.
+        """
+        drawn = [j for j in self.judged if j.uniform or j.probability is not None]
+        end = max((j.texts for j in drawn if j.probability is None), default=0)
+        return max((j.texts for j in drawn if j.texts < (texts or end)), default=0)
+
+    def _sample(self, texts: Iterable[str] | None = None) -> tuple[Bools, Bools, Int64s, Bools]:
+        """Return which of all that are `measured` these texts are, and which judged ones are meant.
+
+        Of the latter, also their places among the former, and whether they were drawn at random.
+        """
+        inside, drawn = np.ones(self.measured, np.bool_), self.draws.drawn
+        if texts is not None and len(self.keys):
+            inside = np.isin(self.keys[: self.measured], [key_of(hash_text(t)) for t in texts])
+            if 2 * inside[(first := self.first_later()) :].sum() > inside.sum():
+                inside[:first] = False
+                drawn = drawn | self.draws.uniform
+        by = self.person & np.isin(self.rows, np.flatnonzero(inside))
+        return inside, by, (np.cumsum(inside) - 1)[self.rows[by]], drawn[by]
 
     def macro_f1(self) -> MacroF1 | None:
         """Return the mean F1 of all labels as they are now, or how many judgments it needs.
@@ -337,7 +360,7 @@ class Learned(Brief):
         said = {key_of(one.hash): number.get(one.label or "", none) for one in self.judged}
         # the judgment may have been erased
         known = np.isin(self.keys[self.rows], np.fromiter(said, np.uint64))
-        used = self._by_people & ~self.drawn & known
+        used = self._sample()[1] & ~self.drawn & known
         rows, skipped = self.rows[used], self.before[used] < 0
         given = np.where(self.given[:n] < 0, none, self.given[:n]).astype(np.int64)
         true = np.array([said[key] for key in self.keys[rows].tolist()], np.int64)
@@ -502,8 +525,8 @@ class Learned(Brief):
             )
         if accuracy := self.accuracy():
             lines.append(
-                f"{accuracy} Both are shares of the {self.measured:,} texts drawn from, by the "
-                "random draws alone; a gain counts the texts whose labels change, and may differ."
+                f"{accuracy} Both are by the random draws alone; a gain counts the texts whose "
+                "labels change, and may differ."
             )
         elif more := self.to_measure:
             lines.append(

@@ -23,7 +23,7 @@ from testnuc.labels import LabelSet
 from testnuc.types import SEPARATOR, Neighbor, split_labels
 
 #: What a review is for; None, the default, is a mixture of the first two.
-GOALS = ("decide", "certify", "count", "correct")
+GOALS = ("decide", "certify", "count", "later", "correct")
 #: The part of a mixture that is drawn from the texts on which candidates differ.
 _DECIDE = 0.5
 #: The record of a review file.
@@ -127,9 +127,9 @@ class ReviewItem(Brief):
     trust: float | None = None
     neighbors: tuple[Neighbor, ...] = ()
     #: What its draw was for: "decide", from the texts on which candidates differ; "certify", from
-    #: all, or by trust where a review has a ranking; "correct".
+    #: all, or by trust where a review has a ranking; "count", all; "later", new ones; "correct".
     goal: str = "correct"
-    #: With which it was drawn, given the earlier draws; None: not at random, or by trust.
+    #: With which it was drawn from all, given the earlier draws; None: not so, or by trust.
     probability: float | None = None
     #: The probability, at this draw, of a text on which candidates differ.
     floor: float | None = None
@@ -204,7 +204,8 @@ class Review(Sequence[ReviewItem]):
     @property
     def drawn(self) -> bool:
         """Whether texts were drawn at random, not chosen."""
-        return bool(self.ranking) or any(item.probability is not None for item in self._items)
+        drawn = (one.goal == "later" or one.probability is not None for one in self._items)
+        return bool(self.ranking) or any(drawn)
 
     @property
     def judged(self) -> list[ReviewItem]:
@@ -497,7 +498,7 @@ def draw(
     rng.shuffle(some)
     taken: set[int] = set()
     part = {None: _DECIDE, "decide": 1.0}.get(goal, 0.0)
-    at_random = "count" if goal == "count" else "certify"
+    at_random = goal if goal in {"count", "later"} else "certify"
     found: list[Drawn] = []
     left, left_some = len(every), len(some)
     while len(found) < n and left:
@@ -513,8 +514,8 @@ def draw(
         taken.add(row)
         rest = (1 - share) / left
         floor = share / left_some + rest if left_some else rest
-        probability = floor if differing[row] else rest
-        found.append(Drawn(row, "decide" if deciding else at_random, probability, floor))
+        chances = (floor if differing[row] else rest, floor) if goal != "later" else ()
+        found.append(Drawn(row, "decide" if deciding else at_random, *chances))
         left -= 1
         left_some -= bool(differing[row])
     return found

@@ -286,6 +286,8 @@ class Accuracy:
     to_halve: int
     #: A bound, with 90 % confidence, of how often a judge errs; None: no text was judged twice.
     judge_error: float | None = None
+    #: Number of texts that it is of.
+    texts: int = 0
 
     def __str__(self) -> str:
         others = "another judge may differ"
@@ -293,8 +295,8 @@ class Accuracy:
             now, own = (bounds_of(share.allowing(error)) for share in (self.now, self.before))
             others = f"with the errors of judges {now} %, and {own} % of the LLM's own"
         text = (
-            f"About {percent(self.now)} of all labels are right by your judgments, and "
-            f"{percent(self.before)} of the LLM's own; {others}."
+            f"About {percent(self.now)} of the labels of {self.texts:,} texts are right by your "
+            f"judgments, and {percent(self.before)} of the LLM's own; {others}."
         )
         if self.to_halve:
             text += f' About {self.to_halve:,} more judgments (goal "count") halve these intervals.'
@@ -347,8 +349,8 @@ def accuracy_of(
     corrected = int((~right & (before >= 0)).sum()) / n
     # the width falls by the root of the number, and is zero once all are judged
     m = int(sample.drawn.sum())
-    to_halve = ceil(3 * m * (n - m) / (n + 3 * m))
-    return Accuracy(share(before > 0, 0.0), share(right & (before >= 0), corrected), to_halve)
+    more = ceil(3 * m * (n - m) / (n + 3 * m))
+    return Accuracy(share(before > 0, 0.0), share(right & (before >= 0), corrected), more, texts=n)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,11 @@ from testnuc import InvalidInputError, Referee, Review, StoreError, TestNUC
 from testnuc._base.checks import hash_text
 from testnuc._engine.learning import _key
 from testnuc.metrics import score
+from testnuc.trust.counts import counted
 from testnuc.trust.evidence import Judgment, draws_of
 from testnuc.trust.joining import join_reviews
 from testnuc.trust.learned import Learned
+from testnuc.trust.review import ReviewItem
 from tests import doubles
 
 CLASSES = 6
@@ -614,6 +616,49 @@ async def test_so_many_random_draws_as_it_says_tell_how_many_labels_are_right():
 
 
 @pytest.mark.slow
+async def test_draws_from_later_texts_alone_say_how_right_these_are(tmp_path):
+    async with client(Says()) as nuc:
+        texts, later = texts_of(400), texts_of(200, start=400)
+        await nuc.classify_many(texts)
+        review = await nuc.review(60, goal="count")
+        judge(review)
+        first = await nuc.learn(review)
+        assert (first.first_later(400), first.first_later(401)) == (0, 400)
+        results = await nuc.classify_many(later)
+        assert nuc.learned.accuracy(later) is None
+        review = await nuc.review(40, goal="later")
+        assert {item.text for item in review} <= set(later)
+        review.save(tmp_path / "r.json")
+        review = Review.load(tmp_path / "r.json")
+        assert review.drawn
+        judge(review)
+        learned = await nuc.learn(review)
+        learned = Learned.from_bytes(learned.to_bytes())
+        assert learned.first_later() == 400
+        results = await nuc.classify_many([*texts, *later])
+        # those of all texts are from the first draws alone
+        found = learned.accuracy()
+        assert (found.texts, found.to_halve) == (600, 125)
+        for part, n in ((later, 200), ([*texts[:5], *later], 200), (texts, 400)):
+            found = learned.accuracy(part)
+            true = accuracy(row for row in results if row.text in {*part})
+            assert (found.texts, found.now.low <= true <= found.now.high) == (n, True)
+            judged = sum(of.judged for of in learned.by_label(part).values())
+            assert judged == (40 if n == 200 else 60)
+        assert "200 texts are right" in str(learned.accuracy(later))
+        assert counted(results[400:], learned)[0].judged == 40
+        # in the counts of all, both parts are as large as they are
+        counts = counted(results, learned)
+        assert (counts[0].rows, counts[0].judged) == (600, 100)
+        again = await nuc.review(10, goal="later")
+        assert {item.text for item in again} < {*later} - {item.text for item in review}
+        # who corrects a judgment by hand does not undo its draw
+        one = Review([ReviewItem(0, review[0].text, review[0].hash)], LABELS, 600, "small")
+        one.answer(0, LABELS[0])
+        assert (await nuc.learn(one)).accuracy(later).to_halve == learned.accuracy(later).to_halve
+
+
+@pytest.mark.slow
 async def test_draws_among_later_texts_extend_a_certificate(tmp_path):
     async with client(Says(), store=tmp_path / "labels.db") as nuc:
         texts, later = texts_of(600), texts_of(300, start=600)
@@ -651,7 +696,7 @@ async def test_draws_among_later_texts_extend_a_certificate(tmp_path):
         assert accuracy(found) >= 0.9
         assert extended.accuracy().now == first.accuracy().now
         assert extended.macro_f1() == first.macro_f1()
-        assert "shares of the 600 texts drawn from" in str(extended)
+        assert "of the labels of 600 texts are right" in str(extended)
     async with client(Says(), store=tmp_path / "labels.db") as nuc:
         assert nuc.learned.certify() == whole
         assert nuc.learned.certify().among == whole.among

@@ -59,7 +59,7 @@ def test_a_page_says_how_labels_were_made(labeled):
         f"- Texts: SHA-256 `{texts}`, of the distinct ones, sorted, one newline between two",
         "- Draws have seed 0 if none was given",
         "`, of the block below without its last newline\n",
-        "of all labels are right by the judgments",
+        "of the labels of 240 texts are right by the judgments",
         "- Macro F1 by the judgments: 0.",
         "The labels now are from: ",
         "240 texts (240 distinct) were labeled by the LLM `openai/test` at temperature 0.7",
@@ -156,18 +156,17 @@ def test_shares_by_period_are_on_the_same_page(labeled):
 
 def test_a_headline_says_what_is_known_and_what_to_do():
     def headline(covered, *, several=False, more=40, accuracy=True, later=0, error=None, of=3):
-        known = Accuracy(Share(0.42, 0.4, 0.5), Share(0.71, 0.66, 0.764), 0, error)
+        known = Accuracy(Share(0.42, 0.4, 0.5), Share(0.71, 0.66, 0.764), 0, error, of)
         certificate = Certificate(0.9, 0.9, 0.5, covered, 0, judgments_needed=more)
         learned = SimpleNamespace(
-            accuracy=lambda: known if accuracy else None,
             certify=lambda: certificate,
             wants_decisions=lambda _: False,
-            measured=of,
+            measured=3,
             later=lambda hashes, among: [at < later for at in range(len(hashes))],
         )
         labels = SimpleNamespace(multilabel=several)
-        rows = [Classification(at, f"text {at}", "a") for at in range(3)]
-        return [*_headline(SimpleNamespace(labels=labels), rows, learned)]
+        of_these = (known if accuracy else None, {"a", "b", "c"})
+        return [*_headline(SimpleNamespace(labels=labels), learned, *of_these)]
 
     right = "(66 to 76), by your judgments; 42 of 100 before"
     title, todo, brackets = headline(0.0)
@@ -181,15 +180,15 @@ def test_a_headline_says_what_is_known_and_what_to_do():
     assert "then it is 57 to 85" in headline(0.0, error=0.09)[2]
     assert "the true number lies in it" in headline(0.0)[2]
     # texts that came after the draws were not measured
-    assert "1 of these texts came after the draws" in headline(0.0, later=1)[-1]
-    assert "is known is of other texts" in headline(0.0, later=2)[1]
-    assert "about all 9 texts that were drawn from" in headline(0.0, of=9)[-1]
+    assert "not about 1 of these texts, which were not drawn from" in headline(0.0, of=2)[-1]
+    assert "is known is of other texts" in headline(0.0, accuracy=False, later=2)[1]
     title, todo = headline(0.0, accuracy=False)
     assert title == "How many of these labels are right is not known yet"
     assert todo == (
-        "The reason: too few texts were drawn at random. What to do next is said at the end."
+        "The reason: too few of these texts were drawn at random. What to do next is said at the "
+        "end."
     )
-    assert "judge fifty texts" in [*_headline(None, [], None)][1]
+    assert "judge fifty texts" in [*_headline(None, None, None, [])][1]
 
 
 def test_where_too_few_texts_of_a_label_are_judged_its_accuracy_is_not_known():
@@ -197,7 +196,7 @@ def test_where_too_few_texts_of_a_label_are_judged_its_accuracy_is_not_known():
         def count_labels(self, _):
             raise InvalidInputError("none was drawn")
 
-    learned = SimpleNamespace(by_label=dict)
+    learned = SimpleNamespace(by_label=lambda _: {})
     labels = SimpleNamespace(names=("a", "b"))
     results = Counted(Classification(at, f"text {at}", "ab"[at % 2]) for at in range(10))
     page = "\n".join(_by_label(SimpleNamespace(labels=labels), results, learned))
@@ -212,11 +211,16 @@ def test_each_kind_of_draw_says_what_it_is_for():
     ranked = judged(45, chance=None, uniform=False, ranking="r")
     page = "\n".join(_judgments(SimpleNamespace(judged=drawn + ranked), None))
     assert "120 texts were drawn with known probabilities, all of them at random from all" in page
-    assert "45 more were drawn at random among the most trusted texts: they prove certif" in page
+    assert (
+        "45 more were drawn at random among the most trusted texts: they prove certificates alone"
+        in page
+    )
     assert "chosen" not in page
     mixed = [*drawn, *judged(30, uniform=False), *judged(7, chance=None)]
+    mixed += judged(9, chance=None, uniform=True)
     page = "\n".join(_judgments(SimpleNamespace(judged=mixed), None))
     assert "150 texts were drawn with known probabilities, 120 of them at random from" in page
+    assert "9 more were drawn at random among later texts, and count for these alone" in page
     assert "7 more were chosen, not drawn: they correct labels, and prove nothing" in page
 
 

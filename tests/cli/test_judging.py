@@ -109,9 +109,9 @@ def test_a_certificate_says_how_many_texts_came_after_the_draws(tickets):
         ran("classify", "new.txt", *options(llm), *given, "new.csv")
         # the draws say nothing of them
         _, err = ran("classify", "new.txt", *options(llm), *given, "new.csv", "--overwrite")
-        more = "testnuc review new.csv -n 30 --goal certify"
+        more = "testnuc review new.csv -n 40 --goal count"
         assert err.splitlines()[-1].startswith(
-            f"next, judge some of these texts, of which nothing is proved yet: {more}"
+            f"next, judge some of these texts, which say how many of their labels are right: {more}"
         )
         code, _, err = run_here("certify", "new.csv", *certify, "-o", "c.csv")
         assert (code, "note: 50 of 50 texts came after the draws" in err) == (3, True), err
@@ -358,8 +358,8 @@ def test_after_a_review_every_output_has_the_corrected_labels(tickets):
         shown = {data["texts"][r["x"]]: r["l"] for r in data["rows"]}
         for text, label in right.items():
             assert label == (None if shown[text] is None else data["labels"][shown[text]])
-        assert "of all labels are right by your judgments" in data["learned"]
-        assert f"Both are shares of the {len(TEXTS)} texts drawn from," in data["learned"]
+        said = f"of the labels of {len(TEXTS)} texts are right by your judgments"
+        assert said in data["learned"]
         assert llm.calls == 240
 
 
@@ -925,4 +925,4 @@ def test_learning_anew_says_that_it_ends_the_certificate(tickets, monkeypatch):
         assert ("were certified before, now 0%: trust was learned anew" in err) == (at == 2)
         _, count = ran("count", "out.csv")
         assert ("to learn from them ends the certificate" in count) == (at == 1)
-    assert re.search(r"among the trusted ones: testnuc review out.csv -n \d+ --goal certify", err)
+    assert re.search(r"\nnext, judge .*: testnuc review out.csv -n \d+ --goal certify\n$", err)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from testnuc.cli.judging import _after
+from testnuc.cli.judging import what_next
 from testnuc.testing import LoopbackLLM
 from testnuc.trust.certificates import Certificate
 from testnuc.trust.review import Review
+from testnuc.trust.shares import Accuracy, Share
 from tests.cli.in_process import ran, run_here
 from tests.conftest import LABELS, confident, gold, messages
 
@@ -39,6 +41,19 @@ def judged(path):
     review.save(path)
 
 
+def _it_draws_from_new_texts_alone():
+    ran("review", "new.csv", "-n", "40", "--goal", "count", "--no-open")
+    assert all(item.text.endswith("again") for item in Review.load("review-3.json"))
+    judged("review-3.json")
+    out, _ = ran("learn", "new.csv", "review-3.json", "-o", "better-2.csv")
+    found = re.search("In new.csv: (About 100 % .* of the labels of 60 texts are right)", out)[1]
+    assert found in ran("count", "new.csv")[0]
+    ran("report", "new.csv", "--summary", "-o", "page.md")
+    assert Path("page.md").read_text().startswith("# About 100 of 100 labels are right (")
+    # of all texts, those of before say more
+    assert "of the labels of 120 texts are right" in out
+
+
 def test_where_labels_are_proved_the_next_command_writes_them():
     Path("in.txt").write_text("\n".join(messages(60)))
     with LoopbackLLM(gold) as llm:
@@ -49,7 +64,7 @@ def test_where_labels_are_proved_the_next_command_writes_them():
         judged("review.json")
         ran("learn", "out.csv", "review.json")
         *said, line = ran(*classify)[1].splitlines()
-        assert line == "next, write what is proved: testnuc certify out.csv -o certified.csv"
+        assert line.endswith("by your judgments: testnuc certify out.csv -o certified.csv")
         # what is proved of these texts is not to be written for later ones, after few draws
         ran("certify", "out.csv", "-o", "certified.csv")
         Path("new.txt").write_text("\n".join(f"{text} again" for text in messages(60)))
@@ -57,7 +72,12 @@ def test_where_labels_are_proved_the_next_command_writes_them():
         ran("review", "new.csv", "-n", "1", "--goal", "certify", "--no-open")
         judged("review-2.json")
         _, err = ran("learn", "new.csv", "review-2.json", "-o", "better.csv")
-    assert "testnuc review new.csv -n 30 --goal certify" in err.splitlines()[-1]
+        _it_draws_from_new_texts_alone()
+    # a number first, then a proof
+    assert err.splitlines()[-1].endswith(
+        "right (what is certified of the others ends: write it first): "
+        "testnuc review new.csv -n 40 --goal count"
+    )
     # what `learn` said is not repeated, but for what was decided
     assert "texts are judged: " not in "".join(said)
     assert said[-1].startswith(("Nothing was applied", "Labels come from"))
@@ -85,18 +105,25 @@ def test_results_that_are_nowhere_have_no_command(tmp_path):
 
 
 def test_the_path_leads_to_how_many_labels_are_right():
-    def after(measure, covered, judged=0):
+    def after(measure, covered, judged=0, known=None):
         learned = SimpleNamespace(to_measure=measure, wants_decisions=lambda _: False)
+        learned.accuracy = lambda _: known
         found = Certificate(0.9, 0.9, 0.5, covered, judged, judgments_needed=40)
         client = SimpleNamespace(given=dict)
-        return _after(
-            learned, found, SimpleNamespace(client=client, source="o.csv", text_column="text")
-        )
+        given = SimpleNamespace(client=client, source="o.csv", text_column="text")
+        return what_next(learned, given, certificate=found)
 
     # before draws by trust
     said = after(60, 0.0)
     assert said.endswith(": testnuc review o.csv -n 60 --goal count")
     assert "which say how many labels are right" in said
+    # their range can be halved, which is said first
+    known = Accuracy(Share(0.5, 0.4, 0.6), Share(0.9, 0.7, 0.95), 138)
+    assert after(0, 0.0, known=known).splitlines()[0] == (
+        "to halve the range of how many labels are right, now 70 to 95 %, judge others first, "
+        "drawn at random: testnuc review o.csv -n 138 --goal count"
+    )
+    assert "halve" not in after(0, 0.0, judged=20, known=known)
     # they went on: what is learned from others ends a certificate
     assert after(60, 0.0, judged=20).endswith("testnuc review o.csv -n 40 --goal certify")
     assert after(0, 0.0).endswith("testnuc review o.csv -n 40 --goal certify")

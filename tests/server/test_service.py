@@ -199,6 +199,8 @@ async def test_without_a_token_only_this_machine_is_answered():
         ({"host": "::"}, ConfigurationError, "TESTNUC_TOKEN"),
         ({"host": "example.org"}, ConfigurationError, "TESTNUC_TOKEN"),
         ({"token": "short"}, ConfigurationError, "fewer than 16"),
+        ({"token": f"a {'x' * 16}\n\nb y\n"}, ConfigurationError, "in line 3 has fewer"),
+        ({"token": f"{'x' * 16}\na b {'y' * 16}"}, ConfigurationError, "in line 2 contains"),
         ({"token": "600/minute"}, ConfigurationError, "fewer than 16"),
         ({"token": ""}, ConfigurationError, "there is no token"),
         ({"token": "with a space in it, long"}, ConfigurationError, "cannot carry"),

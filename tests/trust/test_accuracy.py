@@ -78,8 +78,9 @@ def test_skipped_texts_widen_the_interval_and_judged_ones_are_right():
         found, now=Share(0.91, 0.86, 0.95), before=Share(0.5, 0.4, 0.6), judge_error=0.09
     )
     assert str(found).startswith(
-        "About 91 % (86 to 95) of all labels are right by your judgments, and 50 % (40 to 60) of "
-        "the LLM's own; with the errors of judges 77 to 100 %, and 31 to 69 % of the LLM's own."
+        "About 91 % (86 to 95) of the labels of 50 texts are right by your judgments, and 50 % (40 "
+        "to 60) of the LLM's own; with the errors of judges 77 to 100 %, and 31 to 69 % of the "
+        "LLM's own."
     )
 
 
