@@ -124,12 +124,8 @@ class LabelSet:
             n: [one for one in self._former.get(n, ()) if self.match(one) == self.index(n)]
             for n in names
         }
-        return LabelSet(
-            described if self.descriptions else names,
-            self.none_label,
-            multilabel=self.multilabel,
-            former=former,
-        )
+        shown = described if self.descriptions else names
+        return LabelSet(shown, self.none_label, multilabel=self.multilabel, former=former)
 
     def record(self) -> dict[str, Any]:
         """Return what a store notes of the set: all but descriptions."""

@@ -294,10 +294,15 @@ def _lesson(
         return partial(_from_store, store=files[0], former=former)
     elif not at_random and (note := _written(file := files[0], given.source)) is not None:
         # what a person edited in it
-        rows = read_table(file, given.text_column).results
-        edited = note.edited(row for row in rows if valid_text(row.text) is None)
+        table = read_table(file, given.text_column).results
+        rows = [row for row in table if valid_text(row.text) is None]
+        # a copy may be of a later output
+        edited = (note if RunNote.of(file).options else note.nearest(rows)).edited(rows)
         if not edited:
-            raise InvalidInputError(f"no label in {file} differs from what was written there")
+            raise InvalidInputError(
+                f"no label in {file} differs from what was written there; of a copy, name what it "
+                f"was copied from first: testnuc learn OUTPUT {file}"
+            )
         texts, labels = [row.text for row in edited], [row.label for row in edited]
         places = [f"{file}, row {row.index + 1}" for row in edited]
         of_file = LabelSet.of(noted) if (noted := RunNote.of(file).options).get("labels") else None
@@ -473,7 +478,8 @@ def _newest_review(source: str) -> list[str]:
                 return files
     raise InvalidInputError(
         f"no review of {source} with answers is in this folder; name its file, or draw one: "
-        f"testnuc review {source}"
+        f"testnuc review {source}; labels that you edited in it are judgments by: testnuc learn "
+        f"{source} {source} -o {free_name('better.csv')}"
     )
 
 

@@ -155,6 +155,13 @@ class RunNote:
         known = dict(re.findall("(.{12})(.{4})", self.rows))
         return [row for row in rows if known.get((mark := _mark(row))[0], mark[1]) != mark[1]]
 
+    def nearest(self, rows: Sequence[Classification]) -> RunNote:
+        """Return the note of which fewest labels were edited: this one, or another of the texts."""
+        texts = {_mark(row)[0] for row in rows}
+        notes = map(self._at, PROJECT.glob("output-*.json"))
+        fit = [note for note in notes if texts <= {*re.findall("(.{12}).{4}", note.rows)}]
+        return min([self, *fit], key=lambda note: len(note.edited(rows)))
+
     def says(self, output: str, options: Mapping[str, Any], texts: Sequence[str]) -> bool:
         """Whether an output is what a run with these options wrote of these texts, or the first."""
         held = re.findall("(.{12}).{4}", self.rows)

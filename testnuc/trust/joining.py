@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import TypeAlias
 
 import numpy as np
@@ -56,6 +57,8 @@ class JoinedReview(Brief):
     undecided: int
     #: Of the judgments of the shared texts; None: there are none.
     agreement: Agreement | None = None
+    #: Names of two that are equal in every answer, as a copy is, and so no second judge.
+    alike: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         agreed = [at >= self.disagreements for at in range(self.shared)]
@@ -71,7 +74,7 @@ class JoinedReview(Brief):
             f"{self.shared:,} that several people judged they differ: "
             f"{self.disagreements - self.undecided:,} settled by the majority, or later by a "
             f"person who saw the labels, {self.undecided:,} open.\n{self.agreement}"
-        )
+        ) + "".join(f"\n{two}: equal in every answer. A copy is no judge." for two in self.alike)
 
 
 def join_reviews(
@@ -125,13 +128,10 @@ def join_reviews(
         items.append(replace(joint, answer=answer, source=source))
     review = first.with_items(items)
     review.context = replace(first.context, judges=people_of_all)
-    return JoinedReview(
-        review,
-        len(shared),
-        disagreements,
-        undecided,
-        agreement_of(shared, people_of_all) if shared else None,
-    )
+    agreement = agreement_of(shared, people_of_all) if shared else None
+    pairs = combinations(reviews.items(), 2)
+    alike = tuple(f"{a}, {b}" for (a, one), (b, two) in pairs if one.record() == two.record())
+    return JoinedReview(review, len(shared), disagreements, undecided, agreement, alike)
 
 
 def _votes(name: str, item: ReviewItem) -> Sequence[tuple[str, str | None]]:

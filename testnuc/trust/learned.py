@@ -276,11 +276,8 @@ class Learned(Brief):
         None: too few texts were drawn at random, an older version learned, or a client with other
         vote settings asks. A label is right if the text has it and no other.
 
-        Parameters
-        ----------
-        texts : iterable of str, optional
-            Of these alone, as of a file. If most of them came after earlier draws, and such were
-            drawn from alone (goal "later"), it is of those that did. Default: all.
+        With `texts`, it is of these alone, as of a file; if most of them came after earlier draws,
+        and such were drawn from alone (goal "later"), of those that did.
         """
         if self.unproved or not len(self.before):
             return None
@@ -323,9 +320,9 @@ class Learned(Brief):
         return min(math.ceil(lacking * left * _AMPLE), left)
 
     def first_later(self, texts: int | None = None) -> int:
-        """Return the place of the first text since earlier draws, for those of the goal "later".
+        """Return the place of the first text that draws of goal "later" are from.
 
-        For the next of them, if there are so many `texts` now; None: for the last ones.
+        For the next draws from `texts`, or for the last ones.
         """
         drawn = [j for j in self.judged if j.uniform or j.probability is not None]
         end = max((j.texts for j in drawn if j.probability is None), default=0)

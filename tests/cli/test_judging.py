@@ -772,8 +772,13 @@ def _a_copy_can_be_edited():
         writer = csv.DictWriter(file, list(rows[0]), delimiter=";")
         writer.writeheader()
         writer.writerows(rows)
-    out, _ = ran("learn", "better.csv", "mine.csv")
-    assert "of 241 texts are judged: " in out
+    # what a model changed since is no judgment, whichever output is named
+    judged = [ran("learn", name, "mine.csv")[0] for name in ("out.csv", "better.csv")]
+    assert ["4 of 241 texts are judged: " in out for out in judged] == [True, True]
+    _, _, err = run_here("learn", "mine.csv", "mine.csv")
+    assert "name what it was copied from first: testnuc learn OUTPUT mine.csv" in err
+    _, _, err = run_here("learn", "better.csv")
+    assert "are judgments by: testnuc learn better.csv better.csv -o better-2.csv" in err
 
 
 @pytest.mark.slow

@@ -215,6 +215,16 @@ def test_a_joined_review_is_no_further_judge_beside_those_that_it_joins(batches)
     assert join_reviews({"joined": joined, **later}, batches=True).shared == 5
 
 
+def test_a_copy_under_another_name_is_named():
+    one = review_of(["a", "b", "c"])
+    joined = join_reviews(
+        {"ann.json": one, "ben.json": one.with_items(one), "cy": review_of("abb")}
+    )
+    assert joined.alike == ("ann.json, ben.json",)
+    assert "\nann.json, ben.json: equal in every answer. A copy is no judge." in joined.facts
+    assert join_reviews({"ann.json": one, "cy": review_of("abb")}).alike == ()
+
+
 def test_parts_of_a_review_share_some_texts_and_become_the_whole_again(tmp_path):
     whole = review_of(["-"] * 40)
     parts = whole.split(2, 0.1)
