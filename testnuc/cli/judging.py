@@ -77,7 +77,9 @@ def review(given: SimpleNamespace) -> None:
             else replace(item, label=row.label, trust=row.trust)
             for item in review
         ]
-        return review.with_items(items), results
+        # a page of the file would not show the texts of others
+        others = rows.keys() and {item.text for item in items} - rows.keys()
+        return review.with_items(items), None if others else results
 
     drawn, results = run_to_end(draw())
     if not len(drawn):

@@ -145,7 +145,7 @@ def _asset(name: str) -> str:
 
 _PLAIN_STYLE = (
     ":root{color-scheme:light dark}body{font:1rem/1.5 system-ui,sans-serif;max-width:52rem;"
-    "margin:2rem auto;padding:0 1rem}h1{font-size:1.6rem;line-height:1.25}"
+    "margin:2rem auto;padding:0 1rem}h1{font-size:1.6rem;line-height:1.25}th{text-align:left}"
     "table{border-collapse:collapse;display:block;overflow-x:auto}code{overflow-wrap:anywhere}"
     "th,td{padding:.2rem .8rem .2rem 0;border-bottom:1px solid #8884;vertical-align:top;"
     "font-variant-numeric:tabular-nums}@media(min-width:50rem){td+td{white-space:nowrap}}"

@@ -16,6 +16,7 @@ from testnuc.trust.review import Review
 from testnuc.trust.shares import Accuracy, Share
 from tests.cli.in_process import ran, run_here
 from tests.conftest import LABELS, confident, gold, messages
+from tests.report.test_report import data_of
 
 
 def test_the_command_that_a_run_ends_with_works_as_it_stands(tmp_path):
@@ -50,6 +51,11 @@ def _it_draws_from_new_texts_alone():
     assert found in ran("count", "new.csv")[0]
     ran("report", "new.csv", "--summary", "-o", "page.md")
     assert Path("page.md").read_text().startswith("# About 100 of 100 labels are right (")
+    # a page shows all texts of its review, whichever file they are in
+    ran("review", "out.csv", "-n", "9", "--goal", "correct", "--no-open")
+    review, page = Review.load("review-4.json"), Path("review-4.html").read_text()
+    assert any(item.text.endswith("again") for item in review)
+    assert {item.text for item in review} <= {*data_of(page)["texts"]}
     # of all texts, those of before say more
     assert "of the labels of 120 texts are right" in out
 
