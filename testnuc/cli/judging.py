@@ -62,15 +62,14 @@ def review(given: SimpleNamespace) -> None:
     async def draw() -> tuple[Review, Results | None]:
         async with opened(source, given.client, given.text_column) as (nuc, table):
             results = None if table is None else await newest(nuc, table)
-            texts = [row.text for row in results or ()]
+            # what the file says of them, or will say after `learn`
+            rows = {row.text: row for row in results or ()}
             goal, learned = given.goal, nuc.learned
             if goal == "count" and learned and (first := learned.first_later(len(nuc))):
                 # of a new file, as others are known
-                goal = "later" if learned.mostly_later(texts, first) else goal
+                goal = "later" if learned.mostly_later(rows, first) else goal
             to_stderr(f"choosing the texts to judge: a model of {len(nuc):,} texts is fitted")
             review = await nuc.review(given.n, goal=goal)
-        # what the file says of them, or will say after `learn`
-        rows = {row.text: row for row in results or ()}
         items = [
             item
             if (row := rows.get(item.text)) is None
@@ -78,8 +77,7 @@ def review(given: SimpleNamespace) -> None:
             for item in review
         ]
         # a page of the file would not show the texts of others
-        others = rows.keys() and {item.text for item in items} - rows.keys()
-        return review.with_items(items), None if others else results
+        return review.with_items(items), results if {i.text for i in items} <= {*rows} else None
 
     drawn, results = run_to_end(draw())
     if not len(drawn):
@@ -216,14 +214,13 @@ def what_next(
     certificate: Certificate | None = None,
 ) -> str:
     """Return what comes next after these texts were labeled, or after a certificate."""
-    if learned is None:
-        again = next_command("review", given, "-n", str(FIRST_REVIEW))
-        return f"next, judge fifty texts (about three minutes): {again}"
-    certificate = certificate or learned.certify()
 
     def draw(n: int, goal: str | None = None) -> str:
         return next_command("review", given, "-n", f"{n}", *(["--goal", goal] if goal else []))
 
+    if learned is None:
+        return f"next, judge fifty texts (about three minutes): {draw(FIRST_REVIEW)}"
+    certificate = certificate or learned.certify()
     if texts and learned.mostly_later(texts, certificate.texts):
         first = certificate.coverage and " (what is certified of the others ends: write it first)"
         what = f"which say how many of their labels are right{first or ''}"

@@ -320,10 +320,7 @@ class Learned(Brief):
         return min(math.ceil(lacking * left * _AMPLE), left)
 
     def first_later(self, texts: int | None = None) -> int:
-        """Return the place of the first text that draws of goal "later" are from.
-
-        For the next draws from `texts`, or for the last ones.
-        """
+        """Return from which place draws of goal "later" are: the last, or the next of `texts`."""
         drawn = [j for j in self.judged if j.uniform or j.probability is not None]
         end = max((j.texts for j in drawn if j.probability is None), default=0)
         return max((j.texts for j in drawn if j.texts < (texts or end)), default=0)

@@ -204,8 +204,9 @@ class Review(Sequence[ReviewItem]):
     @property
     def drawn(self) -> bool:
         """Whether texts were drawn at random, not chosen."""
-        drawn = (one.goal == "later" or one.probability is not None for one in self._items)
-        return bool(self.ranking) or any(drawn)
+        return bool(self.ranking) or any(
+            i.goal == "later" or i.probability is not None for i in self
+        )
 
     @property
     def judged(self) -> list[ReviewItem]:
