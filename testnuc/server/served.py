@@ -217,7 +217,7 @@ class ServedSet:
             with transport.observed(patience.failures.append):
                 yield failed
         finally:
-            if transport.failing:
+            if transport.failing and patience.failures:
                 _log.error("%s: every LLM call fails", about["fields"]["request_id"])
             for kind, errors in failed.items():
                 fields = about["fields"] | {"type": kind, "texts": len(errors)}

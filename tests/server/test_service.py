@@ -7,6 +7,7 @@ import gzip
 import json
 import time
 from base64 import b64encode
+from typing import get_args
 
 import orjson
 import pytest
@@ -15,6 +16,7 @@ from testnuc import Budget, Limits, RetryPolicy, TestNUC
 from testnuc.errors import ConfigurationError, InvalidInputError, RateLimitedError
 from testnuc.server import ServerSettings
 from testnuc.server.errors import request_error
+from testnuc.server.service import Status
 from testnuc.testing import Faults, LoopbackLLM
 from tests.conftest import LABELS, confident, gold, messages
 from tests.server.serving import JSON, Held, client, served, until
@@ -424,6 +426,9 @@ async def test_the_openapi_document_is_valid_and_true(client_of):
         assert fits(expected, answer), answer
     assert fits("Erased", {"erased": 1})
     assert all(fits("Status", state) for state in states)
+    for state in get_args(Status):
+        assert fits("Status", {"status": state})
+        assert fits("Info", looked["Info"] | {"status": state})
     assert all(fits(name, value) for name, value in looked.items())
     assert document["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
     assert document["paths"]["/v1/classify"]["post"]["security"] == [{"token": []}]
