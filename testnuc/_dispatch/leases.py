@@ -93,7 +93,7 @@ class Leases:
         """
         async with self._confirming:
             if self.expired(keys):
-                await self._renew(self.expired(self._held))
+                await self._renew(list(self._held))
             if self._late >= _MOST_LATE:
                 self._late = 0
                 raise StoreError(
@@ -160,6 +160,8 @@ class Leases:
         """Renew leases; one that was lost counts as expired."""
         until = _now() + self.seconds
         got = await self.store.renew(keys, self.seconds)
+        # breaks before that, and connections made for it, have ended none of these
+        self._breaks = getattr(self.store, "breaks", 0)
         self._late = self._late + 1 if _now() > until else 0
         for key, renewed in zip(keys, got, strict=True):
             # the key may have got an outcome meanwhile

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from testnuc._dispatch.leases import Leases
 from testnuc._dispatch.scheduler import Ask, Scheduler
 from testnuc.errors import (
     AuthenticationError,
@@ -51,6 +52,36 @@ class Clock:
 async def settled():
     for _ in range(20):
         await asyncio.sleep(0)
+
+
+class BreakingStore(LeaseStore):
+    """Each renewal after `breaks` has changed needs a new connection, which counts, too."""
+
+    breaks = 0
+    connected = 0
+
+    async def renew(self, keys, seconds):
+        if self.connected != self.breaks:
+            self.breaks += 1
+            self.connected = self.breaks
+        return await super().renew(keys, seconds)
+
+
+async def test_leases_that_outlasted_a_broken_connection_are_kept():
+    store = BreakingStore()
+    leases = Leases(store, granted=list, answered=print, failed=print)
+    keys = [b"a", b"b", b"c"]
+    assert await leases.claim(keys) == set(keys)
+    store.breaks += 1
+    assert leases.expired(keys) == keys
+    # another process was faster
+    store.leases[b"c"] = (object(), 100.0)
+    assert await leases.confirm([b"a"]) == set()
+    assert leases.expired(keys) == [b"c"]
+    assert leases.holds(b"a")
+    assert await leases.confirm([b"b", b"c"]) == set()
+    assert not leases.holds(b"c")
+    await leases.close()
 
 
 class Bench:
