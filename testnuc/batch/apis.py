@@ -164,6 +164,7 @@ class OpenAIBatches(BatchAPI):
         files = [identifier(found.get(name)) for name in ("output_file_id", "error_file_id")]
         results = tuple(filter(None, files))
         status = self._words(found.get("status")).lower()
+        total, done = count(counts.get("total")) or 0, (completed or 0) + failed
         error = self._error(found) if status == "failed" else None
         answered, unanswered = completed or 0, None
         if status == "completed":
@@ -176,9 +177,10 @@ class OpenAIBatches(BatchAPI):
         return RemoteBatch(
             id=printable(identifier(found["id"])),
             status=status,
-            ended=status in _ENDED,
-            total=count(counts.get("total")) or 0,
-            done=(completed or 0) + failed,
+            # servers have other words, too
+            ended=status in _ENDED or bool(results and 0 < total <= done),
+            total=total,
+            done=done,
             answered=answered,
             unanswered=unanswered,
             results=results,

@@ -7,6 +7,7 @@ import pytest
 
 from bench._batch_api import Batches, BatchLLM, model_at
 from testnuc import BatchPolicy, Limits, OpenAI, TestNUC
+from testnuc.batch.apis import OpenAIBatches
 from testnuc.batch.compatible import GeminiBatches, MistralBatches
 from testnuc.batch.lane import batch_api
 from testnuc.batch.manager import BatchManager
@@ -95,3 +96,19 @@ def test_statuses_of_mistral_count_in_any_case(status):
     provider = OpenAI("any", base_url="https://api.mistral.ai/v1", api_key="k")
     remote = MistralBatches(provider, None)._remote({"id": "job", "status": status}, None)
     assert (remote.status, remote.ended) == ("completed", True)
+
+
+@pytest.mark.parametrize("status", ["JOB_STATE_SUCCEEDED", "in_progress", ""])
+@pytest.mark.parametrize(
+    ("done", "file", "ended"), [(5, "f", True), (4, "f", False), (5, "", False)]
+)
+def test_a_state_in_other_words_is_final_where_all_results_are_there(status, done, file, ended):
+    provider = OpenAI("any", base_url="http://127.0.0.1:9/v1", api_key="k")
+    counts = {"total": 5, "completed": done, "failed": 0}
+    found = {"id": "b", "status": status, "request_counts": counts, "output_file_id": file}
+    assert OpenAIBatches(provider, None)._remote(found, None).ended == ended
+    found = {
+        "id": "b", "status": status, "output_file": file,
+        "total_requests": 5, "succeeded_requests": done, "failed_requests": 0,
+    }  # fmt: skip
+    assert MistralBatches(provider, None)._remote(found, None).ended == ended
