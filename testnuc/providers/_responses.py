@@ -57,10 +57,13 @@ def content(answer: Mapping[str, Any]) -> tuple[str, str | None, list[Any]]:
     tokens: list[Any] = []
     output = answer.get("output")
     for item in output if isinstance(output, list) else ():
-        parts = item.get("content") if isinstance(item, dict) else None
-        if not isinstance(parts, list) or item.get("type") != "message":
+        if not isinstance(item, dict) or item.get("type") != "message":
             continue
-        for part in parts:
+        parts = item.get("content")
+        # what a model says on its way, and what it was asked, are no answers
+        if item.get("phase") == "commentary" or item.get("role", "assistant") != "assistant":
+            continue
+        for part in parts if isinstance(parts, list) else ():
             if isinstance(part, dict) and isinstance(part.get("text"), str):
                 said.append(part["text"])
                 tokens += part["logprobs"] if isinstance(part.get("logprobs"), list) else []

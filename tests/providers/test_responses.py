@@ -89,6 +89,16 @@ def test_the_answer():
         provider.decode(request(), b'{"id": "resp_1", "output": [], "usage": null}')
 
 
+@pytest.mark.parametrize("of", [{"role": "assistant", "phase": "commentary"}, {"role": "user"}])
+def test_other_messages_beside_the_answer_are_not_read(of):
+    body = orjson.loads(response())
+    part = {"type": "output_text", "text": '{"label": "delivery", "confidence": 0.2}'}
+    body["output"].insert(1, {"type": "message", "content": [part], **of})
+    body["output"][-1]["phase"] = "final_answer"
+    provider = OpenAI("gpt-5.3-codex", api_key=KEY)
+    assert provider.decode(request(), orjson.dumps(body)).answers[0].label == "refund"
+
+
 def test_log_probabilities():
     provider = OpenAI("gpt-4.1", api_key=KEY, responses=True)
     asked = request(confidence="logprobs")
