@@ -63,10 +63,10 @@ class Draws(Brief):
     uniform: Bools
 
     @classmethod
-    def at_random(cls, texts: int, m: int) -> Draws:
-        """Return m draws without replacement, all equally likely."""
-        chance = 1 / np.maximum(texts - np.arange(m, dtype=np.float64), 1)
-        return cls(texts, chance, chance, np.ones(m, np.bool_))
+    def at_random(cls, texts: int, m: int, among: int | None = None) -> Draws:
+        """Return m draws without replacement, all equally likely, from `among` or all texts."""
+        chance = 1 / np.maximum((among or texts) - np.arange(m, dtype=np.float64), 1)
+        return cls(texts, chance, chance, np.full(m, among is None))
 
     def only(self, used: Bools) -> Draws:
         """Return some of the draws."""
