@@ -661,11 +661,11 @@ class TestNUC(Facts):
         labels : sequence of str or None, optional
             The right labels of the texts; None: none of the labels is right. With
             ``multilabel=True``: the list of labels of each text, [] for none.
-        was : mapping of str to sequence of str, optional
-            Takes judgments of another label set: label -> the labels of before that it stands for,
-            of those that were renamed, merged or split; {} if labels were only added. A judgment
-            of a label that is gone, or split, counts as not answered; so does "none of the labels"
-            if labels are new.
+        was : mapping of str to str or sequence of str, optional
+            Takes judgments of another label set: label -> the label of before, or the labels, that
+            it stands for, of those that were renamed, merged or split; {} if labels were only
+            added. A judgment of a label that is gone, or split, counts as not answered; so does
+            "none of the labels" if labels are new.
         protect : iterable of str, optional
             Labels that learning takes from no text: where the LLM gives one it stays, until a
             person says otherwise; other texts can get it, too. So the recall of these labels cannot

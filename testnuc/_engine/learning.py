@@ -180,6 +180,8 @@ class Learning:
     ) -> Learned:
         """Learn from a review, or from what was learned with other labels, and all earlier ones."""
         labels = self._parts.labels
+        if was is not None:
+            was = {name: [of] if isinstance(of, str) else of for name, of in was.items()}
         if protect is None and isinstance(judged, Learned):
             kept = {*judged.protected}
             protect = [n for n in labels.names if kept & {*(was or {}).get(n, [n])}] or None

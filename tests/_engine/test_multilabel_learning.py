@@ -215,6 +215,20 @@ async def test_a_review_of_sets_is_saved_joined_and_checked(tmp_path):
             await nuc.learn(read)
 
 
+@pytest.mark.parametrize("was", ["fees", ["fees"]])
+async def test_one_label_of_before_may_be_a_string(was):
+    texts = texts_of(80)
+    async with LoopbackLLM(says) as llm:
+        async with client(llm) as nuc:
+            before = await nuc.learn(texts, [gold(text) for text in texts])
+        async with client(llm, labels=["costs" if n == "fees" else n for n in LABELS]) as nuc:
+            await nuc.classify_many(texts)
+            after = await nuc.learn(before, was={"costs": was})
+    assert [one.label.replace("costs", "fees") for one in after.judged] == [
+        one.label for one in before.judged
+    ]
+
+
 async def test_a_referee_judges_sets():
     """Its judgments choose the labels; they certify nothing, and have no trust."""
     texts = texts_of(120)

@@ -493,8 +493,8 @@ async def _nearest(connection: Any, scan: _Scan, queries: Sequence[bytes], count
     )
     found: _Nearest = [[] for _ in queries]
     # SET LOCAL ends with the transaction; one round trip for all settings
-    await connection.execute(f"BEGIN READ ONLY; {settings}")
     try:
+        await connection.execute(f"BEGIN READ ONLY; {settings}")
         rows = await connection.fetch(
             "SELECT q.place, c.hash, c.number, c.distance "
             "FROM unnest($1::halfvec[]) WITH ORDINALITY q (vector, place) "
