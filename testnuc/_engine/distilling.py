@@ -78,7 +78,7 @@ def _trained(parts: Components, run: Run, vectors: Float16s) -> Head:
     if judged.person[used].any():
         # as results have it
         trust = chance_of(odds, curve).astype(np.float32).astype(np.float64)
-        drawn = judged.draws.uniform & judged.person
+        drawn = judged.draws.uniform & judged.draws.drawn & judged.person
         strata = Strata.of(trust, judged.rows, right & answered, drawn)
         certificate = certify(strata, accuracy=0.9, confidence=0.9, endless=True)
     return Head(

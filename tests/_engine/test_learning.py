@@ -647,6 +647,8 @@ async def test_draws_from_later_texts_alone_say_how_right_these_are(tmp_path):
             assert judged == (40 if n == 200 else 60)
         assert "200 texts are right" in str(learned.accuracy(later))
         assert counted(results[400:], learned)[0].judged == 40
+        # a head's certificate is by draws from all
+        assert (await nuc.distill(tmp_path / "a.head")).certificate.judged == 60
         # in the counts of all, both parts are as large as they are
         counts = counted(results, learned)
         assert (counts[0].rows, counts[0].judged) == (600, 100)
