@@ -203,10 +203,13 @@ def test_a_file_of_label_sets_and_a_hang_up_that_reads_it_again(tmp_path):
         known = ask(url, "/v1/sets")[1]["sets"]
         assert {name: one["pool"] for name, one in known.items()} == {"tickets": 1, "moods": 31}
         more = '\n[more]\nlabels = "a,b"\nstore = "{folder}/more.db"\n'
-        sets.write_text((SETS + more).format(folder=tmp_path))
+        other = SETS.replace("delivery,login", "delivery,login,fees")
+        sets.write_text((other + more).format(folder=tmp_path))
         process.send_signal(signal.SIGHUP)
         wait_until(process, lambda: "more" in ask(url, "/v1/sets")[1]["sets"])
-        assert ask(url, "/v1/sets")[1]["sets"]["tickets"]["before"]["labels"] == 3
+        known = ask(url, "/v1/sets")[1]["sets"]
+        assert (known["tickets"]["labels"], known["tickets"]["before"]["labels"]) == (4, 3)
+        assert known["moods"]["before"] is None
 
 
 @pytest.mark.parametrize(
