@@ -175,8 +175,11 @@ def test_a_missing_key_is_named_by_its_variable_alone(source, model):
 @pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_ctrl_c_keeps_what_was_answered_and_the_same_command_goes_on(source, tmp_path, sent):
     out = tmp_path / "out.jsonl"
-    latency = 0.5
-    with LoopbackLLM(confident, latency=lambda random: latency) as llm:
+    # long enough for the signal to come in time, also where this process has to wait
+    latency = 5.0
+    with LoopbackLLM(
+        confident, latency=lambda random: latency if llm.calls > 4 else latency / 10
+    ) as llm:
         given = ["classify", source, *options(llm, model="openai/test", **{"max-concurrency": 2})]
         given += ["-o", out, "--policy", "weighted"]
         process = subprocess.Popen(
