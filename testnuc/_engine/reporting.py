@@ -33,6 +33,7 @@ from testnuc.progress import Observer, start_progress
 from testnuc.prompts.writing import user_prompt
 from testnuc.results import Results, figures
 from testnuc.trust.auto_policy import MIN_PREDICTIONS
+from testnuc.trust.counts import Counts
 from testnuc.trust.joining import JoinedReview
 from testnuc.trust.learned import Learned
 from testnuc.trust.shares import Accuracy, LabelAccuracy, bounds_of, percent
@@ -131,13 +132,13 @@ def few_neighbors(k: int, texts: int, found: int, *, stored: bool) -> SmallPoolW
 
 #: Packages whose versions can change labels or numbers.
 _PACKAGES = ("numpy", "numba", "usearch", "sentence-transformers", "torch")
-#: What gave a label, and who judged, in words.
-_SOURCES = {
+#: Who judged, and what gave a label, in words.
+_JUDGES = {"referee": "another LLM", "person": "people"}
+_SOURCES = _JUDGES | {
     "llm": "the LLM's answer",
     "vote": "a vote of similar texts",
     "head": "a model trained on these answers and on judgments",
 }
-_JUDGES = {"referee": "another LLM", "person": "people"}
 #: What is known without judgments.
 _UNKNOWN = (
     "Nobody judged a text: nothing is known of how many labels are right.\n"
@@ -168,7 +169,7 @@ async def describe(
     if brief:
         title, *lead = _headline(parts, learned, accuracy, texts)
         found = {
-            "What is proved": _proved(learned, accuracy),
+            "What is proved": _proved(learned, accuracy) if learned else _accuracy(None),
             "Who judged, and when": _judges(learned),
         }
         sections = {title: iter(lead)} | labels | found | made
@@ -201,7 +202,7 @@ def _headline(
         if learned is not None:
             later = sum(learned.later([*map(hash_text, texts)], learned.measured))
             came = f"{later:,} of them came after the draws, and what is known is of other texts"
-            why = came if later else "too few of these texts were drawn at random"
+            why = came if later else "people judged too few of these texts, drawn at random"
             todo = f"The reason: {why}. What to do next is said at the end."
         yield todo
         return
@@ -233,8 +234,7 @@ def _headline(
 def _overview(parts: Components, results: Results) -> Iterator[str]:
     texts = {row.text for row in results}
     sources = Counter(row.source or "llm" for row in results if row.label is not None)
-    words = {**_SOURCES, **_JUDGES}
-    listed = ", ".join(f"{words.get(name, name)} {n:,}" for name, n in sources.most_common())
+    listed = ", ".join(f"{_SOURCES.get(name, name)} {n:,}" for name, n in sources.most_common())
     yield (
         f"{len(results):,} texts ({len(texts):,} distinct) were labeled by the LLM "
         f"`{parts.model}` at temperature {parts.sampling.temperature} with testnuc {__version__}, "
@@ -256,11 +256,8 @@ def _accuracy(learned: Learned | None) -> Iterator[str]:
     yield from (f"- {line.replace('your ', 'the ')}" for line in lines)
 
 
-def _proved(learned: Learned | None, accuracy: Accuracy | None) -> Iterator[str]:
+def _proved(learned: Learned, accuracy: Accuracy | None) -> Iterator[str]:
     """Yield what is proved, and what to look at, for those who use the labels."""
-    if learned is None:
-        yield from (f"- {line}" for line in _UNKNOWN.splitlines())
-        return
     certificate = learned.certify()
     right = f"at least {certificate.accuracy:.0%} of their labels are right"
     if part := certificate.coverage:
@@ -274,27 +271,34 @@ def _proved(learned: Learned | None, accuracy: Accuracy | None) -> Iterator[str]
 
 def _by_label(parts: Components, results: Results, learned: Learned | None) -> Iterator[str]:
     """Yield how many texts have each label, and how many by the judgments, and how many rightly."""
-    counts = Counter(label for row in results for label in row.labels)
-    shares: dict[str | None, str] = {}
-    known: dict[str, LabelAccuracy] = {}
-    if learned is not None:
-        known = learned.by_label(row.text for row in results)
-        with suppress(InvalidInputError):
-            shares = {one.label: str(one.share) for one in results.count_labels(learned)}
+    given = Counter(label for row in results for label in row.labels)
+    known = {} if learned is None else learned.by_label(row.text for row in results)
+    counts = Counts([])
+    with suppress(InvalidInputError):
+        counts = counts if learned is None else results.count_labels(learned)
+    shares = {one.label: str(one.share or "too few judged") for one in counts}
+    later = len(results) - counts[0].rows if counts else 0
+    of = f"share of {counts[0].rows:,} texts" if later else "share of all texts"
+    by = "A text is right if a person who judged it said so, or would say so"
+    if counts.judge == "referee":
+        of += ", as the referee would label"
+        by = "Shares are by the referee, another LLM: no person judged"
     names = ["label", "texts with it", "of these, right"]
     recalls = {n: percent(one.recall) for n, one in known.items() if one.recall is not None}
-    names += [*(["of those that should have it, found"] if recalls else []), "share of all texts"]
+    names += [*(["of those that should have it, found"] if recalls else []), of]
     yield f"| {' | '.join(names)} |"
     yield f"| --- |{' --: |' * (len(names) - 1)}"
-    for name, number in sorted(((n, counts[n]) for n in parts.labels.names), key=lambda c: -c[1]):
+    for name, number in sorted(((n, given[n]) for n in parts.labels.names), key=lambda c: -c[1]):
         right = str(known.get(name, LabelAccuracy())) if number else ""
         cells = [cell_in(name), f"{number:,}", right]
         cells += [*([recalls.get(name, "")] if recalls else []), shares.get(name, "")]
         yield f"| {' | '.join(cells)} |"
+    if later:
+        yield f"\n{later:,} texts came after the last draw and are left out of the shares."
     yield (
-        "\nIn brackets are ranges that hold in 95 of 100 cases, each alone. A text is right if a "
-        "person who judged it said so, or would say so; numbers are estimated from the texts that "
-        "were drawn at random and judged. A range is about half as wide with four times as many."
+        f"\nIn brackets are ranges that hold in 95 of 100 cases, each alone. {by}; numbers are "
+        "estimated from the texts that were drawn at random and judged. A range is about half as "
+        "wide with four times as many."
     )
 
 

@@ -83,6 +83,8 @@ class Counts(Brief, Sequence[LabelCount]):
     judge_error: float = 0.0
     #: The first period of the later half; None: groups are no periods.
     since: str | None = None
+    #: Whose labels shares are of: "person", or "referee", if no person judged.
+    judge: str = "person"
 
     @overload
     def __getitem__(self, index: int) -> LabelCount: ...
@@ -114,6 +116,7 @@ class Counts(Brief, Sequence[LabelCount]):
                 "confidence": self.confidence,
                 "together": self.together,
                 "judge_error": self.judge_error,
+                "judge": self.judge,
             }
             for item in self.items
         ]
@@ -425,7 +428,7 @@ def count_labels(
         )
         counting.notes.append(f"since {since}, compared with the time before, {found}")
     every = [item for some in items.values() for item in some]
-    return Counts(every, confidence, together, counting.notes, judge_error, since)
+    return Counts(every, confidence, together, counting.notes, judge_error, since, counting.judge)
 
 
 class _Counting:
@@ -460,7 +463,7 @@ class _Counting:
         #: Whether what was learned gives a label that the LLM does not.
         self.learned = bool((self.strata == 2).any())
         people = any(one.source == "person" for one in judged)
-        judge = "person" if people else "referee"
+        self.judge = judge = "person" if people else "referee"
         # of a text that was skipped and not drawn at random, nothing is known
         used = [
             one

@@ -17,6 +17,7 @@ from testnuc.errors import InvalidInputError
 from testnuc.report.page import page_of
 from testnuc.testing import LoopbackLLM
 from testnuc.trust.certificates import Certificate
+from testnuc.trust.counts import Counts, LabelCount
 from testnuc.trust.evidence import Judgment
 from testnuc.trust.joining import join_reviews
 from testnuc.trust.review import Review
@@ -185,8 +186,8 @@ def test_a_headline_says_what_is_known_and_what_to_do():
     title, todo = headline(0.0, accuracy=False)
     assert title == "How many of these labels are right is not known yet"
     assert todo == (
-        "The reason: too few of these texts were drawn at random. What to do next is said at the "
-        "end."
+        "The reason: people judged too few of these texts, drawn at random. What to do next is "
+        "said at the end."
     )
     assert "judge fifty texts" in [*_headline(None, None, None, [])][1]
 
@@ -201,6 +202,38 @@ def test_where_too_few_texts_of_a_label_are_judged_its_accuracy_is_not_known():
     results = Counted(Classification(at, f"text {at}", "ab"[at % 2]) for at in range(10))
     page = "\n".join(_by_label(SimpleNamespace(labels=labels), results, learned))
     assert "| a | 5 | not known, 0 judged |" in page
+
+
+def table_of(counts, *, texts=10):
+    """Return the table of labels of a page, where shares are these."""
+
+    class Counted(list):
+        def count_labels(self, _):
+            return counts
+
+    learned = SimpleNamespace(by_label=lambda _: {})
+    labels = SimpleNamespace(names=("a", "b"))
+    results = Counted(Classification(at, f"text {at}", "ab"[at % 2]) for at in range(texts))
+    return "\n".join(_by_label(SimpleNamespace(labels=labels), results, learned))
+
+
+def test_shares_by_a_referee_alone_are_not_those_of_a_person():
+    shares = [LabelCount(None, name, 10, Share(0.5, 0.4, 0.6), 0.5, 0.5, 9, 9) for name in "ab"]
+    page = table_of(Counts(shares))
+    assert "| share of all texts |" in page
+    assert "right if a person who judged it said so" in page
+    page = table_of(Counts(shares, judge="referee"))
+    assert "| share of all texts, as the referee would label |" in page
+    assert "Shares are by the referee, another LLM: no person judged" in page
+    assert "person who" not in page
+
+
+def test_shares_name_the_texts_that_they_are_of():
+    shares = [LabelCount(None, name, 10, Share(0.5, 0.4, 0.6), 0.5, 0.5, 9, 9) for name in "ab"]
+    assert "the last draw" not in table_of(Counts(shares))
+    page = table_of(Counts(shares), texts=14)
+    assert "| share of 10 texts |" in page
+    assert "\n4 texts came after the last draw and are left out of the shares." in page
 
 
 def test_each_kind_of_draw_says_what_it_is_for():

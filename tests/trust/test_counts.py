@@ -252,11 +252,13 @@ def test_what_counts_is_said():
     counts = count_labels(texts, said, [*person, *referee, *skipped], LABELS)
     assert counts[0].judged <= 51
     assert "right: by your judgments" in counts.notes
+    assert counts.records()[0]["judge"] == "person"
     assert any(
         "without an answer" in note and "open between judges" in note for note in counts.notes
     )
     only = count_labels(texts, said, referee, LABELS)
     assert "right: by the referee, not by a person" in only.notes
+    assert only.records()[0]["judge"] == only.judge == "referee"
     some = count_labels(texts[:200], said[:200], person, LABELS)
     assert some[0].rows == 200
 
