@@ -98,6 +98,12 @@ class PostgresStore(SqlStore):
             "ORDER BY key FOR UPDATE SKIP LOCKED)"
         )
 
+    async def close(self) -> None:
+        """Complete pending work and close all connections, unless another user opened them, too."""
+        if self._writing is not None and not self._writing.done():
+            await asyncio.wait([self._writing])
+        await super().close()
+
     def pool(self, embedder: str) -> PostgresPool:
         return PostgresPool(self.database, embedder, exact_below=self._exact_below)
 
@@ -120,8 +126,7 @@ class PostgresStore(SqlStore):
         future: asyncio.Future[list[Prediction]] = asyncio.get_running_loop().create_future()
         self._pending.append((rows, future))
         if self._writing is None or self._writing.done():
-            # the database waits for it when it is closed
-            self._writing = asyncio.create_task(self.database.finish(self._write()))
+            self._writing = asyncio.create_task(self._write(), name="testnuc-store")
         return await future
 
     async def get_vectors(self, embedder: str, hashes: Sequence[bytes]) -> list[Float16s | None]:
