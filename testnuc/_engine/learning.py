@@ -315,9 +315,9 @@ class Learning:
                     before is not None
                     and kept == before.rule.protected
                     and _is_ranked(before, fitted)
-                    and all(j.ranking in before.current for j in new)
+                    and all(j.ranking in before.current for j in {*judged} - {*before.judged})
                 ):
-                    # they were drawn to certify the labels as they are
+                    # all that is new was drawn to certify the labels as they are
                     learned = await asyncio.to_thread(fitted.checked, before, judged)
                 else:
                     learned = await asyncio.to_thread(fitted.learned, judged, kept)
@@ -367,13 +367,14 @@ def _merged(earlier: Sequence[Judgment], new: Sequence[Judgment]) -> tuple[Judgm
             judged[judgment.hash] = judgment
             continue
         same_draw = judgment.probability == old.probability is not None
-        judged[judgment.hash] = replace(
+        now = replace(
             old,
-            **{name: getattr(judgment, name) for name in ("label", "source", "day", "by")},
+            **{name: getattr(judgment, name) for name in ("label", "source", "by")},
             agreed=old.agreed if judgment.agreed is None else judgment.agreed,
             # who confirms an answer of a referee by hand chooses which
             uniform=judgment.uniform if same_draw or "referee" in change else old.uniform,
         )
+        judged[judgment.hash] = old if now == old else replace(now, day=judgment.day)
     return tuple(judged.values())
 
 

@@ -372,6 +372,9 @@ async def test_judgments_drawn_by_trust_certify_a_part(tmp_path):
         assert certificate.judged == 80
         assert certificate.coverage >= 0.3
         assert Learned.from_bytes(learned.to_bytes()).certify() == certificate
+        # a review that was learned from already says nothing new
+        again = await nuc.learn(first)
+        assert (again.ranking, again.certify()) == (learned.ranking, learned.certify())
         results = await nuc.classify_many(texts)
         said = learned.accuracy().now
         assert said.low <= accuracy(results) <= said.high
