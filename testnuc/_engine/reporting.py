@@ -62,11 +62,9 @@ def shown(parts: Components, total: int, *, progress: bool | Observer) -> Iterat
 async def compare(parts: Components, run: Run, lane: str) -> None:
     """Note what a vote would change, and how prompts that show some labels compare."""
     if parts.referee is None:
-        note = await asyncio.to_thread(note_of_kept, run.votes, run.batch.n_own)
-        run.notes.append(note)
+        run.notes.append(await asyncio.to_thread(note_of_kept, run.votes, run.batch.n_own))
     if parts.shortlist is not None and lane == "live":
-        live = parts.pipeline.lanes["live"]
-        await compare_with_full_labels(run, parts.predictor, live)
+        await compare_with_full_labels(run, parts.predictor, parts.pipeline.lanes["live"])
 
 
 def summarize(parts: Components, results: Results) -> None:
@@ -75,8 +73,7 @@ def summarize(parts: Components, results: Results) -> None:
     _log.log(level, "%s: %s", parts.model, figures(results))
     if results.learned is None and results.diagnosis is not None:
         _log.info("%s", results.diagnosis.sentence(_JUDGING))
-    telemetry = parts.telemetry
-    if telemetry is not None:
+    if (telemetry := parts.telemetry) is not None:
         unlabeled = results.labels.count(None)
         telemetry.texts("labeled", len(results) - unlabeled)
         telemetry.texts("unlabeled", unlabeled)

@@ -44,8 +44,7 @@ async def run(given: SimpleNamespace) -> None:
     title = given.title or f"testnuc: {Path(file).name}"
     # a .csv does not say it
     several = client.several or options.get("multilabel")
-    judged = sum(result.source == "person" for result in results)
-    if results.learned is None and judged:
+    if results.learned is None and (judged := sum(one.source == "person" for one in results)):
         results.learned = f"labels and trust are learned from judgments, {judged:,} of these texts"
     write(results, output, then=then, title=title, most=given.rows, several=several)
     to_stderr(f"{len(results):,} texts, written to {output}")
@@ -76,14 +75,14 @@ async def _describe(
         results = found.results.with_rows([row for _, row in sorted(merged.items())])
         page = await nuc.describe(results, reviews, brief=brief)
     if holds_rows(source):
-        # judgments change labels, not the file
+        # judgments and later texts change labels, not the file
         said = {at: table.results[at].label for at in merged}
         told = sum((row.label or "") != (said[at] or "") for at, row in merged.items())
         about = f"This page is about the labels in `{source}`."
         if told:
             about = (
-                f"`{source}` was written before the last judgments: {told:,} of its labels have "
-                "changed since. This page is about the labels as they are now."
+                f"`{source}` was written before the last judgments or later texts: {told:,} of its "
+                "labels have changed since. This page is about the labels as they are now."
             )
         # below the title, or the headline
         before = "\n\n##" if brief else "\n"

@@ -300,7 +300,7 @@ class Learned(Brief):
         said = {key_of(j.hash): split_labels(j.label, several=several) for j in self.judged}
         judged = [said.get(key) for key in self.keys[self.rows[by]].tolist()]
         # a judgment may have been erased
-        skipped = (self.before[by] < 0) | [labels is None for labels in judged]
+        skipped = (self.before[by] < 0) | np.array([one is None for one in judged], np.bool_)
         of_each = (self._differs[inside], rows, skipped, drawn, self.drawn[by])
         found = {}
         for at, label in enumerate(self.labels):

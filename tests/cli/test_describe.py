@@ -24,7 +24,7 @@ from testnuc.trust.review import Review
 from testnuc.trust.shares import Accuracy, Share
 from testnuc.types import Classification
 from tests.cli.in_process import ran, rows_of, run_here
-from tests.cli.test_judging import TEXTS, judged, options, wrong_at_random
+from tests.cli.test_judging import TEXTS, judged, options, text_of, true_label, wrong_at_random
 from tests.report.test_report import review_of
 
 
@@ -66,7 +66,7 @@ def test_a_page_says_how_labels_were_made(labeled):
         "240 texts (240 distinct) were labeled by the LLM `openai/test` at temperature 0.7",
         "| refund |",
         "90 texts were drawn with known probabilities, all of them at random from all texts",
-        "`out.csv` was written before the last judgments: ",
+        "`out.csv` was written before the last judgments or later texts: ",
         f"- {dt.datetime.now(dt.UTC).date()}: 90 judged by one person, who saw",
         "Krippendorff's alpha",
         "In brackets are ranges that hold in 95 of 100 cases, each alone.",
@@ -153,6 +153,29 @@ def test_shares_by_period_are_on_the_same_page(labeled):
         code, _, err = run_here(*wrong)
         assert code == 2
         assert "--period needs --by, a column of dates; --by needs --summary" in err
+
+
+@pytest.mark.slow
+def test_later_texts_and_a_referee_are_told_on_the_pages():
+    Path("tickets.csv").write_text("text\n" + "\n".join(TEXTS))
+    with LoopbackLLM(wrong_at_random) as llm:
+        ran("classify", "tickets.csv", *options(llm), "-o", "out.csv")
+        ran("review", "out.csv", "-n", "60", "--goal", "count")
+        review = Review.load("review.json")
+        for item in review:
+            review.answer(item.index, true_label(item.text), "referee")
+        review.save("review.json")
+        ran("learn", "out.csv", "review.json")
+        ran("count", "out.csv", "-o", "counts.csv")
+        assert {row["judge"] for row in rows_of("counts.csv")} == {"referee"}
+        Path("both.csv").write_text("text\n" + "\n".join([*TEXTS, *map(text_of, (240, 241))]))
+        ran("classify", "both.csv", *options(llm), "-o", "both-out.csv")
+    for command in (["describe"], ["report", "--summary", "-o", "page.md"]):
+        page, _ = ran(command[0], "both-out.csv", *command[1:])
+        page = page or Path("page.md").read_text()
+        assert f"| share of {len(TEXTS)} texts, as the referee would label |" in page
+        assert "\n2 texts came after the last draw and are left out of the shares.\n" in page
+        assert "person who judged it" not in page
 
 
 def test_a_headline_says_what_is_known_and_what_to_do():
