@@ -173,7 +173,7 @@ async def describe(
     else:
         sections = made | labels
         sections |= {
-            "Accuracy": _accuracy(learned),
+            "Accuracy": _accuracy(learned, accuracy),
             "Judgments": _judgments(learned, joined),
             "Model": _model(parts, await parts.answered()),
             "Neighbors": _neighbors(parts, results),
@@ -245,10 +245,13 @@ def _overview(parts: Components, results: Results) -> Iterator[str]:
     yield f"\nWritten on {today()}. This page shows none of the texts."
 
 
-def _accuracy(learned: Learned | None) -> Iterator[str]:
+def _accuracy(learned: Learned | None, of_these: Accuracy | None = None) -> Iterator[str]:
     lines = str(learned or _UNKNOWN).splitlines()
     if learned is not None:
         lines.append(str(learned.macro_f1() or "Macro F1 is of one label for each text."))
+        if of_these is not None and of_these.texts < learned.measured:
+            rest = f"What follows is of {learned.measured:,} texts, not of these alone."
+            lines = [f"Of these texts: {of_these}", rest, *lines]
     # who reads it did not judge
     yield from (f"- {line.replace('your ', 'the ')}" for line in lines)
 

@@ -358,14 +358,8 @@ class Learned(Brief):
         rows, skipped = self.rows[used], self.before[used] < 0
         given = np.where(self.given[:n] < 0, none, self.given[:n]).astype(np.int64)
         true = np.array([said[key] for key in self.keys[rows].tolist()], np.int64)
-        return macro_f1(
-            given,
-            rows,
-            np.where(skipped, -1, true),
-            self.draws.drawn[used],
-            self._differs.astype(np.int64),
-            labels=none,
-        )
+        drawn, strata = self.draws.drawn[used], self._differs.astype(np.int64)
+        return macro_f1(given, rows, np.where(skipped, -1, true), drawn, strata, labels=none)
 
     @property
     def measured(self) -> int:

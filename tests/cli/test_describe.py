@@ -251,6 +251,31 @@ def test_shares_by_a_referee_alone_are_not_those_of_a_person():
     assert "person who" not in page
 
 
+def test_the_accuracy_of_a_file_is_told_beside_that_of_all_texts():
+    class Known:
+        measured = 9
+
+        def macro_f1(self):
+            return None
+
+        def __str__(self):
+            return "Of all."
+
+    def lines(texts):
+        return [
+            *_accuracy(
+                Known(), Accuracy(Share(0.4, 0.3, 0.5), Share(0.7, 0.6, 0.8), 0, None, texts)
+            )
+        ]
+
+    assert lines(9)[0] == "- Of all."
+    here, rest, of_all, _ = lines(4)
+    assert here.startswith("- Of these texts: About 70 % (60 to 80) of the labels of 4 texts")
+    assert "by the judgments" in here
+    assert rest == "- What follows is of 9 texts, not of these alone."
+    assert of_all == "- Of all."
+
+
 def test_shares_name_the_texts_that_they_are_of():
     shares = [LabelCount(None, name, 10, Share(0.5, 0.4, 0.6), 0.5, 0.5, 9, 9) for name in "ab"]
     assert "the last draw" not in table_of(Counts(shares))
