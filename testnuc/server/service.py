@@ -194,9 +194,15 @@ class Service:
             return self.state
         return found.pop() if len(found) == 1 else "failing" if "failing" in found else "ready"
 
+    @property
+    def _ready(self) -> bool:
+        """Whether requests are answered: during a pause, where what was learned labels alone."""
+        alone = any(parts_of(nuc).pipeline.settings.head_decides for nuc in self.clients)
+        return self.status in {"ready", "failing"} or (self.status == "paused" and alone)
+
     def _values(self) -> Iterator[Value]:
         """Yield what metrics say."""
-        ready, queue = float(self.status in {"ready", "failing"}), self.queue
+        ready, queue = float(self._ready), self.queue
         yield Value("pending_texts", "Texts being labeled or waiting.", queue.pending, {})
         yield Value("pending_texts_limit", "Limit of pending texts.", queue.limit, {})
         yield Value("ready", "1 while requests are accepted and can be answered.", ready, {})
@@ -387,7 +393,7 @@ class Service:
 
     async def _readyz(self, _: web.Request) -> web.Response:
         # once the pause is over it is ready: a request finds out whether the provider answers
-        return _json({"status": self.status}, 200 if self.status in {"ready", "failing"} else 503)
+        return _json({"status": self.status}, 200 if self._ready else 503)
 
     async def _metrics_page(self, _: web.Request) -> web.Response:
         headers = {"Content-Type": self._metrics.content_type}

@@ -375,5 +375,7 @@ def log_evidence(judged: Int64s, hits: Int64s, between: Float64s) -> tuple[Float
     # where the evidence is highest, which bet is worth most
     best = evidence.argmax(axis=0)
     worth = np.logaddexp.reduce(staked + gains[best, np.arange(kinds)], axis=2)
-    since = np.where(np.arange(steps)[:, None] <= best, worth, -np.inf).argmax(axis=0)
+    # a change before which nothing was judged is none
+    possible = compared[..., 0] & (np.arange(steps)[:, None] <= best)
+    since = np.where(possible, worth, -np.inf).argmax(axis=0)
     return evidence, since

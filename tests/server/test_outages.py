@@ -326,7 +326,7 @@ def test_what_an_operator_reads_is_not_python(package):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("failure", ["key", "down"])
+@pytest.mark.parametrize("failure", ["key", "down", "pause"])
 async def test_what_was_learned_labels_while_the_provider_fails(failure):
     model, broken = learning.Says(), False
     answer = model.say
@@ -334,20 +334,30 @@ async def test_what_was_learned_labels_while_the_provider_fails(failure):
     def of(text):
         if broken and failure == "key":
             raise revoked()
+        if broken and failure == "pause":
+            raise RateLimitedError("slow down", retry_after=110)
         if broken:
             raise down()
         return answer(text)
 
     model.say = of
     nuc = learning.client(model, policy="majority", k=0, limits=SOON)
-    async with served(nuc, request_timeout=20) as (_, session):
+    async with served(nuc, request_timeout=20) as (service, session):
         await nuc.classify_many(learning.texts_of(600))
         review = await nuc.review(50)
         learning.judge(review)
         assert (await nuc.learn(review)).decides == "head"
         broken = True
         fresh = learning.texts_of(30, start=6000)
-        bodies = [{"text": text} for text in fresh[: 25 if failure == "key" else 1]]
+        bodies = [{"text": text} for text in fresh[: 1 if failure == "down" else 25]]
+        if failure == "pause":
+            waiting = asyncio.create_task(post(session, {"text": fresh[-1]}))
+            await until(lambda: service.status == "paused")
+            # all requests are answered, so that no load balancer may take the service out
+            assert await get(session, "/readyz") == (200, '{"status":"paused"}')
+            assert "testnuc_ready 1.0" in (await get(session, "/metrics"))[1]
+            virtual.skip(19)
+            assert (await waiting)[0] == 200
         for body in [*bodies, {"texts": fresh}, {"texts": fresh, "stream": True}]:
             asked = model.asked.count(fresh[0])
             task = asyncio.create_task(session.post("/v1/classify", json=body))
@@ -359,7 +369,8 @@ async def test_what_was_learned_labels_while_the_provider_fails(failure):
                 assert response.status == 200
                 rows = [json.loads(line) async for line in response.content]
             for row in rows[0].get("results", rows):
-                kind = "provider_authentication" if failure == "key" else "provider"
+                kinds = {"key": "provider_authentication", "pause": "provider_rate_limited"}
+                kind = kinds.get(failure, "provider")
                 assert (row["label"], row["source"]) == (learning.gold(row["text"]), "head")
                 assert row["error"]["type"] == kind
 

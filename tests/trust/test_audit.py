@@ -220,6 +220,29 @@ def test_a_fall_of_the_accuracy_is_found_with_its_week():
     assert audited(weeks, since="2026-W20").moves == []
 
 
+def test_a_change_soon_after_the_start_is_one_from_what_was_judged_before():
+    numbers = ("2026-W48", 16, 4), ("2026-W51", 2, 18), ("2026-W52", 1, 19)
+    weeks = [judged_week(*one, look=at) for at, one in enumerate(numbers, 1)]
+    move = audited(weeks).moves[0]
+    assert (move.since, move.proved) == ("2026-W51", "2026-W52")
+    assert (move.before.value, move.after.value) == pytest.approx((0.8, 3 / 40))
+
+
+def test_a_change_has_judged_texts_before_it_and_from_it_on():
+    rng, found = np.random.default_rng(3), 0
+    for _ in range(300):
+        # weeks may have no judged text, and those judged may have no label
+        judged = rng.integers(0, 25, (8, 2)) * rng.integers(0, 2, (8, 2))
+        early = np.arange(8)[:, None] < rng.integers(0, 4)
+        hits = rng.binomial(judged, np.where(early, 0.9, 0.1))
+        for kind, proved, since in found_moves(judged, hits):
+            found += 1
+            assert judged[:since, kind].any()
+            assert judged[since, kind] > 0
+            assert judged[since : proved + 1, kind].any()
+    assert found > 50
+
+
 def test_a_label_that_nobody_gave_before_is_found():
     judged = np.full((30, 3), 20)
     hits = np.array([[18, 14, 6]] * 15 + [[18, 8, 12]] * 15)
