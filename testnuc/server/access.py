@@ -70,10 +70,12 @@ def about(request: web.Request) -> dict[str, Any]:
 def log_request(request: web.Request, route: str, status: int, seconds: float) -> None:
     """Log a request; its texts and headers are not in the line."""
     # a probe also fails while the service starts; `/metrics` says whether it is ready
-    level = logging.DEBUG if route in _PROBES else logging.INFO
+    usual = logging.WARNING if status == 499 else logging.INFO
+    level = logging.DEBUG if route in _PROBES else usual
     fields = about(request)["fields"] | {"remote": request.remote, "method": request.method}
     fields |= {"route": route, "status": status, "ms": round(1_000 * seconds, 1)}
     line = "%(request_id)s %(remote)s %(method)s %(route)s %(status)d %(ms).0f ms"
+    line += ", without a full response" * (status == 499)
     _log.log(level, line, fields, extra={"fields": fields})
 
 

@@ -438,7 +438,7 @@ class Service:
             # 499: the client has disconnected
             seconds = time.perf_counter() - started
             self._metrics.request(route, status, seconds)
-            if self.settings.access_log:
+            if self.settings.access_log or status == 499:
                 log_request(request, route, status, seconds)
             self.used[request.protocol] = time.monotonic()
             self._in_flight.discard(task)
@@ -447,8 +447,7 @@ class Service:
     async def _answer(
         self, request: web.Request, route: str, handler: Handler
     ) -> web.StreamResponse:
-        allowed_page = preflight(request, self.settings.cors_origins)
-        if allowed_page is not None:
+        if (allowed_page := preflight(request, self.settings.cors_origins)) is not None:
             return allowed_page
         try:
             require_caller(request, route, self.settings)
@@ -466,7 +465,6 @@ class Service:
             fields = about(request)["fields"] | {"type": refused.kind, "status": refused.status}
             _log.warning("%s %s: %d, %s", *said, extra={"fields": fields})
         except ConnectionError:
-            _log.debug("%s: the client has disconnected", route)
             # raised, it would be an error with a traceback in aiohttp's log
             return web.Response(status=499)
         except Exception as exc:  # noqa: BLE001 - logged, and returned as 500

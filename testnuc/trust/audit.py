@@ -188,9 +188,8 @@ def review_of(weeks: Sequence[AuditWeek]) -> Review:
         item = ReviewItem(*facts, tuple(by.items()), text.trust, goal="audit", label=text.label)
         items.setdefault(text.text, item)
     last, texts = weeks[-1], sum(week.texts for week in weeks)
-    several = last.multilabel
     return Review(
-        [*items.values()], last.labels, texts, last.model, last.context, multilabel=several
+        [*items.values()], last.labels, texts, last.model, last.context, multilabel=last.multilabel
     )
 
 
@@ -235,15 +234,10 @@ class Audit(Brief):
         shares = {(one.group, one.label): one.share for one in self.counts}
         rows = [["week", "texts", "judged", "accuracy", *shown]]
         for week, accuracy in zip(self.weeks, self.accuracy, strict=True):
-            cells = [accuracy, *(shares[week.week, label] for label in shown)]
-            rows.append(
-                [
-                    week.week,
-                    f"{week.texts:,}",
-                    f"{len(week.judged)} of {len(week.sample)}",
-                    *("-" if share is None else str(share) for share in cells),
-                ]
-            )
+            found = [accuracy, *(shares[week.week, label] for label in shown)]
+            cells = ["-" if share is None else str(share) for share in found]
+            judged = f"{len(week.judged)} of {len(week.sample)}"
+            rows.append([week.week, f"{week.texts:,}", judged, *cells])
         lines = [
             columns(rows),
             f"95 % intervals, each alone; -: fewer than {LEAST_JUDGED} judged texts of the week",
@@ -251,9 +245,8 @@ class Audit(Brief):
         if not any(week.judged for week in self.weeks):
             return "\n".join([*lines, "nothing is judged yet"])
         lines.append(f"accuracy of all judged texts: {self.overall}, by your judgments")
-        lines += [f"alarm: {move}" for move in self.moves]
-        if not self.moves:
-            lines.append("no change of the accuracy or of a share is proved")
+        alarms = [f"alarm: {move}" for move in self.moves]
+        lines += alarms or ["no change of the accuracy or of a share is proved"]
         return "\n".join(lines)
 
 
@@ -324,8 +317,7 @@ def _marks(given: Sequence[str | None], labels: Sequence[str | None]) -> Bools:
 
 def _pooled(judged: Any, hits: Any) -> Share:
     """Return the share of hits among judged texts, as a sample of endlessly many."""
-    strata = (np.array([n]) for n in (_ENDLESS, judged.sum(), hits.sum()))
-    return stratified(*strata)
+    return stratified(*(np.array([n]) for n in (_ENDLESS, judged.sum(), hits.sum())))
 
 
 def found_moves(judged: Int64s, hits: Int64s) -> list[tuple[int, int, int]]:

@@ -325,6 +325,24 @@ def test_what_an_operator_reads_is_not_python(package):
             assert code is None or "--" in line, line
 
 
+@pytest.mark.parametrize("access_log", [False, True])
+async def test_a_client_that_leaves_is_a_warning_and_counted(access_log, caplog):
+    caplog.set_level(logging.INFO, "testnuc.server")
+    model = Held()
+    async with served(client(model, k=0), access_log=access_log) as (_, session):
+        body, one = {"text": "refund please"}, {"X-Request-ID": "r1"}
+        waiting = asyncio.create_task(post(session, body, **one))
+        await model.asked_for(1)
+        waiting.cancel()
+        await until(lambda: " 499 " in caplog.text)
+        model.gate.set()
+        _, page = await get(session, "/metrics")
+    [record] = [record for record in caplog.records if " 499 " in record.getMessage()]
+    assert (record.levelname, record.fields["request_id"]) == ("WARNING", "r1")
+    assert "without a full response" in record.getMessage()
+    assert 'testnuc_http_requests_total{route="/v1/classify",status="499"} 1.0' in page
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("failure", ["key", "down", "pause"])
 async def test_what_was_learned_labels_while_the_provider_fails(failure):
