@@ -94,8 +94,11 @@ def labels(world: Weather) -> Iterator[str]:
             if i == 0 and text not in world.healthy:
                 continue
             if not answered:
-                error = None if result is None else result.error
-                held_up = not i and lied and isinstance(error, CallTimeoutError)
+                error = run.failed.get(text) if result is None else result.error
+                # the error of a deadline is that of the latest attempt, if there was one
+                late = [error, error and (error.__cause__ or error.__context__)]
+                late = any(isinstance(one, (TimeoutError, CallTimeoutError)) for one in late)
+                held_up = not i and lied and late
                 if not over and not held_up and (i or text in world.healthy):
                     yield f"run {i}: no label for {text!r}: {error!r:.300}"
                 continue

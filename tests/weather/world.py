@@ -20,7 +20,7 @@ from zlib import crc32
 
 from testnuc import Budget, LabelSet, Limits, RetryPolicy, Sampling, TestNUC
 from testnuc._engine.components import Internals
-from testnuc.errors import QuotaExceededError
+from testnuc.errors import QuotaExceededError, TestNUCError
 from testnuc.methods import SelfConsistency, TopKICL
 from testnuc.providers.anthropic import Anthropic
 from testnuc.providers.openai import OpenAI
@@ -80,6 +80,8 @@ class Run:
     """What came of one run."""
 
     results: dict[str, object] = field(default_factory=dict)
+    #: What was raised for a text, where each is classified alone.
+    failed: dict[str, Exception] = field(default_factory=dict)
     error: BaseException | None = None
     stopped: Exception | None = None
     ended: bool = False
@@ -255,8 +257,11 @@ class Weather:
         began = loop.time()
 
         async def one(text):
-            result = await client.classify(text)
-            run.results[text] = result
+            try:
+                run.results[text] = await client.classify(text)
+            except TestNUCError as error:
+                run.failed[text] = error
+                raise
 
         async def work():
             if kind == "many":
