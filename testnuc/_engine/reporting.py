@@ -248,7 +248,8 @@ def _overview(parts: Components, results: Results) -> Iterator[str]:
 def _accuracy(learned: Learned | None, of_these: Accuracy | None = None) -> Iterator[str]:
     lines = str(learned or _UNKNOWN).splitlines()
     if learned is not None:
-        lines.append(str(learned.macro_f1() or "Macro F1 is of one label for each text."))
+        missing = "Macro F1 is of one label for each text, by people's judgments."
+        lines.append(str(learned.macro_f1() or missing))
         if of_these is not None and of_these.texts < learned.measured:
             rest = f"What follows is of {learned.measured:,} texts, not of these alone."
             lines = [f"Of these texts: {of_these}", rest, *lines]
