@@ -295,8 +295,9 @@ def _lesson(
         # what a person edited in it
         table = read_table(file, given.text_column).results
         rows = [row for row in table if valid_text(row.text) is None]
+        noted = RunNote.of(file).options
         # a copy may be of a later output
-        edited = (note if RunNote.of(file).options else note.nearest(rows)).edited(rows)
+        edited = (note if noted else note.nearest(rows)).edited(rows)
         if not edited:
             raise InvalidInputError(
                 f"no label in {file} differs from what was written there; of a copy, name what it "
@@ -304,7 +305,7 @@ def _lesson(
             )
         texts, labels = [row.text for row in edited], [row.label for row in edited]
         places = [f"{file}, row {row.index + 1}" for row in edited]
-        of_file = LabelSet.of(noted) if (noted := RunNote.of(file).options).get("labels") else None
+        of_file = LabelSet.of(noted) if noted.get("labels") else None
     else:
         texts, right = read_marks(existing(files[0]))
         labels = [*right]

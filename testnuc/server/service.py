@@ -197,8 +197,9 @@ class Service:
     @property
     def _ready(self) -> bool:
         """Whether requests are answered: during a pause, where what was learned labels alone."""
-        alone = any(parts_of(nuc).pipeline.settings.head_decides for nuc in self.clients)
-        return self.status in {"ready", "failing"} or (self.status == "paused" and alone)
+        if (status := self.status) == "paused":
+            return any(parts_of(nuc).pipeline.settings.head_decides for nuc in self.clients)
+        return status in {"ready", "failing"}
 
     def _values(self) -> Iterator[Value]:
         """Yield what metrics say."""

@@ -65,7 +65,8 @@ class Draws(Brief):
     @classmethod
     def at_random(cls, texts: int, m: int, among: int | None = None) -> Draws:
         """Return m draws without replacement, all equally likely, from `among` or all texts."""
-        chance = 1 / np.maximum((among or texts) - np.arange(m, dtype=np.float64), 1)
+        left = (texts if among is None else among) - np.arange(m, dtype=np.float64)
+        chance = 1 / np.maximum(left, 1)
         return cls(texts, chance, chance, np.full(m, among is None))
 
     def only(self, used: Bools) -> Draws:
