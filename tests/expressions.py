@@ -1,4 +1,4 @@
-"""The regular expressions of the package, what in them can be slow, and inputs that show it."""
+"""The regular expressions of the package, and what in them can be slow."""
 
 from __future__ import annotations
 
@@ -308,30 +308,3 @@ def restarts(atom, before, after):
     if follows.end and follows.characters >= ALPHABET - atom.characters:
         return False
     return any(a.least or a.condition for a in after)
-
-
-# --- inputs that show it -----------------------------------------------------------------------
-
-PROBES = tuple(' a1-"\\<{.,:=/_%\u00e9\n')
-GENERIC = [" ", "a", "1", "-", "<", "{", "[", '"', "```", "\\", '\\"', "a-", "a1", "a ", "sk-"]
-
-
-def inputs(expression):
-    """Return pairs: what begins an input, and what is repeated in it."""
-    found = dict.fromkeys(("", unit) for unit in GENERIC)
-    for way in expression.paths():
-        start = ""
-        for atom in way:
-            if atom.unbounded:
-                probes = [c for c in (*start[:1], *PROBES) if c in atom.characters][:6]
-                found |= dict.fromkeys((start, c) for c in probes)
-                found |= dict.fromkeys(("", start + c) for c in probes[:2])
-            if atom.characters and not atom.condition:
-                start += sample(atom.characters) * max(1, atom.least)
-        if start:
-            found["", start] = None
-    return list(islice(found, 80))
-
-
-def sample(characters):
-    return next((c for c in "a1 -" if c in characters), min(characters, default=""))
