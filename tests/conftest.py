@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import aiohttp
 import pytest
 from hypothesis import HealthCheck, settings
 
+from testnuc import TestNUC
 from testnuc._engine.parameters import client_arguments
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.stores.database import serve
@@ -146,6 +148,19 @@ def client_of() -> Any:
         )
 
     return arguments
+
+
+@pytest.fixture
+def loopback(client_of: Any) -> Any:
+    """Return what opens a server, or one that answers as a function says, and a client of it."""
+
+    @asynccontextmanager
+    async def opened(answer: Any = confident, **more: Any) -> Any:
+        server = answer if isinstance(answer, LoopbackLLM) else LoopbackLLM(answer)
+        async with server as llm, TestNUC(**client_of(llm, **more)) as nuc:
+            yield llm, nuc
+
+    return opened
 
 
 @pytest.fixture

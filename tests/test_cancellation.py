@@ -315,11 +315,8 @@ class CancelledOnce(HashEmbedder):
         return await super().embed(texts)
 
 
-async def test_an_embedder_whose_work_was_cancelled_ends_no_call_in_silence(client_of):
-    async with (
-        LoopbackLLM(confident) as llm,
-        TestNUC(**client_of(llm, embedder=CancelledOnce())) as nuc,
-    ):
+async def test_an_embedder_whose_work_was_cancelled_ends_no_call_in_silence(loopback):
+    async with loopback(embedder=CancelledOnce()) as (_, nuc):
         async with asyncio.timeout(30):
             results = await nuc.classify_many(messages(30))
             assert "was cancelled" in f"{results.stopped} {results.notes} {results[0].reason}"

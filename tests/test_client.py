@@ -22,9 +22,9 @@ from tests.naive import vote as naive_vote
 pytestmark = pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
 
 
-async def test_a_batch_is_its_own_pool_and_asks_once_a_text(client_of):
+async def test_a_batch_is_its_own_pool_and_asks_once_a_text(loopback):
     texts = messages(60)
-    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm)) as nuc:
+    async with loopback() as (llm, nuc):
         results = await nuc.classify_many([*texts, *texts[:5]])
         assert llm.calls == 60
         assert llm.texts == 60
@@ -40,7 +40,7 @@ async def test_a_batch_is_its_own_pool_and_asks_once_a_text(client_of):
 
 
 @pytest.mark.slow
-async def test_the_vote_is_that_of_the_reference(client_of):
+async def test_the_vote_is_that_of_the_reference(loopback):
     # every third answer is wrong, so that the vote has something to do
     texts = messages(90)
     wrong = {t: LABELS[(LABELS.index(gold(t)) + 1) % 3] for t in texts[::4]}
@@ -49,10 +49,7 @@ async def test_the_vote_is_that_of_the_reference(client_of):
         return wrong.get(text, gold(text)), confident(text)[1]
 
     for policy in ("majority", "weighted", "confidence_weighted", "filtered"):
-        async with (
-            LoopbackLLM(answer) as llm,
-            TestNUC(**client_of(llm, policy=policy, k=7)) as nuc,
-        ):
+        async with loopback(answer, policy=policy, k=7) as (_, nuc):
             results = await nuc.classify_many(texts)
         for result in results:
             own = result.prediction
@@ -70,10 +67,10 @@ async def test_the_vote_is_that_of_the_reference(client_of):
                 assert result.share == pytest.approx(result.votes[result.label] / total, abs=1e-6)
 
 
-async def test_neighbors_are_the_most_similar_texts_and_never_the_text_itself(client_of):
+async def test_neighbors_are_the_most_similar_texts_and_never_the_text_itself(loopback):
     texts = messages(40)
     vectors = await HashEmbedder().embed(texts)
-    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm, k=5)) as nuc:
+    async with loopback(k=5) as (_, nuc):
         results = await nuc.classify_many(texts)
     for i, result in enumerate(results):
         cosines = vectors @ vectors[i]
@@ -107,9 +104,9 @@ async def test_classify_asks_in_waves_and_stops_when_the_winner_is_certain(clien
             assert (full.label, full.voters, full.complete) == ("refund", 41, True)
 
 
-async def test_texts_with_known_labels_are_never_asked_about(client_of):
+async def test_texts_with_known_labels_are_never_asked_about(loopback):
     texts = messages(30)
-    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm)) as nuc:
+    async with loopback() as (llm, nuc):
         await nuc.add(texts, labels=["login"] * 30)
         result = await nuc.classify("where is my parcel number 77")
         assert llm.calls == 1
@@ -122,10 +119,10 @@ async def test_texts_with_known_labels_are_never_asked_about(client_of):
 
 
 @pytest.mark.parametrize("policy", ["auto", "majority"])
-async def test_without_a_vote_or_a_pool_nothing_is_embedded(client_of, policy):
+async def test_without_a_vote_or_a_pool_nothing_is_embedded(loopback, policy):
     embedder, texts = HashEmbedder(), messages(6)
     options = {"embedder": embedder, "k": 0, "join_pool": False, "policy": policy}
-    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm, **options)) as nuc:
+    async with loopback(**options) as (llm, nuc):
         results = await nuc.classify_many(texts)
         alone = await nuc.classify(texts[0])
         assert len(nuc) == 0
@@ -135,13 +132,13 @@ async def test_without_a_vote_or_a_pool_nothing_is_embedded(client_of, policy):
     assert llm.calls == 6
 
 
-async def test_a_failed_text_is_voted_on_by_its_neighbors(client_of):
+async def test_a_failed_text_is_voted_on_by_its_neighbors(loopback):
     texts = messages(30)
 
     def answer(text: str) -> tuple[str, float]:
         return ("nonsense label outside the set", 0.9) if text == texts[3] else confident(text)
 
-    async with LoopbackLLM(answer) as llm, TestNUC(**client_of(llm)) as nuc:
+    async with loopback(answer) as (_, nuc):
         results = await nuc.classify_many(texts)
     assert results[3].prediction.label is None
     assert results[3].prediction.said == "nonsense label outside the set"
@@ -149,16 +146,16 @@ async def test_a_failed_text_is_voted_on_by_its_neighbors(client_of):
     assert results[3].voters == len(results[3].neighbors)
 
 
-async def test_an_unknown_model_stops_the_run_at_once(client_of):
-    async with LoopbackLLM(confident, model="other") as llm, TestNUC(**client_of(llm)) as nuc:
+async def test_an_unknown_model_stops_the_run_at_once(loopback):
+    async with loopback(LoopbackLLM(confident, model="other")) as (llm, nuc):
         with pytest.raises(testnuc.errors.UnknownModelError):
             await nuc.classify_many(messages(300))
         assert llm.requests <= 64
 
 
-async def test_concurrent_runs_share_their_calls(client_of):
+async def test_concurrent_runs_share_their_calls(loopback):
     texts = messages(40)
-    async with LoopbackLLM(confident, latency=0.01) as llm, TestNUC(**client_of(llm)) as nuc:
+    async with loopback(LoopbackLLM(confident, latency=0.01)) as (llm, nuc):
         first, second = await asyncio.gather(nuc.classify_many(texts), nuc.classify_many(texts))
         assert llm.calls == 40
         assert first.labels == second.labels
@@ -166,7 +163,7 @@ async def test_concurrent_runs_share_their_calls(client_of):
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
-async def test_a_stream_whose_source_fails_yields_what_it_gave(client_of, kind):
+async def test_a_stream_whose_source_fails_yields_what_it_gave(loopback, kind):
     def source():
         yield from messages(7)
         raise KeyError("mine")
@@ -175,7 +172,7 @@ async def test_a_stream_whose_source_fails_yields_what_it_gave(client_of, kind):
         for text in source():
             yield text
 
-    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm)) as nuc:
+    async with loopback() as (llm, nuc):
         found = []
         with pytest.raises(KeyError, match="mine"):
             async for result in nuc.stream(source() if kind == "plain" else later(), window=3):
@@ -185,12 +182,12 @@ async def test_a_stream_whose_source_fails_yields_what_it_gave(client_of, kind):
         assert llm.calls == 7
 
 
-async def test_stream_of_an_async_iterable_with_invalid_texts_in_small_windows(client_of):
+async def test_stream_of_an_async_iterable_with_invalid_texts_in_small_windows(loopback):
     async def source():
         for i, text in enumerate(messages(50)):
             yield 7 if i == 20 else " " if i == 30 else text
 
-    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm)) as nuc:
+    async with loopback() as (llm, nuc):
         results = {r.index: r async for r in nuc.stream(source(), window=8)}
         assert llm.calls == 48
     assert sorted(results) == list(range(50))
@@ -213,11 +210,11 @@ async def test_an_invalid_text_of_a_stream_has_the_form_of_the_others(client_of,
     assert row(found["refund please"]).keys() - row(found[" "]).keys() <= {"own_confidences"}
 
 
-async def test_a_shared_call_goes_on_while_anyone_waits_for_it(client_of):
+async def test_a_shared_call_goes_on_while_anyone_waits_for_it(loopback):
     texts = messages(30)
-    async with (
-        LoopbackLLM(confident, latency=0.03) as llm,
-        TestNUC(**client_of(llm, limits=Limits(concurrency=5))) as nuc,
+    async with loopback(LoopbackLLM(confident, latency=0.03), limits=Limits(concurrency=5)) as (
+        llm,
+        nuc,
     ):
         first = asyncio.create_task(nuc.classify_many(texts))
         second = asyncio.create_task(nuc.classify_many(texts))
@@ -229,40 +226,34 @@ async def test_a_shared_call_goes_on_while_anyone_waits_for_it(client_of):
 
 
 @pytest.mark.slow
-async def test_same_answer_at_any_concurrency(client_of):
+async def test_same_answer_at_any_concurrency(loopback):
     texts = messages(120)
     seen = []
     for concurrency in (1, 7, 64):
-        async with (
-            LoopbackLLM(confident) as llm,
-            TestNUC(**client_of(llm, limits=Limits(concurrency=concurrency))) as nuc,
-        ):
+        async with loopback(limits=Limits(concurrency=concurrency)) as (_, nuc):
             results = await nuc.classify_many(texts)
         seen.append([(r.label, r.share, r.margin) for r in results])
     assert seen[0] == seen[1] == seen[2]
 
 
-async def test_a_thousand_labels_and_a_very_long_text(client_of):
+async def test_a_thousand_labels_and_a_very_long_text(loopback):
     labels = [f"label number {i}" for i in range(1_000)]
     long = "a very long complaint, " * 900
     assert len(long) > 20_000
-    async with (
-        LoopbackLLM(lambda text: (labels[len(text) % 1_000], 0.5)) as llm,
-        TestNUC(**client_of(llm, labels=labels)) as nuc,
-    ):
+    async with loopback(lambda text: (labels[len(text) % 1_000], 0.5), labels=labels) as (_, nuc):
         results = await nuc.classify_many([long, "short one", "another one"])
     assert results[0].prediction.label == labels[len(long) % 1_000]
     assert results[1].prediction.label == labels[9]
 
 
-async def test_none_label_and_descriptions_reach_the_prompt(client_of):
+async def test_none_label_and_descriptions_reach_the_prompt(loopback):
     described = {"refund": "wants money", "delivery": "wants a parcel"}
-    async with (
-        LoopbackLLM(lambda _: ("other", 0.4), record=5) as llm,
-        TestNUC(
-            **client_of(llm, labels=described, none_label="other", instructions="Be strict & fair.")
-        ) as nuc,
-    ):
+    async with loopback(
+        LoopbackLLM(lambda _: ("other", 0.4), record=5),
+        labels=described,
+        none_label="other",
+        instructions="Be strict & fair.",
+    ) as (llm, nuc):
         result = (await nuc.classify_many(["hello there", "hi you"]))[0]
         assert result.label == "other"
         body = str(llm.bodies[0])
@@ -270,26 +261,25 @@ async def test_none_label_and_descriptions_reach_the_prompt(client_of):
         assert part in body
 
 
-async def test_missing_confidence_stays_missing(client_of):
-    async with LoopbackLLM(lambda t: (gold(t), None)) as llm:
-        async with TestNUC(**client_of(llm, policy="confidence_weighted")) as nuc:
-            results = await nuc.classify_many(messages(12))
-        assert results[0].prediction.confidence is None
-        assert results[0].voters == 0
-        assert (results[0].label, results[0].share) == (gold(messages(1)[0]), 0.0)
+async def test_missing_confidence_stays_missing(loopback):
+    async with loopback(lambda t: (gold(t), None), policy="confidence_weighted") as (_, nuc):
+        results = await nuc.classify_many(messages(12))
+    assert results[0].prediction.confidence is None
+    assert results[0].voters == 0
+    assert (results[0].label, results[0].share) == (gold(messages(1)[0]), 0.0)
 
 
-async def test_unknown_usage_is_not_zero(client_of):
-    async with LoopbackLLM(confident, usage=False) as llm, TestNUC(**client_of(llm)) as nuc:
+async def test_unknown_usage_is_not_zero(loopback):
+    async with loopback(LoopbackLLM(confident, usage=False)) as (_, nuc):
         await nuc.classify_many(messages(3))
         assert nuc.usage.calls == 3
         assert nuc.usage.input_tokens is None
         assert nuc.usage.usd is None
 
 
-async def test_the_pool_can_be_counted_pruned_and_asked_anew(client_of):
+async def test_the_pool_can_be_counted_pruned_and_asked_anew(loopback):
     texts = messages(40)
-    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm)) as nuc:
+    async with loopback() as (llm, nuc):
         await nuc.add(texts)
         stats = await nuc.stats()
         assert (stats.texts, stats.predicted, stats.model) == (40, 0, "openai/test")
@@ -324,16 +314,16 @@ async def test_the_pool_can_be_counted_pruned_and_asked_anew(client_of):
         (5, "list"),
     ],
 )
-async def test_bad_texts_are_refused_before_any_call(client_of, texts, says):
-    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm)) as nuc:
+async def test_bad_texts_are_refused_before_any_call(loopback, texts, says):
+    async with loopback() as (llm, nuc):
         with pytest.raises(testnuc.InvalidInputError, match=says):
             await nuc.classify_many(texts)
         assert llm.requests == 0
         assert len(nuc) == 0
 
 
-async def test_bad_single_texts_are_refused(client_of):
-    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm)) as nuc:
+async def test_bad_single_texts_are_refused(loopback):
+    async with loopback() as (llm, nuc):
         for text in ("", 7, None):
             with pytest.raises(testnuc.InvalidInputError):
                 await nuc.classify(text)
@@ -381,23 +371,23 @@ def test_a_missing_key_names_the_environment_variable():
 
 
 @pytest.mark.filterwarnings("default::testnuc.SmallPoolWarning")
-async def test_k_larger_than_the_pool_says_what_to_do(client_of):
-    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm, k=10)) as nuc:
+async def test_k_larger_than_the_pool_says_what_to_do(loopback):
+    async with loopback(k=10) as (_, nuc):
         with pytest.warns(SmallPoolWarning, match=r"k is 10.*at most 3 neighbors.*add unlabeled"):
             results = await nuc.classify_many(messages(4))
         assert all(r.voters == 4 for r in results)
 
 
 @pytest.mark.filterwarnings("default::testnuc.SmallPoolWarning")
-async def test_a_pool_of_one_keeps_the_own_label_and_says_so(client_of):
-    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm)) as nuc:
+async def test_a_pool_of_one_keeps_the_own_label_and_says_so(loopback):
+    async with loopback() as (_, nuc):
         with pytest.warns(SmallPoolWarning, match="only the text itself votes"):
             results = await nuc.classify_many(["refund please"])
         assert (results[0].label, results[0].voters, results[0].share) == ("refund", 1, 1.0)
 
 
-async def test_known_labels_must_fit(client_of):
-    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm)) as nuc:
+async def test_known_labels_must_fit(loopback):
+    async with loopback() as (_, nuc):
         with pytest.raises(testnuc.InvalidInputError, match="not in the label set"):
             await nuc.add(["a text"], labels=["weather"])
         with pytest.raises(testnuc.InvalidInputError, match="2 texts need 2 labels"):
@@ -411,7 +401,7 @@ async def test_known_labels_must_fit(client_of):
     ("labeler", "texts"),
     [("llm", 40), (testnuc.UncertaintySampling(min_agreement=0.875), 50)],
 )
-async def test_calls_are_made_while_texts_are_embedded(client_of, labeler, texts):
+async def test_calls_are_made_while_texts_are_embedded(loopback, labeler, texts):
     class Held(HashEmbedder):
         """Returns vectors only after the server has answered all texts, or the random part."""
 
@@ -438,11 +428,7 @@ async def test_calls_are_made_while_texts_are_embedded(client_of, labeler, texts
                 answered.set()
 
     seen, answered = Seen(), asyncio.Event()
-    async with (
-        LoopbackLLM(confident) as llm,
-        TestNUC(**client_of(llm, embedder=Held(), labeler=labeler)) as nuc,
-        asyncio.timeout(60),
-    ):
+    async with loopback(embedder=Held(), labeler=labeler) as (llm, nuc), asyncio.timeout(60):
         results = await nuc.classify_many(messages(texts), progress=seen)
         asked = sum(result.source != "head" for result in results)
         assert llm.calls == results.usage.calls == asked >= 40
@@ -452,7 +438,7 @@ async def test_calls_are_made_while_texts_are_embedded(client_of, labeler, texts
         assert seen.done["embedding"] == 40
 
 
-async def test_a_broken_embedder_is_named(client_of):
+async def test_a_broken_embedder_is_named(loopback):
     class Broken:
         dim = 3
 
@@ -466,10 +452,7 @@ async def test_a_broken_embedder_is_named(client_of):
             return np.ones((len(texts), 4), dtype=np.float32)
 
     for embedder, says in ((Broken(), "NaN"), (Wrong(), "shape")):
-        async with (
-            LoopbackLLM(confident) as llm,
-            TestNUC(**client_of(llm, embedder=embedder)) as nuc,
-        ):
+        async with loopback(embedder=embedder) as (llm, nuc):
             with pytest.warns(testnuc.SmallPoolWarning, match="no neighbor votes.*embedder"):
                 results = await nuc.classify_many(messages(3))
             # calls are made meanwhile: what is answered is handed over
@@ -502,9 +485,9 @@ async def test_a_closed_client_says_so(client_of):
             await nuc.classify("refund please")
 
 
-async def test_a_client_that_is_warm_has_loaded_its_embedder_without_a_call(client_of):
+async def test_a_client_that_is_warm_has_loaded_its_embedder_without_a_call(loopback):
     embedder = HashEmbedder()
-    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm, embedder=embedder)) as nuc:
+    async with loopback(embedder=embedder) as (llm, nuc):
         await nuc.warm_up()
         assert (embedder.embedded, llm.calls, len(nuc)) == (1, 0, 0)
 

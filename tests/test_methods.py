@@ -63,13 +63,9 @@ async def nearest(client_of, llm, texts, k):
 
 @pytest.mark.parametrize(("method", "reference"), REDUCTIONS)
 @pytest.mark.parametrize("k", [0, 5])
-async def test_sampling_methods_alone_and_with_the_vote(client_of, method, reference, k):
+async def test_sampling_methods_alone_and_with_the_vote(loopback, method, reference, k):
     texts = messages(24)
-    async with (
-        LoopbackLLM(sampled) as llm,
-        # one call at a time: the server's n-th answer is sample n
-        TestNUC(**client_of(llm, method=method(6), k=k, limits=Limits(concurrency=1))) as nuc,
-    ):
+    async with loopback(sampled, method=method(6), k=k, limits=Limits(concurrency=1)) as (llm, nuc):
         results = await nuc.classify_many(texts)
         assert llm.calls == nuc.usage.calls == 6 * 24
         assert set(llm.asked.values()) == {6}
@@ -167,11 +163,10 @@ async def test_known_labels_are_shown_and_never_asked_for(client_of):
 @pytest.mark.parametrize(
     "method", [SelfConsistency(3), BestOfN(3), WeightedBestOfN(3), TopKICL(4), TopKICLP(4)]
 )
-async def test_waves_stop_when_the_winner_is_certain(client_of, method):
-    async with (
-        LoopbackLLM(lambda _: ("refund", 0.9), record=2_000) as llm,
-        TestNUC(**client_of(llm, k=40, policy="majority", method=method)) as nuc,
-    ):
+async def test_waves_stop_when_the_winner_is_certain(loopback, method):
+    async with loopback(
+        LoopbackLLM(lambda _: ("refund", 0.9), record=2_000), k=40, policy="majority", method=method
+    ) as (llm, nuc):
         await nuc.add(messages(120))
         result = await nuc.classify("refund please number 1000")
         assert (result.label, result.voters, result.complete) == ("refund", 21, False)
@@ -194,11 +189,8 @@ async def test_waves_stop_when_the_winner_is_certain(client_of, method):
         (TopKICLP(4), 1, 2),
     ],
 )
-async def test_stored_neighbors_vote_with_every_method(client_of, method, each, seen):
-    async with (
-        LoopbackLLM(confident) as llm,
-        TestNUC(**client_of(llm, method=method, neighbors="stored", k=5)) as nuc,
-    ):
+async def test_stored_neighbors_vote_with_every_method(loopback, method, each, seen):
+    async with loopback(method=method, neighbors="stored", k=5) as (llm, nuc):
         await nuc.add(messages(50))
         await nuc.predict_pool()
         calls = llm.calls
@@ -238,12 +230,11 @@ async def test_a_test_set_kept_out_of_the_pool_is_no_example(client_of):
             assert {text for text, _ in shown} <= set(pool) - {sample}
 
 
-async def test_the_first_text_of_all_has_no_examples(client_of):
-    async with LoopbackLLM(confident, record=5) as llm:
-        async with TestNUC(**client_of(llm, method=TopKICLP(4))) as nuc:
-            result = await nuc.classify("refund please")
-        assert result.label == "refund"
-        assert parsed(prompt(llm.bodies[0])) == ([], "refund please")
+async def test_the_first_text_of_all_has_no_examples(loopback):
+    async with loopback(LoopbackLLM(confident, record=5), method=TopKICLP(4)) as (llm, nuc):
+        result = await nuc.classify("refund please")
+    assert result.label == "refund"
+    assert parsed(prompt(llm.bodies[0])) == ([], "refund please")
 
 
 @pytest.mark.slow
@@ -259,16 +250,14 @@ async def test_streams_show_examples_of_their_window(client_of):
         assert [(r.label, r.share) for r in streamed] == [(r.label, r.share) for r in whole]
 
 
-async def test_a_failed_sample_leaves_the_others(client_of):
+async def test_a_failed_sample_leaves_the_others(loopback):
     def answer(text: str, time: int) -> tuple[str, float] | None:
         return None if time == 1 else sampled(text, time)
 
     texts = messages(9)
-    async with (
-        LoopbackLLM(answer) as llm,
-        TestNUC(
-            **client_of(llm, method=SelfConsistency(4), k=2, limits=Limits(concurrency=1))
-        ) as nuc,
+    async with loopback(answer, method=SelfConsistency(4), k=2, limits=Limits(concurrency=1)) as (
+        _,
+        nuc,
     ):
         results = await nuc.classify_many(texts)
     assert all(r.prediction is not None and r.error is None for r in results)

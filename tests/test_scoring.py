@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import testnuc
-from testnuc import Classification, Prediction, Results, TestNUC, Usage
+from testnuc import Classification, Prediction, Results, Usage
 from testnuc._base.display import Brief
 from testnuc.errors import InvalidInputError
 from testnuc.metrics import score
@@ -23,8 +23,7 @@ from testnuc.scoring import (
     paired_difference,
     wilson,
 )
-from testnuc.testing import LoopbackLLM
-from tests.conftest import confident, gold, messages
+from tests.conftest import gold, messages
 
 
 def results(labels, own=None, trust=None, sources=None, texts=None):
@@ -143,20 +142,19 @@ def test_texts_that_a_person_judged_are_left_out():
         compare(results(given), results(given, sources=["person"] * 10), right)
 
 
-async def test_evaluate_refuses_before_a_call_and_measures_with_one_each(client_of):
+async def test_evaluate_refuses_before_a_call_and_measures_with_one_each(loopback):
     texts = messages(30)
-    async with LoopbackLLM(confident) as llm:
-        async with TestNUC(**client_of(llm, k=3, policy="weighted")) as nuc:
-            for labels, says in (
-                ([gold(texts[0])], "30 texts and 1 labels"),
-                (["weather"] * 30, "label 0 is 'weather', which is not one of"),
-                ([None] * 30, "label 0 is None"),
-            ):
-                with pytest.raises(InvalidInputError, match=says):
-                    await nuc.evaluate(texts, labels)
-            assert llm.calls == 0
-            of = await nuc.evaluate(texts, map(gold, texts))
-        assert llm.calls == 30
+    async with loopback(k=3, policy="weighted") as (llm, nuc):
+        for labels, says in (
+            ([gold(texts[0])], "30 texts and 1 labels"),
+            (["weather"] * 30, "label 0 is 'weather', which is not one of"),
+            ([None] * 30, "label 0 is None"),
+        ):
+            with pytest.raises(InvalidInputError, match=says):
+                await nuc.evaluate(texts, labels)
+        assert llm.calls == 0
+        of = await nuc.evaluate(texts, map(gold, texts))
+    assert llm.calls == 30
     assert of.own_accuracy.value == 1.0
     assert [r.text for r in of.results] == texts
 
@@ -244,11 +242,11 @@ def test_every_public_representation_is_short(name):
     assert len(repr(filled(kind))) < 300
 
 
-async def test_other_public_objects_have_short_representations(client_of):
+async def test_other_public_objects_have_short_representations(loopback):
     many = [f"label {at}" for at in range(200)]
     of = results(many)
     shown = [of, testnuc.LabelSet(many), testnuc.OpenAI("gpt-4o-mini", api_key="x" * 40)]
-    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm, k=3)) as nuc:
+    async with loopback(k=3) as (_, nuc):
         shown.append(nuc)
         shown += await nuc.classify_many([*messages(3), "refund " * 400 + messages(1)[0]])
         shown += [nuc.usage, await nuc.stats(), await nuc.estimate(messages(3))]

@@ -49,11 +49,8 @@ def logged(caplog):
 
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("model", ["openai/test", "anthropic/test"])
-async def test_representations(client_of, logged, key, model):
-    async with (
-        LoopbackLLM(confident, record=1) as llm,
-        TestNUC(**client_of(llm, model=model, api_key=key)) as nuc,
-    ):
+async def test_representations(loopback, logged, key, model):
+    async with loopback(LoopbackLLM(confident, record=1), model=model, api_key=key) as (llm, nuc):
         results = await nuc.classify_many(messages(20))
         sent = llm.headers[0]
         assert key in f"{sent.get('authorization')} {sent.get('x-api-key')}"
@@ -153,13 +150,12 @@ async def test_models_that_repeat_the_key(logged, tmp_path, key, what, several):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["refused", "reset-before", "reset-within", "stalled"])
-async def test_broken_connections(client_of, logged, kind):
+async def test_broken_connections(loopback, logged, kind):
     key = KEYS[0]
     faults = Faults(1.0, [kind], stall=1)
-    async with (
-        LoopbackLLM(confident, faults=faults) as llm,
-        TestNUC(**client_of(llm, api_key=key, limits=Limits(retry=QUICK), k=0)) as nuc,
-    ):
+    async with loopback(
+        LoopbackLLM(confident, faults=faults), api_key=key, limits=Limits(retry=QUICK), k=0
+    ) as (_, nuc):
         # a server that was never reached ends the run
         (ended,) = await asyncio.gather(nuc.classify_many(messages(3)), return_exceptions=True)
     assert isinstance(ended, testnuc.ProviderError) == (kind == "refused")
@@ -200,11 +196,8 @@ async def test_stores_and_keys_of_predictions(client_of, tmp_path):
         assert all(key.encode() not in content for key in KEYS), file
 
 
-async def test_errors_that_cross_processes(client_of):
-    async with (
-        LoopbackLLM(confident, api_key="another") as llm,
-        TestNUC(**client_of(llm, api_key=KEYS[1])) as nuc,
-    ):
+async def test_errors_that_cross_processes(loopback):
+    async with loopback(LoopbackLLM(confident, api_key="another"), api_key=KEYS[1]) as (_, nuc):
         with pytest.raises(testnuc.errors.AuthenticationError) as caught:
             await nuc.classify("where is my parcel")
     assert KEYS[1].encode() not in pickle.dumps(caught.value)

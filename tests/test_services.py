@@ -12,33 +12,30 @@ from blockbuster import BlockingError, blockbuster_ctx
 
 from testnuc import Sampling, TestNUC
 from testnuc.errors import EmbeddingError
-from testnuc.testing import HashEmbedder, LoopbackLLM
-from tests.conftest import confident, gold, messages
+from testnuc.testing import HashEmbedder
+from tests.conftest import gold, messages
 from tests.doubles import Says
 
 pytestmark = pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
 
 
 @pytest.fixture(autouse=True)
-async def _blocking_calls_raise(client_of):
+async def _blocking_calls_raise(loopback):
     """Sleeping, files, locks, subprocesses and blocking sockets in the loop are errors."""
     # what is imported when the first client of a process is made is read from files
-    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm)) as nuc:
+    async with loopback() as (_, nuc):
         await nuc.classify_many(messages(20))
     with blockbuster_ctx("testnuc", excluded_modules=["testnuc.testing"]):
         yield
 
 
-async def test_a_blocking_call_would_be_noticed(client_of):
+async def test_a_blocking_call_would_be_noticed(loopback):
     class Blocking(HashEmbedder):
         async def embed(self, texts):
             time.sleep(0.001)  # noqa: ASYNC251
             return await super().embed(texts)
 
-    async with (
-        LoopbackLLM(confident) as llm,
-        TestNUC(**client_of(llm, embedder=Blocking())) as nuc,
-    ):
+    async with loopback(embedder=Blocking()) as (_, nuc):
         with pytest.raises(EmbeddingError) as caught:
             await nuc.add(["a text"])
     assert isinstance(caught.value.__cause__, BlockingError)
@@ -78,7 +75,7 @@ def no_gc():
 
 
 @pytest.mark.slow
-async def test_two_thousand_callers_share_one_client(client_of, no_gc):
+async def test_two_thousand_callers_share_one_client(loopback, no_gc):
     class CountingEmbedder(HashEmbedder):
         sizes: list[int] = []  # noqa: RUF012
 
@@ -89,10 +86,7 @@ async def test_two_thousand_callers_share_one_client(client_of, no_gc):
 
     embedder = CountingEmbedder()
     texts = messages(2_000)
-    async with (
-        LoopbackLLM(confident) as llm,
-        TestNUC(**client_of(llm, embedder=embedder, neighbors="stored", k=5)) as nuc,
-    ):
+    async with loopback(embedder=embedder, neighbors="stored", k=5) as (llm, nuc):
         await nuc.classify_many(messages(2_100)[2_000:])
         embedder.sizes.clear()
         with long_steps() as long:

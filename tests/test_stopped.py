@@ -184,34 +184,27 @@ async def test_the_batch_lane_hands_over_what_is_stored(client_of):
 
 
 @pytest.mark.parametrize("way", ["classify_many", "stream"])
-async def test_a_wrong_key_costs_few_requests_and_no_embedding(client_of, way):
+async def test_a_wrong_key_costs_few_requests_and_no_embedding(loopback, way):
     embedder = HashEmbedder()
-    async with LoopbackLLM(confident, api_key="right") as llm:
-        async with TestNUC(**client_of(llm, embedder=embedder)) as nuc:
-            with pytest.raises(AuthenticationError):
-                if way == "stream":
-                    [r async for r in nuc.stream(messages(50), window=8)]
-                await nuc.classify_many(messages(50))
-        # the first text may be at fault: a few others are tried
-        assert llm.requests <= 4
+    async with loopback(LoopbackLLM(confident, api_key="right"), embedder=embedder) as (llm, nuc):
+        with pytest.raises(AuthenticationError):
+            if way == "stream":
+                [r async for r in nuc.stream(messages(50), window=8)]
+            await nuc.classify_many(messages(50))
+    # the first text may be at fault: a few others are tried
+    assert llm.requests <= 4
     assert not embedder.embedded
 
 
 @pytest.mark.parametrize(("per_call", "samples"), [(1, 1), (10, 1), (1, 3)])
-async def test_the_first_call_is_one_of_those_needed(client_of, per_call, samples):
+async def test_the_first_call_is_one_of_those_needed(loopback, per_call, samples):
     texts = messages(40)
     calls = samples * 40 // per_call
-    async with (
-        LoopbackLLM(confident) as llm,
-        TestNUC(
-            **client_of(
-                llm,
-                limits=Limits(budget=Budget(calls=calls)),
-                method=SelfConsistency(n=samples) if samples > 1 else None,
-                sampling=testnuc.Sampling(texts_per_call=per_call),
-            )
-        ) as nuc,
-    ):
+    async with loopback(
+        limits=Limits(budget=Budget(calls=calls)),
+        method=SelfConsistency(n=samples) if samples > 1 else None,
+        sampling=testnuc.Sampling(texts_per_call=per_call),
+    ) as (llm, nuc):
         results = await nuc.classify_many(texts)
         assert results.errors == []
         assert (llm.calls, results.usage.store_hits) == (calls, 0)
@@ -248,7 +241,7 @@ class Endless(HashEmbedder):
         await asyncio.Event().wait()
 
 
-async def test_a_key_that_ends_after_few_answers_does_not_wait_for_the_embedder(client_of):
+async def test_a_key_that_ends_after_few_answers_does_not_wait_for_the_embedder(loopback):
     """Two thousand texts were embedded for a minute, though the key was refused by then."""
     answered = []
 
@@ -260,8 +253,7 @@ async def test_a_key_that_ends_after_few_answers_does_not_wait_for_the_embedder(
 
     async with (
         asyncio.timeout(60),
-        LoopbackLLM(answer) as llm,
-        TestNUC(**client_of(llm, embedder=Endless(), policy="auto")) as nuc,
+        loopback(answer, embedder=Endless(), policy="auto") as (llm, nuc),
     ):
         results = await nuc.classify_many(messages(100))
     assert isinstance(results.stopped, AuthenticationError)
@@ -303,13 +295,9 @@ BAD = "reject: my money back"
 
 @pytest.mark.parametrize("kind", ["own", "openai"])
 @pytest.mark.parametrize("way", ["classify_many", "stream"])
-async def test_a_text_that_the_embedder_rejects_fails_alone(client_of, kind, way):
+async def test_a_text_that_the_embedder_rejects_fails_alone(loopback, kind, way):
     texts = [*messages(50), BAD, *messages(80)[50:]]
-    async with (
-        picky(kind) as embedder,
-        LoopbackLLM(confident) as llm,
-        TestNUC(**client_of(llm, embedder=embedder, k=3)) as nuc,
-    ):
+    async with picky(kind) as embedder, loopback(embedder=embedder, k=3) as (llm, nuc):
         if way == "stream":
             results = [r async for r in nuc.stream(texts, window=32)]
             results.sort(key=lambda r: r.index)
@@ -337,11 +325,8 @@ async def test_a_text_that_the_embedder_rejects_fails_alone(client_of, kind, way
         {"labeler": testnuc.UncertaintySampling(max_fraction=0.5)},
     ],
 )
-async def test_it_fails_alone_whatever_is_asked(client_of, more):
-    async with (
-        LoopbackLLM(confident) as llm,
-        TestNUC(**client_of(llm, embedder=Picky(), **more)) as nuc,
-    ):
+async def test_it_fails_alone_whatever_is_asked(loopback, more):
+    async with loopback(embedder=Picky(), **more) as (_, nuc):
         results = await nuc.classify_many([*messages(60), BAD])
         assert results.stopped is None
         assert [r.text for r in results.errors] == [BAD]
@@ -349,22 +334,16 @@ async def test_it_fails_alone_whatever_is_asked(client_of, more):
 
 
 @pytest.mark.parametrize("more", [{"method": testnuc.TopKICL(3)}, {"shortlist": 2}])
-async def test_without_neighbors_there_is_no_prompt_with_examples(client_of, more):
-    async with (
-        LoopbackLLM(confident) as llm,
-        TestNUC(**client_of(llm, embedder=Picky(), **more)) as nuc,
-    ):
+async def test_without_neighbors_there_is_no_prompt_with_examples(loopback, more):
+    async with loopback(embedder=Picky(), **more) as (llm, nuc):
         results = await nuc.classify_many([*messages(20), BAD])
         assert [(r.text, r.label) for r in results if r.label is None] == [(BAD, None)]
         assert "too long" in str(results[20].error)
         assert BAD not in llm.asked
 
 
-async def test_one_call_labels_what_has_no_neighbors(client_of):
-    async with (
-        LoopbackLLM(confident) as llm,
-        TestNUC(**client_of(llm, embedder=Picky())) as nuc,
-    ):
+async def test_one_call_labels_what_has_no_neighbors(loopback):
+    async with loopback(embedder=Picky()) as (_, nuc):
         with pytest.raises(testnuc.InvalidInputError, match="1 of 31 texts were not added"):
             await nuc.add([*messages(30), BAD])
         assert len(nuc) == 30
@@ -374,7 +353,7 @@ async def test_one_call_labels_what_has_no_neighbors(client_of):
         assert "too long" in str(result.error)
 
 
-async def test_an_embedder_that_rejects_everything_ends_the_run(client_of):
+async def test_an_embedder_that_rejects_everything_ends_the_run(loopback):
     class Closed(HashEmbedder):
         requests = 0
 
@@ -383,18 +362,15 @@ async def test_an_embedder_that_rejects_everything_ends_the_run(client_of):
             raise testnuc.errors.BadRequestError("unknown parameter dimensions")
 
     embedder = Closed()
-    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm, embedder=embedder)) as nuc:
+    async with loopback(embedder=embedder) as (_, nuc):
         results = await nuc.classify_many(messages(300))
         assert "unknown parameter" in str(results.stopped)
         assert embedder.requests < 20
 
 
-async def test_what_was_learned_is_not_applied_without_a_vector(client_of):
+async def test_what_was_learned_is_not_applied_without_a_vector(loopback):
     texts = messages(60)
-    async with (
-        LoopbackLLM(confident) as llm,
-        TestNUC(**client_of(llm, embedder=Picky(), policy="auto")) as nuc,
-    ):
+    async with loopback(embedder=Picky(), policy="auto") as (_, nuc):
         await nuc.classify_many(texts)
         await nuc.learn(texts[:20], [gold(t) for t in texts[:20]])
         results = await nuc.classify_many([*texts, BAD])

@@ -88,7 +88,7 @@ def test_threads_share_one(client_of):
     assert llm.calls == 40
 
 
-async def test_an_async_client_in_two_threads_says_so_and_does_not_wait_for_ever(client_of):
+async def test_an_async_client_in_two_threads_says_so_and_does_not_wait_for_ever(loopback):
     reached, go_on = asyncio.Event(), asyncio.Event()
 
     class Slow(HashEmbedder):
@@ -97,10 +97,7 @@ async def test_an_async_client_in_two_threads_says_so_and_does_not_wait_for_ever
             await go_on.wait()
             return await super().embed(texts)
 
-    async with (
-        LoopbackLLM(confident) as llm,
-        TestNUC(**client_of(llm, embedder=Slow())) as nuc,
-    ):
+    async with loopback(embedder=Slow()) as (_, nuc):
         here = asyncio.create_task(nuc.classify_many(messages(20)))
         await reached.wait()
 

@@ -74,9 +74,9 @@ class Counter(Watcher):
 
 
 @pytest.mark.slow
-async def test_an_observer_sees_texts_being_embedded(client_of):
+async def test_an_observer_sees_texts_being_embedded(loopback):
     texts, counter, again = messages(1_300), Counter(), Counter()
-    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm, k=3)) as nuc:
+    async with loopback(k=3) as (_, nuc):
         await nuc.classify_many(texts, progress=counter)
         await nuc.classify_many(texts, progress=again)
     assert len(set(texts)) == counter.texts == sum(counter.blocks) == sum(again.blocks)

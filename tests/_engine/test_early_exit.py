@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bench.evaluation.recording import KnownVectors
 from testnuc import TestNUC
-from testnuc.testing import HashEmbedder, LoopbackLLM
+from testnuc.testing import HashEmbedder
 from tests.doubles import Says
 
 pytestmark = pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
@@ -77,7 +77,7 @@ def test_the_waves_label_is_that_of_the_full_vote(answers_of, n_own, k, policy):
 
 
 @pytest.mark.slow
-async def test_calls_saved_on_recorded_answers(client_of, recordings):
+async def test_calls_saved_on_recorded_answers(loopback, recordings):
     rows = [
         json.loads(line)
         for line in (recordings / "predictions" / "banking77.gpt-4o-mini.jsonl")
@@ -94,7 +94,7 @@ async def test_calls_saved_on_recorded_answers(client_of, recordings):
     options = {
         "labels": names, "embedder": embedder, "k": k, "policy": "weighted", "join_pool": False,
     }  # fmt: skip
-    async with LoopbackLLM(recorded) as llm, TestNUC(**client_of(llm, **options)) as nuc:
+    async with loopback(recorded, **options) as (llm, nuc):
         await nuc.add(pool)
         results = await nuc.classify_many(own)
         assert nuc.usage.calls == llm.calls

@@ -24,14 +24,12 @@ class Idle(HashEmbedder):
 
 
 @pytest.mark.parametrize("per_call", [1, 10])
-async def test_a_batch_costs_what_was_estimated(client_of, per_call):
+async def test_a_batch_costs_what_was_estimated(loopback, per_call):
     texts = messages(95)
     embedder = Idle()
-    async with (
-        LoopbackLLM(confident) as llm,
-        TestNUC(
-            **client_of(llm, sampling=Sampling(texts_per_call=per_call), embedder=embedder)
-        ) as nuc,
+    async with loopback(sampling=Sampling(texts_per_call=per_call), embedder=embedder) as (
+        llm,
+        nuc,
     ):
         estimated = await nuc.estimate([*texts, *texts[:20]])
         assert (llm.requests, embedder.embedded, len(nuc)) == (0, 0, 0)
@@ -122,8 +120,8 @@ async def test_lanes_are_compared():
         assert f"at most {24 * stages}" in lines[2]
 
 
-async def test_what_is_stored_takes_no_time_and_what_is_unknown_is_said(client_of):
-    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm)) as nuc:
+async def test_what_is_stored_takes_no_time_and_what_is_unknown_is_said(loopback):
+    async with loopback() as (_, nuc):
         estimated = await nuc.estimate(messages(5))
         assert estimated.lanes[0].least_seconds is None
         assert "unknown" in str(estimated)

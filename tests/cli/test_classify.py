@@ -19,7 +19,7 @@ from dataclasses import replace
 import pytest
 from tqdm.auto import tqdm
 
-from testnuc import Classification, Prediction, TestNUC, Usage
+from testnuc import Classification, Prediction, Usage
 from testnuc._base import jsonl
 from testnuc.cli.classify import end
 from testnuc.cli.memory import AnswerStore
@@ -491,14 +491,14 @@ def test_a_bar_on_a_terminal(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [LineProgress, BarProgress])
-async def test_progress_that_cannot_be_shown_ends_no_run(monkeypatch, client_of, kind):
+async def test_progress_that_cannot_be_shown_ends_no_run(monkeypatch, loopback, kind):
     class Closed(io.StringIO):
         def write(self, _):
             raise BrokenPipeError
 
     monkeypatch.setattr(sys, "stderr", Closed())
     monkeypatch.setattr(kind, "every", 0.0)
-    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm, k=0)) as nuc:
+    async with loopback(k=0) as (_, nuc):
         results = await nuc.classify_many(messages(20), progress=kind(lambda: nuc.usage))
     assert not results.errors
     # else every later bar of the process would wait for ever

@@ -539,9 +539,9 @@ class Shrinking(HashEmbedder):
 
 
 @pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
-async def test_vectors_of_another_length_are_an_error(client_of):
+async def test_vectors_of_another_length_are_an_error(loopback):
     embedder = Shrinking(32)
-    async with LoopbackLLM(confident) as llm, TestNUC(**client_of(llm, embedder=embedder)) as nuc:
+    async with loopback(embedder=embedder) as (_, nuc):
         results = await nuc.classify_many(messages(600))
         assert isinstance(results.errors[0].error, testnuc.errors.EmbeddingError)
         assert any(result.label for result in results)

@@ -19,7 +19,7 @@ from testnuc.errors import InvalidInputError, StoreError
 from testnuc.protocols import StoredPrediction
 from testnuc.stores import resolve
 from testnuc.stores.sqlite import SqliteStore, database
-from testnuc.testing import HashEmbedder, LoopbackLLM
+from testnuc.testing import HashEmbedder
 from testnuc.types import Prediction
 from tests.conftest import confident, messages
 
@@ -251,7 +251,7 @@ async def test_the_error_reaches_who_classifies(tmp_path):
 @pytest.mark.skipif(sys.platform == "win32", reason="platform: an open file cannot be deleted")
 @pytest.mark.parametrize("how", ["deleted", "replaced"])
 async def test_a_file_that_is_deleted_meanwhile_ends_the_run_that_would_pay_for_nothing(
-    client_of, tmp_path, how
+    loopback, tmp_path, how
 ):
     store = tmp_path / "s.db"
 
@@ -262,10 +262,7 @@ async def test_a_file_that_is_deleted_meanwhile_ends_the_run_that_would_pay_for_
                 store.write_bytes(b"")
         return confident(text)
 
-    async with (
-        LoopbackLLM(answer) as llm,
-        testnuc.TestNUC(**client_of(llm, store=store, k=0, max_concurrency=2)) as nuc,
-    ):
+    async with loopback(answer, store=store, k=0, max_concurrency=2) as (llm, nuc):
         results = await nuc.classify_many(messages(200))
     assert isinstance(results.stopped, StoreError)
     assert "deleted or replaced while it was open" in str(results.stopped)

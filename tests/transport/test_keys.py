@@ -383,13 +383,13 @@ async def test_a_function_that_fails_for_a_while_fails_no_text(client_of):
     assert failures == [0]
 
 
-async def test_a_function_that_fails_for_good_ends_the_run(client_of, monkeypatch):
+async def test_a_function_that_fails_for_good_ends_the_run(loopback, monkeypatch):
     monkeypatch.setattr(keys_module, "_NEVER", 0.3)
 
     def ask():
         raise OSError
 
-    async with LoopbackLLM(answers) as llm, TestNUC(**client_of(llm, api_key=ask, k=0)) as nuc:
+    async with loopback(answers, api_key=ask, k=0) as (llm, nuc):
         with pytest.raises(ConfigurationError, match="raised OSError"):
             await nuc.classify_many([f"text {i}" for i in range(2_000)])
     assert llm.requests == 0

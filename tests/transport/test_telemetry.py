@@ -66,13 +66,12 @@ def exported(monkeypatch):
     exported.metering.shutdown()
 
 
-async def test_calls_are_exported_by_the_conventions_and_agree_with_usage(exported, client_of):
-    async with (
-        LoopbackLLM(confident, api_key=KEY) as llm,
-        testnuc.TestNUC(
-            **client_of(llm, k=3, sampling=testnuc.Sampling(request_options={"max_tokens": 50}))
-        ) as nuc,
-    ):
+async def test_calls_are_exported_by_the_conventions_and_agree_with_usage(exported, loopback):
+    async with loopback(
+        LoopbackLLM(confident, api_key=KEY),
+        k=3,
+        sampling=testnuc.Sampling(request_options={"max_tokens": 50}),
+    ) as (llm, nuc):
         with exported.tracing.get_tracer("app").start_as_current_span("job") as job:
             await nuc.classify_many(TEXTS)
         usage = nuc.usage
@@ -120,27 +119,25 @@ async def test_calls_are_exported_by_the_conventions_and_agree_with_usage(export
     assert [p.value for p in exported.points("testnuc.client.texts")] == [12]
 
 
-async def test_two_runs_that_share_workers_keep_their_traces(exported, client_of):
+async def test_two_runs_that_share_workers_keep_their_traces(exported, loopback):
     import asyncio
 
-    async with (
-        LoopbackLLM(confident, latency=0.005) as llm,
-        testnuc.TestNUC(**client_of(llm, k=0, limits=Limits(concurrency=2))) as nuc,
-    ):
+    async with loopback(
+        LoopbackLLM(confident, latency=0.005), k=0, limits=Limits(concurrency=2)
+    ) as (_, nuc):
         await asyncio.gather(nuc.classify_many(TEXTS[:6]), nuc.classify_many(TEXTS[6:]))
     parents = [span.context.span_id for span in exported.spans("testnuc.prepare")]
     chats = [span.parent.span_id for span in exported.spans("chat")]
     assert sorted(map(chats.count, parents)) == [6, 6]
 
 
-async def test_failures_are_exported_by_their_kind_alone(exported, client_of, caplog):
+async def test_failures_are_exported_by_their_kind_alone(exported, loopback, caplog):
     caplog.set_level(logging.INFO, "testnuc")
     faults = Faults(schedule=["500", *["refusal"] * 30], kinds=("500", "refusal"))
     retry = testnuc.RetryPolicy(initial_wait=0.001, max_wait=0.001)
-    async with (
-        LoopbackLLM(confident, faults=faults, api_key=KEY) as llm,
-        testnuc.TestNUC(**client_of(llm, k=0, limits=Limits(retry=retry))) as nuc,
-    ):
+    async with loopback(
+        LoopbackLLM(confident, faults=faults, api_key=KEY), k=0, limits=Limits(retry=retry)
+    ) as (_, nuc):
         results = await nuc.classify_many(TEXTS)
         assert len(results.errors) == len(TEXTS)
     spans = exported.spans("chat")
@@ -162,12 +159,9 @@ async def test_failures_are_exported_by_their_kind_alone(exported, client_of, ca
     assert [r.levelname for r in caplog.records if r.name == "testnuc.client.runs"] == ["WARNING"]
 
 
-async def test_a_wrong_key_is_exported_and_the_key_never_is(exported, client_of, caplog):
+async def test_a_wrong_key_is_exported_and_the_key_never_is(exported, loopback, caplog):
     caplog.set_level(logging.DEBUG, "testnuc")
-    async with (
-        LoopbackLLM(confident, api_key="another") as llm,
-        testnuc.TestNUC(**client_of(llm, k=0)) as nuc,
-    ):
+    async with loopback(LoopbackLLM(confident, api_key="another"), k=0) as (_, nuc):
         with pytest.raises(testnuc.errors.AuthenticationError):
             await nuc.classify_many(TEXTS)
     assert {s.attributes["error.type"] for s in exported.spans("chat")} <= {"401", "CancelledError"}
@@ -176,8 +170,8 @@ async def test_a_wrong_key_is_exported_and_the_key_never_is(exported, client_of,
     assert "AuthenticationError" in caplog.text
 
 
-async def test_one_text_is_a_trace_too(exported, client_of):
-    async with LoopbackLLM(confident) as llm, testnuc.TestNUC(**client_of(llm, k=0)) as nuc:
+async def test_one_text_is_a_trace_too(exported, loopback):
+    async with loopback(k=0) as (_, nuc):
         await nuc.classify(TEXTS[0])
     (one,) = exported.spans("testnuc.classify")
     (chat,) = exported.spans("chat")
@@ -223,9 +217,9 @@ def test_the_log_is_silent_until_its_user_wants_it():
     assert any(isinstance(handler, logging.NullHandler) for handler in handlers)
 
 
-async def test_a_run_is_logged_with_what_it_cost(client_of, caplog):
+async def test_a_run_is_logged_with_what_it_cost(loopback, caplog):
     caplog.set_level(logging.INFO, "testnuc")
-    async with LoopbackLLM(confident) as llm, testnuc.TestNUC(**client_of(llm, k=2)) as nuc:
+    async with loopback(k=2) as (_, nuc):
         await nuc.classify_many([*TEXTS, TEXTS[0]])
     (record,) = [r for r in caplog.records if r.name == "testnuc.client.runs"]
     assert record.levelno == logging.INFO

@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 from aiohttp import web
 
-from testnuc import Limits, TestNUC
+from testnuc import Limits
 from testnuc.errors import RateLimitedError, ServerError
 from testnuc.limits import concurrency
 from testnuc.limits.policies import RetryPolicy
@@ -112,14 +112,15 @@ async def test_a_long_wait_of_an_auxiliary_request_is_said(caplog):
 
 
 @pytest.mark.parametrize("most", [1, 8])
-async def test_one_lie_in_a_run_fails_no_text(most, client_of, monkeypatch):
+async def test_one_lie_in_a_run_fails_no_text(most, loopback, monkeypatch):
     monkeypatch.setattr(concurrency, "_DOUBT", 0.01)
     faults = Faults(schedule=[None] * 20 + ["429-retry-after"], retry_after=999_999)
-    async with LoopbackLLM(confident, faults=faults) as llm:
-        async with TestNUC(**client_of(llm, k=0, limits=Limits(concurrency=most))) as nuc:
-            results = await nuc.classify_many(messages(60))
-        assert not results.errors
-        assert llm.calls == 60
+    async with loopback(
+        LoopbackLLM(confident, faults=faults), k=0, limits=Limits(concurrency=most)
+    ) as (llm, nuc):
+        results = await nuc.classify_many(messages(60))
+    assert not results.errors
+    assert llm.calls == 60
 
 
 @pytest.mark.parametrize("asked", [1.0, 30.0, 53.0, 57.0, 58.5, 59.9, 60.0])
