@@ -438,11 +438,8 @@ class Results(Sequence[Classification]):
         """
         library = data_frames("polars")
         # explicit types: a column may hold only None
-        texts = ("label", "own_label", "own_said", "error", "reason", "source", "alternative")
-        typed = {
-            **dict.fromkeys(texts, library.String),
-            **dict.fromkeys(("trust", "own_confidence", "trust_of_alternative"), library.Float64),
-        }
+        types = {"string": library.String, "float64": library.Float64}
+        typed = {name: types[kind] for name, kind in CELLS.items() if kind in types}
         frame: pl.DataFrame = library.DataFrame(_columns(self), schema_overrides=typed)
         return frame
 

@@ -462,5 +462,10 @@ def error_text(error: Exception | None) -> str | None:
     return str(error) if type(error) is TestNUCError else f"{type(error).__name__}: {error}"
 
 
-#: Fields of `row` that fit into a cell of a table.
-CELLS = tuple(row(Classification(0, "", None)))
+_NUMBERS = ("trust", "share", "margin", "own_confidence", "trust_of_alternative")
+#: Fields of `row` that fit into a cell of a table, with their Arrow types.
+CELLS = (
+    dict.fromkeys(row(Classification(0, "", None)), "string")
+    | dict.fromkeys(_NUMBERS, "float64")
+    | {"voters": "int32", "complete": "bool"}
+)

@@ -15,28 +15,18 @@ from testnuc.cli.decoding import require_filled
 from testnuc.cli.reading import STANDARD, Table, kind_of, to_stderr
 from testnuc.errors import InvalidInputError
 from testnuc.records import CERTIFIED, PREFIX, SHORT, cell_of, file_row, line_of, short_row
-from testnuc.types import Classification
+from testnuc.types import CELLS, Classification
 
 #: Fields of a label in a tree.
 _LEVELS = ("nuc_path", "nuc_path_shares", "nuc_path_trusts")
 
-#: Columns added to those of the input, with Arrow types; by default the first ones.
-_TYPES = {
-    "nuc_label": "string",
-    "nuc_trust": "float64",
-    CERTIFIED: "string",
-    "nuc_source": "string",
-    "nuc_own_label": "string",
-    "nuc_error": "string",
-    "nuc_share": "float64",
-    "nuc_margin": "float64",
-    "nuc_voters": "int32",
-    "nuc_alternative": "string",
-    "nuc_trust_of_alternative": "float64",
-    "nuc_reason": "string",
-    "nuc_own_confidence": "float64",
-    "nuc_own_said": "string",
-}
+#: Fields of the columns added to those of the input, in order; by default the first six.
+_FIELDS = (
+    "label trust certified source own_label error share margin voters alternative "
+    "trust_of_alternative reason own_confidence own_said"
+)
+#: Column -> Arrow type.
+_TYPES = {PREFIX + name: CELLS.get(name, "string") for name in _FIELDS.split()}
 
 
 def require_store(place: str) -> None:

@@ -22,26 +22,13 @@ from testnuc.labels import LabelSet
 from testnuc.protocols import Embedder, PoolText
 from testnuc.ray.labeler import reporting_errors
 from testnuc.ray.workers import Settings, Shards, Vectors, Voting
-from testnuc.types import error_text, row
+from testnuc.types import CELLS, error_text, row
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 #: Columns added by a job, and their Arrow types.
-_COLUMNS = {
-    "label": "string",
-    "share": "float64",
-    "margin": "float64",
-    "voters": "int64",
-    "trust": "float64",
-    "own_label": "string",
-    "own_confidence": "float64",
-    "error": "string",
-    "reason": "string",
-    "source": "string",
-    "alternative": "string",
-    "trust_of_alternative": "float64",
-}
+_COLUMNS = {name: kind for name, kind in CELLS.items() if name not in {"complete", "own_said"}}
 
 
 def columns_of(labels: LabelSet) -> tuple[str, ...]:

@@ -31,10 +31,7 @@ def main(arguments: list[str] | None = None) -> None:
     config: dict[str, Any] = {"port": options.port, "latency": options.latency}
     if options.fault_rate:
         config["faults"] = {"rate": options.fault_rate}
-    if options.labels is not None:
-        config["labels"] = [label.strip() for label in options.labels.split(",")]
-    else:
-        config["path"] = options.answers
+    config["answers"] = options.answers or list(map(str.strip, options.labels.split(",")))
     serve(config, until_eof=False)
 
 

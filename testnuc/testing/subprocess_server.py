@@ -71,13 +71,11 @@ def serve_in_process(
         The process exited before it was ready.
     """
     if isinstance(answers, Path):
-        source: dict[str, Any] = {"path": os.fspath(answers.absolute())}
-    elif isinstance(answers, Mapping):
-        source = {"answers": dict(answers)}
+        source: Any = os.fspath(answers.absolute())
     else:
-        source = {"labels": list(answers)}
+        source = dict(answers) if isinstance(answers, Mapping) else list(answers)
     try:
-        config = orjson.dumps(source | options)
+        config = orjson.dumps({"answers": source} | options)
     except TypeError as exc:
         raise InvalidInputError(f"an option cannot be sent to another process: {exc}") from exc
     package = os.fspath(Path(__file__).parents[2])
@@ -112,17 +110,17 @@ def serve_in_process(
 def serve(config: Mapping[str, Any], *, until_eof: bool) -> None:
     """Serve until standard input is closed or the process is interrupted; runs in the child.
 
-    `config` has ``answers``, ``path`` or ``labels``, and options of `LoopbackLLM`.
+    `config` has ``answers``, a mapping, the path of one, or labels; and options of `LoopbackLLM`.
     """
     options = dict(config)
-    answers = options.pop("answers", None)
-    labels = options.pop("labels", None)
-    path = options.pop("path", None)
-    if path is not None:
-        answers = orjson.loads(Path(path).read_bytes())
+    answers = options.pop("answers")
+    if isinstance(answers, str):
+        answers = orjson.loads(Path(answers).read_bytes())
+    elif isinstance(answers, list):
+        answers = by_hash(answers)
     if options.get("faults") is not None:
         options["faults"] = Faults(**options["faults"])
-    llm = LoopbackLLM(answers if labels is None else by_hash(labels), **options)
+    llm = LoopbackLLM(answers, **options)
     with contextlib.suppress(KeyboardInterrupt):
         run_to_end(_serve(llm, until_eof=until_eof))
 
