@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import selectors
+from functools import wraps
+from inspect import signature
 
 
 class _Selector(selectors.SelectSelector):
@@ -76,6 +78,19 @@ def run(main):
             return await main(asyncio.get_running_loop())
 
         return runner.run(call())
+
+
+def in_virtual_time(test):
+    """Run an asynchronous test in virtual time; its first argument is the loop."""
+    known = signature(test)
+
+    @wraps(test)
+    def timed(*args, **kwargs):
+        run(lambda loop: test(loop, *args, **kwargs))
+
+    # pytest takes the names of other arguments for those of fixtures
+    timed.__signature__ = known.replace(parameters=[*known.parameters.values()][1:])
+    return timed
 
 
 def skip(seconds):

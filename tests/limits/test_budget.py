@@ -12,7 +12,7 @@ from testnuc.errors import BudgetExceededError
 from testnuc.limits.budget import PICO, BudgetAccount
 from testnuc.limits.policies import Budget
 from tests.accounts import reserved, spent
-from tests.virtual import run
+from tests.virtual import in_virtual_time
 
 calls = st.tuples(
     st.floats(0, 2),  # seconds before it is asked for
@@ -78,71 +78,63 @@ class Ledger:
     st.integers(1, 300) | st.none(),
     st.integers(1, 10) | st.none(),
 )
-def test_never_exceeded(plan, cents, tokens, most):
-    async def main(loop):
-        ledger = Ledger(Budget(None if cents is None else cents / 100, tokens, most))
-        tasks = [asyncio.create_task(ledger.one(*call)) for call in plan]
-        await asyncio.sleep(1)
-        for task, call in zip(tasks, plan, strict=True):
-            if call[-1] == "cancel":
-                task.cancel()
-        for result in await asyncio.gather(*tasks, return_exceptions=True):
-            assert result is None or isinstance(result, asyncio.CancelledError), repr(result)
-        assert reserved(ledger.account) == (0, 0, 0)
-        usd, *rest = spent(ledger.account)
-        assert [round(usd * PICO), *rest] == ledger.spent
-
-    run(main)
+@in_virtual_time
+async def test_never_exceeded(loop, plan, cents, tokens, most):
+    ledger = Ledger(Budget(None if cents is None else cents / 100, tokens, most))
+    tasks = [asyncio.create_task(ledger.one(*call)) for call in plan]
+    await asyncio.sleep(1)
+    for task, call in zip(tasks, plan, strict=True):
+        if call[-1] == "cancel":
+            task.cancel()
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        assert result is None or isinstance(result, asyncio.CancelledError), repr(result)
+    assert reserved(ledger.account) == (0, 0, 0)
+    usd, *rest = spent(ledger.account)
+    assert [round(usd * PICO), *rest] == ledger.spent
 
 
-def test_waits_for_calls_that_may_free_room():
-    async def main(loop):
-        account = BudgetAccount(Budget(tokens=100))
-        first = await account.reserve(0, 80)
-        second = asyncio.create_task(account.reserve(0, 60))
-        third = asyncio.create_task(account.reserve(0, 10))
-        await asyncio.sleep(1)
-        assert not second.done()
-        assert not third.done()  # would fit, but the queue is first in, first out
-        account.settle(first, 0, 30)
-        assert reserved(account)[1] == 70
-        account.settle(await second, 0, 60)
-        account.settle(await third, 0, 10)
-        assert spent(account) == (0.0, 100, 3)
-
-    run(main)
+@in_virtual_time
+async def test_waits_for_calls_that_may_free_room(loop):
+    account = BudgetAccount(Budget(tokens=100))
+    first = await account.reserve(0, 80)
+    second = asyncio.create_task(account.reserve(0, 60))
+    third = asyncio.create_task(account.reserve(0, 10))
+    await asyncio.sleep(1)
+    assert not second.done()
+    assert not third.done()  # would fit, but the queue is first in, first out
+    account.settle(first, 0, 30)
+    assert reserved(account)[1] == 70
+    account.settle(await second, 0, 60)
+    account.settle(await third, 0, 10)
+    assert spent(account) == (0.0, 100, 3)
 
 
-def test_gives_up_once_nothing_can_free_enough():
-    async def main(loop):
-        account = BudgetAccount(Budget(tokens=100))
-        first = await account.reserve(0, 80)
-        second = asyncio.create_task(account.reserve(0, 60))
-        third = asyncio.create_task(account.reserve(0, 20))
-        await asyncio.sleep(1)
-        account.settle(first, 0, 80)
-        account.settle(await third, 0, 5)
-        await asyncio.wait([second])
-        assert "60 tokens" in str(second.exception())
-        assert isinstance(second.exception(), BudgetExceededError)
-
-    run(main)
+@in_virtual_time
+async def test_gives_up_once_nothing_can_free_enough(loop):
+    account = BudgetAccount(Budget(tokens=100))
+    first = await account.reserve(0, 80)
+    second = asyncio.create_task(account.reserve(0, 60))
+    third = asyncio.create_task(account.reserve(0, 20))
+    await asyncio.sleep(1)
+    account.settle(first, 0, 80)
+    account.settle(await third, 0, 5)
+    await asyncio.wait([second])
+    assert "60 tokens" in str(second.exception())
+    assert isinstance(second.exception(), BudgetExceededError)
 
 
-def test_a_cancelled_waiter_lets_the_next_one_pass():
-    async def main(loop):
-        account = BudgetAccount(Budget(calls=10, tokens=100))
-        first = await account.reserve(0, 80)
-        second = asyncio.create_task(account.reserve(0, 60))
-        third = asyncio.create_task(account.reserve(0, 10))
-        await asyncio.sleep(1)
-        second.cancel()
-        account.release(await third)
-        account.release(first)
-        assert reserved(account) == (0.0, 0, 0)
-        assert spent(account) == (0.0, 0, 0)
-
-    run(main)
+@in_virtual_time
+async def test_a_cancelled_waiter_lets_the_next_one_pass(loop):
+    account = BudgetAccount(Budget(calls=10, tokens=100))
+    first = await account.reserve(0, 80)
+    second = asyncio.create_task(account.reserve(0, 60))
+    third = asyncio.create_task(account.reserve(0, 10))
+    await asyncio.sleep(1)
+    second.cancel()
+    account.release(await third)
+    account.release(first)
+    assert reserved(account) == (0.0, 0, 0)
+    assert spent(account) == (0.0, 0, 0)
 
 
 async def test_calls_do_not_wait_for_the_budget_of_a_batch_job():

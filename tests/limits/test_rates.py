@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from testnuc.limits.admission import Admission
 from testnuc.limits.policies import Limits
-from tests.virtual import run
+from tests.virtual import in_virtual_time, run
 
 calls = st.tuples(
     st.floats(0, 40),  # seconds before it is asked for, after the one before
@@ -38,46 +38,44 @@ def most_in_a_window(log, seconds):
     st.integers(1000, 5000),
     st.integers(1, 20),
 )
-def test_no_sliding_minute_exceeds_the_limit(plan, requests, tokens, concurrency):
-    async def main(loop):
-        admission = Admission(Limits(requests, tokens, concurrency), clock=loop.time, rng=Random(0))
-        sent = []
-        order = []
-        peak = 0
+@in_virtual_time
+async def test_no_sliding_minute_exceeds_the_limit(loop, plan, requests, tokens, concurrency):
+    admission = Admission(Limits(requests, tokens, concurrency), clock=loop.time, rng=Random(0))
+    sent = []
+    order = []
+    peak = 0
 
-        async def one(number, size, output, part, seconds, end):
-            nonlocal peak
-            permit = admission.try_acquire(size, output) or await admission.acquire(size, output)
-            order.append(number)
-            entry = [loop.time(), permit.charge]
-            if end == "abandoned":
-                admission.abandoned(permit)
-                return
-            sent.append(entry)
-            peak = max(peak, admission.in_flight)
-            await asyncio.sleep(seconds)
-            if end == "failed":
-                admission.failed(permit)
-                return
-            # what is given back was not used; what is used stays in the minute it was sent in
-            used = min(permit.charge, size + int(output * part))
-            entry[1] = used
-            admission.answered(permit, max(0, used - int(output * part)), int(output * part))
+    async def one(number, size, output, part, seconds, end):
+        nonlocal peak
+        permit = admission.try_acquire(size, output) or await admission.acquire(size, output)
+        order.append(number)
+        entry = [loop.time(), permit.charge]
+        if end == "abandoned":
+            admission.abandoned(permit)
+            return
+        sent.append(entry)
+        peak = max(peak, admission.in_flight)
+        await asyncio.sleep(seconds)
+        if end == "failed":
+            admission.failed(permit)
+            return
+        # what is given back was not used; what is used stays in the minute it was sent in
+        used = min(permit.charge, size + int(output * part))
+        entry[1] = used
+        admission.answered(permit, max(0, used - int(output * part)), int(output * part))
 
-        tasks = []
-        for number, (before, *rest) in enumerate(plan):
-            await asyncio.sleep(before)
-            tasks.append(asyncio.create_task(one(number, *rest)))
-            await asyncio.sleep(0)
-        await asyncio.gather(*tasks)
-        assert order == sorted(order)
-        assert peak <= concurrency
-        assert admission.in_flight == 0
-        assert admission._head() is None
-        assert most_in_a_window([(at, 1) for at, _ in sent], 60) <= requests
-        assert most_in_a_window(sent, 60) <= tokens
-
-    run(main)
+    tasks = []
+    for number, (before, *rest) in enumerate(plan):
+        await asyncio.sleep(before)
+        tasks.append(asyncio.create_task(one(number, *rest)))
+        await asyncio.sleep(0)
+    await asyncio.gather(*tasks)
+    assert order == sorted(order)
+    assert peak <= concurrency
+    assert admission.in_flight == 0
+    assert admission._head() is None
+    assert most_in_a_window([(at, 1) for at, _ in sent], 60) <= requests
+    assert most_in_a_window(sent, 60) <= tokens
 
 
 @pytest.mark.slow
@@ -106,35 +104,32 @@ def test_the_server_sees_no_more_either(limit, jitter, seed):
 
 @settings(max_examples=60)
 @given(st.lists(st.integers(1, 900), min_size=2, max_size=40), st.data())
-def test_cancelled_waiters_cost_nothing(sizes, data):
+@in_virtual_time
+async def test_cancelled_waiters_cost_nothing(loop, sizes, data):
     doomed = data.draw(st.sets(st.integers(0, len(sizes) - 1)))
+    admission = Admission(Limits(1000, 1000, 3), clock=loop.time)
+    held = [admission.try_acquire(10), admission.try_acquire(10)]
+    done = []
 
-    async def main(loop):
-        admission = Admission(Limits(1000, 1000, 3), clock=loop.time)
-        held = [admission.try_acquire(10), admission.try_acquire(10)]
-        done = []
+    async def one(number, size):
+        permit = await admission.acquire(size)
+        done.append(number)
+        await asyncio.sleep(0.5)
+        admission.answered(permit, size, 0)
 
-        async def one(number, size):
-            permit = await admission.acquire(size)
-            done.append(number)
-            await asyncio.sleep(0.5)
-            admission.answered(permit, size, 0)
-
-        tasks = [asyncio.create_task(one(i, size)) for i, size in enumerate(sizes)]
-        await asyncio.sleep(data.draw(st.floats(0, 3)))
-        for number in doomed:
-            tasks[number].cancel()
-        for permit in held:
-            if permit is not None:
-                admission.answered(permit)
-        await asyncio.gather(*tasks, return_exceptions=True)
-        kept = [i for i in done if i not in doomed]
-        assert kept == [i for i in range(len(sizes)) if i not in doomed]
-        assert admission._head() is None
-        # a cancelled holder of a permit is not our business here: it never gave it back
-        assert admission.in_flight == sum(1 for i in done if i in doomed and tasks[i].cancelled())
-
-    run(main)
+    tasks = [asyncio.create_task(one(i, size)) for i, size in enumerate(sizes)]
+    await asyncio.sleep(data.draw(st.floats(0, 3)))
+    for number in doomed:
+        tasks[number].cancel()
+    for permit in held:
+        if permit is not None:
+            admission.answered(permit)
+    await asyncio.gather(*tasks, return_exceptions=True)
+    kept = [i for i in done if i not in doomed]
+    assert kept == [i for i in range(len(sizes)) if i not in doomed]
+    assert admission._head() is None
+    # a cancelled holder of a permit is not our business here: it never gave it back
+    assert admission.in_flight == sum(1 for i in done if i in doomed and tasks[i].cancelled())
 
 
 @pytest.mark.parametrize("limit", [1, 3, 60, 1000])

@@ -241,72 +241,64 @@ def source_of(vault, loop):
     return KeySource(ask, wall=loop.time)
 
 
-def test_a_valid_key_is_used_while_the_function_fails():
-    async def main(loop):
-        # a minute before the key of 3,600 s ends, the function fails for 40 s
-        vault = Vault(lambda now: token(now + 3_600), lambda now: 4_530 < now < 4_580)
-        source = source_of(vault, loop)
-        first = await source.current()
-        for _ in range(600):
-            loop_time = loop.time()
-            assert await source.current()
-            assert loop.time() == loop_time, "no call waits"
-            await asyncio.sleep(6.0)
-        assert source.key != first
-        assert vault.most == 1
-        # tries are spread: of 0.25 s, doubled up to 10 s
-        assert vault.asked <= 2 + 12
-
-    virtual.run(main)
+@virtual.in_virtual_time
+async def test_a_valid_key_is_used_while_the_function_fails(loop):
+    # a minute before the key of 3,600 s ends, the function fails for 40 s
+    vault = Vault(lambda now: token(now + 3_600), lambda now: 4_530 < now < 4_580)
+    source = source_of(vault, loop)
+    first = await source.current()
+    for _ in range(600):
+        loop_time = loop.time()
+        assert await source.current()
+        assert loop.time() == loop_time, "no call waits"
+        await asyncio.sleep(6.0)
+    assert source.key != first
+    assert vault.most == 1
+    # tries are spread: of 0.25 s, doubled up to 10 s
+    assert vault.asked <= 2 + 12
 
 
 @pytest.mark.parametrize("within", [5.0, 60.0, 120.0])
-def test_without_a_valid_key_the_function_is_asked_again_until_the_deadline(within):
-    async def main(loop):
-        ends = loop.time() + within
-        vault = Vault(lambda now: token(now + 100), lambda now: 1_100 < now < 1_148)
-        source = source_of(vault, loop)
-        await source.current()
-        await asyncio.sleep(100.5)
-        calls = [asyncio.create_task(source.current(within)) for _ in range(50)]
-        found = await asyncio.gather(*calls, return_exceptions=True)
-        if within < 48:
-            assert {str(e) for e in found} == {str(found[0])}
-            assert isinstance(found[0], ConfigurationError)
-            assert "raised OSError" in str(found[0])
-            assert loop.time() <= ends + 100.5
-        else:
-            assert len(set(found)) == 1
-            assert isinstance(found[0], str)
-        assert vault.most == 1
-        assert vault.asked <= 14
-
-    virtual.run(main)
+@virtual.in_virtual_time
+async def test_without_a_valid_key_the_function_is_asked_again_until_the_deadline(loop, within):
+    ends = loop.time() + within
+    vault = Vault(lambda now: token(now + 100), lambda now: 1_100 < now < 1_148)
+    source = source_of(vault, loop)
+    await source.current()
+    await asyncio.sleep(100.5)
+    calls = [asyncio.create_task(source.current(within)) for _ in range(50)]
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    if within < 48:
+        assert {str(e) for e in found} == {str(found[0])}
+        assert isinstance(found[0], ConfigurationError)
+        assert "raised OSError" in str(found[0])
+        assert loop.time() <= ends + 100.5
+    else:
+        assert len(set(found)) == 1
+        assert isinstance(found[0], str)
+    assert vault.most == 1
+    assert vault.asked <= 14
 
 
-def test_a_function_that_never_returned_a_key_is_given_up_soon():
-    async def main(loop):
-        source = source_of(Vault(token, lambda _: True), loop)
-        with pytest.raises(ConfigurationError, match="raised OSError"):
-            await source.current(3_600.0)
-        assert loop.time() <= 1_010
-
-    virtual.run(main)
+@virtual.in_virtual_time
+async def test_a_function_that_never_returned_a_key_is_given_up_soon(loop):
+    source = source_of(Vault(token, lambda _: True), loop)
+    with pytest.raises(ConfigurationError, match="raised OSError"):
+        await source.current(3_600.0)
+    assert loop.time() <= 1_010
 
 
-def test_a_coroutine_function_that_hangs_is_bounded():
-    async def main(loop):
-        vault = Vault(token, seconds=1e6)
-        source = source_of(vault, loop)
-        with pytest.raises(ConfigurationError, match="not returned"):
-            await source.current(120.0)
-        assert vault.most == 1
-        source.key = "old"
-        with pytest.raises(ConfigurationError, match="not returned for 30 s"):
-            await source.replace("old", 120.0)
-        assert vault.most == 1
-
-    virtual.run(main)
+@virtual.in_virtual_time
+async def test_a_coroutine_function_that_hangs_is_bounded(loop):
+    vault = Vault(token, seconds=1e6)
+    source = source_of(vault, loop)
+    with pytest.raises(ConfigurationError, match="not returned"):
+        await source.current(120.0)
+    assert vault.most == 1
+    source.key = "old"
+    with pytest.raises(ConfigurationError, match="not returned for 30 s"):
+        await source.replace("old", 120.0)
+    assert vault.most == 1
 
 
 async def test_a_function_that_hangs_is_not_called_twice_and_ends_no_process():
@@ -326,36 +318,32 @@ async def test_a_function_that_hangs_is_not_called_twice_and_ends_no_process():
     assert asked == [True]
 
 
-def test_a_key_that_has_ended_by_this_clock_is_used():
-    async def main(loop):
-        vault = Vault(lambda _: token(1))
-        source = source_of(vault, loop)
-        for _ in range(10):
-            assert await source.current() == token(1)
-        assert vault.asked == 1, "the server decides whether a key is valid"
-
-    virtual.run(main)
+@virtual.in_virtual_time
+async def test_a_key_that_has_ended_by_this_clock_is_used(loop):
+    vault = Vault(lambda _: token(1))
+    source = source_of(vault, loop)
+    for _ in range(10):
+        assert await source.current() == token(1)
+    assert vault.asked == 1, "the server decides whether a key is valid"
 
 
 @pytest.mark.parametrize("jump", [-365 * 86_400, -3_600, 3_600, 365 * 86_400])
-def test_a_clock_that_jumps_asks_once_more_at_most(jump):
-    async def main(loop):
-        jumped, now = 0.0, 1_700_000_000
+@virtual.in_virtual_time
+async def test_a_clock_that_jumps_asks_once_more_at_most(loop, jump):
+    jumped, now = 0.0, 1_700_000_000
 
-        def ask():
-            asked.append(loop.time())
-            return token(now + loop.time() - 1000 + 1_800)
+    def ask():
+        asked.append(loop.time())
+        return token(now + loop.time() - 1000 + 1_800)
 
-        asked = []
-        source = KeySource(ask, wall=lambda: now + loop.time() - 1000 + jumped)
-        for second in range(600):
-            if second == 300:
-                jumped = jump
-            await source.current()
-            await asyncio.sleep(1)
-        assert len(asked) <= 2
-
-    virtual.run(main)
+    asked = []
+    source = KeySource(ask, wall=lambda: now + loop.time() - 1000 + jumped)
+    for second in range(600):
+        if second == 300:
+            jumped = jump
+        await source.current()
+        await asyncio.sleep(1)
+    assert len(asked) <= 2
 
 
 async def test_a_function_that_fails_for_a_while_fails_no_text(client_of):
@@ -403,7 +391,8 @@ def test_azure_takes_tokens_as_bearer_tokens():
     assert "api-key" not in asked.headers
 
 
-def test_a_call_whose_process_was_suspended_ends_with_its_own_error():
+@virtual.in_virtual_time
+async def test_a_call_whose_process_was_suspended_ends_with_its_own_error(loop):
     """Not with one about the key function, for which no time was left."""
 
     class Broken:
@@ -413,22 +402,19 @@ def test_a_call_whose_process_was_suspended_ends_with_its_own_error():
         async def aclose(self):
             pass
 
-    async def main(loop):
-        jump = 0.0
+    jump = 0.0
 
-        async def key():
-            await asyncio.sleep(0.1)
-            return token(2000 + loop.time())
+    async def key():
+        await asyncio.sleep(0.1)
+        return token(2000 + loop.time())
 
-        async def sleep(seconds):
-            # while the call backs off, the process sleeps for an hour
-            nonlocal jump
-            jump = 3600.0
+    async def sleep(seconds):
+        # while the call backs off, the process sleeps for an hour
+        nonlocal jump
+        jump = 3600.0
 
-        provider = OpenAI("m", base_url="http://127.0.0.1:9/v1", api_key=key)
-        provider.keys._wall = lambda: loop.time() + jump
-        transport = Transport(clock=lambda: loop.time() + jump, sleep=sleep, connections=Broken())
-        with pytest.raises(ConnectionFailedError):
-            await transport.call(provider, request())
-
-    virtual.run(main)
+    provider = OpenAI("m", base_url="http://127.0.0.1:9/v1", api_key=key)
+    provider.keys._wall = lambda: loop.time() + jump
+    transport = Transport(clock=lambda: loop.time() + jump, sleep=sleep, connections=Broken())
+    with pytest.raises(ConnectionFailedError):
+        await transport.call(provider, request())

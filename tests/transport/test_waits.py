@@ -21,7 +21,7 @@ from testnuc.transport import Transport
 from testnuc.transport.retries import backoff
 from tests.conftest import confident, messages
 from tests.transport.small_server import ONE, said, sending, serving
-from tests.virtual import run
+from tests.virtual import in_virtual_time
 
 
 def waits():
@@ -124,7 +124,8 @@ async def test_one_lie_in_a_run_fails_no_text(most, loopback, monkeypatch):
 
 
 @pytest.mark.parametrize("asked", [1.0, 30.0, 53.0, 57.0, 58.5, 59.9, 60.0])
-def test_nothing_is_sent_so_late_that_its_answer_cannot_arrive(asked):
+@in_virtual_time
+async def test_nothing_is_sent_so_late_that_its_answer_cannot_arrive(loop, asked):
     """Such an answer would be billed, and thrown away at the deadline."""
 
     class Slow:
@@ -139,15 +140,12 @@ def test_nothing_is_sent_so_late_that_its_answer_cannot_arrive(asked):
                 raise ServerError("not now", retry_after=asked)
             return Reply((Answer("refund"),))
 
-    async def main(loop):
-        Slow.starts.clear()
-        policy = RetryPolicy(deadline=60, timeout=20)
-        transport = Transport(Limits(retry=policy), clock=loop.time, rng=Random(0))
-        try:
-            await transport.answer(Slow(), ONE)
-        except ServerError:
-            assert len(Slow.starts) == 1
-        assert all(start <= 58 for start in Slow.starts)
-        await transport.aclose()
-
-    run(main)
+    Slow.starts.clear()
+    policy = RetryPolicy(deadline=60, timeout=20)
+    transport = Transport(Limits(retry=policy), clock=loop.time, rng=Random(0))
+    try:
+        await transport.answer(Slow(), ONE)
+    except ServerError:
+        assert len(Slow.starts) == 1
+    assert all(start <= 58 for start in Slow.starts)
+    await transport.aclose()
