@@ -146,13 +146,6 @@ async def test_a_failed_text_is_voted_on_by_its_neighbors(loopback):
     assert results[3].voters == len(results[3].neighbors)
 
 
-async def test_an_unknown_model_stops_the_run_at_once(loopback):
-    async with loopback(LoopbackLLM(confident, model="other")) as (llm, nuc):
-        with pytest.raises(testnuc.errors.UnknownModelError):
-            await nuc.classify_many(messages(300))
-        assert llm.requests <= 64
-
-
 async def test_concurrent_runs_share_their_calls(loopback):
     texts = messages(40)
     async with loopback(LoopbackLLM(confident, latency=0.01)) as (llm, nuc):

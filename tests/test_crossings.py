@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 
 import pytest
 
-from testnuc import LabelSet, Limits, TestNUC, VotePolicy
+from testnuc import Limits, TestNUC, VotePolicy
 from testnuc.errors import EmbeddingError, SmallPoolWarning, UnreadableReplyError
 from testnuc.protocols import Answer, Reply
 from testnuc.testing import LoopbackLLM
 from tests._engine.test_learning import LABELS, Clustered, Says, client, gold, noisy, texts_of
 from tests.doubles import Breaking
-from tests.server.serving import served
 
 PRIOR = dict(zip(LABELS, (0.75, *[0.05] * 5), strict=True))
 
@@ -110,26 +108,6 @@ async def test_a_referee_that_two_runs_share_stores_answers_under_their_own_keys
         (again,) = await referee.ask(entries, shown)
         assert again.label == answer.label
         assert len(big.asked) == 3
-
-
-async def test_the_service_with_several_labels_sends_what_its_document_allows():
-    from jsonschema import Draft202012Validator as Draft
-
-    with LoopbackLLM(lambda _: {"refund": 0.9, "login": 0.8}) as llm:
-        nuc = TestNUC(
-            LabelSet(["refund", "delivery", "login"], multilabel=True), "openai/gpt-4o-mini",
-            base_url=llm.base_url, api_key="k", embedder=Clustered(), k=0,
-        )  # fmt: skip
-        async with served(nuc) as (_, session):
-            body = {"text": "c1 money, and my account"}
-            async with session.post("/v1/classify", json=body) as response:
-                result = await response.json()
-                assert response.status == 200, result
-            async with session.get("/openapi.json") as response:
-                document = json.loads(await response.text())
-    assert result["own"]["labels"] == ["refund", "login"]
-    schema = {"$ref": "#/components/schemas/Result", "components": document["components"]}
-    Draft(schema).validate(result)
 
 
 class Delegate:

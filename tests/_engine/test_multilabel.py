@@ -399,6 +399,8 @@ async def test_frames_hold_lists_and_strings(nuc_of):
 
 async def test_the_service_answers_lists(nuc_of):
     pytest.importorskip("prometheus_client")
+    from jsonschema import Draft202012Validator as Draft
+
     from tests.server.serving import served
 
     texts = messages(12)
@@ -414,7 +416,9 @@ async def test_the_service_answers_lists(nuc_of):
     items = schemas["Result"]["properties"]["labels"]["items"]
     assert items == {"$ref": "#/components/schemas/Label"}
     assert schemas["Label"] == {"enum": LABELS}
+    schema = {"$ref": "#/components/schemas/Result", "components": document["components"]}
     for result in answered[:12]:
+        Draft(schema).validate(result)
         assert result["label"] == "; ".join(result["labels"])
         assert set(result["labels"]) <= set(result["shares"])
         assert result["own"]["labels"] == list(labels_of(result["text"]))

@@ -106,6 +106,12 @@ async def test_a_file_of_results_comes_later_than_the_end(model, lane, change):
         await billed_once(llm, lane, model)
 
 
+def first_responses(times, kind, change):
+    """Change so many responses of a kind."""
+    changed = for_the_first(times, change)
+    return lambda this, response: changed(response) if this == kind else None
+
+
 def status(code):
     def change(response):
         response.status, response.body = code, b'{"error":{"message":"not found"}}'
@@ -136,15 +142,8 @@ def body(change):
     ],
 )
 async def test_the_first_downloads_lack_results(model, lane, change):
-    left = [2]
-
-    def response(kind, response):
-        if kind == "download" and left[0]:
-            left[0] -= 1
-            change(response)
-
     async with BatchLLM(confident) as llm:
-        Unreliable(llm, response=response)
+        Unreliable(llm, response=first_responses(2, "download", change))
         await billed_once(llm, lane, model)
 
 
@@ -173,15 +172,8 @@ async def test_a_batch_that_failed_has_answers(lane, outcome, counts, first):
         changed = {"status": outcome, "errors": errors, "request_counts": counts}
         return batch | changed if ended(batch) else batch
 
-    left = [2]
-
-    def response(kind, response):
-        if kind == "download" and left[0]:
-            left[0] -= 1
-            first(response)
-
     async with BatchLLM(confident) as llm:
-        Unreliable(llm, state=state, response=response)
+        Unreliable(llm, state=state, response=first_responses(2, "download", first))
         await billed_once(llm, lane, "openai/test")
 
 
@@ -435,28 +427,24 @@ async def test_a_key_that_the_batch_api_quotes_is_not_shown(lane, caplog, ends):
     assert key not in errors + caplog.text
 
 
-@pytest.mark.parametrize("code", ["missing", None, "200", 0, "ok", 200.0, True, [], 299, 500])
-async def test_an_answer_is_one_whatever_its_status(lane, code):
+CODES = ["missing", None, "200", 0, "ok", 200.0, True, [], 299, 500]
+KINDS = ["missing", None, "success", 1, "errored"]
+
+
+@pytest.mark.parametrize(
+    ("model", "part", "field", "value"),
+    [("openai/test", "response", "status_code", code) for code in CODES]
+    + [("anthropic/claude-test", "result", "type", kind) for kind in KINDS],
+)
+async def test_an_answer_is_one_whatever_its_status(lane, model, part, field, value):
     def change(line):
-        line["response"]["status_code"] = code
-        if code == "missing":
-            del line["response"]["status_code"]
+        line[part][field] = value
+        if value == "missing":
+            del line[part][field]
 
     async with BatchLLM(confident) as llm:
         Unreliable(llm, content=each_result(change))
-        await billed_once(llm, lane, "openai/test")
-
-
-@pytest.mark.parametrize("kind", ["missing", None, "success", 1, "errored"])
-async def test_a_message_is_one_whatever_its_type(lane, kind):
-    def change(line):
-        line["result"]["type"] = kind
-        if kind == "missing":
-            del line["result"]["type"]
-
-    async with BatchLLM(confident) as llm:
-        Unreliable(llm, content=each_result(change))
-        await billed_once(llm, lane, "anthropic/claude-test")
+        await billed_once(llm, lane, model)
 
 
 # -- batches that are damaged ----------------------------------------------------------------------
@@ -495,15 +483,8 @@ async def test_a_response_is_no_batch(model, lane, content):
 
 
 async def test_an_unknown_batch_is_asked_for_again(model, lane):
-    left = [20]
-
-    def response(kind, response):
-        if kind == "retrieve" and left[0]:
-            left[0] -= 1
-            status(404)(response)
-
     async with BatchLLM(confident) as llm:
-        Unreliable(llm, response=response)
+        Unreliable(llm, response=first_responses(20, "retrieve", status(404)))
         await billed_once(llm, lane, model)
 
 

@@ -167,24 +167,6 @@ def test_forecast_learns_and_forgets():
 
 
 @in_virtual_time
-async def test_a_wait_longer_than_the_deadline_fails_who_waits(loop):
-    admission = admission_of(loop, concurrency=1, deadline=120)
-    held = admission.try_acquire()
-    waiters = [asyncio.create_task(admission.acquire()) for _ in range(3)]
-    await asyncio.sleep(0)
-    admission.refused(held, 3600)
-    # one finds out whether that is meant
-    probe = await waiters.pop(0)
-    assert not any(waiter.done() for waiter in waiters)
-    admission.refused(probe, 3600)
-    results = await asyncio.gather(*waiters, return_exceptions=True)
-    assert all(isinstance(r, RateLimitedError) and r.retry_after > 3500 for r in results)
-    with pytest.raises(RateLimitedError, match="deadline"):
-        await admission.acquire()
-    assert loop.time() < 1002
-
-
-@in_virtual_time
 async def test_pauses_of_our_own_do_not_outlast_a_deadline(loop):
     # max_wait is longer, by default
     admission = admission_of(loop, concurrency=2, deadline=10)

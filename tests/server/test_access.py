@@ -15,7 +15,7 @@ from dataclasses import replace
 import pytest
 
 from testnuc import TestNUC
-from testnuc.errors import ConfigurationError, InvalidInputError
+from testnuc.errors import ConfigurationError
 from testnuc.server import JsonLines, ServerSettings, access
 from testnuc.testing import LoopbackLLM
 from testnuc.types import Reason
@@ -221,14 +221,6 @@ async def test_pages_of_allowed_origins_only(client_of):
             assert (got.status, "Access-Control-Allow-Origin" in got.headers) == (405, False)
 
 
-def test_origins_that_are_refused():
-    with pytest.raises(ConfigurationError, match="every page that is open in a browser"):
-        ServerSettings(cors_origins=("*",))
-    assert ServerSettings(cors_origins=("*",), token=TOKEN)
-    with pytest.raises(InvalidInputError, match=r"cors_origin is 'desk\.example'"):
-        ServerSettings(cors_origins=("desk.example",))
-
-
 async def test_tokens_have_names_in_the_log_and_change_while_the_service_runs(caplog):
     caplog.set_level(logging.INFO, "testnuc.access")
     held, old, new = Held(), "a" * 20, "b" * 20
@@ -283,13 +275,6 @@ async def test_tokens_that_cannot_be_read_stay_those_before_and_are_logged_once(
     assert [r.levelname for r in caplog.records].count("ERROR") == 4
     with pytest.raises(ConfigurationError, match="is gone"):
         ServerSettings(token=tokens)
-
-
-@pytest.mark.parametrize("text", ["", "desk short", f"desk {'a' * 20} {'b' * 20}", "\n \n"])
-def test_a_file_of_tokens_is_checked(text):
-    with pytest.raises(ConfigurationError, match="token") as caught:
-        ServerSettings(token=text)
-    assert "a" * 20 not in str(caught.value)
 
 
 async def test_the_pages_load_nothing_from_elsewhere():
@@ -396,12 +381,6 @@ async def test_a_caller_has_so_many_texts_a_minute(client_of):
     assert 'testnuc_caller_texts_total{caller="desk"} 6.0' in page
     assert 'testnuc_caller_texts_total{caller="shop"} 5.0' in page
     assert "testnuc_pending_texts 0.0" in page
-
-
-@pytest.mark.parametrize("end", ["0/minute", "600/hour", "many/minute"])
-def test_a_limit_that_cannot_be_read_is_refused(end):
-    with pytest.raises(ConfigurationError, match="NAME TOKEN 600/minute"):
-        ServerSettings(token=f"desk {'a' * 20} {end}")
 
 
 def test_what_a_minute_has_comes_back_evenly(monkeypatch):

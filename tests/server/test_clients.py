@@ -323,39 +323,6 @@ async def test_noise_and_halves_leave_the_service_well():
     assert held.asked == ["refund please"]
 
 
-@pytest.mark.slow
-async def test_hundreds_of_callers_are_embedded_together_and_ask_once(client_of):
-    arrived = asyncio.Event()
-
-    class Noting(HashEmbedder):
-        sizes: list[int] = []  # noqa: RUF012
-
-        async def embed(self, texts):
-            self.sizes.append(len(texts))
-            await arrived.wait()
-            return await super().embed(texts)
-
-    embedder, texts = Noting(), messages(150)
-    # in a thread: on this loop, its turns would come between the requests
-    with LoopbackLLM(confident) as llm:
-        nuc = TestNUC(**client_of(llm, embedder=embedder, k=0))
-        async with served(nuc) as (service, session):
-
-            async def ask(text):
-                async with session.post("/v1/classify", json={"text": text}) as response:
-                    return await response.json()
-
-            asking = asyncio.gather(*map(ask, texts * 2))
-            await until(lambda: service.queue.pending == 300)
-            arrived.set()
-            answers = await asking
-    assert [a["label"] for a in answers] == [gold(t) for t in texts * 2]
-    assert llm.calls == 150
-    assert sum(embedder.sizes) == 150
-    # however many are on their way when the first ones arrive
-    assert len(embedder.sizes) <= 40
-
-
 async def test_a_request_has_its_time():
     held = Held()
     nuc = client(held, k=0)
