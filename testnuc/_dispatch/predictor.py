@@ -347,10 +347,7 @@ class Predictor:
                     raise
             # one refused text (too long, filtered) must not fail the texts packed with it
             answers = [exc] * len(asks)
-        outcomes = [
-            a if isinstance(a, Exception) else self._predicted(a, whole=part is None)
-            for a in answers
-        ]
+        outcomes = [a if isinstance(a, Exception) else self._predicted(a, part) for a in answers]
         failed = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, ProviderError)]
         if len(asks) > 1:
             if failed:
@@ -389,8 +386,8 @@ class Predictor:
                 chosen, confidence = below[0], 1.0  # nothing to ask
             else:
                 labels = self._levels[node]
-                outcome = await self._choose(ask, labels)
-                if isinstance(outcome, Exception):
+                (outcome,) = await self._answer((ask,), 0, labels)
+                if not isinstance(outcome, Prediction):
                     return outcome
                 if outcome.label in {None, labels.none_label}:
                     # at the top level nothing is hidden behind the user's own "none of these"
@@ -402,22 +399,6 @@ class Predictor:
             if chosen == node or not tree.children(chosen):
                 return Prediction(LEVELS.join(chosen), sure)
             node = chosen
-
-    async def _choose(self, ask: Ask, labels: LabelSet) -> Prediction | Exception:
-        try:
-            answer = (await self.call(self.request((ask,), labels))).answers[0]
-        except ReplyError as exc:
-            self._rejected = set()
-            return exc
-        except ProviderError as exc:
-            self._judge(exc, (ask,))
-            raise
-        self._rejected = set()
-        found = answer if isinstance(answer, Exception) else self._checked(answer, labels)
-        if isinstance(found, Prediction) and found.said is not None and found.said in self.labels:
-            # a label of another branch, which one of these resembles
-            return Prediction(None, found.confidence, found.said)
-        return found
 
     def _longest_levels(self) -> tuple[Task, ...]:
         """Return the longest task of each level."""
@@ -437,14 +418,24 @@ class Predictor:
         """Whether a prompt with so many labels would show all labels."""
         return shown >= len(self.labels.names) - (self.labels.none_label is not None)
 
-    def _predicted(self, answer: Answer, *, whole: bool) -> Prediction | Exception | None:
+    def _predicted(self, answer: Answer, part: LabelSet | None) -> _Found:
         """Return the prediction of an answer; an error if a custom provider's is malformed.
 
-        None: the answer is no label, and only a part of them was shown. One that was not shown is
+        None: the answer is no label, and only a `part` of them was shown. One that was not shown is
         taken for itself, and not for one that resembles it.
         """
+        if part is not None and self._levels:
+            found = self._checked(answer, part)
+            # a label of another branch, which one of these resembles
+            if (
+                isinstance(found, Prediction)
+                and found.said is not None
+                and found.said in self.labels
+            ):
+                return Prediction(None, found.confidence, found.said)
+            return found
         found = self._checked(answer, self.labels)
-        if whole or isinstance(found, Exception):
+        if part is None or isinstance(found, Exception):
             return found
         return None if found.label in {None, self.labels.none_label} else found
 
