@@ -1,4 +1,4 @@
-"""The vote against its floor and against what else computes it, the curve over k, one row."""
+"""The vote against its floor and against what else computes it, and one row."""
 
 from __future__ import annotations
 
@@ -15,16 +15,13 @@ from typing import Any
 
 import numpy as np
 import orjson
-from numpy.typing import NDArray
 
 from bench._cases import Case
 from bench._report import Report
 from bench._timing import interleaved, machine, median_ratio
 from bench._voters import PEERS, differing
 from testnuc._kernels import vote as plain
-from testnuc.voting import VotePolicy, vote_pool
-from testnuc.voting.inputs import Ballots
-from testnuc.voting.votes import curves
+from testnuc.voting import VotePolicy
 
 SHAPES = {
     "100k,10,77,10k": (100_000, 10, 77, 10_000),
@@ -131,51 +128,6 @@ def _against_peers(names: list[str]) -> Report:
     return report
 
 
-def _curve(repeats: int) -> Report:
-    case = Case.make(20_000, 50, 150, 25_000)
-    ks = [1, 2, 3, 5, 7, 10, 15, 20, 25, 30, 40, 50]
-    confidences = np.random.default_rng(1).random(case.pool_labels.size, np.float32)
-    own = np.random.default_rng(2).random(len(case.ids), np.float32)
-    policies = ["majority", "weighted", "confidence_weighted", "filtered"]
-    rest = (case.pool_labels, confidences, case.own_labels, own)
-
-    def together() -> NDArray[np.int32]:
-        ballots = Ballots.of_pool(
-            case.ids, case.similarities, rest[:2], rest[2:], n_classes=case.n_classes
-        )
-        return curves(ballots, ks, policies)
-
-    def apart() -> list[list[NDArray[np.int32]]]:
-        return [
-            [
-                vote_pool(
-                    case.ids[:, :k],
-                    case.similarities[:, :k],
-                    *rest,
-                    n_classes=case.n_classes,
-                    policy=policy,
-                    threads=1,
-                ).label
-                for k in ks
-            ]
-            for policy in policies
-        ]
-
-    seconds = interleaved({"together": together, "apart": apart}, repeats)
-    report = Report(
-        "curve", "### The curve over 12 k and 4 policies (B=20k, K=50, C=150, N=25k), one thread"
-    )
-    report.row(
-        **{
-            "one pass ms": statistics.median(seconds["together"]) * 1e3,
-            "48 separate votes ms": statistics.median(seconds["apart"]) * 1e3,
-            "together / apart": median_ratio(seconds["together"], seconds["apart"]),
-            "equal": "yes" if np.array_equal(together(), np.array(apart())) else "NO",
-        }
-    )
-    return report
-
-
 def _one_row() -> Report:
     case = Case.make(1, 50, 150, 25_000)
     none, one = np.empty(0, np.float32), np.ones(1, np.float32)
@@ -262,7 +214,6 @@ def main(argv: list[str]) -> None:
     parts: list[Callable[[], Report]] = [
         lambda: _against_floor(options.shapes, options.repeats),
         lambda: _two_threads(options.shapes, options.repeats),
-        lambda: _curve(max(3, options.repeats // 3)),
         _one_row,
         lambda: _fresh(5),
     ]

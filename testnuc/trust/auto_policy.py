@@ -42,7 +42,7 @@ from testnuc.trust.argmax import Argmax
 from testnuc.trust.diagnosis import Candidate, Decision, Diagnosis
 from testnuc.trust.learned import Learned
 from testnuc.trust.shares import Share
-from testnuc.voting import THRESHOLD, VotePolicy, VoteResult, vote_curve
+from testnuc.voting import THRESHOLD, VotePolicy, VoteResult, vote
 from testnuc.voting.inputs import Ballots
 from testnuc.voting.votes import curves
 
@@ -140,8 +140,8 @@ def diagnose(
         warnings.append(
             f"the labels are unbalanced: {shares.max():.0%} of the predictions have the same label"
         )
-    plain, width = slice(_PLAIN_K + 1), min(_PLAIN_K, ids.shape[1])
-    winners = vote_curve(labels[:, plain], cosines[:, plain], n_classes=n_classes, ks=(width,))
+    plain = slice(_PLAIN_K + 1)
+    winners = vote(labels[:, plain], cosines[:, plain], n_classes=n_classes).label
     return Diagnosis(
         predictions=count,
         kappa=tuple(_kappa(one, by_chance) for one in by_rank.tolist()),
@@ -151,7 +151,7 @@ def diagnose(
         candidates=candidates,
         decision=replace(decision, reason=reason),
         warnings=tuple(warnings),
-        differing=int((winners[0] != own).sum()),
+        differing=int((winners != own).sum()),
     )
 
 

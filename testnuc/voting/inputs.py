@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -11,7 +11,7 @@ from testnuc._base.arrays import Array, Float32s, Int32s
 from testnuc._base.checks import checked_whole
 from testnuc.errors import InvalidInputError
 
-#: With own weights up to 1000, the sums of this many votes and their ranks fit in an int64.
+#: With own weights up to 1000, the sums of this many votes fit in an int64.
 _MAX_NEIGHBORS = 16_384
 #: A similarity beyond this is not a cosine with rounding errors.
 _LIMIT = 1.001
@@ -163,6 +163,12 @@ class Ballots:
             ids.shape[1],
             classes(n_classes),
         )
+
+    def nearest(self, k: int) -> Ballots:
+        """Return the same rows with their first k neighbors."""
+        ids, similarities, *pool = self.neighbors
+        first = (of.reshape(self.rows, self.k)[:, :k].ravel() for of in (ids, similarities))
+        return replace(self, neighbors=(*first, *pool), k=k)
 
     def refuse(self, row: int) -> InvalidInputError:
         """Return the error for a row that a kernel rejected."""

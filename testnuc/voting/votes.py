@@ -216,7 +216,7 @@ def vote_curve(
     ks: Sequence[int],
     policy: str | VotePolicy = "weighted",
 ) -> Int32s:
-    """Return the winners for every k of `ks`, int32[len(ks), B], in one pass over the neighbors.
+    """Return the winners for every k of `ks`, int32[len(ks), B].
 
     Row i has the labels that `vote` returns for the first ``1 + ks[i]`` columns; k = 0 gives the
     text's own prediction. The other parameters are those of `vote`.
@@ -227,23 +227,18 @@ def vote_curve(
 
 
 def curves(ballots: Ballots, ks: Sequence[int], policies: Sequence[str | VotePolicy]) -> Int32s:
-    """Return the winners for every policy and k, int32[len(policies), len(ks), B], in one pass."""
-    from testnuc._kernels.vote import curve
-
-    wanted = np.array([checked_whole("ks", k, least=0, most=2**63 - 1) for k in ks], dtype=np.int64)
-    if wanted.size > 0 and wanted.max() > ballots.k:
+    """Return the winners for every policy and k, int32[len(policies), len(ks), B]."""
+    wanted = [checked_whole("ks", k, least=0, most=2**63 - 1) for k in ks]
+    if wanted and max(wanted) > ballots.k:
         raise InvalidInputError(
-            f"ks asks for {wanted.max()} neighbors, but a row has {ballots.k}; leave it out"
+            f"ks asks for {max(wanted)} neighbors, but a row has {ballots.k}; leave it out"
         )
-    fields = np.array([VotePolicy.of(policy).fields for policy in policies]).reshape(-1, 6)
-    distinct, place = np.unique(wanted, return_inverse=True)
-    out = np.empty((len(policies), distinct.size, ballots.rows), np.int32)
-    k, n_classes = ballots.k, ballots.n_classes
-    shift = (k + 1).bit_length()
-    bad = curve()(ballots.neighbors, ballots.own, fields, n_classes, k, shift, distinct, out)
-    if bad >= 0:
-        raise ballots.refuse(bad)
-    return out if np.array_equal(distinct, wanted) else out[:, place]
+    out = np.empty((len(policies), len(wanted), ballots.rows), np.int32)
+    for place, k in enumerate(wanted):
+        nearest = ballots.nearest(k)
+        for number, policy in enumerate(policies):
+            out[number, place] = _vote(nearest, VotePolicy.of(policy), None, votes=False).label
+    return out
 
 
 def decided(

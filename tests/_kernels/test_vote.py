@@ -238,23 +238,6 @@ def test_curves_equal_separate_votes(case, policies, data):
 
 
 @pytest.mark.slow
-@given(pools(), st.lists(POLICIES, min_size=1, max_size=4), st.data())
-@SETTINGS
-def test_pool_curves_equal_separate_votes(case, policies, data):
-    arrays, n_classes = case
-    ids, similarities, *rest = arrays
-    ks = data.draw(st.lists(st.integers(0, ids.shape[1]), max_size=4))
-    given_policies = tuple(VotePolicy(*policy) for policy in policies)
-    ballots = Ballots.of_pool(ids, similarities, rest[:2], rest[2:], n_classes)
-    got = curves(ballots, ks, given_policies)
-    for (p, policy), (i, k) in product(enumerate(given_policies), enumerate(ks)):
-        alone = vote_pool(
-            ids[:, :k], similarities[:, :k], *rest, n_classes=n_classes, policy=policy
-        )
-        np.testing.assert_array_equal(got[p, i], alone.label)
-
-
-@pytest.mark.slow
 @given(rows(max_rows=3, max_k=8), POLICIES)
 @SETTINGS
 def test_decided_exactly_when_no_completion_changes_the_winner(case, policy):
