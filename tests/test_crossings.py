@@ -11,7 +11,16 @@ from testnuc import Limits, TestNUC, VotePolicy
 from testnuc.errors import EmbeddingError, SmallPoolWarning, UnreadableReplyError
 from testnuc.protocols import Answer, Reply
 from testnuc.testing import LoopbackLLM
-from tests._engine.test_learning import LABELS, Clustered, Says, client, gold, noisy, texts_of
+from tests._engine.test_learning import (
+    LABELS,
+    Clustered,
+    Says,
+    client,
+    gold,
+    judge,
+    noisy,
+    texts_of,
+)
 from tests.doubles import Breaking
 
 PRIOR = dict(zip(LABELS, (0.75, *[0.05] * 5), strict=True))
@@ -26,9 +35,7 @@ async def test_a_prior_corrects_batches_and_never_a_single_text(policy):
     async with client(Says(), policy=settings) as nuc:
         await nuc.classify_many(texts)
         before = [(await nuc.classify(text)).label for text in texts[:40]]
-        review = await nuc.review(4)
-        for item in review:
-            review.answer(item.index, gold(item.text))
+        judge(review := await nuc.review(4))
         learned = await nuc.learn(review)
         assert learned.decides == "settings"
         after = [await nuc.classify(text) for text in texts[:40]]
@@ -49,9 +56,7 @@ async def test_an_answer_outlives_the_embedder_although_something_was_learned():
     embedder = Failing()
     async with TestNUC(LABELS, model=Says(), embedder=embedder, policy="majority") as nuc:
         await nuc.classify_many(texts_of(60))
-        review = await nuc.review(20)
-        for item in review:
-            review.answer(item.index, gold(item.text))
+        judge(review := await nuc.review(20))
         await nuc.learn(review)
         embedder.broken = True
         (known,) = texts_of(1, start=500)

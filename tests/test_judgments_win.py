@@ -120,12 +120,12 @@ async def test_though_the_run_stops_early(client_of):
             assert all(is_said(r.text, r.label, r.source) for r in results)
 
 
-async def proved(nuc):
-    """Judge more texts, drawn by trust, as the LLM labels them; returns the certificate."""
-    review = await nuc.review(60, "certify")
+async def agreed(nuc, n):
+    """Judge texts, drawn by trust, as the LLM labels them; returns the review and the lesson."""
+    review = await nuc.review(n, "certify")
     for item in review:
         review.answer(item.index, item.own_label)
-    return (await nuc.learn(review)).certify()
+    return review, await nuc.learn(review)
 
 
 @pytest.mark.slow
@@ -137,12 +137,9 @@ async def test_under_other_vote_settings_judgments_win_and_nothing_else_is_prove
         given = client_of(llm, policy="auto", store=tmp_path / "s.db")
         async with testnuc.TestNUC(**given) as nuc:
             await nuc.classify_many(TEXTS)
-            review = await nuc.review(100, "certify")
-            for item in review:
-                review.answer(item.index, item.own_label)
-            learned = await nuc.learn(review)
+            review, learned = await agreed(nuc, 100)
             assert learned.decides == "settings"
-            assert (await proved(nuc)).coverage
+            assert (await agreed(nuc, 60))[1].certify().coverage
         async with testnuc.TestNUC(**{**given, "policy": "majority"}) as nuc:
             results = await nuc.classify_many(TEXTS)
             made = nuc.learned.certify()
@@ -155,7 +152,7 @@ async def test_under_other_vote_settings_judgments_win_and_nothing_else_is_prove
             assert said.items() <= by_person.items()
             assert sum(r.source == "person" for r in results) == 160
             await nuc.learn(review)
-            assert (await proved(nuc)).coverage
+            assert (await agreed(nuc, 60))[1].certify().coverage
         async with testnuc.TestNUC(**given) as nuc:
             assert "other vote settings" in nuc.learned.certify().reason
 
@@ -164,11 +161,8 @@ async def test_a_certificate_says_nothing_of_labels_by_others(client_of, tmp_pat
     with LoopbackLLM(confident) as llm:
         async with testnuc.TestNUC(**client_of(llm, policy="auto")) as nuc:
             results = await nuc.classify_many(TEXTS)
-            review = await nuc.review(100, "certify")
-            for item in review:
-                review.answer(item.index, item.own_label)
-            await nuc.learn(review)
-            made = await proved(nuc)
+            await agreed(nuc, 100)
+            made = (await agreed(nuc, 60))[1].certify()
             results = await nuc.classify_many(TEXTS)
     rows = list(results.certified(made))
     assert len(rows) >= 72

@@ -12,6 +12,7 @@ import pytest
 from testnuc import embedders
 from testnuc.cli import main
 from testnuc.testing import HashEmbedder
+from testnuc.trust.review import Review
 
 _SCRIPT = (
     "import runpy\nfrom testnuc import embedders\nfrom testnuc.testing import HashEmbedder\n"
@@ -48,6 +49,15 @@ def ran(*arguments, **more):
     code, out, err = run_here(*arguments, **more)
     assert code == 0, err
     return out, err
+
+
+def judge(path, right, items=None):
+    """Answer items of a review by a function of their text; returns the review."""
+    review = Review.load(path)
+    for item in review[:items]:
+        review.answer(item.index, right(item.text))
+    review.save(path)
+    return review
 
 
 def rows_of(path):

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from testnuc import Review
 from testnuc.cli.serve import _per_week
 from testnuc.errors import InvalidInputError
 from testnuc.server.served import TrafficSample
 from testnuc.trust.audit import week_of
 from testnuc.types import Classification, Prediction
-from tests.cli.in_process import run_here
+from tests.cli.in_process import judge, run_here
 from tests.conftest import LABELS
 from tests.server.serving import Held, client
 
@@ -40,14 +39,6 @@ def fill(store, weeks, labels=LABELS, size=20, texts=30, kind="text"):
 
     asyncio.run(note())
     return store
-
-
-def judge(path, right, items=None):
-    """Answer items of a review by a function of their text."""
-    review = Review.load(path)
-    for item in list(review)[:items]:
-        review.answer(item.index, right(item.text))
-    review.save(path)
 
 
 def test_weeks_that_are_over_are_judged_and_shown():

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from testnuc.testing import LoopbackLLM
-from testnuc.trust.review import Review
-from tests.cli.in_process import ran, run_here
+from tests.cli.in_process import judge, ran, run_here
 
 TEXTS = [f"{'invoice' if at % 2 else 'parcel'} {at}" for at in range(200)]
 
@@ -31,13 +30,6 @@ def write(file, label_of, texts=TEXTS):
         csv.writer(opened).writerows([["text", "nuc_label", "nuc_own_label"], *rows])
 
 
-def judge(path="choose.json"):
-    review = Review.load(path)
-    for item in review:
-        review.answer(item.index, right(item.text))
-    review.save(path)
-
-
 def test_files_are_judged_until_one_is_chosen():
     write("good.csv", right)
     write("poor.csv", wrong_at(3))
@@ -47,10 +39,10 @@ def test_files_are_judged_until_one_is_chosen():
     assert "run: testnuc choose good.csv poor.csv --no-open -n 5" in err
     assert "testnuc review choose.json --answer" in err
     assert Path("choose.html").exists()
-    judge()
+    judge("choose.json", right)
     out, _ = ran("choose", "good.csv", "poor.csv", "--no-open", "-n", "60")
     assert "not decided yet: judge more texts" in out
-    judge()
+    judge("choose.json", right)
     out, _ = ran("choose", "good.csv", "poor.csv")
     assert "choose good.csv: the most accurate run" in out
     assert "worse" in out
@@ -117,7 +109,7 @@ def test_models_label_a_sample_and_are_judged_where_they_differ(by_model):
     assert code == 0, err
     assert by_model.llm.calls == 300
     assert "30 texts to judge, written to choose.json" in err
-    judge()
+    judge("choose.json", right)
     code, out, err = by_model("--sample", "150", "-n", "30")
     assert code == 0, err
     assert by_model.llm.calls == 300, "answers are stored"
@@ -133,7 +125,7 @@ def test_the_cheapest_model_that_will_do_is_chosen(by_model, monkeypatch):
     monkeypatch.setattr("testnuc.cli.evaluate.estimate_of", priced)
     code, out, err = by_model("--cheapest", "--margin", "50")
     assert code == 0, err
-    judge()
+    judge("choose.json", right)
     code, out, err = by_model("--cheapest", "--margin", "50")
     assert code == 0, err
     assert "openai/gpt-4o-mini: chosen, worse, 0.1 USD for 1,000 texts" in out

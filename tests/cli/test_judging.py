@@ -6,6 +6,7 @@ import random
 import re
 import shlex
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from testnuc.cli.options_of_run import command
 from testnuc.cli.reading import read_table
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from testnuc.trust.review import Review
-from tests.cli.in_process import ran, rows_of, run_here
+from tests.cli.in_process import judge, ran, rows_of, run_here
 from tests.report.test_report import data_of
 
 WORDS = {
@@ -57,12 +58,7 @@ def options(llm):
     return ["--labels", ",".join(LABELS), "--model", "openai/test", "--base-url", llm.base_url]
 
 
-def judged(path):
-    review = Review.load(path)
-    for item in review:
-        review.answer(item.index, true_label(item.text))
-    review.save(path)
-    return review
+judged = partial(judge, right=true_label)
 
 
 def accuracy(path):

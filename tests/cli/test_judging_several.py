@@ -11,7 +11,7 @@ from testnuc.labels import LabelSet, as_stored
 from testnuc.testing import LoopbackLLM
 from testnuc.trust.review import Review
 from testnuc.types import Classification, Prediction
-from tests.cli.in_process import ran, run_here
+from tests.cli.in_process import judge, ran, run_here
 from tests.cli.test_judging import LABELS, TEXTS, true_label
 from tests.report.test_report import data_of
 
@@ -35,14 +35,6 @@ def tickets():
     return "tickets.csv"
 
 
-def judge(path):
-    review = Review.load(path)
-    for item in review:
-        review.answer(item.index, true_labels(item.text))
-    review.save(path)
-    return {item.text: set(true_labels(item.text)) for item in review}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("output", ["labeled.csv", "labeled.jsonl"])
 def test_a_file_is_judged_learned_from_and_certified(tickets, output):
@@ -57,7 +49,7 @@ def test_a_file_is_judged_learned_from_and_certified(tickets, output):
     assert f"testnuc review {output} -n 50" in err
     ran("review", output, "-n", "30", "--no-open")
     assert data_of(Path("review.html").read_text("utf-8"))["several"] is True
-    judged = judge("review.json")
+    judged = {item.text: set(true_labels(item.text)) for item in judge("review.json", true_labels)}
     out, _ = ran("learn", output, "review.json", "-o", "better.jsonl")
     assert "30 of 80 texts are judged" in out
     rows = list(map(json.loads, Path("better.jsonl").read_text("utf-8").splitlines()))

@@ -14,7 +14,7 @@ from testnuc.testing import LoopbackLLM
 from testnuc.trust.certificates import Certificate
 from testnuc.trust.review import Review
 from testnuc.trust.shares import Accuracy, Share
-from tests.cli.in_process import ran, run_here
+from tests.cli.in_process import judge, ran, run_here
 from tests.conftest import LABELS, confident, gold, messages
 from tests.report.test_report import data_of
 
@@ -35,17 +35,10 @@ def test_the_command_that_a_run_ends_with_works_as_it_stands(tmp_path):
     assert (tmp_path / "review.json").exists()
 
 
-def judged(path):
-    review = Review.load(path)
-    for item in review:
-        review.answer(item.index, gold(item.text))
-    review.save(path)
-
-
 def _it_draws_from_new_texts_alone():
     ran("review", "new.csv", "-n", "40", "--goal", "count", "--no-open")
     assert all(item.text.endswith("again") for item in Review.load("review-3.json"))
-    judged("review-3.json")
+    judge("review-3.json", gold)
     out, _ = ran("learn", "new.csv", "review-3.json", "-o", "better-2.csv")
     found = re.search("In new.csv: (About 100 % .* of the labels of 60 texts are right)", out)[1]
     assert found in ran("count", "new.csv")[0]
@@ -67,7 +60,7 @@ def test_where_labels_are_proved_the_next_command_writes_them():
         classify = ["classify", "in.txt", *given, "-o", "out.csv"]
         ran(*classify)
         ran("review", "out.csv", "-n", "60", "--no-open")
-        judged("review.json")
+        judge("review.json", gold)
         ran("learn", "out.csv", "review.json")
         *said, line = ran(*classify)[1].splitlines()
         assert line.endswith("by your judgments: testnuc certify out.csv -o certified.csv")
@@ -76,7 +69,7 @@ def test_where_labels_are_proved_the_next_command_writes_them():
         Path("new.txt").write_text("\n".join(f"{text} again" for text in messages(60)))
         ran("classify", "new.txt", *given, "-o", "new.csv")
         ran("review", "new.csv", "-n", "1", "--goal", "certify", "--no-open")
-        judged("review-2.json")
+        judge("review-2.json", gold)
         _, err = ran("learn", "new.csv", "review-2.json", "-o", "better.csv")
         _it_draws_from_new_texts_alone()
     # a number first, then a proof

@@ -21,7 +21,7 @@ from testnuc.trust.candidates import choose as choose_candidate
 from testnuc.trust.joining import join_reviews
 from testnuc.trust.review import Review
 from testnuc.types import Neighbor, Usage
-from tests._engine.test_learning import Says, client, gold, texts_of
+from tests._engine.test_learning import Says, client, gold, judge, texts_of
 from tests.report.test_page import HOSTILE, ODD, chosen, hostile_results, listed, row
 from tests.report.test_page import choose as filtered
 from tests.report.test_report import review_of
@@ -486,9 +486,7 @@ async def drawn(path):
     """Draw a review of 50 texts, after one of 10 that was learned from."""
     async with client(Says(), policy="majority", k=0, store=path) as nuc:
         await nuc.classify_many(texts_of(400))
-        review = await nuc.review(10)
-        for item in review:
-            review.answer(item.index, gold(item.text))
+        judge(review := await nuc.review(10))
         await nuc.learn(review)
         # by default the judgments would certify what was learned, and teach nothing
         return await nuc.review(50, goal="decide", seed=1)
