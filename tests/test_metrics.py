@@ -1,4 +1,4 @@
-"""Scores of texts with several labels, against scikit-learn, and on the command line."""
+"""Scores of texts with one label or several, against scikit-learn, and on the command line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.conftest import LABELS, messages
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_scores_equal_those_of_scikit_learn(seed):
+def test_scores_of_several_labels_are_those_of_scikit_learn(seed):
     metrics = pytest.importorskip("sklearn.metrics")
     rng = np.random.default_rng(seed)
     gold, given = rng.random((2, 30, 5)) < 0.4
@@ -33,11 +33,48 @@ def test_scores_equal_those_of_scikit_learn(seed):
     assert [of.support for of in found.per_class] == gold.sum(axis=0).tolist()
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_scores_are_those_of_scikit_learn(seed):
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(seed)
+    names = [f"label {i}" for i in range(int(rng.integers(2, 7)))]
+    n = int(rng.integers(1, 60))
+    right = [str(x) for x in rng.choice(names[: max(1, len(names) - 1)], n)]
+    said = [str(x) if rng.random() < 0.9 else None for x in rng.choice(names, n)]
+    scores = score(right, said)
+    assert scores.accuracy == pytest.approx(
+        np.mean([a == b for a, b in zip(right, said, strict=True)])
+    )
+    labels = sorted({*right, *(s for s in said if s is not None)})
+    filled = ["nothing" if s is None else s for s in said]
+    expected = metrics.precision_recall_fscore_support(
+        right, filled, labels=labels, zero_division=0
+    )
+    for i, of in enumerate(scores.per_class):
+        assert (of.label, of.support) == (labels[i], expected[3][i])
+        assert (of.precision, of.recall, of.f1) == pytest.approx([e[i] for e in expected[:3]])
+    assert scores.macro_f1 == pytest.approx(np.mean(expected[2]))
+    assert scores.unlabeled == said.count(None)
+
+
+def test_the_calibration_error_by_hand():
+    right, said = ["a"] * 4 + ["b"] * 2, ["a", "a", "b", "b", "b", None]
+    # 0.95 twice, right both times; 0.55 three times, right once; without a label: not counted
+    scores = score(right, said, [0.95, 0.95, 0.55, 0.55, 0.55, 0.99])
+    assert scores.with_confidence == 5
+    assert scores.calibration_error == pytest.approx((2 * 0.05 + abs(3 * 0.55 - 1)) / 5)
+    assert score(right, said).calibration_error is None
+    assert score(right, said, [None] * 6).calibration_error is None
+    assert score(["a"], ["a"], [1.0]).calibration_error == 0
+
+
 def test_unknown_labels_are_errors():
     found = score([["a"], []], [None, None])
     assert (found.unlabeled, found.micro_f1, found.jaccard, found.exact_match) == (2, 0, 0, 0)
     with pytest.raises(InvalidInputError, match="gold has 1 labels"):
         score([["a"]], [])
+    with pytest.raises(InvalidInputError, match="no text has a gold label"):
+        score([], [])
 
 
 def written(path, gold):

@@ -5,11 +5,8 @@ from __future__ import annotations
 import csv
 import json
 
-import numpy as np
 import pytest
 
-from testnuc.errors import InvalidInputError
-from testnuc.metrics import score
 from testnuc.testing import LoopbackLLM
 from tests.cli.in_process import ran, run_here
 from tests.conftest import LABELS, confident, gold, messages
@@ -129,51 +126,6 @@ def test_diagnose_results_and_stores(tmp_path):
     picture = tmp_path / "found.png"
     ran("diagnose", results, "--store", store, "--plot", picture)
     assert picture.read_bytes()[:4] == b"\x89PNG"
-
-
-# -- the scores themselves -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_scores_are_those_of_scikit_learn(seed):
-    metrics = pytest.importorskip("sklearn.metrics")
-    rng = np.random.default_rng(seed)
-    names = [f"label {i}" for i in range(int(rng.integers(2, 7)))]
-    n = int(rng.integers(1, 60))
-    right = [str(x) for x in rng.choice(names[: max(1, len(names) - 1)], n)]
-    said = [str(x) if rng.random() < 0.9 else None for x in rng.choice(names, n)]
-    scores = score(right, said)
-    assert scores.accuracy == pytest.approx(
-        np.mean([a == b for a, b in zip(right, said, strict=True)])
-    )
-    labels = sorted({*right, *(s for s in said if s is not None)})
-    filled = ["nothing" if s is None else s for s in said]
-    expected = metrics.precision_recall_fscore_support(
-        right, filled, labels=labels, zero_division=0
-    )
-    for i, of in enumerate(scores.per_class):
-        assert (of.label, of.support) == (labels[i], expected[3][i])
-        assert (of.precision, of.recall, of.f1) == pytest.approx([e[i] for e in expected[:3]])
-    assert scores.macro_f1 == pytest.approx(np.mean(expected[2]))
-    assert scores.unlabeled == said.count(None)
-
-
-def test_the_calibration_error_by_hand():
-    right, said = ["a"] * 4 + ["b"] * 2, ["a", "a", "b", "b", "b", None]
-    # 0.95 twice, right both times; 0.55 three times, right once; without a label: not counted
-    scores = score(right, said, [0.95, 0.95, 0.55, 0.55, 0.55, 0.99])
-    assert scores.with_confidence == 5
-    assert scores.calibration_error == pytest.approx((2 * 0.05 + abs(3 * 0.55 - 1)) / 5)
-    assert score(right, said).calibration_error is None
-    assert score(right, said, [None] * 6).calibration_error is None
-    assert score(["a"], ["a"], [1.0]).calibration_error == 0
-
-
-def test_scores_of_nothing_are_refused():
-    with pytest.raises(InvalidInputError, match="no text has a gold label"):
-        score([], [])
-    with pytest.raises(InvalidInputError, match="gold has 2 labels"):
-        score(["a", "b"], ["a"])
 
 
 def test_judged_texts_are_not_scored_by_their_judgments(tmp_path):

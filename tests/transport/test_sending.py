@@ -16,6 +16,7 @@ from aiohttp import web
 
 from testnuc import Limits, TestNUC
 from testnuc.errors import (
+    AuthenticationError,
     BadRequestError,
     CallTimeoutError,
     ConnectionFailedError,
@@ -36,7 +37,6 @@ from testnuc.transport.calls import MAY_SEND, NotSentError
 from tests import virtual
 from tests.accounts import reserved, spent
 from tests.transport.small_server import (
-    KINDS,
     ONE,
     SECRET,
     TWO,
@@ -162,27 +162,31 @@ async def test_the_last_failure_is_raised():
         assert transport.meter.calls == 0
 
 
-@pytest.mark.parametrize("status", [400, 401])
-async def test_what_cannot_pass_is_not_tried_again(status):
-    def answer(n, request):
-        return web.Response(status=status, text="no")
-
-    async with serving(answer) as (wire, seen), sending() as transport:
-        with pytest.raises(KINDS[status]) as caught:
-            await transport.call(wire, ONE)
-        assert caught.value.attempts == 1 == len(seen)
-        assert caught.value.fatal
+def redirect():
+    raise web.HTTPTemporaryRedirect("http://127.0.0.1:9/elsewhere")
 
 
-async def test_redirects_are_not_followed():
-    def answer(n, request):
-        raise web.HTTPTemporaryRedirect("http://127.0.0.1:9/elsewhere")
-
-    policy = RetryPolicy(attempts=1)
-    async with serving(answer) as (wire, seen), sending(retry=policy) as transport:
-        with pytest.raises(ServerError, match="307"):
-            await transport.call(wire, ONE)
-        assert len(seen) == 1
+@pytest.mark.parametrize(
+    ("response", "request_", "kind", "sent"),
+    [
+        (lambda: web.Response(status=400, text="no"), ONE, BadRequestError, 1),
+        (lambda: web.Response(status=401, text="no"), ONE, AuthenticationError, 1),
+        (lambda: said(None), ONE, RefusalError, 1),
+        # packed answers are left to the caller
+        (lambda: web.Response(body=b"{"), TWO, UnreadableReplyError, 1),
+        # it is not followed, but may pass
+        (redirect, ONE, ServerError, 10),
+        # encodings are not changed for ever
+        (lambda: web.Response(status=400, text="wrong dialect"), ONE, BadRequestError, 5),
+    ],
+)
+async def test_what_cannot_pass_is_not_tried_again(response, request_, kind, sent):
+    async with serving(lambda n, r: response()) as (wire, seen), sending() as transport:
+        with pytest.raises(kind) as caught:
+            await transport.call(wire, request_)
+        assert len(seen) == sent
+        if kind in {BadRequestError, AuthenticationError}:
+            assert caught.value.fatal
 
 
 @pytest.mark.parametrize(
@@ -478,16 +482,6 @@ async def test_unreadable_answers_are_paid_for_and_asked_again():
         assert transport.waits[0] > 0
 
 
-async def test_packed_answers_are_left_to_the_caller():
-    def answer(n, request):
-        return web.Response(body=b"{")
-
-    async with serving(answer) as (wire, seen), sending() as transport:
-        with pytest.raises(UnreadableReplyError):
-            await transport.call(wire, TWO)
-        assert len(seen) == 1
-
-
 @pytest.mark.parametrize("content", [None, "", "what"])
 async def test_an_unusable_answer_is_paid_for_three_times_at_most(content):
     async with serving(lambda n, r: said()) as (wire, seen), sending() as transport:
@@ -499,13 +493,6 @@ async def test_an_unusable_answer_is_paid_for_three_times_at_most(content):
         assert transport.meter.since().retries == 2
         # a broken response is a matter of the server, which needs time; the format is not
         assert bool(transport.waits) is (content is None)
-
-
-async def test_refusals_are_final():
-    async with serving(lambda n, r: said(None)) as (wire, seen), sending() as transport:
-        with pytest.raises(RefusalError):
-            await transport.call(wire, ONE)
-        assert len(seen) == transport.meter.calls == 1
 
 
 async def test_no_usage_is_unknown_and_spends_the_worst_case():
@@ -529,16 +516,6 @@ async def test_a_new_encoding_is_sent_at_once():
         assert [body["dialect"] for _, body in seen] == [1, 2, 3]
         assert transport.waits == []
         assert transport.meter.retries == 0
-
-
-async def test_encodings_are_not_changed_for_ever():
-    def answer(n, request):
-        return web.Response(status=400, text="wrong dialect")
-
-    async with serving(answer) as (wire, seen), sending() as transport:
-        with pytest.raises(BadRequestError):
-            await transport.call(wire, ONE)
-        assert len(seen) == 5
 
 
 async def test_calls_in_flight_follow_a_new_encoding_without_a_second_step():
