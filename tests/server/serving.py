@@ -10,7 +10,7 @@ import aiohttp
 from testnuc import Limits, TestNUC
 from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.server import ServerSettings, Service, serve
-from testnuc.testing import HashEmbedder
+from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, confident
 
 JSON = {"Content-Type": "application/json"}
@@ -21,8 +21,10 @@ class Held:
 
     name, model, identity = "held", "test", "1"
 
-    def __init__(self):
+    def __init__(self, *, is_open=False):
         self.gate = asyncio.Event()
+        if is_open:
+            self.gate.set()
         self.asked = []
 
     async def answer(self, request):
@@ -71,6 +73,16 @@ async def served(nuc, page=None, prepare=None, reload=None, **settings):
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def running(client_of, settings=None, answer=confident, **more):
+    """Serve a client of a loopback server; yields this one, the service and a session of it."""
+    server = answer if isinstance(answer, LoopbackLLM) else LoopbackLLM(answer)
+    async with server as llm:
+        nuc = TestNUC(**client_of(llm, **more))
+        async with served(nuc, **(settings or {})) as (service, session):
+            yield llm, service, session
 
 
 async def until(condition, seconds=60):

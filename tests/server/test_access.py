@@ -9,32 +9,20 @@ import os
 import pickle
 import re
 import shutil
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
 
-from testnuc import TestNUC
 from testnuc.errors import ConfigurationError
 from testnuc.server import JsonLines, ServerSettings, access
-from testnuc.testing import LoopbackLLM
 from testnuc.types import Reason
-from tests.conftest import LABELS, confident, gold, messages
-from tests.server.serving import Held, client, served
+from tests.conftest import LABELS, gold, messages
+from tests.server.serving import Held, client, running, served
 from tests.server.test_service import get
 
 pytestmark = pytest.mark.filterwarnings("ignore::testnuc.errors.SmallPoolWarning")
 
 TOKEN = "a-token-of-24-characters"
-
-
-@asynccontextmanager
-async def running(client_of, settings=None, **more):
-    async with (
-        LoopbackLLM(confident) as llm,
-        served(TestNUC(**client_of(llm, k=3, **more)), **(settings or {})) as (service, session),
-    ):
-        yield llm, service, session
 
 
 async def classify(session, **body):
@@ -44,7 +32,7 @@ async def classify(session, **body):
 
 async def test_one_bad_text_fails_alone(client_of):
     texts = [messages(3)[0], "", messages(3)[1], 5, "x" * 200, messages(3)[2]]
-    async with running(client_of, {"max_text_chars": 150}) as (llm, _, session):
+    async with running(client_of, {"max_text_chars": 150}, k=3) as (llm, _, session):
         status, answer = await classify(session, texts=texts, explain=True)
         assert status == 200
         found = answer["results"]
@@ -72,7 +60,7 @@ async def test_one_bad_text_fails_alone(client_of):
 
 async def test_results_echo_text_and_id(client_of):
     texts = messages(3)
-    async with running(client_of) as (_, _, session):
+    async with running(client_of, k=3) as (_, _, session):
         _, one = await classify(session, text=texts[0], id="ticket-7")
         assert (one["text"], one["id"]) == (texts[0], "ticket-7")
         assert "index" not in one
@@ -84,7 +72,7 @@ async def test_results_echo_text_and_id(client_of):
 
 
 async def test_a_reason_is_a_code_with_a_sentence(client_of):
-    async with running(client_of, policy="auto") as (_, _, session):
+    async with running(client_of, k=3, policy="auto") as (_, _, session):
         _, one = await classify(session, text=messages(1)[0])
         assert one["reason"]["code"] == "llm_kept"
         assert len(one["reason"]["message"]) < 100
@@ -101,7 +89,7 @@ async def test_a_reason_is_a_code_with_a_sentence(client_of):
 
 
 async def test_info_says_why_the_llms_labels_are_kept_only_while_they_are(client_of):
-    async with running(client_of, policy="auto") as (_, service, session):
+    async with running(client_of, k=3, policy="auto") as (_, service, session):
         await classify(session, text=messages(1)[0])
         (served_set,) = service.sets.values()
         assert "too few" in served_set.info()["decision"]
@@ -122,7 +110,7 @@ def test_a_reason_is_a_string():
 
 async def test_request_ids_are_kept_made_and_logged(client_of, caplog):
     caplog.set_level(logging.INFO, "testnuc.access")
-    async with running(client_of) as (_, service, session):
+    async with running(client_of, k=3) as (_, service, session):
         async with session.get("/v1/labels", headers={"X-Request-ID": "from-a-proxy.7"}) as got:
             assert got.headers["X-Request-ID"] == "from-a-proxy.7"
         # what could forge a log line is replaced
@@ -163,7 +151,7 @@ async def test_request_ids_are_kept_made_and_logged(client_of, caplog):
 )
 async def test_what_is_no_http_is_a_line_without_its_content(client_of, caplog, sent):
     caplog.set_level(logging.INFO)
-    async with running(client_of) as (_, _, session):
+    async with running(client_of, k=3) as (_, _, session):
         url = session._base_url
         reader, writer = await asyncio.open_connection(url.host, url.port)
         writer.write(sent % TOKEN.encode())
@@ -191,7 +179,7 @@ def test_any_record_becomes_a_line_of_json():
 
 async def test_the_access_log_can_be_off(client_of, caplog):
     caplog.set_level(logging.INFO, "testnuc.access")
-    async with running(client_of, {"access_log": False}) as (_, _, session):
+    async with running(client_of, {"access_log": False}, k=3) as (_, _, session):
         await classify(session, text=messages(1)[0])
     assert not caplog.records
 
@@ -199,7 +187,7 @@ async def test_the_access_log_can_be_off(client_of, caplog):
 async def test_pages_of_allowed_origins_only(client_of):
     settings = {"cors_origins": ("https://desk.example",)}
     asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x"}
-    async with running(client_of, settings) as (_, _, session):
+    async with running(client_of, settings, k=3) as (_, _, session):
         for origin, status in (("https://desk.example", 204), ("https://evil.example", 405)):
             given = {"Origin": origin, **asks}
             async with session.options("/v1/classify", headers=given) as got:
@@ -215,7 +203,7 @@ async def test_pages_of_allowed_origins_only(client_of):
             assert (got.status, "Access-Control-Allow-Origin" in got.headers) == (422, True)
         async with session.get("/v1/labels") as got:
             assert "Access-Control-Allow-Origin" not in got.headers
-    async with running(client_of) as (_, _, session):
+    async with running(client_of, k=3) as (_, _, session):
         given = {"Origin": "https://desk.example", **asks}
         async with session.options("/v1/classify", headers=given) as got:
             assert (got.status, "Access-Control-Allow-Origin" in got.headers) == (405, False)
@@ -306,7 +294,7 @@ async def test_a_text_is_tried_in_a_browser(client_of):
     chromium = os.environ.get("TESTNUC_CHROMIUM") or CHROMIUM
     if chromium is None:
         pytest.skip("there is no Chromium: install it, or name it in TESTNUC_CHROMIUM")
-    async with running(client_of, {"token": TOKEN}) as (_, _, session):
+    async with running(client_of, {"token": TOKEN}, k=3) as (_, _, session):
         key = {"Authorization": f"Bearer {TOKEN}"}
         body = {"texts": messages(8)}
         async with session.post("/v1/classify", json=body, headers=key) as got:
@@ -361,7 +349,7 @@ async def test_a_caller_has_so_many_texts_a_minute(client_of):
     one, two, other = ({"Authorization": f"Bearer {c * 20}"} for c in "abc")
     lines = f"desk {'a' * 20} 3/minute\ndesk {'b' * 20} 3/minute\nshop {'c' * 20}"
     texts = messages(5)
-    async with running(client_of, {"token": lines}) as (_, _, session):
+    async with running(client_of, {"token": lines}, k=3) as (_, _, session):
 
         async def status(caller, *texts):
             body = {"texts": texts}

@@ -59,8 +59,7 @@ async def test_a_client_that_leaves_does_not_cancel_what_another_waits_for():
 
 
 async def test_a_request_whose_body_comes_in_after_the_end_has_begun_is_refused():
-    held = Held()
-    held.gate.set()
+    held = Held(is_open=True)
     async with served(client(held, k=0)) as (service, session):
         body = json.dumps({"text": "refund please"}).encode()
         reader, writer = await connect(session)
@@ -133,8 +132,7 @@ async def test_a_failure_amid_a_stream_is_in_the_lines_of_the_texts_without_an_a
 
 
 async def test_a_fault_of_ours_amid_a_stream_is_its_last_line_too():
-    held = Held()
-    held.gate.set()
+    held = Held(is_open=True)
     async with served(client(held, k=0)) as (service, session):
         one = service.sets[""]
         made = one.note
@@ -168,8 +166,7 @@ async def test_a_body_that_does_not_arrive():
 
 
 async def test_large_bodies_that_do_not_end_are_bounded_together():
-    held = Held()
-    held.gate.set()
+    held = Held(is_open=True)
     async with served(client(held, k=0)) as (service, session):
         service.bodies.limit = 1_000_000
         part = b" " * 400_000
@@ -228,8 +225,7 @@ async def test_connections_without_a_request_give_way_to_others(sent, monkeypatc
 
 @pytest.mark.slow
 async def test_connections_that_stand_still_are_closed():
-    held = Held()
-    held.gate.set()
+    held = Held(is_open=True)
     async with served(client(held), idle_timeout=1.0) as (service, session):
         quiet, other = await connect(session)
         half, writer = await connect(session)
@@ -254,8 +250,7 @@ async def test_connections_that_stand_still_are_closed():
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_takes_no_answer_is_let_go(stream):
-    held = Held()
-    held.gate.set()
+    held = Held(is_open=True)
     # an answer of 20 MB: no buffer of the system takes it
     texts = [f"refund please {'x' * 20_000} {i}" for i in range(100)]
     body = json.dumps({"texts": texts, "stream": stream, "explain": True}).encode()
@@ -301,8 +296,7 @@ async def test_a_client_that_leaves_at_the_end_of_a_response_is_no_error(
 
 
 async def test_noise_and_halves_leave_the_service_well():
-    held = Held()
-    held.gate.set()
+    held = Held(is_open=True)
     async with served(client(held)) as (service, session):
         for noise in (b"\x00" * 5_000, b"GET\r\n\r\n", b"\x16\x03\x01\x02\x00", b"A" * 100_000):
             reader, writer = await connect(session)

@@ -19,7 +19,7 @@ from testnuc.server.errors import request_error
 from testnuc.server.service import Status
 from testnuc.testing import Faults, LoopbackLLM
 from tests.conftest import LABELS, confident, gold, messages
-from tests.server.serving import JSON, Held, client, served, until
+from tests.server.serving import JSON, Held, client, running, served, until
 
 pytest.importorskip("prometheus_client")
 pytestmark = pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
@@ -109,8 +109,7 @@ async def test_bodies_that_are_refused_cost_nothing(body, status, says):
 
 
 async def test_what_is_no_plain_json_is_refused():
-    held = Held()
-    held.gate.set()
+    held = Held(is_open=True)
     body = orjson.dumps({"text": "refund please"})
     async with served(client(held), max_body=50_000) as (_, session):
         # a form, and what a page in a browser may send without asking for leave
@@ -153,8 +152,7 @@ async def test_a_full_queue_says_when_to_come_back():
 
 
 async def test_the_token():
-    held = Held()
-    held.gate.set()
+    held = Held(is_open=True)
     page = "<!doctype html><title>labels</title>"
     async with served(client(held), token=TOKEN, page=lambda *_: page) as (_, session):
         for header, says in (
@@ -233,10 +231,8 @@ async def test_an_address_in_use_is_an_error(client_of):
 
 
 async def test_failures_of_the_provider_are_not_the_callers(client_of):
-    async with (
-        LoopbackLLM(confident, api_key="another") as llm,
-        served(TestNUC(**client_of(llm, k=0))) as (_, session),
-    ):
+    provider = LoopbackLLM(confident, api_key="another")
+    async with running(client_of, answer=provider, k=0) as (llm, _, session):
         for body in ({"text": "refund please"}, {"texts": ["refund please", "x"]},
                      {"texts": ["refund please"], "stream": True}):  # fmt: skip
             status, answer, _ = await post(session, body)
@@ -261,8 +257,7 @@ async def test_a_provider_that_is_not_reached_is_not_named_to_callers(client_of,
 
 
 async def test_a_budget_and_a_limit_say_when_or_whether_to_come_back(client_of):
-    held = Held()
-    held.gate.set()
+    held = Held(is_open=True)
     async with served(client(held, k=0, limits=Limits(budget=Budget(calls=1)))) as (_, session):
         assert (await post(session, {"text": "refund please"}))[0] == 200
         status, answer, headers = await post(session, {"text": "where is my parcel"})
@@ -270,14 +265,9 @@ async def test_a_budget_and_a_limit_say_when_or_whether_to_come_back(client_of):
         assert "Retry-After" not in headers
         # stored answers are still returned
         assert (await post(session, {"text": "refund please"}))[0] == 200
-    faults = Faults(1.0, ("429-retry-after",))
-    async with (
-        LoopbackLLM(confident, faults=faults) as llm,
-        served(TestNUC(**client_of(llm, k=0, limits=Limits(retry=RetryPolicy(attempts=1))))) as (
-            _,
-            session,
-        ),
-    ):
+    refusing = LoopbackLLM(confident, faults=Faults(1.0, ("429-retry-after",)))
+    limits = Limits(retry=RetryPolicy(attempts=1))
+    async with running(client_of, answer=refusing, k=0, limits=limits) as (_, _, session):
         status, answer, headers = await post(session, {"text": "refund please"})
         assert (status, answer["error"]["type"]) == (503, "provider_rate_limited")
         assert int(headers["Retry-After"]) >= 1
@@ -315,10 +305,12 @@ def test_what_a_provider_asks_for_is_passed_on_within_bounds(asked, header):
 async def test_a_text_whose_call_failed_is_labeled_by_its_neighbors_and_says_so(client_of, caplog):
     texts = messages(24)
     broken = texts[6]
-    async with (
-        LoopbackLLM(lambda text: None if text == broken else confident(text)) as llm,
-        served(TestNUC(**client_of(llm, k=5, limits=Limits(concurrency=1)))) as (_, session),
-    ):
+
+    def answer(text):
+        return None if text == broken else confident(text)
+
+    given = {"answer": answer, "k": 5, "limits": Limits(concurrency=1)}
+    async with running(client_of, **given) as (_, _, session):
         status, many, _ = await post(session, {"texts": texts})
         _, page = await get(session, "/metrics")
     assert status == 200
@@ -393,10 +385,7 @@ async def test_the_openapi_document_is_valid_and_true(client_of):
     validator = pytest.importorskip("openapi_spec_validator")
     from jsonschema import Draft202012Validator as Draft
 
-    async with (
-        LoopbackLLM(confident) as llm,
-        served(TestNUC(**client_of(llm, k=3)), token=TOKEN) as (service, session),
-    ):
+    async with running(client_of, {"token": TOKEN}, k=3) as (_, service, session):
         document = json.loads((await get(session, "/openapi.json"))[1])
         key = {"Authorization": f"Bearer {TOKEN}"}
         bodies = [
@@ -441,10 +430,8 @@ async def test_the_openapi_document_is_valid_and_true(client_of):
 
 async def test_labels_in_a_tree_have_a_trust_for_each_level(client_of):
     labels = {"refund": ["late", "twice"], "card": None}
-    async with (
-        LoopbackLLM(lambda _: ("refund > late", 0.9)) as llm,
-        served(TestNUC(**client_of(llm, k=3, labels=labels))) as (_, session),
-    ):
+    given = {"answer": lambda _: ("refund > late", 0.9), "k": 3, "labels": labels}
+    async with running(client_of, **given) as (_, _, session):
         _, answer, _ = await post(session, {"texts": messages(6)})
         document = json.loads((await get(session, "/openapi.json"))[1])
     for result in answer["results"]:
