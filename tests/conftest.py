@@ -129,25 +129,26 @@ def confident(text: str) -> tuple[str, float]:
     return gold(text), 0.5 + (len(text) % 5) / 10
 
 
+def arguments_for(llm: LoopbackLLM, **more: Any) -> dict[str, Any]:
+    """Return the arguments of a client of a loopback server."""
+    return client_arguments(
+        {
+            "labels": LABELS,
+            "model": "openai/test",
+            "base_url": llm.base_url,
+            "api_key": "secret-key-123",
+            "embedder": HashEmbedder(),
+            # what most tests test is the vote; "auto" would not vote on so few texts
+            "policy": "weighted",
+            **more,
+        }
+    )
+
+
 @pytest.fixture
 def client_of() -> Any:
     """Return what makes the arguments of a client of a loopback server."""
-
-    def arguments(llm: LoopbackLLM, **more: Any) -> dict[str, Any]:
-        return client_arguments(
-            {
-                "labels": LABELS,
-                "model": "openai/test",
-                "base_url": llm.base_url,
-                "api_key": "secret-key-123",
-                "embedder": HashEmbedder(),
-                # what most tests test is the vote; "auto" would not vote on so few texts
-                "policy": "weighted",
-                **more,
-            }
-        )
-
-    return arguments
+    return arguments_for
 
 
 @pytest.fixture

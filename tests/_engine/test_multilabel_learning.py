@@ -10,10 +10,10 @@ import pytest
 
 import testnuc
 from testnuc import Head, InvalidInputError, Learned, Review, TestNUC, VotePolicy
-from testnuc._engine.parameters import client_arguments
 from testnuc.review import join_reviews
 from testnuc.testing import LoopbackLLM
 from testnuc.types import Prediction, split_labels
+from tests.conftest import arguments_for
 from tests.doubles import Clustered
 from tests.report.test_report import data_of
 
@@ -45,15 +45,8 @@ def texts_of(n, start=0):
 
 
 def client(llm, **more):
-    options = {
-        "labels": LABELS,
-        "model": "openai/test",
-        "base_url": llm.base_url,
-        "api_key": "none",
-        "embedder": Clustered(),
-        "multilabel": True,
-    }
-    return TestNUC(**client_arguments({**options, **more}))
+    own = {"labels": LABELS, "embedder": Clustered(), "multilabel": True, "policy": "auto"}
+    return TestNUC(**arguments_for(llm, **{**own, **more}))
 
 
 def jaccard(results):

@@ -13,7 +13,6 @@ import pytest
 from bench._batch_api import BatchLLM
 from testnuc import BatchPolicy, InvalidInputError, Limits, Sampling, TestNUC, TopKICL
 from testnuc._base.checks import hash_text
-from testnuc._engine.parameters import client_arguments
 from testnuc._engine.shortlist import (
     compared_part,
     coverage,
@@ -30,6 +29,7 @@ from testnuc.testing import HashEmbedder, LoopbackLLM
 from testnuc.trust.head import FOLDS, LinearHead
 from testnuc.trust.model import HeadModel
 from tests.cli.in_process import run_here
+from tests.conftest import arguments_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,16 +51,7 @@ def rejecting(text: str, index: int) -> tuple[str, float]:
 
 def client(llm: LoopbackLLM, **more: Any) -> TestNUC:
     """Return a client that asks about each text alone."""
-    options: dict[str, Any] = {
-        "base_url": llm.base_url,
-        "api_key": "secret-key-123",
-        "embedder": HashEmbedder(),
-        "policy": "weighted",
-        "k": 0,
-        "shortlist": 3,
-        **more,
-    }
-    return TestNUC(**client_arguments({"labels": LABELS, "model": "openai/test", **options}))
+    return TestNUC(**arguments_for(llm, **{"labels": LABELS, "k": 0, "shortlist": 3, **more}))
 
 
 def shown(body: dict[str, Any], labels: list[str] = LABELS) -> list[str]:
