@@ -88,19 +88,16 @@ class BudgetAccount:
         return {name: max(0, n - sum(of)) / one for name, one, n, *of in limits if n is not None}
 
     def join(self, other: BudgetAccount) -> None:
-        """Count from now on together with another account, within the limits of this one."""
+        """Count from now on together with another account, within the limits of this one.
+
+        None of this one's calls is in flight.
+        """
         if self._spent is not other._spent:
-            for i in range(3):
-                other._spent[i] += self._spent[i]
-                other._reserved[i] += self._reserved[i]
-                other._batches[i] += self._batches[i]
-            other._waiting += self._waiting
-            other._waiting_batches += self._waiting_batches
-            self._spent, self._reserved = other._spent, other._reserved
-            other.meters |= self.meters
-            self._batches, self.meters = other._batches, other.meters
-            self._waiting, self._waiting_batches = other._waiting, other._waiting_batches
+            other.book(*self._spent)
+        other.meters |= self.meters
         other._limits, other.bounded = self._limits, self.bounded
+        # the same sums, and the same queues
+        vars(self).update(vars(other))
         self._drain()
 
     async def reserve(
