@@ -18,7 +18,6 @@ from testnuc._engine.inputs import checked_texts, distinct, labels_by_place
 from testnuc._engine.learning import Learning, erase_texts
 from testnuc._engine.parameters import takes_arguments_of
 from testnuc._engine.reporting import compare, describe, shown, summarize, warn_of_few
-from testnuc._engine.retrieval import known_labels
 from testnuc._engine.rows import Rows, classification
 from testnuc._engine.shortlist import coverage
 from testnuc._engine.streaming import stream_windows
@@ -316,7 +315,7 @@ class TestNUC(Facts):
         parts = self._parts
         await self._ready()
         predicted = await parts.store.count(parts.predictor.scope)
-        known = await known_labels(parts.pool)
+        known = await parts.pool.labeled()
         foreign = sum(not self.labels.knows(label) for label in known.values())
         return PoolStats(len(self), predicted, self.model, len(self.labels.names), foreign)
 

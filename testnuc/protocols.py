@@ -348,6 +348,7 @@ class Index(Protocol):
         *,
         exclude: Sequence[bytes] | None = None,
         upto: int | None = None,
+        among: NDArray[np.int64] | None = None,
     ) -> Matches:
         """Return the k nearest texts of each query vector.
 
@@ -361,6 +362,8 @@ class Index(Protocol):
             One hash per query; that text is left out of the query's neighbors.
         upto : int, optional
             A snapshot that `add` returned. Default: all texts.
+        among : int64[n], optional
+            Row numbers, ascending: of these texts alone.
         """
 
     async def scan(self, start: int, count: int) -> tuple[list[PoolText], int | None]:
@@ -368,6 +371,12 @@ class Index(Protocol):
 
     async def labels(self, hashes: Sequence[bytes]) -> list[str | None]:
         """Return the known label of each text; None if it has none or is not in the pool."""
+
+    async def labeled(self) -> dict[bytes, str]:
+        """Return the known label of each text that has one, by hash."""
+
+    async def rows(self, hashes: Sequence[bytes]) -> NDArray[np.int64]:
+        """Return the row numbers of those texts that are in the pool, ascending."""
 
     async def stored_vectors(self, hashes: Sequence[bytes]) -> list[NDArray[np.float16] | None]:
         """Return the vector of each text, float16[dim]; None if it is not in the pool."""

@@ -23,9 +23,9 @@ from testnuc._engine.inputs import without_foreign_labels
 from testnuc._engine.run import Run
 from testnuc.embedders.cache import EmbeddingCache
 from testnuc.errors import ProviderError
-from testnuc.index.matching import FilteredIndex, empty_matches, scanned
+from testnuc.index.matching import empty_matches, scanned
 from testnuc.labels import LabelSet
-from testnuc.protocols import Index, Matches, Method, PoolText, Store, implements
+from testnuc.protocols import Index, Matches, Method, PoolText, Store
 from testnuc.trust.auto_policy import MIN_PREDICTIONS, VoteSettings
 from testnuc.trust.diagnosis import Diagnosis
 from testnuc.types import Prediction
@@ -116,15 +116,14 @@ class Retriever:
             return [hashes[i] for i in rows.tolist()]
 
         rows, want = np.arange(len(vectors)), k
-        filtered = self.pool if implements(self.pool, FilteredIndex) else None
         # where many texts have a prediction, the k nearest of them are among few of the nearest
-        while len(rows) and want and (filtered is None or want <= _WIDEST * k):
+        while len(rows) and 0 < want <= _WIDEST * k:
             found = await self.pool.search(vectors[rows], want, exclude=excluded(rows), upto=upto)
             full, _ = await keep(rows, found)
             rows = rows[~full & (found.ids[:, -1] >= 0)]
             want *= _WIDEN
-        while len(rows) and want and filtered is not None:
-            found = await filtered.search(
+        while len(rows) and want:
+            found = await self.pool.search(
                 vectors[rows], k, exclude=excluded(rows), upto=upto, among=await voters.rows()
             )
             ids[rows], similarities[rows] = -1, 0
@@ -245,14 +244,6 @@ async def in_thread_if_large(size: int, function: Callable[..., Any], *arguments
     return await asyncio.to_thread(function, *arguments)
 
 
-async def known_labels(pool: Index) -> dict[bytes, str]:
-    """Return the known label of each text of a pool that has one, by hash."""
-    if implements(pool, FilteredIndex):
-        return await pool.labeled()
-    parts = scanned(pool, SEARCH)
-    return {e.hash: e.label async for part in parts for e in part if e.label is not None}
-
-
 @dataclass
 class StoredVoters:
     """The texts of the pool that can vote in one run.
@@ -295,7 +286,6 @@ class StoredVoters:
         """Return all rows that can vote, ascending; some of them may turn out not to."""
         if self._rows is None:
             pool, predictor = self.retriever.pool, self.retriever.predictor
-            assert implements(pool, FilteredIndex)
             known = await pool.labeled()
             hashes = {h for h, label in known.items() if predictor.labels.knows(label)} | self.batch
             predicted = getattr(self.retriever.store, "predicted", None)

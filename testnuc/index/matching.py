@@ -1,7 +1,7 @@
 """What all indexes share: the exact search, a matrix product over all rows, and small helpers."""
 
 from collections.abc import AsyncGenerator, Sequence
-from typing import Protocol, TypedDict, Unpack, runtime_checkable
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,26 +36,11 @@ def ranks_of(hashes: Sequence[bytes]) -> NDArray[np.uint64]:
 
 
 class Where(TypedDict, total=False):
-    """Which texts a search may return; `exclude` and `upto` as in `Index.search`."""
+    """Which texts a search may return, as in `Index.search`."""
 
     exclude: Sequence[bytes] | None
     upto: int | None
-    #: Row numbers, ascending: of these texts alone.
     among: Int64s | None
-
-
-@runtime_checkable
-class FilteredIndex(Index, Protocol):
-    """An index that can search some of its texts; testnuc's own pools can."""
-
-    async def search(self, vectors: Float16s, k: int, **where: Unpack[Where]) -> Matches:
-        """Return the k nearest texts of each query vector."""
-
-    async def rows(self, hashes: Sequence[bytes]) -> Int64s:
-        """Return the row numbers of those texts that are in the pool, ascending."""
-
-    async def labeled(self) -> dict[bytes, str]:
-        """Return the known label of each text that has one, by hash."""
 
 
 async def scanned(pool: Index, size: int) -> AsyncGenerator[list[PoolText], None]:

@@ -9,9 +9,9 @@ import numpy as np
 
 from testnuc._base.arrays import Float16s, Int64s
 from testnuc.errors import StoreError
-from testnuc.index.matching import FilteredIndex, Where, check_dim, empty_matches, ranks_of
+from testnuc.index.matching import Where, check_dim, empty_matches, ranks_of
 from testnuc.index.nearest import EXACT_BELOW, NearestVectors
-from testnuc.protocols import Matches, PoolText
+from testnuc.protocols import Index, Matches, PoolText
 
 _T = TypeVar("_T")
 _CLOSED = "the pool is closed, and so is its client"
@@ -36,7 +36,7 @@ async def _result(running: Future[_T]) -> _T:
         raise
 
 
-class Pool(FilteredIndex):
+class Pool(Index):
     """Distinct texts and their vectors, in the memory of this process.
 
     Row numbers are assigned in insertion order and never reused, so a number is also a snapshot.

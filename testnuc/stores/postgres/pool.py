@@ -13,14 +13,13 @@ from testnuc._base.arrays import Float16s, Float32s, Int64s
 from testnuc.errors import StoreError
 from testnuc.index.matching import (
     SCORE_SLACK,
-    FilteredIndex,
     Where,
     check_dim,
     empty_matches,
     ranks_of,
 )
 from testnuc.index.nearest import NearestVectors
-from testnuc.protocols import Matches, PoolText
+from testnuc.protocols import Index, Matches, PoolText
 from testnuc.stores.postgres.database import PostgresDatabase
 from testnuc.stores.postgres.schema import (
     MAX_GRAPH_DIM,
@@ -67,7 +66,7 @@ class _Scan:
     graph: bool
 
 
-class PostgresPool(FilteredIndex):
+class PostgresPool(Index):
     """The pool of one embedder, shared by many processes.
 
     Texts are committed when `add` returns; existing vectors are not changed.

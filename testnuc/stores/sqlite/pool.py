@@ -22,10 +22,10 @@ import orjson
 
 from testnuc._base.arrays import Float16s, Int64s
 from testnuc.errors import StoreError
-from testnuc.index.matching import FilteredIndex, Where, check_dim, empty_matches, ranks_of
+from testnuc.index.matching import Where, check_dim, empty_matches, ranks_of
 from testnuc.index.memory_pool import run_until_closed
 from testnuc.index.nearest import EXACT_BELOW, DamagedIndexError, Graph, NearestVectors, SavedGraph
-from testnuc.protocols import Matches, PoolText
+from testnuc.protocols import Index, Matches, PoolText
 from testnuc.stores.sql_store import DAMAGE, pool_text
 from testnuc.stores.sqlite import queries as sql
 from testnuc.stores.sqlite.database import POOL_SHIFT, SqliteDatabase
@@ -43,7 +43,7 @@ _ORPHAN_AGE = 86_400.0
 _ATTEMPTS = 5
 
 
-class SqlitePool(FilteredIndex):
+class SqlitePool(Index):
     """The pool of one embedder.
 
     Texts are committed when `add` returns; existing vectors are not changed.
