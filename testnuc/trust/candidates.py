@@ -121,7 +121,8 @@ def choose(
     weights[rows[drawn]] = drawing_weights(draws.probability[drawn])
     judged = texts.with_judged(rows[known], labels[known])
     bases = chosen_parts(candidates)[1][1:]
-    taught = teach(bases, judged, weights, None if grounds is None else grounds[1:])
+    random, fixed = draws.uniform[drawn].any(), None if grounds is None else grounds[1:]
+    taught = teach(bases, judged, weights, fixed, everywhere=bool(random))
     result = replace(result, apart=taught.apart)
     name = f"{candidates[taught.base - len(bases)].name}, trained on the judged texts"
     where, said, before = rows[drawn], labels[drawn], own.labels

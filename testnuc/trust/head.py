@@ -217,21 +217,21 @@ def class_scale(probabilities: Float32s, power: float) -> Float32s:
 
 
 def fit_move(
-    said: Float32s, x: Float32s, gram: Float64s, labels: Int32s, weights: Float32s
+    said: Float32s, x: Float32s, gram: Float64s, labels: Int32s, weights: Float32s, kept: float
 ) -> tuple[float, float, Float32s]:
     """Fit ``a * logs + b * own + x @ w``, whose softmax gives the chance of each label.
 
     Returns a, b and w, float32[d, C]. `said`, float32[2, m, C], are the log probabilities of a
     model, and 1 for the LLM's label; `gram` is x @ x.T. Priors are normal with a standard deviation
-    of 1: a around 1, b around `OWN_CARE`, w around 0. Without texts the result is that of these.
+    of 1: a around `kept`, b around `OWN_CARE`, w around 0. Without texts these are the result.
     """
     from scipy.linalg import solve_triangular
     from scipy.optimize import minimize
 
     (logs, own), (m, n_classes) = said, said.shape[1:]
-    prior = np.array([1.0, OWN_CARE])
+    prior = np.array([kept, OWN_CARE])
     if not m:
-        return 1.0, OWN_CARE, np.zeros((x.shape[1], n_classes), dtype=np.float32)
+        return kept, OWN_CARE, np.zeros((x.shape[1], n_classes), dtype=np.float32)
     at, inner, root = np.arange(m), x, None
     if m < x.shape[1]:
         # what is orthogonal to all x stays 0: m coordinates suffice

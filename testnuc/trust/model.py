@@ -295,6 +295,8 @@ def teach(
     weights: Float32s | None = None,
     grounds: Sequence[Ground] | None = None,
     parts: int = _PARTS,
+    *,
+    everywhere: bool = True,
 ) -> Taught:
     """Fit a model to the judged labels, with what one of the bases says as a feature.
 
@@ -307,6 +309,9 @@ def teach(
     and spread are those that are best on the other folds, whose fits do know it:
     tests/trust/test_adoption.py counts what that does. `weights`, float32[n], are those of judged
     texts; a fold has so many `parts`, none if those probabilities are not needed.
+
+    Where the embedding takes part, judgments must show how much the base counts, unless these are
+    of disagreements alone (not `everywhere`): such texts do not say where the base is right.
     """
     judged = texts.judged
     assert judged is not None
@@ -333,7 +338,9 @@ def teach(
         used = np.flatnonzero(scale)
         seen, said = x[some][:, used] * scale[used], np.stack([logs, own])[:, some]
         gram = spread**2 * pairs[some][:, some] + _BIAS_SPREAD**2
-        temper, care, move = fit_move(said, seen, gram, labels[some], w[some])
+        temper, care, move = fit_move(
+            said, seen, gram, labels[some], w[some], 0.0 if spread and everywhere else 1.0
+        )
         moves = np.zeros((len(scale), texts.n_classes), dtype=np.float32)
         moves[used] = move * scale[used][:, None]
         moves[dim + 1 :] += np.float32(care) * np.eye(texts.n_classes, dtype=np.float32)

@@ -24,6 +24,32 @@ def clusters(n=400, n_classes=5, dim=16, wrong=0.3, spread=0.2, seed=0):
     return Texts(vectors, own, ids, similarities, folds, n_classes), gold
 
 
+def sides(seed, n=400, topics=12, dim=48):
+    """Return texts and right labels that the embedding separates; the LLM is wrong on topics.
+
+    It errs on four of five texts of five of the twelve topics, and on a tenth of the others.
+    """
+    random = np.random.default_rng(seed)
+
+    def unit(vectors):
+        return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+
+    topic = random.integers(0, topics, n)
+    gold = (topic % 2).astype(np.int32)
+    across = 0.5 * unit(random.normal(size=dim))
+    vectors = (
+        unit(random.normal(size=(topics, dim)))[topic] + np.where(gold[:, None], 1, -1) * across
+    )
+    vectors = unit(vectors + 0.15 * random.normal(size=(n, dim))).astype(np.float16)
+    wrong = random.random(n) < np.where(topic < 5, 0.8, 0.1)
+    own = np.where(wrong, 1 - gold, gold).astype(np.int32)
+    index = NearestVectors(dim, exact_below=n + 1)
+    index.add(vectors, np.arange(n, dtype=np.uint64))
+    near = index.search(vectors, 30, exclude=np.arange(n, dtype=np.int64))
+    folds = folds_of([bytes([int(b)]) for b in random.integers(0, 256, n)])
+    return Texts(vectors, own, *near, folds, 2), gold
+
+
 def with_near_copies(seed, n_classes=5, purity=0.6, spread=1.0, size=5, n=2_000, dim=32):
     """Return neighbors, similarities, labels and gold; on near copies, a tenth, the LLM errs more.
 

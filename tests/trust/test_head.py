@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
+from bench._judged import regression
 from testnuc.trust import head as head_module
 from testnuc.trust import model as model_module
 from testnuc.trust.candidates import candidates_of, choose, differing
@@ -21,7 +22,7 @@ from testnuc.trust.head import (
 )
 from testnuc.trust.model import HeadModel, VoteModel, fit_model, one_hot, teach
 from tests import naive
-from tests.trust.arrays import clusters
+from tests.trust.arrays import clusters, sides
 
 
 def log_loss(weights, x, targets, w, penalty):
@@ -68,7 +69,7 @@ def test_a_move_is_as_good_as_that_of_scipy(d):
         return -(w * chance[np.arange(60), labels]).sum() + ((flat[2:] ** 2).sum() + away) / 2
 
     best = minimize(loss, np.zeros(2 + 4 * d), method="L-BFGS-B", options={"maxfun": 10**6})
-    temper, care, found = fit_move(np.stack([logs, own]), x, x @ x.T, labels, w)
+    temper, care, found = fit_move(np.stack([logs, own]), x, x @ x.T, labels, w, 1.0)
     assert found.shape == (d, 4)
     assert (
         loss(np.concatenate([[temper, care], found.astype(np.float64).ravel()])) <= best.fun + 0.05
@@ -78,7 +79,7 @@ def test_a_move_is_as_good_as_that_of_scipy(d):
 def test_without_judgments_a_move_is_its_prior():
     shapes = (2, 0, 3), (0, 2), (0, 0), 0, 0
     said, x, gram, labels, weights = (np.empty(shape, np.float32) for shape in shapes)
-    found = fit_move(said, x, gram, labels.astype(np.int32), weights)
+    found = fit_move(said, x, gram, labels.astype(np.int32), weights, 1.0)
     assert found[:2] == (1.0, head_module.OWN_CARE)
     assert not found[2].any()
 
@@ -232,6 +233,24 @@ def test_a_fit_does_not_know_the_judgments_that_it_predicts(seed, monkeypatch):
         # of these no text of the fold knows it
         one, another = (taught.apart[texts.folds == texts.folds[row]] for taught in found)
         assert np.array_equal(one, another)
+
+
+@pytest.mark.slow
+def test_where_the_embedding_separates_the_labels_it_is_as_good_as_a_regression():
+    """The fit clung to a base that is trained on an LLM that is wrong on whole topics."""
+    found = []
+    for seed in range(4):
+        texts, gold = sides(seed)
+        candidates = candidates_of(texts)
+        for number in range(2):
+            rows = np.random.default_rng(number).permutation(400)[:30]
+            draws = Draws.at_random(400, 30)
+            learned = choose(texts, candidates, rows, gold[rows], draws).chosen.labels
+            plain = regression(texts, rows, gold[rows])
+            found.append([(labels == gold).mean() for labels in (texts.own, plain, learned)])
+    own, plain, learned = np.mean(found, axis=0)
+    assert plain > own + 0.3
+    assert learned > plain - 0.01
 
 
 def test_taught_models_follow_the_judgments():
