@@ -49,6 +49,8 @@ _VERSION = 1
 _BLOCK = 4_096
 _TINY = np.float32(1e-4)
 _SURE = 0.9
+#: Sums and differences of such numbers are numbers.
+_LARGEST = 1e38
 #: Labels that are at least this probable are shown with a text that can have several.
 _SHOWN = 0.05
 
@@ -155,6 +157,9 @@ class Head:
             lines.append(f"Certificate: {self.certificate}.")
         return "\n".join(lines)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_background": None}
+
     @cached_property
     def identity(self) -> str:
         """As a model: what tells its stored answers from those of another head."""
@@ -257,7 +262,8 @@ class Head:
             not all(isinstance(one, str) for one in [name, *labels])
             or len(set(labels)) != len(labels)
             or (weights.ndim, weights.shape[-1]) != (2, len(labels))
-            or not np.isfinite(weights).all()
+            or not np.max([*np.abs(weights).sum(axis=0, dtype=float), abs(start), abs(slope)])
+            < _LARGEST
         ):
             raise ValueError("the weights do not fit the labels")
         made = cls(

@@ -336,6 +336,10 @@ class Results(Sequence[Classification]):
             by = [None if is_null(value) else value for value in values(by, "by")]
             if len(by) != len(self):
                 raise InvalidInputError(f"by has {len(by):,} values for {len(self):,} results")
+            kinds: set[Any] = {type(value) for value in by if value is not None}
+            if len(kinds) > 1 or list in kinds:
+                # they have no order
+                by = [None if value is None else str(value) for value in by]
         return counted(
             self,
             learned,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import csv
 import gc
 import io
@@ -158,6 +159,13 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
             )
         with pytest.raises(InvalidInputError, match="damaged"):
             Head.load(tmp_path / "w.npz")
+    for huge in ({"weights": np.full_like(small().weights, 3e38)}, {"curve": (-1e39, 1.0)}):
+        head = small()
+        vars(head).update(huge)
+        # a product with a text would be infinite, and trust no number
+        head.save(tmp_path / "huge.head")
+        with pytest.raises(InvalidInputError, match="damaged"):
+            Head.load(tmp_path / "huge.head")
     with pytest.raises(InvalidInputError, match="cannot be read"):
         Head.load(tmp_path / "missing.head")
     np.savez(path.with_suffix(".npz"), other=np.zeros(3))
@@ -407,6 +415,13 @@ def test_a_stage_of_ray_adds_label_and_trust(tmp_path):
     sets = Head.load(tmp_path / "b.head", Wide()).predict(texts).label_lists
     assert table["nuc_labels"].to_pylist() == sets
     assert len({len(labels) for labels in sets}) > 1
+
+
+def test_a_head_that_was_used_can_be_pickled():
+    head = small(embedder=Wide())
+    labels = head.predict(texts_of(20)).labels
+    assert pickle.loads(pickle.dumps(head)).predict(texts_of(20)).labels == labels
+    assert copy.deepcopy(head).predict(texts_of(20)).labels == labels
 
 
 def test_a_classifier_of_scikit_learn(tmp_path):

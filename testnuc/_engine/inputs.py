@@ -78,7 +78,7 @@ async def distinct(texts: Sequence[str]) -> tuple[list[PoolText], Int64s]:
 def labels_by_place(
     entries: Sequence[PoolText],
     places: Int64s,
-    labels: Sequence[Any],
+    labels: Iterable[Any],
     allowed: LabelSet,
     *,
     none: bool = False,
@@ -87,13 +87,13 @@ def labels_by_place(
 
     `none`: whether a text with one label may have None, because none of the labels is right.
     """
-    if isinstance(labels, str) or len(labels) != len(places):
-        raise InvalidInputError(
-            f"{len(places)} texts need {len(places)} labels, got "
-            f"{'one string' if isinstance(labels, str) else len(labels)}"
-        )
+    column = values(labels, "labels")
+    if isinstance(labels, str | set | frozenset) or not isinstance(column, Iterable):
+        raise InvalidInputError(f"labels is {labels!r:.60}; give a list with one of each text")
+    given = list(column)
+    if len(given) != len(places):
+        raise InvalidInputError(f"{len(places)} texts need {len(places)} labels, got {len(given)}")
     known: dict[int, str | None] = {}
-    given = values(labels, "labels")
     for position, (place, said) in enumerate(zip(places.tolist(), given, strict=True)):
         if (problem := _null_in(labels, position, said)) is not None:
             said_of_none = "; in a list, None is a judgment: none of the labels is right" * none

@@ -186,7 +186,15 @@ def _noted(options: Mapping[str, Any]) -> dict[str, Any]:
     # a password may be part of an address
     if "@" in str(kept.get("base_url", "")):
         del kept["base_url"]
-    found: dict[str, Any] = orjson.loads(orjson.dumps(kept, default=str))
+    found: dict[str, Any] = {}
+    for name, value in kept.items():
+        try:
+            found[name] = orjson.loads(orjson.dumps(value, default=str))
+        except TypeError as exc:
+            raise InvalidInputError(
+                f"--{name.replace('_', '-')} is {value!r:.80}, which is not UTF-8; write it in "
+                "UTF-8, or give a file"
+            ) from exc
     return found
 
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from testnuc._base.arrays import Bools, Float32s, Float64s, Floats, Int32s, Int64s
 from testnuc._base.display import Brief
+from testnuc.errors import InvalidInputError
 from testnuc.voting.votes import processors
 
 #: Parts of the texts; each is predicted by a head that was fitted on the others.
@@ -59,6 +60,11 @@ class LinearHead(Brief):
 
     def probabilities(self, vectors: Floats) -> Float32s:
         """Return float32[n, C]; rows of a softmax sum to 1."""
+        if vectors.shape[1] != (dim := len(self.weights) - 1):
+            raise InvalidInputError(
+                f"what was learned is of embeddings with {dim} dimensions, and the embedder "
+                f"returns {vectors.shape[1]}; give it another `name`, or `unlearn` and learn again"
+            )
         z: Float32s = vectors.astype(np.float32) @ self.weights[:-1]
         z += self.weights[-1]
         if self.several:

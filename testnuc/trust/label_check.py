@@ -87,9 +87,11 @@ class LabelCheck(Brief):
     def grouped(self, vectors: Sequence[Sequence[float]] | Float32s) -> LabelCheck:
         """Return the check with answers `outside` that mean the same as one.
 
-        `vectors` are embeddings of the first of them, of unit length.
+        `vectors` are embeddings of the first of them.
         """
-        alike, heads = np.asarray(vectors) @ np.transpose(vectors) >= _SAME_MEANING, [*self.outside]
+        unit = np.asarray(vectors, dtype=np.float64)
+        unit /= np.maximum(np.linalg.norm(unit, axis=1, keepdims=True), 1e-12)
+        alike, heads = unit @ unit.T >= _SAME_MEANING, [*self.outside]
         for at, row in enumerate(alike):
             # the first one that means the same, which is the most frequent
             heads[at] = heads[min(int(row.argmax()), at)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from codecs import BOM_UTF8
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import astuple, dataclass, field, fields, replace
 from math import ceil
@@ -240,12 +240,13 @@ class Review(Sequence[ReviewItem]):
             if item not in self._places:
                 raise InvalidInputError(f"the text {item[:60]!r} is not in this review")
             item = self._places[item]
-        elif not 0 <= item < len(self._items):
+        elif item not in range(len(self)):
             raise InvalidInputError(f"item {item} does not exist; there are {len(self)} items")
         answer = self._checked(label)
         if source not in {"person", "referee"}:
             raise InvalidInputError(f"source is {source!r}; choose 'person' or 'referee'")
-        self._items[item] = replace(self._items[item], answer=answer, source=source, day=today())
+        at = int(item)
+        self._items[at] = replace(self._items[at], answer=answer, source=source, day=today())
 
     def as_given(self, answer: str | None) -> str | list[str] | None:
         """Return the answer of an item, which is one string, as `answer` takes it."""
@@ -326,7 +327,7 @@ class Review(Sequence[ReviewItem]):
         """Return an answer as an item holds it."""
         if not self.multilabel:
             return None if said is None else self._known(said)
-        if said is None or isinstance(said, str):
+        if isinstance(said, str) or not isinstance(said, Iterable):
             raise InvalidInputError(
                 f"the answer is {said!r}, but a text can have several labels here; give a list of "
                 "them, [] for none"
@@ -336,7 +337,8 @@ class Review(Sequence[ReviewItem]):
         return SEPARATOR.join(name for name in self.labels if name in names)
 
     def _known(self, label: Any) -> str:
-        if label not in self.labels:
+        # NA, or an array, is equal to nothing that is true or false
+        if not isinstance(label, str) or label not in self.labels:
             close = closest_label(label, self.labels)
             raise InvalidInputError(f"the label {label!r} is not in the label set{close}")
         return str(label)

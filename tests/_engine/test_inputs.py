@@ -98,6 +98,9 @@ async def test_columns_are_known_labels_and_groups_as_a_list_is(client_of, kind)
             results = await nuc.classify_many(TEXTS)
     counts = results.count_labels(learned, columns(groups)[kind])
     assert counts.records() == results.count_labels(learned, groups).records()
+    # values of several types have no order
+    mixed = results.count_labels(learned, [1 if group == "odd" else "even" for group in groups])
+    assert {count.group for count in mixed} == {None, "1", "even"}
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import zlib
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from testnuc import InvalidInputError, Referee, Review, StoreError, TestNUC
@@ -258,12 +259,46 @@ async def test_wrong_labels_are_refused_with_the_closest_one():
         review = await nuc.review(5)
         with pytest.raises(InvalidInputError, match="did you mean 'topic 3'"):
             review.answer(0, "topc 3")
+        for unknown in (pd.NA, np.array(["a", "b"]), float("nan")):
+            with pytest.raises(InvalidInputError, match="is not in the label set"):
+                review.answer(0, unknown)
+        for item in (None, 99, 0.5):
+            with pytest.raises(InvalidInputError, match=r"item .* does not exist"):
+                review.answer(item, LABELS[0])
         with pytest.raises(InvalidInputError, match="not in this review"):
             review.answer("c0 another", LABELS[0])
         with pytest.raises(InvalidInputError, match="no answer yet"):
             await nuc.learn(review)
         with pytest.raises(InvalidInputError, match=r"label 0 is 'topc 3'.*'topic 3'"):
             await nuc.learn(["c0 number 0"], ["topc 3"])
+        for labels in ({LABELS[0]}, 5):
+            with pytest.raises(InvalidInputError, match="give a list with one of each text"):
+                await nuc.learn(["c0 number 0"], labels)
+        learned = await nuc.learn(texts_of(3), (gold(text) for text in texts_of(3)))
+        assert [judgment.label for judgment in learned.judged] == LABELS[:3]
+
+
+async def test_what_was_learned_of_embeddings_of_another_dimension_says_so(tmp_path):
+    class Short(Clustered):
+        dim = 8
+
+        async def embed(self, texts):
+            return (await super().embed(texts))[:, :8]
+
+    texts = texts_of(120)
+    async with client(Says(), policy="majority", store=tmp_path / "a.db") as nuc:
+        await nuc.classify_many(texts)
+        await nuc.learn(texts[:60], [gold(text) for text in texts[:60]])
+        (data,) = [data for _, data in await nuc._parts.store.learned()]
+    other = {"embedder": Short(), "policy": "majority", "store": tmp_path / "b.db"}
+    async with TestNUC(LABELS, Says(), **other) as nuc:
+        await nuc._parts.ready()
+        assert await nuc._parts.store.swap_learned(_key(nuc._parts), None, data)
+    async with TestNUC(LABELS, Says(), **other) as nuc:
+        with pytest.raises(InvalidInputError, match=r"with 24 dimensions, .* returns 8; .*unlearn"):
+            await nuc.classify_many(texts)
+        await nuc.unlearn()
+        assert len(await nuc.classify_many(texts)) == 120
 
 
 @pytest.mark.slow

@@ -98,6 +98,13 @@ def test_the_next_file_has_what_was_learned_and_costs_its_new_texts(tmp_path, mo
         assert not Path(".testnuc").exists()
 
 
+def test_labels_in_another_encoding_than_the_terminal_s_are_refused():
+    Path("a.txt").write_text("one\ntwo")
+    code, _, err = run_here("classify", "a.txt", "--labels", "gr\udcfcn,rot", "--model", "openai/t")
+    assert code == 2
+    assert r"--labels is ['gr\udcfcn', 'rot'], which is not UTF-8; write it in UTF-8" in err
+
+
 def test_a_named_store_wins():
     first = texts("a.txt", 0)
     with LoopbackLLM(confident) as llm:

@@ -374,6 +374,18 @@ async def test_a_run_goes_on_after_the_server_restarted(database, url):
             assert [(r.label, r.share) for r in again] == [(r.label, r.share) for r in results]
 
 
+async def test_a_database_that_is_closed_for_maintenance_is_waited_for(database):
+    database.sql("CREATE DATABASE closed ALLOW_CONNECTIONS false")
+    url = database.url("testnuc", database="closed")
+    store = resolve(url)
+    opening = asyncio.create_task(store.open())
+    while not store.database.breaks:  # noqa: ASYNC110 - it has no event
+        await asyncio.sleep(0.01)
+    database.sql("ALTER DATABASE closed ALLOW_CONNECTIONS true")
+    await opening
+    await store.close()
+
+
 async def test_patience_ends(database, url):
     async with opened(url, patience=2, exact_below=10) as store:
         await store.put_predictions([stored(0)])

@@ -115,8 +115,8 @@ def is_transient(error: BaseException) -> bool:
             # the server aborted one of the conflicting transactions
             pg.DeadlockDetectedError,
             pg.SerializationError,
-            # of a role or database with a lock_timeout
-            pg.LockNotAvailableError,
+            # a database that is closed for maintenance, or a lock_timeout
+            pg.ObjectNotInPrerequisiteStateError,
             # raised by the driver for a connection lost during a statement, or in a transaction
             pg.InternalClientError,
             pg.InterfaceError,
