@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from testnuc._base.arrays import Array, Bools, Float32s, Int32s, Int64s
-from testnuc._base.checks import checked_whole, hash_text
+from testnuc._base.checks import checked_number, checked_whole, hash_text
 from testnuc._base.display import Brief
 from testnuc.errors import InvalidInputError, StoreError
 from testnuc.trust.argmax import Argmax
@@ -398,8 +398,10 @@ class Learned(Brief):
         ------
         InvalidInputError
             The labels have no such level, or `label` is not in the label set, or a text has one
-            label.
+            label; accuracy or confidence is not below 1.
         """
+        checked_number("accuracy", accuracy, 0, 0.9999)
+        checked_number("confidence", confidence, 0.5, 0.9999)
         right, inside = self.right, None
         if level is not None:
             right = self._at_level(level)

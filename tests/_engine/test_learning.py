@@ -121,6 +121,10 @@ async def test_fifty_judgments_improve_labels_without_a_further_call():
             row = await nuc.classify(text)
             assert (row.label, row.source) == (gold(text), "head")
         assert len(model.asked) == calls + len(fresh)
+        # by 90 instead of 0.9 all labels were certified
+        for wrong in ({"confidence": 90}, {"confidence": 1}, {"accuracy": 95}, {"accuracy": 1.0}):
+            with pytest.raises(InvalidInputError, match=r"give a number from 0(\.5)? to 0\.9999"):
+                learned.certify(**wrong)
         # a gain is proved: next is how many labels are right
         assert {item.goal for item in await nuc.review(20)} == {"certify"}
         streamed = {row.index: row async for row in nuc.stream(texts[:100])}
