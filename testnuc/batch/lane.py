@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from random import uniform
 from typing import Any
 
 from testnuc._dispatch.inflight import Ask, Outcome
@@ -180,7 +181,9 @@ class BatchLane:
             left = rounds.again(left, outcomes)
             if left and (taken or rounds.queue_full_rounds > 1):
                 pause = self._policy.first_poll * GROWTH**rounds.queue_full_rounds
-                await asyncio.sleep(min(pause, self._policy.longest_poll))
+                # two processes that gave way to each other must not do so again
+                await asyncio.sleep(min(pause, self._policy.longest_poll) * uniform(0.5, 1))  # noqa: S311
+
         if self._policy.rest == "live":
             outcomes.update(await self._ask_live(rounds.rest))
         return [outcomes[ask.key] for ask in asks]
@@ -403,13 +406,12 @@ class BatchLane:
     async def _taken(self, batch: StoredBatch) -> set[bytes]:
         """Return the texts of a batch that another process sends, or has, since this one looked.
 
-        Of two that are meant to be created at the same time, the later one is not.
+        Of two that are meant to be created at the same time, the one that sees the other is not,
+        perhaps both: their times are of clocks that may differ, or were set.
         """
         keys, mine = _keys(batch), asyncio.current_task()
         taken = {key for key in keys if self._pending_keys.get(key) is not mine}
         for other in await self._store.batches(batch.scope):
-            if other.id == batch.id:
-                break
             if other.id not in self._known:
                 taken |= keys & _keys(other)
         left = list(keys - taken)

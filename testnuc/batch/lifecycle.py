@@ -30,6 +30,7 @@ from testnuc.limits.concurrency import LONG
 from testnuc.limits.policies import LONGEST_WAIT, BatchPolicy
 from testnuc.protocols import StoredBatch, StoredPrediction, TokenUsage
 from testnuc.transport.accounting import is_possible
+from testnuc.transport.failures import NEVER_SENT
 from testnuc.types import Usage
 
 #: By key.
@@ -112,7 +113,8 @@ class BatchLifecycle:
             try:
                 return (await self.api.create(batch.id.hex(), prepared)).id
             except ProviderError as error:
-                if error.retryable and not isinstance(error, RateLimitedError):
+                sent = not isinstance(error.__cause__, NEVER_SENT)
+                if sent and error.retryable and not isinstance(error, RateLimitedError):
                     raise UnknownOutcomeError(error) from error
                 tries += not busy()
                 if not error.retryable or tries >= _CREATIONS:

@@ -207,6 +207,9 @@ class CallAccounting:
             error.answered = _is_unreadable(raised) or isinstance(
                 raised, aiohttp.ClientPayloadError
             )
+            # one machine of a server that had a certificate which is trusted has another for now
+            error.retryable |= self.reached
+            error.fatal &= not self.reached
         if timeout is not None:
             error = timeout
         elif isinstance(raised, NEVER_SENT):

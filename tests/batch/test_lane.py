@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
@@ -482,8 +484,13 @@ async def test_two_processes_follow_one_batch_and_one_counts_it(model, lane):
         assert sorted((first.usage.calls, second.usage.calls)) == [0, 80]
 
 
-async def test_processes_that_begin_at_the_same_time_send_what_they_share_once(model, lane):
+@pytest.mark.parametrize("step", [1, -1], ids=["", "clock set back"])
+async def test_processes_that_begin_at_the_same_time_send_what_they_share_once(
+    model, lane, step, monkeypatch
+):
     """Each looks for batches of the other before either has one."""
+    clock = count(2_000_000_000, step)
+    monkeypatch.setattr("testnuc.batch.lane.time", SimpleNamespace(time=lambda: next(clock)))
     texts = messages(160)
     store = MemoryStore()
     async with (

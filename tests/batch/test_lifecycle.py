@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+import aiohttp
 import orjson
 import pytest
 
@@ -313,3 +314,18 @@ async def test_one_refusal_is_not_believed_for_ever(loop):
     for _ in range(8):
         own.accepted()
     assert own.limit == 20
+
+
+@virtual.in_virtual_time
+async def test_a_creation_that_could_not_connect_is_tried_again_and_not_searched(loop):
+    store = MemoryStore()
+    refused = ConnectionFailedError("cannot connect")
+    refused.__cause__ = aiohttp.ClientConnectorError(None, OSError())
+    api = Script(loop, creates=[refused] * 10)
+    one = lifecycle_of(api, store)
+    await one.intend(BATCH)
+    with pytest.raises(ConnectionFailedError):
+        await one.create(BATCH, [b"x"], lambda: False)
+    assert api.looked == 0
+    (batch,) = await store.batches(ended=True)
+    assert batch.outcome == "refused"

@@ -10,11 +10,13 @@ import subprocess
 import sys
 from contextlib import asynccontextmanager
 
+import aiohttp
 import pytest
 
-from testnuc import TestNUC
+from testnuc import Limits, TestNUC
 from testnuc.errors import ConnectionFailedError
 from testnuc.testing import HashEmbedder, LoopbackLLM
+from testnuc.transport.connections import Connections
 from tests.conftest import LABELS, confident, messages
 
 #: Bytes of a record, so that responses come in parts.
@@ -106,3 +108,24 @@ async def test_a_wrong_certificate_ends_the_run_with_the_remedy(certificate, nam
     assert "not trusted" in str(raised.value)
     assert "secret-key-123" not in str(raised.value)
     assert llm.calls == 0
+
+
+async def test_a_wrong_certificate_for_a_while_ends_no_run(monkeypatch):
+    """One machine behind a balancer has another, or it is being replaced."""
+    sent, post = 0, Connections.post
+
+    async def sometimes(*given, **more):
+        nonlocal sent
+        sent += 1
+        if 10 < sent <= 13:
+            raise aiohttp.ClientConnectorCertificateError(None, ssl.CertificateError())
+        return await post(*given, **more)
+
+    monkeypatch.setattr(Connections, "post", sometimes)
+    async with LoopbackLLM(confident) as llm:
+        model = {"model": "openai/test", "api_key": "k", "base_url": llm.base_url, "k": 0}
+        limits = Limits(concurrency=1)
+        async with TestNUC(LABELS, **model, embedder=HashEmbedder(16), limits=limits) as nuc:
+            results = await nuc.classify_many(messages(40))
+    assert not results.errors
+    assert llm.calls == 40
