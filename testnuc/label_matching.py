@@ -19,6 +19,9 @@ _NEGATIONS = frozenset(
 )
 #: Punctuation that is a part of what stands before it, at the end of a word: C#, A-, 50%.
 _SUFFIXES = "#%-"
+#: Marks that nobody sees, as copied from a page: LLMs leave them out. Spaces without width and
+#: joiners, soft hyphens, directions, and how an emoji is drawn.
+_UNSEEN = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060\u2066-\u2069\ufe0e\ufe0f\ufeff]")
 _MINUS = "\N{MINUS SIGN}"
 
 
@@ -29,7 +32,7 @@ def fold_case(text: str) -> str:
 
 
 def fold_punctuation(folded: str) -> str:
-    """Remove punctuation, except where it can carry the meaning.
+    """Remove marks that are not seen, and punctuation, except where it can carry the meaning.
 
     Symbols such as ``+`` and emoji stay; so does the punctuation of numbers (-1, 1.5, .5, 2-4,
     50%), at the end of a word or of the text (C#, A-, "A -"), an exclamation mark before a word
@@ -37,6 +40,7 @@ def fold_punctuation(folded: str) -> str:
     """
     if folded.isalnum():
         return folded
+    folded = _UNSEEN.sub("", folded)
     signs = "" if any(map(str.isalnum, folded)) else "-/"
     characters = [
         "-" if c == _MINUS or unicodedata.category(c) == "Pd" else c for c in f" {folded} "

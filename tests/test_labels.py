@@ -269,6 +269,22 @@ def test_punctuation_that_carries_no_meaning_is_ignored(label, said):
     assert meant([label, "zzzz"], said) == label
 
 
+@pytest.mark.parametrize(
+    ("label", "said"),
+    [
+        ("re\u200bfund", "refund"),
+        ("\u200frefund", "Refund."),
+        ("re\u00adfund", "refund"),
+        ("\u2764\ufe0f", "\u2764"),
+        ("\u0645\u06cc\u200c\u062e\u0648\u0627\u0647", "\u0645\u06cc\u062e\u0648\u0627\u0647"),
+    ],
+)
+def test_marks_that_nobody_sees_are_ignored_unless_labels_differ_in_them(label, said):
+    assert meant([label, "zzzz"], said) == label
+    assert meant([said, "zzzz"], label) == said
+    assert [meant([label, said], one) for one in (label, said)] == [label, said]
+
+
 def test_punctuation_and_symbols_may_carry_the_meaning():
     labels = ["C", "C++", "C#", "\U0001f44d", "\U0001f44e", "?"]
     for label in labels:
