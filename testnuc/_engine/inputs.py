@@ -96,7 +96,8 @@ def labels_by_place(
     known: dict[int, str | None] = {}
     for position, (place, said) in enumerate(zip(places.tolist(), given, strict=True)):
         if (problem := _null_in(labels, position, said)) is not None:
-            said_of_none = "; in a list, None is a judgment: none of the labels is right" * none
+            how = "[]" if allowed.multilabel else "in a list, None"
+            said_of_none = f"; {how} is a judgment: none of the labels is right" * none
             raise InvalidInputError(f"label {position} {problem}{said_of_none}")
         label = _known_label(allowed, said, position, none=none)
         note_label(known, place, entries[place].text, label)

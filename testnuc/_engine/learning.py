@@ -307,7 +307,9 @@ class Learning:
                 if self._unread is not None:
                     raise self._unread  # its judgments would be lost
                 before, data = self.learned, self._data
-                judged = _merged(() if before is None else before.judged, new)
+                earlier = () if before is None else before.judged
+                judged = _merged(earlier, new)
+                added = {*judged} - {*earlier}
                 fitted = await self._fitted()
                 if (kept := protected) is None:
                     kept = () if before is None else before.rule.protected
@@ -315,7 +317,8 @@ class Learning:
                     before is not None
                     and kept == before.rule.protected
                     and _is_ranked(before, fitted)
-                    and all(j.ranking in before.current for j in {*judged} - {*before.judged})
+                    and all(j.ranking in before.current for j in added)
+                    and (added or not before.unused(fitted.rows))
                 ):
                     # all that is new was drawn to certify the labels as they are
                     learned = await asyncio.to_thread(fitted.checked, before, judged)

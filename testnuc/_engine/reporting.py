@@ -166,7 +166,7 @@ async def describe(
     if brief:
         title, *lead = _headline(parts, learned, accuracy, texts)
         found = {
-            "What is proved": _proved(learned, accuracy) if learned else _accuracy(None),
+            "What is proved": _proved(learned) if learned else _accuracy(None),
             "Who judged, and when": _judges(learned),
         }
         sections = {title: iter(lead)} | labels | found | made
@@ -257,7 +257,7 @@ def _accuracy(learned: Learned | None, of_these: Accuracy | None = None) -> Iter
     yield from (f"- {line.replace('your ', 'the ')}" for line in lines)
 
 
-def _proved(learned: Learned, accuracy: Accuracy | None) -> Iterator[str]:
+def _proved(learned: Learned) -> Iterator[str]:
     """Yield what is proved, and what to look at, for those who use the labels."""
     certificate = learned.certify()
     right = f"at least {certificate.accuracy:.0%} of their labels are right"
@@ -265,8 +265,6 @@ def _proved(learned: Learned, accuracy: Accuracy | None) -> Iterator[str]:
         yield f"- {part:.0%} of the texts are certified: {right} by the judgments."
     else:
         yield f"- None of the texts are certified yet, which means proved: {right}."
-    if accuracy is not None and (more := accuracy.to_halve):
-        yield f"- About {more:,} more judgments make the range in the headline half as wide."
     yield from (f"- {line}" for line in learned.cautions)
 
 

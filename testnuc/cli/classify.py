@@ -15,7 +15,7 @@ from testnuc._base.loop_thread import run_to_end
 from testnuc._engine.learning import LEAST_TEXTS
 from testnuc._engine.reporting import prompt_of
 from testnuc.cli.files import check_output, free_name, write_results
-from testnuc.cli.judging import what_next
+from testnuc.cli.judging import better_name, what_next
 from testnuc.cli.memory import AnswerStore, RunNote, about_lessons, digest
 from testnuc.cli.options import OF_ANSWERS, Options
 from testnuc.cli.options_of_run import client_of, command, completed
@@ -277,16 +277,14 @@ def _next_step(
         return "next: name an output with -o (.csv, .xlsx, .jsonl) to judge some texts and learn"
     options = client.given(("store",) if is_table else _OF_STORE)
     if isinstance(known, str):
-        better = free_name("better.jsonl" if source.endswith(".jsonl") else "better.csv")
-        what, words = "carry the judgments over", ["learn", known, "-o", better]
+        what = "carry the judgments over"
+        words = ["learn", known, "-o", better_name(source)]
     elif known is None and len(results) < LEAST_TEXTS:
         return f"next, label more texts: at least {LEAST_TEXTS} are needed to judge and to learn"
     elif known is None and len(results) < FIRST_REVIEW:
         what, words = "judge them", ["review"]
     else:
-        given = SimpleNamespace(given=lambda: options)
-        given = SimpleNamespace(client=given, source=source, text_column="text")
-        return what_next(known, given, [row.text for row in results])
+        return what_next(known, source, options, [row.text for row in results])
     return f"next, {what}: {command(words[0], source, options, *words[1:])}"
 
 

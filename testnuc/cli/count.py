@@ -28,7 +28,7 @@ from testnuc.cli.reading import Table, require_column, to_stderr
 from testnuc.errors import InvalidInputError
 from testnuc.server.served import changed, set_summary, summary_of
 from testnuc.trust.audit import Audit, AuditWeek, audited, is_audit, review_of, week_of
-from testnuc.trust.counts import PER_LABEL, Counts, counted
+from testnuc.trust.counts import Counts, counted
 from testnuc.trust.review import Review
 
 #: Of dates with slashes or hyphens; the time that follows a date.
@@ -86,11 +86,10 @@ async def run(given: SimpleNamespace) -> None:
         figure.savefig(plot, dpi=300)
         if note := figure.get_supxlabel():
             to_stderr(f"{plot}: {note}; to choose labels: --plot-label LABEL")
-    wanted = max(_USUAL, PER_LABEL * len(nuc.labels.names) - counts[0].judged)
-    wanted = min(wanted, max(counts[0].rows - counts[0].judged, 1))
     ends = "; to learn from them ends the certificate, so certify first"
     ends = ends if nuc.learned.certify().coverage else ""
-    to_stderr(f"more judgments, drawn at random, narrow the intervals: {more(wanted)}{ends}")
+    if wanted := counts[0].judgments_needed:
+        to_stderr(f"more judgments, drawn at random, narrow the intervals: {more(wanted)}{ends}")
 
 
 def groups_of(table: Table, column: str, period: str | None) -> list[str | None]:

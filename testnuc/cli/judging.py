@@ -21,7 +21,7 @@ from testnuc.cli.answering import judge, write_page
 from testnuc.cli.files import free_name, require_kind, require_new, write_results
 from testnuc.cli.label_files import read_former, read_labels
 from testnuc.cli.memory import AnswerStore, LessonNote, RunNote
-from testnuc.cli.options_of_run import next_command, opened_store
+from testnuc.cli.options_of_run import command, next_command, opened_store
 from testnuc.cli.reading import content_of, existing, holds_rows, read_table, to_stderr
 from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError
@@ -120,7 +120,7 @@ def _judge(
     if not part:
         # parts that are joined are in this file
         more = [*dropwhile(lambda word: not word.startswith("-"), more)]
-    better = free_name("better.jsonl" if source.endswith(".jsonl") else "better.csv")
+    better = better_name(source)
     # a part is among the files of all
     words = ["learn", source, *([] if path in more else [path]), *more, "-o", better]
     then = shlex.join(["testnuc", *words])
@@ -142,6 +142,11 @@ def _judge(
     if review.judged:
         joined = f"who shared the texts out learns from {path} and the other files together"
         to_stderr(f"next: {joined if part else then}")
+
+
+def better_name(source: str) -> str:
+    """Return a free name of what `learn` writes."""
+    return free_name("better.jsonl" if source.endswith(".jsonl") else "better.csv")
 
 
 async def learn(given: SimpleNamespace) -> None:
@@ -204,62 +209,76 @@ async def learn(given: SimpleNamespace) -> None:
         print(f"In {source}: {accuracy}")
     if accuracy or learned.accuracy():
         to_stderr(f"how many texts have each label: {next_command('count', given)}")
-    to_stderr(what_next(learned, given, texts))
+    named, column = given.client.given(), given.text_column
+    to_stderr(what_next(learned, source, named, texts, text_column=column))
 
 
 def what_next(
     learned: Learned | None,
-    given: SimpleNamespace,
+    source: str,
+    options: Mapping[str, Any],
     texts: Collection[str] = (),
     certificate: Certificate | None = None,
+    text_column: str = "text",
 ) -> str:
-    """Return what comes next after these texts were labeled, or after a certificate."""
+    """Return what comes next after these texts were labeled, or after a certificate.
+
+    `source`, `options` and `text_column` are those of commands, as for `command`.
+    """
+
+    def then(name: str, *more: str) -> str:
+        return command(name, source, options, *more, text_column=text_column)
 
     def draw(n: int, goal: str | None = None) -> str:
-        return next_command("review", given, "-n", f"{n}", *(["--goal", goal] if goal else []))
+        return then("review", "-n", f"{n}", *(["--goal", goal] if goal else []))
 
     if learned is None:
         return f"next, judge fifty texts (about three minutes): {draw(FIRST_REVIEW)}"
     certificate = certificate or learned.certify()
+    ends = " (what is certified of the others ends: write it first)" if certificate.coverage else ""
+    if unused := learned.unused(map(hash_text, texts)):
+        what = f"{unused:,} judgments of these texts that are not used yet{ends}"
+        return f"next, learn from {what}: {then('learn', '-o', better_name(source))}"
     if texts and learned.mostly_later(texts, certificate.texts):
-        first = certificate.coverage and " (what is certified of the others ends: write it first)"
-        what = f"which say how many of their labels are right{first or ''}"
+        what = f"which say how many of their labels are right{ends}"
         return f"next, judge some of these texts, {what}: {draw(40, 'count')}"
-    lines, measure, accuracy = list[str](), learned.to_measure, learned.accuracy(texts or None)
+    lines, accuracy = list[str](), learned.accuracy(texts or None)
     if certificate.coverage:
         # a file of earlier texts stays
         asked = [*_options_of(certificate, certificate.accuracy), "-o", free_name("certified.csv")]
         if certificate.coverage < 1:
-            correct = next_command("review", given, "--goal", "correct")
+            correct = "to correct the others, which ends the certificate, so write it first"
             lines += [
                 f"to prove a larger part, judge more: {draw(50, 'certify')}",
-                f"to correct the others, which ends the certificate, so write it first: {correct}",
+                f"{correct}: {then('review', '--goal', 'correct')}",
             ]
         lines.append(
             f"next, write the {certificate.coverage:.0%} of the texts whose labels are at least "
             f"{certificate.accuracy:.0%} right by your judgments: "
-            f"{next_command('certify', given, *asked)}"
+            f"{then('certify', *asked)}"
         )
         return "\n".join(lines)
-    if learned.wants_decisions(certificate):
-        n, what, goal = 50, "where strategies differ", None
-    elif measure and not certificate.judged:
-        # before draws by trust, as what is learned from others ends a certificate
-        n, what, goal = measure, "drawn at random, which say how many labels are right", "count"
-    else:
-        n, goal = certificate.judgments_needed, "certify"
-        what = "drawn by trust, to prove that labels are right"
-        if accuracy and accuracy.to_halve and not certificate.judged:
-            lines.append(
-                f"to halve the range of how many labels are right, now {bounds_of(accuracy.now)} "
-                f"%, judge others first, drawn at random: {draw(accuracy.to_halve, 'count')}"
-            )
+    n, what, goal = _wanted(learned, certificate)
+    if goal == "certify" and accuracy and accuracy.to_halve and not certificate.judged:
+        lines.append(
+            f"to halve the range of how many labels are right, now {bounds_of(accuracy.now)} %, "
+            f"judge others first, drawn at random: {draw(accuracy.to_halve, 'count')}"
+        )
     if certificate.achievable is not None:
         lower = _options_of(certificate, certificate.achievable[0])
-        lines.append(f"to see what is proved now: {next_command('certify', given, *lower)}")
-    then = draw(n, goal)
-    lines.append(f"next, judge {n:,} more texts, {what}: {then}")
+        lines.append(f"to see what is proved now: {then('certify', *lower)}")
+    lines.append(f"next, judge {n:,} more texts, {what}: {draw(n, goal)}")
     return "\n".join(lines)
+
+
+def _wanted(learned: Learned, certificate: Certificate) -> tuple[int, str, str | None]:
+    """Return how many texts to judge next, which ones, and the goal of their review."""
+    if learned.wants_decisions(certificate):
+        return 50, "where strategies differ", None
+    if (measure := learned.to_measure) and not certificate.judged:
+        # before draws by trust, as what is learned from others ends a certificate
+        return measure, "drawn at random, which say how many labels are right", "count"
+    return certificate.judgments_needed, "drawn by trust, to prove that labels are right", "certify"
 
 
 def _options_of(certificate: Certificate, accuracy: float) -> list[str]:
@@ -274,7 +293,9 @@ def _lesson(
     given: SimpleNamespace, former: Mapping[str, Sequence[str]]
 ) -> Callable[..., Awaitable[Learned]]:
     """Read what was judged; returns a function by which a client learns from it, with options."""
-    files = given.judged or _newest_review(given.source)
+    files = given.judged or _newest_review(given.source, given.client["store"])
+    if not files:
+        return partial(_again, given.source)
     at_random, places, of_file = given.at_random, list[str](), None
     if all(map(_is_review, files)):
         judged = _read_reviews(files)
@@ -324,6 +345,21 @@ def _written(file: str, source: str) -> RunNote | None:
     note, kind = RunNote.of(source), Path(file).suffix.lower()
     csv = kind == ".csv" and "nuc_label" in content_of(file)[0].partition("\n")[0]
     return note if note.rows and (csv or kind == ".xlsx") else None
+
+
+async def _again(source: str, nuc: TestNUC, **how: Any) -> Learned:
+    """Learn again from what was judged, if some of it was not used: texts came later."""
+    if nuc.learned is None or not nuc.learned.unused(nuc.learned.answers):
+        raise _no_review(source)
+    return await nuc.learn(nuc.learned, **how)
+
+
+def _no_review(source: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"no review of {source} with answers is in this folder; name its file, or draw one: "
+        f"testnuc review {source}; labels that you edited in it are judgments by: testnuc "
+        f"learn {source} {source} -o {better_name(source)}"
+    )
 
 
 async def _from_store(
@@ -399,7 +435,8 @@ async def certify(given: SimpleNamespace) -> None:
     if label is None and results.multilabel:
         to_stderr("right: the text has exactly its labels, none is missing and none is wrong")
     if output is None or not covered:
-        to_stderr(what_next(learned, given, texts, certificate))
+        named, column = given.client.given(), given.text_column
+        to_stderr(what_next(learned, source, named, texts, certificate, column))
     if output is None:
         return
     if not covered:
@@ -465,8 +502,11 @@ def _read_reviews(files: Sequence[str]) -> Review:
     return joined.review
 
 
-def _newest_review(source: str) -> list[str]:
-    """Return the newest review of results in this folder that has answers; of parts, all."""
+def _newest_review(source: str, store: str | None) -> list[str]:
+    """Return the newest review of results in this folder that has answers; of parts, all.
+
+    []: there is none, but a store that may hold judgments.
+    """
     for path in sorted(Path().glob("*.json"), key=lambda one: -one.stat().st_mtime):
         with suppress(InvalidInputError):
             review = Review.load(path)
@@ -476,11 +516,9 @@ def _newest_review(source: str) -> list[str]:
                     files = [*takewhile(lambda word: not word.startswith("-"), run[1:])]
                 to_stderr(f"learning from {', '.join(files)}, judged last")
                 return files
-    raise InvalidInputError(
-        f"no review of {source} with answers is in this folder; name its file, or draw one: "
-        f"testnuc review {source}; labels that you edited in it are judgments by: testnuc learn "
-        f"{source} {source} -o {free_name('better.csv')}"
-    )
+    if AnswerStore.of_results(store, source).new:
+        raise _no_review(source)
+    return []
 
 
 def _new_review(output: str | None) -> str:

@@ -79,8 +79,9 @@ class Choice:
         # whether each run is right about each judged text, bool[runs, texts]
         self._right: Bools = self._labels == correct
         differ = self._differ([*range(len(given))])
-        #: Number of texts on which runs differ, and of those of them that are judged.
+        #: Number of texts on which runs differ, and of those of them that are judged or skipped.
         self.differing, self.judged = int(differ.sum()), int((differ & self._judged).sum())
+        self.skipped = int((differ & self._skipped).sum())
 
     def decide(
         self, margin: float, confidence: float, costs: Mapping[str, float], *, cheapest: bool
@@ -149,6 +150,7 @@ class Choice:
         points, of = f"{100 * margin:g} points", f"on {self.among:,} texts"
         counted = f"{self.texts:,} texts are in all runs, on {self.differing:,} labels differ"
         lines = [f"{counted}; {self.judged:,} of these are judged"]
+        lines[0] += f", {self.skipped:,} were skipped" * bool(self.skipped)
         if self.among > self.texts:
             of += f", of which these {self.texts:,} are a sample"
         if self.chosen is not None:

@@ -84,8 +84,9 @@ class Diagnosis(Brief):
         judged = "fifty judgments" if self.predictions >= FIRST_REVIEW else "judged texts"
         return (
             f"{decided}: {chosen.reason}. Ten neighbors would give another label to "
-            f"{self.differing:,} of {self.predictions:,} texts, rightly or not; {judged} decide "
-            f"between these labels, a vote and a model of your texts: {judging}"
+            f"{self.differing:,} of {self.predictions:,} texts, rightly or not. How many labels "
+            f"are right is unknown before some texts are judged; {judged} also decide between "
+            f"these labels, a vote and a model of your texts: {judging}"
         )
 
     def __str__(self) -> str:

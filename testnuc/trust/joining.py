@@ -67,14 +67,19 @@ class JoinedReview(Brief):
     @property
     def facts(self) -> str:
         """What was judged, and how far people agree."""
+        copies = "".join(
+            f"\n{two}: equal in every answer. A copy is no judge: the second one is left out."
+            for two in self.alike
+        )
+        judged = f"{len(self.review.judged):,} texts are judged"
         if not self.shared:
-            return f"{len(self.review.judged):,} texts are judged, none of them by several people."
+            return f"{judged}, none of them by several people.{copies}"
         return (
-            f"{len(self.review.judged):,} texts are judged; on {self.disagreements:,} of "
+            f"{judged}; on {self.disagreements:,} of "
             f"{self.shared:,} that several people judged they differ: "
             f"{self.disagreements - self.undecided:,} settled by the majority, or later by a "
-            f"person who saw the labels, {self.undecided:,} open.\n{self.agreement}"
-        ) + "".join(f"\n{two}: equal in every answer. A copy is no judge." for two in self.alike)
+            f"person who saw the labels, {self.undecided:,} open.\n{self.agreement}{copies}"
+        )
 
 
 def join_reviews(
@@ -97,6 +102,9 @@ def join_reviews(
     """
     if not isinstance(reviews, Mapping):
         reviews = {f"judge {number}": review for number, review in enumerate(reviews, 1)}
+    pairs = [*combinations(reviews.items(), 2)]
+    copies = {b: a for (a, one), (b, two) in pairs if one.record() == two.record()}
+    reviews = {name: review for name, review in reviews.items() if name not in copies}
     first = _checked(reviews, batches)
     of_text: dict[str, list[tuple[str, ReviewItem]]] = {}
     for name, review in reviews.items():
@@ -129,8 +137,7 @@ def join_reviews(
     review = first.with_items(items)
     review.context = replace(first.context, judges=people_of_all)
     agreement = agreement_of(shared, people_of_all) if shared else None
-    pairs = combinations(reviews.items(), 2)
-    alike = tuple(f"{a}, {b}" for (a, one), (b, two) in pairs if one.record() == two.record())
+    alike = tuple(f"{a}, {b}" for b, a in copies.items())
     return JoinedReview(review, len(shared), disagreements, undecided, agreement, alike)
 
 

@@ -426,8 +426,13 @@ class Learned(Brief):
 
     @property
     def cautions(self) -> list[str]:
-        """What to look at: errors of judges, and labels that are lost, or grow by few judgments."""
-        return [*filter(None, [errors_of_judges(self._agreed)]), *_moves(self)]
+        """What to look at: unused judgments, errors of judges, labels that are lost or grow."""
+        said = [errors_of_judges(self._agreed), *_moves(self)]
+        if unused := self.unused(self.answers):
+            said += [
+                f"{unused:,} judgments are not used: of texts that came later, or are not here."
+            ]
+        return [*filter(None, said)]
 
     @property
     def _agreed(self) -> list[bool]:
@@ -438,6 +443,11 @@ class Learned(Brief):
         """Return which texts are not among the first ones that have a fixed trust; 0: all these."""
         known, whole = _known(self, among or self.texts), len(self.keys) >= max(among, 1)
         return [whole and key_of(one) not in known for one in hashes]
+
+    def unused(self, hashes: Iterable[bytes]) -> int:
+        """Return of how many texts the judgment did not count yet: they were not there."""
+        used = {*self.keys[self.rows].tolist()} if len(self.keys) else {*map(key_of, self.answers)}
+        return sum(key_of(one) not in used for one in self.answers.keys() & {*hashes})
 
     def mostly_later(self, texts: Collection[str], among: int = 0) -> bool:
         """Whether most texts are not among the first ones that have a fixed trust; 0: all these."""
@@ -490,7 +500,8 @@ class Learned(Brief):
         referee = sum(j.source == "referee" for j in self.judged)
         by = {"a person": people, "a referee": referee}
         said = " and ".join(f"{n:,} by {who}" for who, n in by.items() if n) or "none"
-        proving = int(self.draws.drawn.sum())
+        known = (self.before >= 0 if len(self.before) else self.rows >= 0)[self.draws.drawn]
+        proving, skipped = int(known.sum()), int((~known).sum()) or ""
         lines = [f"{people + referee:,} of {self.texts:,} texts are judged: {said}."]
         if referee and len(self.used) < len(self.judged):
             lines.append(
@@ -510,8 +521,7 @@ class Learned(Brief):
             lines.append(
                 f"Labels come from {self.name}: expected gain {value:+.1f} points"
                 f"{self.rule.measured} over all texts, by your judgments (from {low:+.1f} to "
-                f"{high:+.1f}, with 90 % confidence for each bound). It is drawn towards 0, so "
-                "rather too low."
+                f"{high:+.1f}, with 90 % confidence for each bound)."
             )
         if accuracy := self.accuracy():
             lines.append(
@@ -519,9 +529,11 @@ class Learned(Brief):
                 "labels change, and may differ."
             )
         elif more := self.to_measure:
+            # one number: those that come next
+            number = "" if self.wants_decisions(self.certify()) else f"about {more:,} "
             lines.append(
-                f"How many labels are right is not known yet: judge about {more:,} more texts for "
-                'that, drawn at random (goal "count"), which ends a certificate.'
+                f"How many labels are right is not known yet: judge {number}more texts for that, "
+                'drawn at random (goal "count"), which ends a certificate.'
             )
         lines += self.cautions
         if self.fewer:
@@ -533,7 +545,7 @@ class Learned(Brief):
             return "\n".join([*lines, f"Trust is not calibrated: {_OTHER_SETTINGS}."])
         lines.append(
             f"Trust is the chance that {self.rule.trusted}, calibrated on {proving:,} judged texts "
-            "that were drawn at random."
+            f"that were drawn at random{skipped and f' ({skipped:,} others were skipped)'}."
             if proving
             else "Trust is not calibrated: no judged text was drawn at random."
         )

@@ -438,7 +438,8 @@ class Review(Sequence[ReviewItem]):
         for item in items:
             if item.source is not None:
                 try:
-                    answer = review.as_given(item.answer)
+                    # where there can be several, null is no answer: [] is
+                    answer = None if item.answer is None else review.as_given(item.answer)
                     review.answer(item.index, answer, item.source)  # type: ignore[arg-type]
                     review._items[item.index] = replace(review[item.index], day=item.day)
                 except InvalidInputError as exc:

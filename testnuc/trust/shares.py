@@ -294,13 +294,10 @@ class Accuracy:
         if (error := self.judge_error) is not None:
             now, own = (bounds_of(share.allowing(error)) for share in (self.now, self.before))
             others = f"with the errors of judges {now} %, and {own} % of the LLM's own"
-        text = (
+        return (
             f"About {percent(self.now)} of the labels of {self.texts:,} texts are right by your "
             f"judgments, and {percent(self.before)} of the LLM's own; {others}."
         )
-        if self.to_halve:
-            text += f' About {self.to_halve:,} more judgments (goal "count") halve these intervals.'
-        return text
 
 
 def percent(share: Share) -> str:

@@ -103,14 +103,50 @@ def test_results_that_are_nowhere_have_no_command(tmp_path):
     assert err.splitlines()[-1].startswith("next: name an output with -o")
 
 
+def test_judgments_that_a_change_of_labels_leaves_unused_are_named_and_learned_from():
+    """Those of day two were silently left out, also where they were given again."""
+    for name, texts in (("a.txt", messages(60)), ("b.txt", messages(100)[60:])):
+        Path(name).write_text("\n".join(texts))
+    Path("renamed.csv").write_text("label,was\nmoney,refund\ndelivery,\nlogin,\n")
+
+    def renamed(text):
+        return "money" if gold(text) == "refund" else gold(text)
+
+    for answer, labels, run in ((gold, ",".join(LABELS), "1"), (renamed, "renamed.csv", "2")):
+        with LoopbackLLM(answer) as llm:
+            given = ["--labels", labels, "--model", "openai/test", "--base-url", llm.base_url]
+            for name in "ab":
+                _, err = ran("classify", f"{name}.txt", *given, "-o", f"{name}{run}.csv")
+                if run == "1":
+                    review = ["review", f"{name}1.csv", "-n", "20", "--goal", "count", "--no-open"]
+                    ran(*review, "-o", f"{name}.json")
+                    judge(f"{name}.json", gold)
+                    ran("learn", f"{name}1.csv", f"{name}.json")
+                elif name == "a":
+                    assert " learn a2.csv .testnuc/answers-" in err
+                    out, _ = ran(*shlex.split(err.splitlines()[-1].partition(": ")[2])[1:])
+                    assert "20 judgments are not used: of texts that came later" in out
+    line = err.splitlines()[-1]
+    assert line == (
+        "next, learn from 20 judgments of these texts that are not used yet: "
+        "testnuc learn b2.csv -o better-2.csv"
+    )
+    out, err = ran(*shlex.split(line.partition(": ")[2])[1:])
+    assert "40 of 100 texts are judged" in out
+    assert "not used" not in out + err
+    assert "In b2.csv: About 100 % " in out
+    code, _, err = run_here("learn", "b2.csv")
+    assert (code, "no review of b2.csv with answers is in this folder" in err) == (2, True)
+
+
 def test_the_path_leads_to_how_many_labels_are_right():
     def after(measure, covered, judged=0, known=None):
-        learned = SimpleNamespace(to_measure=measure, wants_decisions=lambda _: False)
+        learned = SimpleNamespace(
+            to_measure=measure, wants_decisions=lambda _: False, unused=lambda _: 0
+        )
         learned.accuracy = lambda _: known
         found = Certificate(0.9, 0.9, 0.5, covered, judged, judgments_needed=40)
-        client = SimpleNamespace(given=dict)
-        given = SimpleNamespace(client=client, source="o.csv", text_column="text")
-        return what_next(learned, given, certificate=found)
+        return what_next(learned, "o.csv", {}, certificate=found)
 
     # before draws by trust
     said = after(60, 0.0)

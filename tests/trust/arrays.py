@@ -50,6 +50,16 @@ def sides(seed, n=400, topics=12, dim=48):
     return Texts(vectors, own, *near, folds, 2), gold
 
 
+def among(texts, rows, first=None):
+    """Return some texts in this order, the first ones with their neighbors among all of these."""
+    vectors = np.ascontiguousarray(texts.vectors[rows])
+    index = NearestVectors(vectors.shape[1], exact_below=len(rows) + 1)
+    index.add(vectors, np.arange(len(rows), dtype=np.uint64))
+    own = np.arange(first or len(rows), dtype=np.int64)
+    ids, similarities = index.search(vectors[own], 30, exclude=own)
+    return Texts(vectors, texts.own[rows], ids, similarities, texts.folds[rows], texts.n_classes)
+
+
 def with_near_copies(seed, n_classes=5, purity=0.6, spread=1.0, size=5, n=2_000, dim=32):
     """Return neighbors, similarities, labels and gold; on near copies, a tenth, the LLM errs more.
 

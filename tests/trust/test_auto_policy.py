@@ -102,6 +102,7 @@ async def test_a_diagnosis_ends_with_what_was_decided_and_what_judgments_would_b
     last = str(found).splitlines()[-1]
     assert last.startswith(f"{found.decision.k} neighbors vote")
     assert f"another label to {changed:,} of 1,200 texts, rightly or not" in last
+    assert "How many labels are right is unknown before some texts are judged" in last
     assert "await nuc.review(50)" in last
     assert "testnuc review out.csv" in found.sentence("testnuc review out.csv")
     _, nuc = client()

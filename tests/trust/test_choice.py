@@ -116,7 +116,8 @@ def test_texts_that_are_skipped_count_for_neither_run():
     review = choose(runs).review(30)
     judge(review, gold, first=20)
     choice = choose(runs, review)
-    assert choice.judged == 10
+    assert (choice.judged, choice.skipped) == (10, 20)
+    assert "; 10 of these are judged, 20 were skipped\n" in str(choice)
     assert choice.chosen is None
     # they are asked again, in their places
     again = choice.review(5)

@@ -181,8 +181,14 @@ def test_three_equal_judgments_do_not_prove_that_all_are():
     assert "agree in 0.0% (0.0% to 97.5%)" in str(agreement_of([("a", "b")], 2))
 
 
+def on_another_day(review):
+    """Return the review of a judge who says the same, and is no copy."""
+    return review.with_items([replace(item, day="2026-01-02") for item in review])
+
+
 def test_equal_judgments_say_nothing_of_chance():
-    made = join_reviews({"ann": review_of(["a", "a"]), "ben": review_of(["a", "a"])}).agreement
+    ben = on_another_day(review_of(["a", "a"]))
+    made = join_reviews({"ann": review_of(["a", "a"]), "ben": ben}).agreement
     assert np.isnan(made.alpha[0])
     assert "alpha unknown (all judgments are equal)" in str(made)
 
@@ -211,17 +217,23 @@ def test_a_joined_review_is_no_further_judge_beside_those_that_it_joins(batches)
         with pytest.raises(InvalidInputError, match=r"joined joins several .* name it alone, or"):
             join_reviews(both, batches=batches)
     # of another draw it has no text in common
-    later = {name: review_of(["a", "b"], called="later") for name in ("cay", "dan")}
+    cay = review_of(["a", "b"], called="later")
+    later = {"cay": cay, "dan": on_another_day(cay)}
     assert join_reviews({"joined": joined, **later}, batches=True).shared == 5
 
 
-def test_a_copy_under_another_name_is_named():
+def test_a_copy_under_another_name_is_named_and_left_out():
     one = review_of(["a", "b", "c"])
     joined = join_reviews(
         {"ann.json": one, "ben.json": one.with_items(one), "cy": review_of("abb")}
     )
     assert joined.alike == ("ann.json, ben.json",)
-    assert "\nann.json, ben.json: equal in every answer. A copy is no judge." in joined.facts
+    copy = "\nann.json, ben.json: equal in every answer. A copy is no judge: the second one is left"
+    assert copy in joined.facts
+    # it is in no number
+    alone = join_reviews({"ann.json": one, "cy": review_of("abb")})
+    assert (joined.agreement, joined.review.context.judges) == (alone.agreement, 2)
+    assert copy in join_reviews({"ann.json": one, "ben.json": one.with_items(one)}).facts
     assert join_reviews({"ann.json": one, "cy": review_of("abb")}).alike == ()
 
 
