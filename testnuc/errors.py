@@ -14,6 +14,7 @@
         RateLimitedError                 429: too many requests
           QuotaExceededError             429 that a retry cannot fix; stops the run
         ServerError                      408, 409, 5xx
+          ProviderDownError              not sent, as the calls before it failed; in services
         ConnectionFailedError            connection failed or closed before the full response
         CallTimeoutError                 no full response within the deadline
         NotAnsweredError                 the batch ended before this request was executed
@@ -149,6 +150,12 @@ class ServerError(ProviderError):
     """The provider failed or is overloaded (408, 409, 5xx)."""
 
     retryable = True
+
+
+class ProviderDownError(ServerError):
+    """The provider failed one call after the other, and a service did not send this one."""
+
+    fatal = True
 
 
 class ConnectionFailedError(ProviderError):

@@ -340,14 +340,18 @@ class Scheduler:
 
     async def _serve(self, bundle: Bundle) -> None:
         leases = self._leases
-        if leases is not None:
-            keys = [request.ask.key for request in bundle]
-            if (expired := leases.expired(keys)) and not (
-                bundle := await self._confirmed(leases, bundle, expired)
-            ):
+        keys = [request.ask.key for request in bundle]
+        if leases is not None and (expired := leases.expired(keys)):
+            bundle = await self._confirmed(leases, bundle, expired)
+            if not bundle:
                 return
-            # the call may wait for a permit, or to be retried
-            MAY_SEND.set(lambda: not leases.expired(keys))
+
+        def may_send() -> bool:
+            wanted = any(request.waiters for request in bundle)
+            return wanted and (leases is None or not leases.expired(keys))
+
+        # the call may wait for a permit, or to be retried
+        MAY_SEND.set(may_send)
         context = bundle[0].waiters[0][0].context if bundle[0].waiters else None
         if context is not None:
             # a worker serves many runs; the call belongs to the trace of the first one waiting
@@ -403,7 +407,7 @@ class Scheduler:
     def _without_unsent(
         self, bundle: Bundle, outcomes: Sequence[Outcome]
     ) -> tuple[Bundle, Sequence[Outcome]]:
-        """Queue those requests again whose leases expired before they were sent."""
+        """Queue requests that were not sent: their leases expired, or nobody waits any more."""
         pairs = list(zip(bundle, outcomes, strict=True))
         for request in [r for r, outcome in pairs if isinstance(outcome, NotSentError)]:
             request.sent = False

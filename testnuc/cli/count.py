@@ -201,7 +201,7 @@ async def _read(store: str, chosen: str | None) -> tuple[list[AuditWeek], AuditW
     """Return the weeks that are over, and the one that is not, of the chosen or latest labels."""
     async with opened_store(store) as opened:
         every = [AuditWeek.of(data) for _, data in await opened.learned() if is_audit(data)]
-    every.sort(key=lambda week: week.week)
+    every.sort(key=lambda week: (week.week, week.latest))
     if not every:
         raise InvalidInputError(
             "the store has no texts set aside; run `testnuc serve` with it and --audit 20/week"

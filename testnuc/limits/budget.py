@@ -76,6 +76,7 @@ class BudgetAccount:
         self._waiting: deque[_Waiter] = deque()
         self._waiting_batches: deque[_Waiter] = deque()
         #: Seconds that a call waits for what others have reserved; but the first, until one ends.
+        #: A service sets it: then calls do not wait for a provider that is down, either.
         self.patience: float | None = None
         self._stuck = False
         #: Those of the calls that count here, also of a referee and after `join`.

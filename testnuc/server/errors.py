@@ -19,6 +19,7 @@ _RESPONSES: dict[type[Exception], tuple[int, str]] = {
     errors.ContentRefusedError: (422, "content_refused"),
     errors.RateLimitedError: (503, "provider_rate_limited"),
     errors.QuotaExceededError: (503, "provider_quota_exceeded"),
+    errors.ProviderDownError: (503, "provider_down"),
     errors.CallTimeoutError: (504, "provider_timeout"),
     errors.ReplyError: (502, "provider_reply"),
     errors.ProviderError: (502, "provider"),

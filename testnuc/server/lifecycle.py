@@ -211,6 +211,7 @@ async def _reload(
             service.failed_reloads += 1
             _log.error("the reload failed; the service goes on as before: %s", exc)
         else:
+            service.reloads += 1
             _log.info("reloaded")
         finally:
             # clients and their models are cycles, and a collection by itself may be hours away
@@ -222,7 +223,14 @@ def _signals(hung_up: asyncio.Event | None) -> Iterator[asyncio.Semaphore]:
     """Count SIGINT, SIGTERM and SIGHUP; the last sets `hung_up` instead, if there is one."""
     received = asyncio.Semaphore(0)
     loop = asyncio.get_running_loop()
-    on_hang_up = received.release if hung_up is None else hung_up.set
+
+    def on_hang_up() -> None:
+        if hung_up is None:
+            received.release()
+        else:
+            _log.info("SIGHUP: reloading, once a reload in progress has ended")
+            hung_up.set()
+
     handled = []
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         # not on Windows, where Ctrl-C cancels the main task; nor outside the main thread

@@ -142,7 +142,8 @@ class ServedSet:
         self.audit = None if settings.audit is None else TrafficSample(nuc, settings.audit)
         self._before: dict[str, Any] | None = None
         #: What was learned, and its certificate, which takes time to compute.
-        self._certificate: tuple[Learned | None, str | None] = None, None
+        self._certified: Learned | None = None
+        self._certificate: asyncio.Task[str] | None = None
         self._take(nuc)
 
     def _take(self, nuc: TestNUC) -> None:
@@ -185,12 +186,18 @@ class ServedSet:
             "since": self._since.isoformat(timespec="seconds"),
         }
 
-    def info(self) -> dict[str, Any]:
+    async def info(self) -> dict[str, Any]:
         """Return what is active, and what differed from it at last before a reload."""
-        if (learned := self.nuc.learned) is not self._certificate[0]:
-            self._certificate = learned, None if learned is None else str(learned.certify())
+        if (learned := self.nuc.learned) is not self._certified:
+            self._certified, self._certificate = learned, None
+            if learned is not None:
+                said = asyncio.to_thread(lambda: str(learned.certify()))
+                self._certificate = asyncio.create_task(said)
+        if (task := self._certificate) is not None:
+            # of all that ask; a caller that leaves does not end it
+            await asyncio.wait([task])
         own = {"before": self._before, "pool": len(self.nuc), "decision": self._decision}
-        own["certificate"] = self._certificate[1]
+        own["certificate"] = None if task is None else task.result()
         return self._active() | own | {"budget_left": parts_of(self.nuc).transport.account.left}
 
     @property
@@ -218,7 +225,10 @@ class ServedSet:
                 yield failed
         finally:
             if transport.failing and patience.failures:
-                _log.error("%s: every LLM call fails", about["fields"]["request_id"])
+                why = patience.failures[0]
+                fields = about["fields"] | {"type": error_fields(why)["type"]}
+                name, extra = fields["request_id"], {"fields": fields}
+                _log.error("%s: every LLM call fails: %s", name, why, extra=extra)
             for kind, errors in failed.items():
                 fields = about["fields"] | {"type": kind, "texts": len(errors)}
                 texts = "1 text" if len(errors) == 1 else f"{len(errors)} texts"
@@ -286,6 +296,8 @@ class ServedSet:
         yield Value("cost_usd", known, sum(usd) if usd else None, self._place, counted=True)
         for unit, left in account.left.items():
             yield Value("budget_left", "Left of the budget.", left, self._place | {"unit": unit})
+        failing = "1 while LLM calls fail as every other one would."
+        yield Value("failing", failing, float(self.status == "failing"), self._place)
         yield Value("pool_texts", "Texts in the pool.", len(self.nuc), self._place)
         if self.audit is None:
             return
@@ -350,7 +362,7 @@ class TrafficSample:
         place = name, several, labels
         if (week := self._waiting.get(place)) is None:
             week = self._waiting[place] = self._new(name)
-        week.count(result.label)
+        week.count(result.label, now)
         stored = self.latest if self.latest.week == name else week
         if len(stored.sample) < stored.size or order < stored.sample[-1].order:
             said = result.label, result.own_label, result.alternative

@@ -98,8 +98,8 @@ class Service:
         self.state: Literal["starting", "ready", "draining"] = "starting"
         #: Whether requests are rejected because the service is shutting down.
         self.closing = False
-        #: Reloads that changed nothing, because of a mistake in a file for example.
-        self.failed_reloads = 0
+        #: Reloads, and those that changed nothing, because of a mistake in a file for example.
+        self.reloads = self.failed_reloads = 0
         self.queue, self._callers = Queue(self.settings.max_pending), Callers()
         #: Bodies of requests that have not arrived in full.
         self.bodies = Bodies(self.settings.max_body, self.settings.body_timeout)
@@ -209,6 +209,7 @@ class Service:
         yield Value("ready", "1 while requests are accepted and can be answered.", ready, {})
         failed, meaning = self.failed_reloads + self.settings.failed_tokens, "Reloads that failed."
         yield Value("failed_reloads", meaning, failed, {}, counted=True)
+        yield Value("reloads", "Reloads that succeeded.", self.reloads, {}, counted=True)
         for name, texts in self._callers.texts.items():
             yield Value("caller_texts", "Texts by caller.", texts, {"caller": name}, counted=True)
         for served in list(self.sets.values()):
@@ -373,14 +374,15 @@ class Service:
         return _json(self._set_of(request).described)
 
     async def _info(self, request: web.Request) -> web.Response:
-        return _json(self._info_of(self._set_of(request)))
+        return _json(await self._info_of(self._set_of(request)))
 
     async def _infos(self, _: web.Request) -> web.Response:
-        return _json({"sets": {name: self._info_of(one) for name, one in self.sets.items()}})
+        every = list(self.sets.items())
+        return _json({"sets": {name: await self._info_of(one) for name, one in every}})
 
-    def _info_of(self, served: ServedSet) -> dict[str, Any]:
+    async def _info_of(self, served: ServedSet) -> dict[str, Any]:
         own = {"version": __version__, "status": self._status(served)}
-        return own | served.info() | {"limits": self.settings.limits()}
+        return own | await served.info() | {"limits": self.settings.limits()}
 
     async def _results_page(self, request: web.Request) -> web.Response:
         if self._page is None:

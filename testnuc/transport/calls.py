@@ -110,6 +110,8 @@ class Call:
     again: bool = False
     #: When it was first sent; the deadline counts from there.
     started: float = 0.0
+    #: When it was last sent.
+    sent_at: float = 0.0
     #: The last failure that a new encoding could not cure.
     error: ProviderError | None = None
 

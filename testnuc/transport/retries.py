@@ -7,7 +7,15 @@ from random import Random
 
 from tenacity import RetryCallState
 
-from testnuc.errors import BadRequestError, ProviderError, ReplyError, UnknownModelError
+from testnuc.errors import (
+    BadRequestError,
+    ProviderDownError,
+    ProviderError,
+    RateLimitedError,
+    ReplyError,
+    UnknownModelError,
+)
+from testnuc.limits.budget import BudgetAccount
 from testnuc.limits.headers import usable_wait
 from testnuc.limits.policies import RetryPolicy, longest_pause
 from testnuc.transport.calls import Call
@@ -28,6 +36,9 @@ _QUIET = 3.0
 #: One that responded before: after so many in a row, over at least so many seconds. Calls that are
 #: refused at the same time count once.
 _REFUSALS, _LEAST_OUTAGE = 20, 5.0
+#: A service takes a provider to be down after so many failures in a row, over at least so many
+#: seconds; then it sends one call at a time, so many seconds after the latest failure.
+_FAILURES, _LEAST_DOWN, _UNTIL_PROBE = 5, 10.0, 5.0
 #: A run ends once calls were given up for so many deadlines, and none was answered meanwhile.
 _MOST_DEADLINES = 5
 #: More doublings would overflow.
@@ -37,9 +48,16 @@ _LEAST_TIME = 0.1
 
 
 class Outage:
-    """Connections that the server refused in a row, and calls that were given up in a row."""
+    """Connections that the server refused in a row, and calls that failed in a row."""
 
-    def __init__(self) -> None:
+    def __init__(self, account: BudgetAccount) -> None:
+        self._account = account
+        #: Attempts that the server failed or did not answer since it last answered.
+        self._failures = 0
+        self._answered_at = self._failed_at = float("-inf")
+        self._first_sent = 0.0
+        #: The call that finds out whether the server answers again.
+        self.probe: Call | None = None
         self._failing_since = self._gave_up_at = float("-inf")
         self._refusals = 0
         self._first = self._since = 0.0
@@ -76,9 +94,41 @@ class Outage:
         self._gave_up_at = now
         return now - self._failing_since >= _MOST_DEADLINES * deadline
 
-    def answered(self) -> None:
-        """Forget the calls that were given up: the server answers."""
-        self._gave_up_at = float("-inf")
+    def answered(self, now: float) -> None:
+        """Forget the calls that failed: the server answers."""
+        self._gave_up_at, self._answered_at, self._failures = float("-inf"), now, 0
+
+    def failed(self, call: Call, error: ProviderError, now: float) -> None:
+        """Count a failure of the server, unless the call was sent before its latest answer."""
+        other = call.unsent or isinstance(error, (RateLimitedError, ReplyError))
+        if other or not is_retryable(error) or call.sent_at < self._answered_at:
+            return
+        if not self._failures:
+            self._first_sent = call.sent_at
+        self._failures += 1
+        self._failed_at, self._error = now, error
+
+    @property
+    def is_down(self) -> bool:
+        """Whether the server of a service has failed for long: a circuit breaker."""
+        if self._account.patience is None or self._failures < _FAILURES:
+            return False
+        return self._failed_at - self._first_sent >= _LEAST_DOWN
+
+    def refuse(self, call: Call, now: float) -> None:
+        """Raise an error if the server is down, but for one call at a time."""
+        if not self.is_down:
+            return
+        left = self._failed_at + _UNTIL_PROBE - now
+        if self.probe is None and left <= 0:
+            self.probe = call
+        if self.probe is not call:
+            call.unsent = True
+            raise ProviderDownError(
+                f"not sent, as the calls before it failed: {self._error}",
+                retry_after=left if left > 0 else _UNTIL_PROBE,
+                attempts=call.sends,
+            )
 
     def end(self, error: ProviderError) -> None:
         """Fail the calls that wait for a permit; later calls try a connection again."""
@@ -187,6 +237,11 @@ def gives_up(
 
     The error becomes fatal if the server cannot be reached: every other call would fail as well.
     """
+    if outage.is_down and call.error is not None:
+        call.error.fatal = True
+        if not call.unsent:
+            outage.end(call.error)
+        return True
     tries = state.attempt_number - call.repeats
     if call.unsent and call.error is not None:
         # calls that were sent late share what earlier ones found out

@@ -88,7 +88,7 @@ class Transport:
         self.timed: Callable[[float], object] = float
         #: See `observed`.
         self._observers: list[Callable[[ProviderError], object]] = []
-        self._outage = Outage()
+        self._outage = Outage(self.account)
         #: Whether the latest call failed as all would, with a wrong key for example.
         self.failing = False
         self._connections = connections or Connections(limits.concurrency, trust_env=trust_env)
@@ -177,12 +177,11 @@ class Transport:
                     return await self._attempt(call)
             raise first  # unreachable: the loop returns a reply or raises
         except ProviderError as error:
-            if error.retryable and call.sends and not isinstance(error, ReplyError):
-                now = self._clock()
-                if self._outage.gave_up(call.started, now, self._retry.deadline):
-                    error.fatal = True
-            else:
-                self._outage.answered()
+            now = self._clock()
+            if not error.retryable or isinstance(error, ReplyError):
+                self._outage.answered(now)
+            elif call.sends and self._outage.gave_up(call.started, now, self._retry.deadline):
+                error.fatal = True
             self.failing = error.fatal and not isinstance(error, BadRequestError)
             _log.info(
                 "call failed permanently: %s, status %s, request id %s, sent %d times",
@@ -195,6 +194,8 @@ class Transport:
         finally:
             # a reservation is left only if no attempt can have been billed
             self._accounting.release(call)
+            if self._outage.probe is call:
+                self._outage.probe = None
 
     def _retrying(self, call: Call) -> AsyncRetrying:
         """Return tenacity's loop over attempts; it keeps state, so every call has its own."""
@@ -245,6 +246,8 @@ class Transport:
                 observer(error)
             except Exception:  # noqa: BLE001 - any observer; it must not fail the call
                 _log.warning("the progress observer failed", exc_info=True)
+        if error is not call.error:
+            self._outage.failed(call, error, self._clock())
         late = self._clock() - call.started >= latest_start(self._retry)
         call.at_once = not late and (adapts(call, error) or await self._renewed(call, error))
         if call.at_once:
@@ -260,6 +263,7 @@ class Transport:
     async def _attempt(self, call: Call) -> Reply:
         """Send a call once, and settle everything acquired for it."""
         accounting = self._accounting
+        self._outage.refuse(call, self._clock())
         keys = getattr(call.wire, "keys", None)
         if keys is not None:
             # without a key, nothing is held while it is waited for
@@ -268,6 +272,7 @@ class Transport:
         if permit is None:
             permit = await self._acquire(call)
         self._check(permit)
+        call.sent_at = permit.sent_at
         # Nothing awaits between the permit and the `try`, so cancellation cannot lose it.
         # Queueing does not count: the deadline starts with the first permit.
         if call.sends == 0:
@@ -303,7 +308,7 @@ class Transport:
                 reply = accounting.read(call, permit, answer)
             else:
                 reply = accounting.accept(call, permit, reply)
-            self._outage.answered()
+            self._outage.answered(self._clock())
             self.failing = False
             return reply
         finally:

@@ -92,6 +92,8 @@ class AuditWeek(Brief):
     given: dict[str, int] = field(default_factory=dict)
     #: The lowest `order` first.
     sample: list[AuditedText] = field(default_factory=list)
+    #: When the latest text was counted, in seconds since the epoch; 0: unknown.
+    latest: int = 0
 
     def key(self, week: str | None = None) -> bytes:
         """Return the key in a store; "": that of the summary of all weeks of these labels."""
@@ -105,9 +107,10 @@ class AuditWeek(Brief):
         """The texts that have an answer."""
         return [text for text in self.sample if text.look]
 
-    def count(self, label: str | None) -> None:
-        """Count a text by the label that it was given."""
+    def count(self, label: str | None, time: float) -> None:
+        """Count a text by the label that it was given then."""
         self.texts += 1
+        self.latest = int(time)
         for name in split_labels(label) or [""]:
             self.given[name] = self.given.get(name, 0) + 1
 
@@ -121,6 +124,7 @@ class AuditWeek(Brief):
         # a sample that was cut cannot grow again
         self.size = min(self.size, other.size)
         self.texts += other.texts
+        self.latest = max(self.latest, other.latest)
         for name, number in other.given.items():
             self.given[name] = self.given.get(name, 0) + number
         self.keep(other.sample)
@@ -149,7 +153,8 @@ class AuditWeek(Brief):
             week = cls(**record)
             # what a store of somebody else holds fails here, not later
             sample, labels = week.sample, list[str | None](week.labels)
-            numbers = [week.size, week.texts, *week.given.values(), *(one.look for one in sample)]
+            numbers = [week.size, week.texts, week.latest, *week.given.values()]
+            numbers += [one.look for one in sample]
             chances = [chance for one in sample for chance in (one.order, one.trust)]
             for one in sample:
                 labels += [one.label, one.own_label, one.alternative, one.answer]

@@ -22,12 +22,15 @@ from tests.server.serving import Held, client
 WEEK = 7 * 86_400
 
 
-def fill(store, weeks, labels=LABELS, size=20, texts=30, kind="text"):
-    """Fill a store with weeks of traffic, all labeled with the first label, the last one now."""
+def fill(store, weeks, labels=LABELS, size=20, texts=30, kind="text", later=0.0):
+    """Fill a store with weeks of traffic, all labeled with the first label, the last one now.
+
+    `later`: seconds.
+    """
 
     async def note():
         async with client(Held(), store=store) as nuc:
-            now = time.time()
+            now = time.time() + later
             for back in range(weeks - 1, -1, -1):
                 sample = TrafficSample(nuc, size, clock=lambda back=back: now - back * WEEK)
                 sample._facts = (tuple(labels), *sample._facts[1:])
@@ -39,6 +42,16 @@ def fill(store, weeks, labels=LABELS, size=20, texts=30, kind="text"):
 
     asyncio.run(note())
     return store
+
+
+@pytest.mark.parametrize("back", [LABELS, ("a", "b"), ("c", "d")])
+def test_after_a_rollback_the_labels_that_are_used_again_are_audited(back):
+    store = Path("labels.db")
+    for labels in (LABELS, ("a", "b"), ("c", "d")):
+        fill(store, 2, labels=labels)
+    fill(store, 2, labels=back, kind="after", later=1.0)
+    code, _, err = run_here("audit", store, "--no-open")
+    assert (code, f"the latest is {', '.join(back)}; for another: --labels" in err) == (0, True)
 
 
 def test_weeks_that_are_over_are_judged_and_shown():

@@ -92,14 +92,14 @@ async def test_info_says_why_the_llms_labels_are_kept_only_while_they_are(client
     async with running(client_of, k=3, policy="auto") as (_, service, session):
         await classify(session, text=messages(1)[0])
         (served_set,) = service.sets.values()
-        assert "too few" in served_set.info()["decision"]
+        assert "too few" in (await served_set.info())["decision"]
         kept = served_set.recent[-1]
         served_set.note(replace(kept, source="vote", reason=None), {})
-        assert served_set.info()["decision"] is None
+        assert (await served_set.info())["decision"] is None
         # an answer of which this is unknown changes nothing
         served_set.note(kept, {})
         served_set.note(replace(kept, source=None, label=None, reason=None), {})
-        assert "too few" in served_set.info()["decision"]
+        assert "too few" in (await served_set.info())["decision"]
 
 
 def test_a_reason_is_a_string():

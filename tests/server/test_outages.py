@@ -27,7 +27,8 @@ from testnuc.errors import (
 )
 from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.server import JsonLines
-from testnuc.testing import LoopbackLLM
+from testnuc.testing import Faults, LoopbackLLM
+from testnuc.transport import retries
 from testnuc.transport.calls import Patience
 from testnuc.trust.diagnosis import Decision
 from testnuc.voting import VotePolicy
@@ -391,6 +392,119 @@ async def test_what_was_learned_labels_while_the_provider_fails(failure):
                 kind = kinds.get(failure, "provider")
                 assert (row["label"], row["source"]) == (learning.gold(row["text"]), "head")
                 assert row["error"]["type"] == kind
+
+
+async def refused_at_once(session, llm, body):
+    """Assert that a request is answered without a call."""
+    before = llm.requests
+    status, answer, headers = await post(session, body)
+    assert (status, answer["error"]["type"]) == (503, "provider_down")
+    assert int(headers["Retry-After"]) >= 1
+    assert llm.requests == before
+
+
+@pytest.mark.parametrize("fault", ["status", "hangs"])
+async def test_a_provider_that_is_down_is_asked_by_one_call_at_a_time(
+    client_of, caplog, monkeypatch, fault
+):
+    monkeypatch.setattr(retries, "_LEAST_DOWN", 0.05)
+    monkeypatch.setattr(retries, "_UNTIL_PROBE", 1e9)
+    kind, down = {"status": "500", "hangs": "stalled"}[fault], False
+    faults = Faults(schedule=lambda _: kind if down else None, stall=60.0)
+    policy = RetryPolicy(attempts=50, max_wait=0.02, timeout=0.2, deadline=100)
+    async with LoopbackLLM(confident, faults=faults) as llm:
+        nuc = TestNUC(**client_of(llm, k=0, limits=Limits(concurrency=8, retry=policy)))
+        async with served(nuc) as (_, session):
+            transport = parts_of(nuc).transport
+            assert (await post(session, {"text": "refund please"}))[0] == 200
+            down = True
+            found = await asyncio.gather(*(post(session, {"text": t}) for t in messages(12)[1:]))
+            assert {status for status, *_ in found} <= {502, 503, 504}
+            assert await get(session, "/readyz") == (200, '{"status":"failing"}')
+            assert "testnuc_failing 1.0" in (await get(session, "/metrics"))[1]
+            for body in ({"text": "refund please, a new one"}, {"texts": messages(40)[20:]}):
+                await refused_at_once(session, llm, body)
+            # stored answers are given
+            assert (await post(session, {"text": "refund please"}))[0] == 200
+            monkeypatch.setattr(retries, "_UNTIL_PROBE", 0.0)
+            # a probe that fails is not sent again
+            before = llm.requests
+            assert (await post(session, {"text": "refund please, a probe"}))[0] in {502, 504}
+            assert llm.requests == before + 1
+            down = False
+            assert (await post(session, {"text": "refund please, another probe"}))[0] == 200
+            assert (await post(session, {"texts": messages(40)[20:]}))[0] == 200
+            assert await get(session, "/readyz") == (200, '{"status":"ready"}')
+            assert transport._outage.probe is None
+    records = [r for r in caplog.records if "every LLM call fails" in r.getMessage()]
+    assert records
+    assert {r.fields["type"] for r in records} <= {"provider", "provider_timeout", "provider_down"}
+    assert all(r.fields["request_id"] in r.getMessage() for r in records)
+
+
+async def test_while_a_probe_waits_others_are_refused_and_a_run_of_the_library_is_not(monkeypatch):
+    monkeypatch.setattr(retries, "_LEAST_DOWN", 0.0)
+    monkeypatch.setattr(retries, "_UNTIL_PROBE", 0.0)
+
+    class Down(Held):
+        async def answer(self, request):
+            self.asked += request.texts
+            if len(self.asked) <= 20:
+                raise down()
+            await self.gate.wait()
+            return Reply(tuple(Answer(*confident(t)) for t in request.texts), TokenUsage(10, 5))
+
+    model = Down()
+    async with served(client(model, k=0, limits=SOON)) as (_, session):
+        for text in messages(16):
+            await post(session, {"text": text})
+        # the first call failed five times, the later ones were probes
+        assert len(model.asked) == 20
+        probe = asyncio.create_task(post(session, {"text": "refund please, a probe"}))
+        await model.asked_for(21)
+        status, answer, _ = await post(session, {"text": "refund please, another one"})
+        assert (status, answer["error"]["type"]) == (503, "provider_down")
+        model.gate.set()
+        assert (await probe)[0] == 200
+    model = Down()
+    model.gate.set()
+    async with client(model, k=0, limits=SOON) as alone:
+        assert (await alone.classify("refund please")).label == "refund"
+    assert len(model.asked) == 21
+
+
+async def test_nothing_is_sent_again_for_a_client_that_left(tmp_path):
+    model = Failing("down", down)
+    model.gate.clear()
+
+    async def answer(request):
+        model.asked += request.texts
+        if "down" in request.texts[0]:
+            raise down()
+        await model.gate.wait()
+        return Reply(tuple(Answer(*confident(t)) for t in request.texts), TokenUsage(10, 5))
+
+    model.answer = answer
+    nuc = client(model, k=0, limits=SOON, store=tmp_path / "labels.db")
+    async with served(nuc) as (service, session):
+        gone = [asyncio.create_task(post(session, {"text": t})) for t in ("down", "refund please")]
+        stays = asyncio.create_task(post(session, {"text": "down for two"}))
+        both = asyncio.create_task(post(session, {"text": "down for two"}))
+        await has_failed(model, "down")
+        await has_failed(model, "down for two")
+        await until(lambda: service.queue.pending == 4)
+        for task in (*gone, both):
+            task.cancel()
+        await until(lambda: service.queue.pending == 1)
+        sent = model.asked.count("down")
+        waited = model.asked.count("down for two")
+        await until(lambda: model.asked.count("down for two") > waited + 10)
+        assert model.asked.count("down") <= sent + 1
+        model.gate.set()
+        await until(lambda: parts_of(nuc).transport.meter.calls == 1)
+        assert (await post(session, {"text": "refund please"}))[0] == 200
+        assert model.asked.count("refund please") == 1
+        stays.cancel()
 
 
 async def test_counters_stay_where_a_response_says_nothing_of_its_tokens():

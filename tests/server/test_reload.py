@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import weakref
 from contextlib import AsyncExitStack
 
@@ -18,6 +19,7 @@ from testnuc import Budget, LabelSet, Limits, TestNUC
 from testnuc.cli.options_of_run import stored_runs
 from testnuc.client import parts_of
 from testnuc.testing import HashEmbedder
+from testnuc.trust.learned import Learned
 from tests._engine import test_learning as learning
 from tests.conftest import LABELS, messages
 from tests.server.serving import Held, client, served, until
@@ -103,6 +105,50 @@ async def test_counters_and_the_budget_go_on_with_calls_that_were_in_flight(tmp_
     assert (answered, left) == (5, {"tokens": 10_000 - 5 * 15, "calls": 0})
     assert f"testnuc_llm_calls_total {answered}.0" in page
     assert f'testnuc_llm_tokens_total{{direction="input"}} {answered}0.0' in page
+
+
+async def test_a_signal_during_a_reload_says_that_it_waits(caplog):
+    caplog.set_level(logging.INFO, "testnuc.server")
+    begun, gate, waits = asyncio.Semaphore(0), asyncio.Event(), "once a reload in progress has"
+
+    async def reload():
+        begun.release()
+        await gate.wait()
+
+    async with served(client(Held()), reload=reload) as (service, session):
+        os.kill(os.getpid(), signal.SIGHUP)
+        await begun.acquire()
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(lambda: caplog.text.count(waits) == 2)
+        gate.set()
+        await until(lambda: service.reloads == 2)
+        assert "testnuc_reloads_total 2.0" in (await get(session, "/metrics"))[1]
+
+
+async def test_a_certificate_is_computed_once_beside_the_requests(monkeypatch):
+    gate, computed = threading.Event(), []
+
+    def certify(learned):
+        gate.wait(60)
+        computed.append(learned)
+        return "certified"
+
+    monkeypatch.setattr(Learned, "certify", certify)
+    nuc = learning.client(learning.Says(), policy="majority", k=0)
+    async with served(nuc) as (_, session):
+        await nuc.classify_many(learning.texts_of(300))
+        review = await nuc.review(50)
+        learning.judge(review)
+        await nuc.learn(review)
+        computed.clear()
+        waiting = [asyncio.create_task(info(session)) for _ in range(3)]
+        try:
+            assert (await get(session, "/healthz"))[0] == 200
+            assert not any(task.done() for task in waiting)
+        finally:
+            gate.set()
+        assert [(await task)["certificate"] for task in waiting] == ["certified"] * 3
+        assert len(computed) == 1
 
 
 async def test_a_reload_that_fails_changes_nothing(caplog):

@@ -53,7 +53,7 @@ def test_what_several_processes_keep_is_a_sample_of_all():
     one, other = week(), week()
     for at, order in enumerate(orders):
         mine = (one, other)[at % 3 == 0]
-        mine.count(("refund", "delivery", None)[at % 3])
+        mine.count(("refund", "delivery", None)[at % 3], 0.0)
         mine.keep([text(order)])
     one.merge(AuditWeek.of(other.to_bytes()))
     assert [kept.order for kept in one.sample] == sorted(orders)[:3]
@@ -75,7 +75,7 @@ def test_a_week_that_is_judged_gets_no_more_texts():
     closed = week()
     closed.keep([text(0.5, answer="refund", look=1)])
     late = week()
-    late.count("refund")
+    late.count("refund", 0.0)
     late.keep([text(0.1)])
     closed.merge(late)
     assert [kept.order for kept in closed.sample] == [0.5]
