@@ -361,6 +361,9 @@ def _merged(earlier: Sequence[Judgment], new: Sequence[Judgment]) -> tuple[Judgm
             continue
         change = (old.source, judgment.source)
         if judgment.source is None or change == ("person", "referee"):
+            if judgment.agreed is False:
+                # it stays as one judge said, and counts among those that judges differ on
+                judged[judgment.hash] = replace(old, agreed=False)
             continue
         if change == ("referee", "person") and (
             judgment.probability is not None or judgment.ranking

@@ -341,7 +341,7 @@ def _neighbors(parts: Components, results: Results) -> Iterator[str]:
     vote, k = _plainly(parts.policy), parts.pipeline.settings.k
     yield f"- Vote, where no model was learned: {vote}, at most {k} neighbors"
     if results.diagnosis is not None:
-        yield f"- {results.diagnosis.sentence(_JUDGING)}"
+        yield f"- {results.diagnosis.sentence(None if results.learned else _JUDGING)}"
 
 
 def _judgments(learned: Learned | None, joined: JoinedReview | None) -> Iterator[str]:
@@ -373,7 +373,7 @@ def _judges(learned: Learned | None) -> Iterator[str]:
     judged = () if learned is None else learned.judged
     by = Counter((one.day or "before dates were noted", one.source, one.by) for one in judged)
     for (day, source, who), n in sorted(by.items(), key=str):
-        said = f"judged by {who or _JUDGES[source]}" if source else "skipped, or without agreement"
+        said = f"judged by {who or _JUDGES[source]}" if source else "without an answer now"
         yield f"- {day}: {n:,} {said}"
     if not by:
         yield "Nobody yet."

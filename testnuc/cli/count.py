@@ -34,6 +34,7 @@ from testnuc.trust.review import Review
 #: Of dates with slashes or hyphens; the time that follows a date.
 _ORDERS = ("%d-%m-%Y", "%m-%d-%Y")
 _TIME = re.compile(r"(?<=\d)[ ,T].*")
+_MONTH = re.compile(r"\d{4}-\d\d")
 _SHORT_YEAR = re.compile(r"\d\d?([-./])\d\d?\1\d\d")
 #: Different dates that are perhaps not meant as groups.
 _MANY = 50
@@ -98,6 +99,8 @@ def groups_of(table: Table, column: str, period: str | None) -> list[str | None]
     cells = ["" if (value := row.get(column)) is None else str(value) for row in table.rows]
     # as it is written, in any time zone
     days = [_TIME.sub("", cell.strip()) for cell in cells]
+    if period in {"year", "quarter", "month"}:
+        days = [f"{day}-01" if _MONTH.fullmatch(day) else day for day in days]
     if period is None:
         dates = {*days} - {""}
         if len(dates) > _MANY and all(any(_date(day, of) for of in _ORDERS) for day in dates):

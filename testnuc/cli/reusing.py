@@ -6,6 +6,7 @@ and a random part of the others, which shows how many are missed.
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
 
@@ -22,7 +23,7 @@ from testnuc.cli.options import Options
 from testnuc.cli.options_of_run import client_of, opened_store, stored_runs
 from testnuc.cli.reading import to_stderr
 from testnuc.client import TestNUC, parts_of
-from testnuc.errors import InvalidInputError
+from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.index.nearest import NearestVectors
 from testnuc.progress import Observer
 from testnuc.protocols import PoolText, StoredPrediction
@@ -79,6 +80,9 @@ async def reuse_answers(
     judged = [Judgment("", b"", label, source, None, None, 0) for label, source in said]
     by_now = carried_over(judged, old, labels, was)
     vectors = await _vectors(parts, place, [PoolText.of(text) for text in texts], progress)
+    with suppress(TestNUCError):  # the run says which texts the embedder rejects
+        # in their order: those that judgments were drawn from are the first ones
+        await nuc.add(texts)
     size = min(_NEAREST, -(-len(labels.names) // _PART))
     first = await Shortlist(labels, size, parts.embedding).nearest(vectors)
     likely = np.isin(first, [labels.names.index(name) for name in new])

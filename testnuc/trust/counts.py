@@ -514,8 +514,8 @@ class _Counting:
             )
         if skipped := int(self.missing.any(1).sum()):
             self.notes.append(
-                "drawn texts without an answer, or of a label that was split or added since, widen "
-                f"the intervals: {skipped:,} (skipped, or open between judges)"
+                "drawn texts that were skipped, that judges do not agree on, or that may have a "
+                f"label which was split or added since, widen the intervals: {skipped:,}"
             )
 
     def _cut(self, label: str | None) -> str | None:

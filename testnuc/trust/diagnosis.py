@@ -67,13 +67,13 @@ class Diagnosis(Brief):
     #: Number of these labels that a plain vote of ten neighbors would change.
     differing: int = 0
 
-    def sentence(self, judging: str = "`await nuc.review(50)`") -> str:
+    def sentence(self, judging: str | None = "`await nuc.review(50)`") -> str:
         """Return what was decided and why, what a vote would change, and what would help.
 
         Parameters
         ----------
-        judging : str
-            How to draw texts to be judged.
+        judging : str | None
+            How to draw texts to be judged; None: some are judged.
         """
         chosen = self.decision
         decided = (
@@ -81,12 +81,16 @@ class Diagnosis(Brief):
             if chosen.policy is None
             else f"{chosen.k} neighbors vote, with own weight {chosen.policy.own_weight:g}"
         )
+        found = (
+            f"{decided}: {chosen.reason}. Ten neighbors would give another label to "
+            f"{self.differing:,} of {self.predictions:,} texts, rightly or not"
+        )
+        if judging is None:
+            return found
         judged = "fifty judgments" if self.predictions >= FIRST_REVIEW else "judged texts"
         return (
-            f"{decided}: {chosen.reason}. Ten neighbors would give another label to "
-            f"{self.differing:,} of {self.predictions:,} texts, rightly or not. How many labels "
-            f"are right is unknown before some texts are judged; {judged} also decide between "
-            f"these labels, a vote and a model of your texts: {judging}"
+            f"{found}. How many labels are right is unknown before some texts are judged; {judged} "
+            f"also decide between these labels, a vote and a model of your texts: {judging}"
         )
 
     def __str__(self) -> str:

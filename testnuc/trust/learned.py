@@ -41,6 +41,7 @@ from testnuc.trust.shares import (
     LabelAccuracy,
     Share,
     accuracy_of,
+    combined,
     draws_lacking,
     label_accuracy,
 )
@@ -281,9 +282,17 @@ class Learned(Brief):
         """
         if self.unproved or not len(self.before):
             return None
-        inside, by, rows, drawn = self._sample(texts)
-        of_each = (self.right[by], self.before[by], drawn, self.drawn[by])
-        found = accuracy_of(self._differs[inside], rows, *of_each)
+
+        def of(*which: Any) -> Accuracy | None:
+            inside, by, rows, drawn = self._sample(*which)
+            of_each = (self.right[by], self.before[by], drawn, self.drawn[by])
+            return accuracy_of(self._differs[inside], rows, *of_each)
+
+        found = of(texts)
+        if texts is None and (first := self.first_later()):
+            # those that came since were drawn from alone, and may differ
+            parts = of(None, slice(first)), of(None, slice(first, None))
+            found = parts[0] and combined([*filter(None, parts)])
         return found and replace(found, judge_error=judge_error(self._agreed))
 
     def by_label(self, texts: Iterable[str] | None = None) -> dict[str, LabelAccuracy]:
@@ -325,7 +334,9 @@ class Learned(Brief):
         end = max((j.texts for j in drawn if j.probability is None), default=0)
         return max((j.texts for j in drawn if j.texts < (texts or end)), default=0)
 
-    def _sample(self, texts: Iterable[str] | None = None) -> tuple[Bools, Bools, Int64s, Bools]:
+    def _sample(
+        self, texts: Iterable[str] | None = None, part: slice = slice(None)
+    ) -> tuple[Bools, Bools, Int64s, Bools]:
         """Return which of all that are `measured` these texts are, and which judged ones are meant.
 
         Of the latter, also their places among the former, and whether they were drawn at random.
@@ -334,8 +345,12 @@ class Learned(Brief):
         if texts is not None and len(self.keys):
             inside = np.isin(self.keys[: self.measured], [key_of(hash_text(t)) for t in texts])
             if 2 * inside[(first := self.first_later()) :].sum() > inside.sum():
-                inside[:first] = False
-                drawn = drawn | self.draws.uniform
+                part = slice(first, None)
+        if part.start:
+            drawn = drawn | self.draws.uniform
+        outside = np.ones_like(inside)
+        outside[part] = False
+        inside &= ~outside
         by = self.person & np.isin(self.rows, np.flatnonzero(inside))
         return inside, by, (np.cumsum(inside) - 1)[self.rows[by]], drawn[by]
 

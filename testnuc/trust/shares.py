@@ -13,6 +13,7 @@ Science), for the prior; Cochran 1977, "Sampling techniques", chapter 5, for str
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, hypot, sqrt
@@ -348,6 +349,23 @@ def accuracy_of(
     m = int(sample.drawn.sum())
     more = ceil(3 * m * (n - m) / (n + 3 * m))
     return Accuracy(share(before > 0, 0.0), share(right & (before >= 0), corrected), more, texts=n)
+
+
+def combined(parts: Sequence[Accuracy]) -> Accuracy:
+    """Return the accuracy of all texts by those of disjoint parts of them.
+
+    The squares of half widths add up (Zou and Donner 2008).
+    """
+    texts = sum(part.texts for part in parts)
+
+    def share(shares: Sequence[Share]) -> Share:
+        every = [(one.value, one.value - one.low, one.high - one.value) for one in shares]
+        scaled = np.array(every) * [[part.texts / texts] for part in parts]
+        value, (below, above) = scaled[:, 0].sum(), np.hypot.reduce(scaled[:, 1:])
+        return Share(float(value), max(float(value - below), 0.0), min(float(value + above), 1.0))
+
+    now, before = share([part.now for part in parts]), share([part.before for part in parts])
+    return Accuracy(before, now, sum(part.to_halve for part in parts), texts=texts)
 
 
 @dataclass(frozen=True, slots=True)

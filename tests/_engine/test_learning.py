@@ -13,7 +13,7 @@ import pytest
 
 from testnuc import InvalidInputError, Referee, Review, StoreError, TestNUC
 from testnuc._base.checks import hash_text
-from testnuc._engine.learning import _key
+from testnuc._engine.learning import _key, _merged
 from testnuc.metrics import score
 from testnuc.trust.counts import counted
 from testnuc.trust.evidence import Judgment, draws_of
@@ -678,9 +678,11 @@ async def test_draws_from_later_texts_alone_say_how_right_these_are(tmp_path):
         learned = Learned.from_bytes(learned.to_bytes())
         assert learned.first_later() == 400
         results = await nuc.classify_many([*texts, *later])
-        # those of all texts are from the first draws alone
-        found = learned.accuracy()
-        assert (found.texts, found.to_halve) == (600, 125)
+        # that of all texts is of both parts
+        found, of = learned.accuracy(), [learned.accuracy(part) for part in (texts, later)]
+        assert (found.texts, found.to_halve) == (600, sum(one.to_halve for one in of))
+        both = (2 * of[0].now.value + of[1].now.value) / 3
+        assert found.now.value == pytest.approx(both, abs=0.02)
         for part, n in ((later, 200), ([*texts[:5], *later], 200), (texts, 400)):
             found = learned.accuracy(part)
             true = accuracy(row for row in results if row.text in {*part})
@@ -783,6 +785,12 @@ async def test_a_review_does_without_names_that_cannot_be_embedded():
         await nuc.classify_many(texts_of(60))
         for item in await nuc.review(5):
             assert all(by != ("its name",) for _, by in item.candidates)
+
+
+def test_judges_who_differ_count_where_one_of_them_was_learned_from_before():
+    one = Judgment("text", b"hash", LABELS[0], "person", 0.1, 0.1, 100, True)
+    (found,) = _merged([one], [replace(one, label=None, source=None, agreed=False)])
+    assert found == replace(one, agreed=False)
 
 
 @pytest.mark.slow

@@ -132,6 +132,9 @@ def test_other_dates_of_the_column_say_which_comes_first():
     assert periods(["1.3.2026", "3/13/2026", "3/3/2026"]) == ["2026-03"] * 3
     assert periods(["3/3/2026"], "week") == ["2026-W10"]
     assert periods(["2027-01-01"], "quarter") == ["2027-Q1"]
+    assert periods(["2026-10", None, "2026-11-02"]) == ["2026-10", None, "2026-11"]
+    with pytest.raises(InvalidInputError, match="'2026-10' is no date"):
+        periods(["2026-10"], "week")
     # a number is a group, too
     assert periods([0, 1, "", None], None) == ["0", "1", None, None]
 

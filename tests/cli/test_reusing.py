@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,10 @@ def test_one_label_more_costs_the_texts_that_could_have_it(llm):
     assert "0 have a new label: at most 4.9% of these others are missed (95 %)" in err
     rows = own_labels("new.csv")
     assert all(row["nuc_own_label"] == kind for kind, row in rows)
+    # judgments know how many of the first texts they were drawn from
+    newest = max(Path(".testnuc").glob("answers*.db"), key=lambda path: path.stat().st_mtime)
+    with closing(sqlite3.connect(newest)) as store:
+        assert [text for (text,) in store.execute("SELECT text FROM pool ORDER BY id")] == TEXTS
     kept = [row for _, row in rows if row["nuc_own_said"].endswith("(of the labels before)")]
     assert len(kept) == 600 - calls
     # later commands, and another run, take them as they are

@@ -10,7 +10,7 @@ from testnuc.trust.candidates import candidates_of, chosen_parts
 from testnuc.trust.joining import judge_error
 from testnuc.trust.model import teach
 from testnuc.trust.review import draw
-from testnuc.trust.shares import Share, accuracy_of, draws_lacking, label_accuracy
+from testnuc.trust.shares import Share, accuracy_of, combined, draws_lacking, label_accuracy
 from tests.trust.arrays import clusters
 
 
@@ -191,3 +191,22 @@ def test_judged_texts_are_labeled_by_fits_as_good_as_that_of_the_others():
         right = taught.probabilities.argmax(axis=1) == gold
         better.append(np.delete(right, rows).mean() - right[rows].mean())
     assert np.mean(better) < 0.01
+
+
+def test_parts_that_were_drawn_from_apart_have_one_accuracy():
+    """Draws from the first texts alone said how right all are."""
+    random, held = np.random.default_rng(5), []
+    for _ in range(400):
+        parts, truths = [], []
+        for n, drawn, chance in ((1_800, 60, 0.93), (300, 40, 0.75)):
+            right, same = random.random(n) < chance, np.zeros(n, np.bool_)
+            rows = random.choice(n, drawn, replace=False)
+            every, said = np.ones(drawn, np.bool_), right[rows]
+            parts.append(accuracy_of(same, rows, said, said.astype(np.int8), every, ~every))
+            truths.append(right.sum())
+        found = combined(parts)
+        assert (found.texts, found.to_halve) == (2_100, sum(one.to_halve for one in parts))
+        held.append(found.before.low <= sum(truths) / 2_100 <= found.before.high)
+    # nominal .97
+    assert np.mean(held) >= 0.94
+    assert combined(parts[:1]).now.high == pytest.approx(parts[0].now.high)
