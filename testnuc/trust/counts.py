@@ -473,7 +473,7 @@ class _Counting:
         self.notes = [f"right: by {'your judgments' if people else 'the referee, not by a person'}"]
         if elsewhere := sum(one.hash not in places for one in judged):
             self.notes.append(
-                f"{elsewhere:,} judged texts are not among these: of another file, or edited since"
+                f"{elsewhere:,} judged texts are not among these: left out, edited, or elsewhere"
             )
         #: int64[m], bool[m, C] twice: where judged texts are, their labels, and those that they may
         #: have.
