@@ -21,7 +21,13 @@ import orjson
 
 from testnuc._base.checks import needing
 from testnuc.client import TestNUC, parts_of
-from testnuc.errors import BudgetReservedError, ConfigurationError, RateLimitedError, StoreError
+from testnuc.errors import (
+    BudgetReservedError,
+    ConfigurationError,
+    ProviderDownError,
+    RateLimitedError,
+    StoreError,
+)
 from testnuc.labels import labels_hash
 from testnuc.limits.budget import PICO
 from testnuc.server.errors import ERROR_TYPES, error_fields
@@ -224,8 +230,9 @@ class ServedSet:
             with transport.observed(patience.failures.append):
                 yield failed
         finally:
-            if transport.failing and patience.failures:
-                why = patience.failures[0]
+            # of a call that was not sent, the request's own line is enough
+            sent = (e for e in patience.failures if not isinstance(e, ProviderDownError))
+            if transport.failing and (why := next(sent, None)) is not None:
                 fields = about["fields"] | {"type": error_fields(why)["type"]}
                 name, extra = fields["request_id"], {"fields": fields}
                 _log.error("%s: every LLM call fails: %s", name, why, extra=extra)
