@@ -205,6 +205,8 @@ def simulate(seed: int) -> World:
         for name in ("token_bytes", "token_hex"):
             fake = draw.randbytes if name == "token_bytes" else lambda n: draw.randbytes(n).hex()
             stack.enter_context(mock.patch.object(secrets, name, fake))
+        # the pause after which a batch is sent again
+        stack.enter_context(mock.patch("testnuc.batch.lane.uniform", Random(seed).uniform))
         stack.enter_context(suspensions(loop))
         stack.enter_context(ordered_groups())
         runner = stack.enter_context(asyncio.Runner(loop_factory=lambda: loop))
