@@ -303,7 +303,8 @@ class Weather:
                 run = await self.label(client, kind)
                 self._listen(run)
                 await client.aclose()
-                run.calls = client.usage.calls
+                # one that broke off may be billed, and is counted apart
+                run.calls = client.usage.calls + client.usage.incomplete
                 await self._read(store)
                 self.runs.append(run)
                 if not run.ended:
