@@ -183,7 +183,6 @@ class BatchLane:
                 pause = self._policy.first_poll * GROWTH**rounds.queue_full_rounds
                 # two processes that gave way to each other must not do so again
                 await asyncio.sleep(min(pause, self._policy.longest_poll) * uniform(0.5, 1))  # noqa: S311
-
         if self._policy.rest == "live":
             outcomes.update(await self._ask_live(rounds.rest))
         return [outcomes[ask.key] for ask in asks]

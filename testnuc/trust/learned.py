@@ -288,11 +288,12 @@ class Learned(Brief):
             of_each = (self.right[by], self.before[by], drawn, self.drawn[by])
             return accuracy_of(self._differs[inside], rows, *of_each)
 
-        found = of(texts)
         if texts is None and (first := self.first_later()):
             # those that came since were drawn from alone, and may differ
             parts = of(None, slice(first)), of(None, slice(first, None))
             found = parts[0] and combined([*filter(None, parts)])
+        else:
+            found = of(texts)
         return found and replace(found, judge_error=judge_error(self._agreed))
 
     def by_label(self, texts: Iterable[str] | None = None) -> dict[str, LabelAccuracy]:
@@ -348,9 +349,9 @@ class Learned(Brief):
                 part = slice(first, None)
         if part.start:
             drawn = drawn | self.draws.uniform
-        outside = np.ones_like(inside)
-        outside[part] = False
-        inside &= ~outside
+        within = np.zeros_like(inside)
+        within[part] = True
+        inside &= within
         by = self.person & np.isin(self.rows, np.flatnonzero(inside))
         return inside, by, (np.cumsum(inside) - 1)[self.rows[by]], drawn[by]
 
