@@ -22,7 +22,7 @@ from testnuc._engine.rows import Rows, classification
 from testnuc._engine.shortlist import coverage
 from testnuc._engine.streaming import stream_windows
 from testnuc.embedders.openai import OpenAIEmbedder
-from testnuc.errors import InvalidInputError, with_note
+from testnuc.errors import InvalidInputError, StoreError, with_note
 from testnuc.head import Head
 from testnuc.labels import LabelSet
 from testnuc.progress import Observer
@@ -387,7 +387,7 @@ class TestNUC(Facts):
             The text is empty or not a string.
         ProviderError, EmbeddingError, StoreError, BudgetExceededError
             The text gets no label. If neighbors can vote, a failed call does not raise: it is the
-            result's ``error``.
+            result's ``error``, as is a `StoreError` if the text's answer could not be stored.
         """
         problem = valid_text(text)
         if problem is not None:
@@ -406,6 +406,8 @@ class TestNUC(Facts):
                 parts.telemetry.texts("unlabeled" if result.label is None else "labeled", 1)
             if result.label is None and result.error is not None:
                 raise result.error
+        if result.error is None and isinstance(run.failure, StoreError):
+            return replace(result, error=run.failure)
         return result
 
     async def classify_many(

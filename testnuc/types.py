@@ -304,6 +304,8 @@ class Usage:
     retries: int = 0
     #: Requests whose answer broke off or came too late: none of `calls`, but perhaps billed.
     incomplete: int = 0
+    #: Answers that the store did not take, as when the disk is full: later runs pay for them again.
+    unstored: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,22 @@ async def test_what_was_answered_before_the_end_is_handed_over(why, policy):
         assert (await nuc.classify_many(texts)).stopped is None
 
 
+@pytest.mark.parametrize("way", ["classify_many", "stream", "classify"])
+async def test_answers_that_cannot_be_stored_are_counted_and_logged(way, caplog):
+    async with client(Provider(10_000, None), Failing(0), policy="majority") as nuc:
+        if way == "classify":
+            result = await nuc.classify("refund please")
+            assert result.prediction.label == result.label == gold("refund please")
+            assert isinstance(result.error, StoreError)
+        elif way == "stream":
+            assert [r.label async for r in nuc.stream(messages(2), window=2)]
+        else:
+            assert (await nuc.classify_many(messages(2))).stopped is not None
+        assert nuc.usage.unstored == nuc.usage.calls or way != "classify"
+        assert nuc.usage.unstored >= 1
+    assert "not stored: disk full" in caplog.text
+
+
 @pytest.mark.parametrize("way", ["classify_many", "stream", "predict_pool", "classify"])
 async def test_an_error_before_any_answer_is_raised(way):
     async with client(Provider(0, AuthenticationError("wrong key"))) as nuc:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from itertools import islice
@@ -39,6 +40,8 @@ from testnuc.protocols import Store
 from testnuc.transport import telemetry
 from testnuc.transport.calls import MAY_SEND, NotSentError
 from testnuc.types import Prediction
+
+_log = logging.getLogger("testnuc")
 
 #: What a run asks: an async generator yields lists.
 Asks: TypeAlias = Iterable[Ask] | AsyncGenerator[list[Ask], None]
@@ -409,8 +412,12 @@ class Scheduler:
     ) -> tuple[Bundle, Sequence[Outcome]]:
         """Queue requests that were not sent: their leases expired, or nobody waits any more."""
         pairs = list(zip(bundle, outcomes, strict=True))
-        for request in [r for r, outcome in pairs if isinstance(outcome, NotSentError)]:
+        for request, outcome in pairs:
+            if not isinstance(outcome, NotSentError):
+                continue
             request.sent = False
+            # billed: they count when it is sent later
+            request.ask.step = max(request.ask.step, outcome.unreadable)
             if self.closed:
                 self._drop([request])
             elif any(run.lane is self for run, _ in request.waiters):
@@ -448,6 +455,8 @@ class Scheduler:
             broken = exc if isinstance(exc, StoreError) else StoreError(f"not stored: {exc}")
             if broken is not exc:
                 broken.__cause__ = exc
+            self._meter.unstored += len(answered)
+            _log.error("%d answers are not stored: %s", len(answered), broken)
             return outcomes, broken
         except asyncio.CancelledError:
             # the write stalls while the client closes

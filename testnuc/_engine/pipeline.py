@@ -202,9 +202,10 @@ class Pipeline:
                 entries = [run.batch.entries[place] for place in places]
                 if live.closed or not any(await self.retriever.stored(entries)):
                     raise
-            # they are asked again, which shows whether every text fails
+            # they are asked again, which shows whether every text fails; a reply is paid for
             for place in first:
-                run.answers.errors.pop(place, None)
+                if not getattr(run.answers.errors.get(place), "answered", False):
+                    run.answers.errors.pop(place, None)
 
     async def _ask_ahead(
         self, run: Run, places: Sequence[int], on_answered: Callable[[], object]

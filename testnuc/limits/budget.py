@@ -241,6 +241,8 @@ class Meter:
     #: Requests retried after a failure, and those whose answer did not arrive: perhaps billed.
     retries: int = 0
     incomplete: int = 0
+    #: Counted by the client.
+    unstored: int = 0
 
     def add(self, usage: TokenUsage | None, price: Price | None = None) -> int | None:
         """Count one answered call; returns its cost in 1e-12 US dollars, None if unknown.

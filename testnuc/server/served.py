@@ -290,6 +290,7 @@ class ServedSet:
             ("llm_calls", "calls", "Calls answered by the provider.", {}),
             ("llm_calls_incomplete", "incomplete", "Calls whose answer broke off or was late.", {}),
             ("retries", "retries", "Retries after a failed call.", {}),
+            ("llm_answers_unstored", "unstored", "Answers that the store did not take.", {}),
             ("store_hits", "store_hits", "Predictions read from the store.", {}),
             ("coalesced", "coalesced", "Predictions shared with another request in flight.", {}),
             ("llm_calls_unmeasured", "unmeasured", "Calls whose tokens are unknown.", {}),

@@ -78,6 +78,10 @@ def estimate_tokens(provider: Provider, request: Request) -> tuple[int, int]:
 class NotSentError(Exception):
     """`MAY_SEND` was False: the attempt was not sent, and nothing was billed for it."""
 
+    def __init__(self, unreadable: int = 0) -> None:
+        #: Unreadable replies to earlier attempts, which were billed.
+        self.unreadable = unreadable
+
 
 @dataclass(slots=True, eq=False)
 class Call:

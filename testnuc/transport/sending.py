@@ -271,7 +271,7 @@ class Transport:
         permit = accounting.try_acquire(call)
         if permit is None:
             permit = await self._acquire(call)
-        self._check(permit)
+        self._check(call, permit)
         call.sent_at = permit.sent_at
         # Nothing awaits between the permit and the `try`, so cancellation cannot lose it.
         # Queueing does not count: the deadline starts with the first permit.
@@ -315,12 +315,12 @@ class Transport:
             self.timed(self._clock() - permit.sent_at)
         raise error from cause
 
-    def _check(self, permit: Permit) -> None:
+    def _check(self, call: Call, permit: Permit) -> None:
         """Raise `NotSentError` if the caller no longer wants the call to be sent."""
         may_send = MAY_SEND.get()
         if may_send is not None and not may_send():
             self._accounting.admission.abandoned(permit)
-            raise NotSentError
+            raise NotSentError(call.unreadable)
 
     async def _acquire(self, call: Call) -> Permit:
         """Wait for budget and a permit; while retrying, until the deadline at most.

@@ -89,7 +89,7 @@ class Bench:
         self.store = LeaseStore() if joins is None else joins.store
         self.clock = Clock(self.store) if joins is None else joins.clock
         self.meter = Meter()
-        self.asked = []
+        self.asked, self.steps = [], []
         self.gate = asyncio.Event()
         self.gate.set()
         self.outcome = LABEL
@@ -106,6 +106,7 @@ class Bench:
 
     async def answer(self, asks):
         self.asked += [ask.text for ask in asks]
+        self.steps += [ask.step for ask in asks]
         await self.gate.wait()
         # as a request does, also one that is not sent: else a worker that tries again never yields
         await asyncio.sleep(0)
@@ -421,6 +422,20 @@ async def test_a_call_that_waits_for_a_permit_is_not_sent_without_its_lease(benc
     await bench.clock.advance(3)
     await task
     assert outcomes == {"x": theirs, "y": LABEL}
+
+
+async def test_unreadable_replies_count_after_a_lease_expired_between_them(bench):
+    bench.outcome = NotSentError(unreadable=2)
+    bench.gate.clear()
+    task, outcomes = bench.start("x")
+    await settled()
+    bench.gate.set()
+    await settled()
+    bench.outcome = LABEL
+    await bench.clock.advance(3)
+    await task
+    assert outcomes == {"x": LABEL}
+    assert (bench.steps[0], bench.steps[-1]) == (0, 2)
 
 
 @pytest.mark.parametrize("left", [True, False])

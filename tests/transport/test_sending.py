@@ -594,6 +594,21 @@ async def test_a_call_that_may_no_longer_be_sent_is_not(retried):
         MAY_SEND.reset(token)
 
 
+async def test_a_call_that_is_not_sent_again_tells_its_unreadable_replies():
+    sent = []
+    token = MAY_SEND.set(lambda: len(sent) < 2)
+    try:
+        async with (
+            serving(lambda n, request: sent.append(n) or web.Response(text="no JSON")) as (wire, _),
+            sending() as transport,
+        ):
+            with pytest.raises(NotSentError) as caught:
+                await transport.call(wire, ONE)
+        assert (sent, caught.value.unreadable) == ([0, 1], 2)
+    finally:
+        MAY_SEND.reset(token)
+
+
 class Busy:
     """A provider that is not HTTP, and refuses calls as `refuses(now)` says."""
 
