@@ -203,9 +203,9 @@ class Pipeline:
                 if live.closed or not any(await self.retriever.stored(entries)):
                     raise
             # they are asked again, which shows whether every text fails; a reply is paid for
-            for place in first:
-                if not getattr(run.answers.errors.get(place), "answered", False):
-                    run.answers.errors.pop(place, None)
+            errors = run.answers.errors
+            for place in [p for p in first if not getattr(errors.get(p), "answered", False)]:
+                errors.pop(place, None)
 
     async def _ask_ahead(
         self, run: Run, places: Sequence[int], on_answered: Callable[[], object]

@@ -86,7 +86,7 @@ async def test_counters_and_the_budget_go_on_with_calls_that_were_in_flight(tmp_
             await old.asked_for(2)
             # waits for what the other two leave of the budget
             waiting.append(asyncio.create_task(post(session, {"text": texts[2]})))
-            await until(lambda: service.queue.pending == 3)
+            await until(lambda: parts_of(nuc).transport.account._waiting)
             os.kill(os.getpid(), signal.SIGHUP)
             await until(lambda: service.clients == [fresh])
             assert (await post(session, {"text": texts[3]}))[0] == 200
