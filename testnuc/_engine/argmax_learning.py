@@ -77,8 +77,9 @@ class ArgmaxFit:
     @staticmethod
     def goal(before: Learned | None) -> str | None:
         """Return the goal of a review if none is given; None: of most texts "decide"."""
-        proved = before is not None and not before.wants_decisions(before.certify())
-        return "certify" if proved else None
+        if before is None or before.reopened or before.wants_decisions(before.certify()):
+            return None
+        return "certify"
 
     def offer(self, before: Learned | None, open_: Bools) -> Offer:
         """Return what a review draws from; `open_`: bool[n], texts that are not judged."""

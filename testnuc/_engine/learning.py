@@ -131,7 +131,10 @@ class Learning:
             ranking = before.ranking
             found = [Drawn(row, goal) for row in before.next_to_prove(n, rng)]
         else:
-            found = draw(n, goal, offer.support, open_, offer.trust, rng)
+            # they keep the draw that they came from
+            asked = () if before is None else before.reopened
+            found = [Drawn(fit.rows[one.hash], "correct") for one in asked if one.hash in fit.rows]
+            found = found[:n] + draw(n - len(found), goal, offer.support, open_, offer.trust, rng)
         for drawn in found:
             row, trust = drawn.row, float(offer.trust[drawn.row])
             entry, own = run.batch.entries[row], run.answers.predictions[row]
@@ -375,7 +378,7 @@ def _merged(earlier: Sequence[Judgment], new: Sequence[Judgment]) -> tuple[Judgm
         same_draw = judgment.probability == old.probability is not None
         now = replace(
             old,
-            **{name: getattr(judgment, name) for name in ("label", "source", "by")},
+            **{name: getattr(judgment, name) for name in ("label", "source", "by", "possible")},
             agreed=old.agreed if judgment.agreed is None else judgment.agreed,
             # who confirms an answer of a referee by hand chooses which
             uniform=judgment.uniform if same_draw or "referee" in change else old.uniform,

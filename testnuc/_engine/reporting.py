@@ -371,9 +371,13 @@ def _judgments(learned: Learned | None, joined: JoinedReview | None) -> Iterator
 
 def _judges(learned: Learned | None) -> Iterator[str]:
     judged = () if learned is None else learned.judged
-    by = Counter((one.day or "before dates were noted", one.source, one.by) for one in judged)
+    by = Counter(
+        (one.day or "before dates were noted", one.source, one.by or bool(one.possible))
+        for one in judged
+    )
     for (day, source, who), n in sorted(by.items(), key=str):
-        said = f"judged by {who or _JUDGES[source]}" if source else "without an answer now"
+        why = "judged before the label set changed" if who else "skipped, or judges differ"
+        said = f"judged by {who or _JUDGES[source]}" if source else f"open: {why}"
         yield f"- {day}: {n:,} {said}"
     if not by:
         yield "Nobody yet."

@@ -273,6 +273,8 @@ def what_next(
 
 def _wanted(learned: Learned, certificate: Certificate) -> tuple[int, str, str | None]:
     """Return how many texts to judge next, which ones, and the goal of their review."""
+    if asked := len(learned.reopened):
+        return asked, "whose judgment the new label set leaves open", "count"
     if learned.wants_decisions(certificate):
         return 50, "where strategies differ", None
     if (measure := learned.to_measure) and not certificate.judged:

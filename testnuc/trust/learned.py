@@ -158,6 +158,12 @@ class Learned(Brief):
         return {j.hash: (j.label, j.source) for j in self.used if j.source is not None}
 
     @property
+    def reopened(self) -> tuple[Judgment, ...]:
+        """Those that labels added, split or removed since left open: a review asks them first."""
+        open_ = (j for j in self.judged if not j.label and (j.possible or j.source is None))
+        return tuple(j for j in open_ if j.possible or j.by)
+
+    @property
     def proving(self) -> frozenset[bytes]:
         """The hashes of the texts that were drawn from `ranking`: nothing was learned from them."""
         return frozenset(j.hash for j in self.judged if j.ranking in self.current)
@@ -443,7 +449,7 @@ class Learned(Brief):
     @property
     def cautions(self) -> list[str]:
         """What to look at: unused judgments, errors of judges, labels that are lost or grow."""
-        said = [errors_of_judges(self._agreed), *_moves(self)]
+        said = [*_open_again(self.reopened), errors_of_judges(self._agreed), *_moves(self)]
         if unused := self.unused(self.answers):
             said += [
                 f"{unused:,} judgments are not used: of texts that came later, or are not here."
@@ -561,7 +567,7 @@ class Learned(Brief):
             return "\n".join([*lines, f"Trust is not calibrated: {_OTHER_SETTINGS}."])
         lines.append(
             f"Trust is the chance that {self.rule.trusted}, calibrated on {proving:,} judged texts "
-            f"that were drawn at random{skipped and f' ({skipped:,} others were skipped)'}."
+            f"that were drawn at random{skipped and f' ({skipped:,} others have no answer)'}."
             if proving
             else "Trust is not calibrated: no judged text was drawn at random."
         )
@@ -672,6 +678,18 @@ def grown_by_few(
         if old != new and min(old, new) >= 0 and many and now[new] > 2 * was[new]:
             found.append((labels[old], labels[new], texts, judgments))
     return tuple(sorted(found, key=lambda one: -one[2]))
+
+
+def _open_again(judged: Sequence[Judgment]) -> Iterator[str]:
+    """Yield of how many judged texts the label is open, as labels were added or split since."""
+    none = [j for j in judged if None in j.possible or j.source is not None]
+    new = ", ".join(sorted({repr(one) for j in none for one in j.possible if one is not None}))
+    told = "A review asks about them first."
+    if none:
+        before = f"'none of these' before the label set had {new}"
+        yield f"Texts that were judged {before}: {len(none):,}. {told}"
+    if split := len(judged) - len(none):
+        yield f"Judged texts whose label is split or gone, or may be a new one: {split:,}. {told}"
 
 
 def _moves(learned: Learned) -> Iterator[str]:

@@ -6,12 +6,13 @@ import asyncio
 import datetime as dt
 import zlib
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from testnuc import InvalidInputError, Referee, Review, StoreError, TestNUC
+from testnuc import InvalidInputError, LabelSet, Referee, Review, StoreError, TestNUC
 from testnuc._base.checks import hash_text
 from testnuc._engine.learning import _key, _merged
 from testnuc.metrics import score
@@ -834,3 +835,68 @@ async def test_skipped_draws_and_differing_judges_weaken_a_certificate():
         assert lacks.accuracy().judge_error == weaker.judge_error
         assert "; with the errors of judges " in str(lacks)
         assert Learned.from_bytes(lacks.to_bytes()).certify(0.5) == weaker
+
+
+@pytest.mark.parametrize("goal", ["count", "later", "correct", "decide", None])
+async def test_what_fitted_no_label_is_asked_about_first_when_one_is_added(goal):
+    """Nobody could choose the new label, and no review offered these texts again."""
+    new, old, texts = LABELS[0], LABELS[1:], texts_of(240)
+    # one is renamed besides
+    names = [new, "renamed", *old[1:]]
+    now = {old[0]: "renamed"}
+
+    async with TestNUC(old, model=Says(lambda _: old[0]), embedder=Clustered()) as nuc:
+        await nuc.classify_many(texts)
+        review = await nuc.review(60, goal="count")
+        for item in review:
+            review.answer(item, gold(item.text) if gold(item.text) != new else None)
+    unfit = {item.text for item in review if item.answer is None}
+    assert len(unfit) > 5
+    async with TestNUC(names, model=Says(lambda _: "renamed"), embedder=Clustered()) as nuc:
+        results = await nuc.classify_many(texts)
+        learned = await nuc.learn(review, was={"renamed": [old[0]]})
+        assert {one.text for one in learned.reopened} == unfit
+        said = f"judged 'none of these' before the label set had '{new}': {len(unfit)}."
+        assert said in str(learned)
+        assert "skipped" not in await nuc.describe(results)
+        wide = {one.label: one.share for one in results.count_labels(learned)}[new]
+        assert [i.text in unfit for i in await nuc.review(70, goal=goal)].index(False) == len(unfit)
+        again = await nuc.review(len(unfit), goal=goal)
+        assert {item.text for item in again} == unfit
+        for item in again:
+            again.answer(item, now.get(gold(item.text), gold(item.text)))
+        learned = await nuc.learn(again)
+        assert not learned.reopened
+        assert "A review asks" not in str(learned)
+        # they stay part of the random draw that they were in
+        assert all(one.uniform and one.probability is not None for one in learned.judged)
+        share = {one.label: one.share for one in results.count_labels(learned)}[new]
+        assert wide.low < 0.01
+        assert share.low > 0.08
+        assert share.high == pytest.approx(wide.high, abs=0.05)
+        assert not unfit & {item.text for item in await nuc.review(100, goal="count")}
+
+
+async def test_of_several_labels_texts_without_any_are_asked_about_first_when_one_is_added():
+    new, old, texts = LABELS[0], LABELS[1:], texts_of(240)
+
+    def say(text):
+        return {gold(text): 0.9} if gold(text) != new else {}
+
+    several = partial(LabelSet, multilabel=True)
+    async with TestNUC(several(old), model=Says(say), embedder=Clustered()) as nuc:
+        await nuc.classify_many(texts)
+        review = await nuc.review(40, goal="count")
+        for item in review:
+            review.answer(item, [*say(item.text)])
+    unfit = {item.text for item in review if not item.answer}
+    async with TestNUC(several(LABELS), model=Says(say), embedder=Clustered()) as nuc:
+        await nuc.classify_many(texts)
+        assert {one.text for one in (await nuc.learn(review, was={})).reopened} == unfit
+        again = await nuc.review(len(unfit), goal="count")
+        assert {item.text for item in again} == unfit
+        for item in again:
+            again.answer(item, [gold(item.text)])
+        learned = await nuc.learn(again)
+        assert not learned.reopened
+        assert {one.label for one in learned.judged if one.text in unfit} == {new}

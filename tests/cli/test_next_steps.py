@@ -142,7 +142,7 @@ def test_judgments_that_a_change_of_labels_leaves_unused_are_named_and_learned_f
 def test_the_path_leads_to_how_many_labels_are_right():
     def after(measure, covered, judged=0, known=None):
         learned = SimpleNamespace(
-            to_measure=measure, wants_decisions=lambda _: False, unused=lambda _: 0
+            to_measure=measure, reopened=(), wants_decisions=lambda _: False, unused=lambda _: 0
         )
         learned.accuracy = lambda _: known
         found = Certificate(0.9, 0.9, 0.5, covered, judged, judgments_needed=40)
