@@ -88,6 +88,11 @@ class Admission:
         return self._quota.requests
 
     @property
+    def paused(self) -> float:
+        """Seconds for which no call is sent, as the provider asked for it or refused calls."""
+        return max(0.0, self._concurrency.paused_until - self._clock())
+
+    @property
     def pause(self) -> float:
         """Seconds left of a pause for which the provider asked more than a minute, else 0."""
         return self._concurrency.long_pause(self._clock())

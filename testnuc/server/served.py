@@ -128,6 +128,8 @@ _log = logging.getLogger("testnuc.server")
 
 #: Errors of the texts of a request, by type.
 Failed: TypeAlias = dict[str, list[Exception]]
+#: Seconds that a request waits for a call that tries a provider which is down.
+_FOR_PROBE = 10.0
 #: Results kept for the page.
 _RECENT = 1_000
 
@@ -204,7 +206,11 @@ class ServedSet:
             await asyncio.wait([task])
         own = {"before": self._before, "pool": len(self.nuc), "decision": self._decision}
         own["certificate"] = None if task is None else task.result()
-        return self._active() | own | {"budget_left": parts_of(self.nuc).transport.account.left}
+        transport = parts_of(self.nuc).transport
+        paused = round(transport.admission.paused, 1)
+        return (
+            self._active() | own | {"budget_left": transport.account.left, "paused_seconds": paused}
+        )
 
     @property
     def status(self) -> Literal["ready", "failing", "paused"]:
@@ -221,22 +227,26 @@ class ServedSet:
         """
         failed, transport = defaultdict[str, list[Exception]](list), parts_of(self.nuc).transport
         pause = transport.admission.pause
+        seconds = min(seconds, _FOR_PROBE) if transport.outage.is_down else seconds
         patience = Patience(0.0 if pause > seconds else seconds)
         if pause:
             error = RateLimitedError("the provider asked all to wait", retry_after=pause)
             patience.failures.append(error)
         PATIENCE.set(patience)
         try:
-            with transport.observed(patience.failures.append):
+            with transport.observed(patience.failed):
                 yield failed
         finally:
             # of a call that was not sent, the request's own line is enough
             sent = (e for e in patience.failures if not isinstance(e, ProviderDownError))
             if transport.failing and (why := next(sent, None)) is not None:
-                fields = about["fields"] | {"type": error_fields(why)["type"]}
+                kind, patience.logged = error_fields(why)["type"], str(why)
+                fields = about["fields"] | {"type": kind, "texts": len(failed.get(kind, ()))}
                 name, extra = fields["request_id"], {"fields": fields}
                 _log.error("%s: every LLM call fails: %s", name, why, extra=extra)
             for kind, errors in failed.items():
+                if patience.is_logged(errors[0]):
+                    continue
                 fields = about["fields"] | {"type": kind, "texts": len(errors)}
                 texts = "1 text" if len(errors) == 1 else f"{len(errors)} texts"
                 said = fields["request_id"], texts, kind, errors[0]
@@ -306,6 +316,10 @@ class ServedSet:
             yield Value("budget_left", "Left of the budget.", left, self._place | {"unit": unit})
         failing = "1 while LLM calls fail as every other one would."
         yield Value("failing", failing, float(self.status == "failing"), self._place)
+        transport, paused = parts_of(self.nuc).transport, "Seconds for which no call is sent."
+        yield Value("paused_seconds", paused, transport.admission.paused, self._place)
+        oldest = "Seconds since the oldest LLM call in flight was sent."
+        yield Value("oldest_call_seconds", oldest, transport.oldest, self._place)
         yield Value("pool_texts", "Texts in the pool.", len(self.nuc), self._place)
         if self.audit is None:
             return

@@ -466,7 +466,8 @@ class Service:
             refused = request_error(exc)
             said = request_id(request), route, refused.status, exc
             fields = about(request)["fields"] | {"type": refused.kind, "status": refused.status}
-            _log.warning("%s %s: %d, %s", *said, extra={"fields": fields})
+            if not PATIENCE.get().is_logged(exc):
+                _log.warning("%s %s: %d, %s", *said, extra={"fields": fields})
         except ConnectionError:
             # raised, it would be an error with a traceback in aiohttp's log
             return web.Response(status=499)

@@ -8,7 +8,13 @@ from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass
 
-from testnuc.errors import CallTimeoutError, ConfigurationError, ProviderError, ReplyError
+from testnuc.errors import (
+    CallTimeoutError,
+    ConfigurationError,
+    ProviderDownError,
+    ProviderError,
+    ReplyError,
+)
 from testnuc.limits.budget import Reservation
 from testnuc.protocols import Provider, Request, WireProvider
 
@@ -28,24 +34,38 @@ class Patience:
         self.seconds = seconds
         #: The latest failure of a call meanwhile.
         self.failures = deque[ProviderError](maxlen=1)
+        #: The failure that the log has of it.
+        self.logged: str | None = None
         self._until: float | None = None
         self._waits = set[asyncio.Timeout]()
         self.renew()
 
-    def renew(self) -> None:
-        """Wait for as long again."""
+    def renew(self, seconds: float | None = None) -> None:
+        """Wait for as long again, or for so many seconds."""
         if self.seconds is not None:
-            self._until = asyncio.get_running_loop().time() + self.seconds
+            seconds = self.seconds if seconds is None else seconds
+            self._until = asyncio.get_running_loop().time() + seconds
             for wait in self._waits:
                 # its end may be a matter of this turn of the loop
                 if not wait.expired():
                     wait.reschedule(self._until)
 
+    def is_logged(self, error: Exception) -> bool:
+        """Whether the log has a failure already, perhaps as the cause of another one."""
+        return self.logged is not None and self.logged in str(error)
+
+    def failed(self, error: ProviderError) -> None:
+        """Take note of a failure; of a provider that is down from now on, it ends the wait."""
+        self.failures.append(error)
+        if isinstance(error, ProviderDownError):
+            self.renew(0.0)
+
     @asynccontextmanager
     async def in_time(self, seconds: float | None = None) -> AsyncIterator[None]:
         """Wait so long, or until its end; raises then what the calls wait after."""
         wait = asyncio.timeout_at(self._until) if seconds is None else asyncio.timeout(seconds)
-        self._waits.add(wait)
+        if seconds is None:
+            self._waits.add(wait)
         try:
             async with wait:
                 yield
@@ -56,7 +76,7 @@ class Patience:
             late = "no result within the time of the request"
             raise CallTimeoutError(late, retry_after=5) from None
         finally:
-            self._waits.remove(wait)
+            self._waits.discard(wait)
 
 
 PATIENCE: ContextVar[Patience] = ContextVar("testnuc-patience", default=Patience())  # noqa: B039

@@ -1,6 +1,7 @@
 """Retry rules: whether to retry, how long to back off, when to give up, how to adapt."""
 
 import asyncio
+import logging
 from copy import copy
 from dataclasses import replace
 from random import Random
@@ -21,6 +22,8 @@ from testnuc.limits.policies import RetryPolicy, longest_pause
 from testnuc.transport.calls import Call
 from testnuc.transport.failures import is_retryable
 
+_log = logging.getLogger("testnuc.transport")
+
 #: Changes of the encoding within one call.
 _MOST_ADAPTATIONS = 4
 #: Unusable replies after which a call fails: they are billed, and more tries rarely help.
@@ -37,7 +40,7 @@ _QUIET = 3.0
 #: refused at the same time count once.
 _REFUSALS, _LEAST_OUTAGE = 20, 5.0
 #: A service takes a provider to be down after so many failures in a row, over at least so many
-#: seconds; then it sends one call at a time, so many seconds after the latest failure.
+#: seconds; then it sends one call (a probe) each so many seconds, also beside one that hangs.
 _FAILURES, _LEAST_DOWN, _UNTIL_PROBE = 5, 10.0, 5.0
 #: A run ends once calls were given up for so many deadlines, and none was answered meanwhile.
 _MOST_DEADLINES = 5
@@ -50,14 +53,19 @@ _LEAST_TIME = 0.1
 class Outage:
     """Connections that the server refused in a row, and calls that failed in a row."""
 
-    def __init__(self, account: BudgetAccount) -> None:
+    def __init__(self, account: BudgetAccount, concurrency: int) -> None:
         self._account = account
+        #: Seconds after which there may be too many probes in flight to send another one.
+        self._room = _UNTIL_PROBE * max(1, concurrency - 1)
+        #: The longest time that an answer took.
+        self._slowest = 0.0
         #: Attempts that the server failed or did not answer since it last answered.
         self._failures = 0
         self._answered_at = self._failed_at = float("-inf")
         self._first_sent = 0.0
-        #: The call that finds out whether the server answers again.
-        self.probe: Call | None = None
+        #: The latest call that finds out whether the server answers again, and when it was sent.
+        self._probe: Call | None = None
+        self._probed_at = float("-inf")
         self._failing_since = self._gave_up_at = float("-inf")
         self._refusals = 0
         self._first = self._since = 0.0
@@ -65,7 +73,8 @@ class Outage:
         #: When calls were given up because of it, and with which error.
         self._ended = float("-inf")
         self._error: ProviderError | None = None
-        #: Of the calls that wait for a permit, in the order in which they started to.
+        #: Of the calls that wait for a permit, in the order in which they started to; in a service
+        #: also of those that back off.
         self.waiting: dict[asyncio.Timeout, None] = {}
 
     def refused(self, sent_at: float, now: float) -> None:
@@ -94,19 +103,29 @@ class Outage:
         self._gave_up_at = now
         return now - self._failing_since >= _MOST_DEADLINES * deadline
 
-    def answered(self, now: float) -> None:
+    def answered(self, now: float, sent_at: float) -> None:
         """Forget the calls that failed: the server answers."""
+        if self.is_down:
+            _log.warning("the provider answers again")
         self._gave_up_at, self._answered_at, self._failures = float("-inf"), now, 0
+        self._slowest = max(self._slowest, now - sent_at)
 
-    def failed(self, call: Call, error: ProviderError, now: float) -> None:
-        """Count a failure of the server, unless the call was sent before its latest answer."""
+    def failed(self, call: Call, error: ProviderError, now: float) -> bool:
+        """Count a failure of the server, unless the call was sent before its latest answer.
+
+        Return whether the server of a service is taken to be down from now on.
+        """
         other = call.unsent or isinstance(error, (RateLimitedError, ReplyError))
         if other or not is_retryable(error) or call.sent_at < self._answered_at:
-            return
+            return False
         if not self._failures:
             self._first_sent = call.sent_at
-        self._failures += 1
+        was_down, self._failures = self.is_down, self._failures + 1
         self._failed_at, self._error = now, error
+        if not self.is_down or was_down:
+            return False
+        _log.error("the provider is down; a call every %g s tries it: %s", _UNTIL_PROBE, error)
+        return True
 
     @property
     def is_down(self) -> bool:
@@ -116,19 +135,27 @@ class Outage:
         return self._failed_at - self._first_sent >= _LEAST_DOWN
 
     def refuse(self, call: Call, now: float) -> None:
-        """Raise an error if the server is down, but for one call at a time."""
-        if not self.is_down:
+        """Raise an error if the server is down, but for a probe now and then."""
+        if not self.is_down or call is self._probe:
             return
-        left = self._failed_at + _UNTIL_PROBE - now
-        if self.probe is None and left <= 0:
-            self.probe = call
-        if self.probe is not call:
+        if max(self._failed_at, self._probed_at) + _UNTIL_PROBE > now:
             call.unsent = True
-            raise ProviderDownError(
-                f"not sent, as the calls before it failed: {self._error}",
-                retry_after=left if left > 0 else _UNTIL_PROBE,
-                attempts=call.sends,
-            )
+            raise self.down(now, call.sends)
+        self._probe, self._probed_at = call, now
+
+    def down(self, now: float, sends: int) -> ProviderDownError:
+        """Return the error of a call that is not sent, or not waited for."""
+        return ProviderDownError(
+            f"no call is sent or waited for, as those before failed: {self._error}",
+            retry_after=max(self._failed_at, self._probed_at) + _UNTIL_PROBE - now,
+            attempts=sends,
+        )
+
+    def timeout(self, call: Call, usual: float) -> float:
+        """Return the seconds for an attempt: probes that hang leave room for others."""
+        if call is not self._probe or not self.is_down or not self._slowest:
+            return usual
+        return min(usual, max(self._room, 2 * self._slowest))
 
     def end(self, error: ProviderError) -> None:
         """Fail the calls that wait for a permit; later calls try a connection again."""

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from random import Random
 
 from tenacity import AsyncRetrying, RetryCallState
@@ -23,6 +23,7 @@ from testnuc.errors import (
     BadRequestError,
     CallTimeoutError,
     ConfigurationError,
+    ProviderDownError,
     ProviderError,
     QuotaExceededError,
     ReplyError,
@@ -86,9 +87,11 @@ class Transport:
         self._sleep = sleep
         #: Called with the seconds of each attempt, answered or not.
         self.timed: Callable[[float], object] = float
+        #: When the calls in flight were sent, the oldest first.
+        self._sent: dict[Call, float] = {}
         #: See `observed`.
         self._observers: list[Callable[[ProviderError], object]] = []
-        self._outage = Outage(self.account)
+        self.outage = Outage(self.account, limits.concurrency)
         #: Whether the latest call failed as all would, with a wrong key for example.
         self.failing = False
         self._connections = connections or Connections(limits.concurrency, trust_env=trust_env)
@@ -106,6 +109,11 @@ class Transport:
     def account(self) -> BudgetAccount:
         """The budget's account."""
         return self._accounting.account
+
+    @property
+    def oldest(self) -> float:
+        """Seconds since the oldest call in flight was sent; 0: none is."""
+        return self._clock() - next(iter(self._sent.values()), self._clock())
 
     @contextmanager
     def observed(self, observer: Callable[[ProviderError], object] | None) -> Iterator[None]:
@@ -179,8 +187,8 @@ class Transport:
         except ProviderError as error:
             now = self._clock()
             if not error.retryable or isinstance(error, ReplyError):
-                self._outage.answered(now)
-            elif call.sends and self._outage.gave_up(call.started, now, self._retry.deadline):
+                self.outage.answered(now, now)
+            elif call.sends and self.outage.gave_up(call.started, now, self._retry.deadline):
                 error.fatal = True
             self.failing = error.fatal and not isinstance(error, BadRequestError)
             _log.info(
@@ -194,8 +202,6 @@ class Transport:
         finally:
             # a reservation is left only if no attempt can have been billed
             self._accounting.release(call)
-            if self._outage.probe is call:
-                self._outage.probe = None
 
     def _retrying(self, call: Call) -> AsyncRetrying:
         """Return tenacity's loop over attempts; it keeps state, so every call has its own."""
@@ -212,7 +218,7 @@ class Transport:
                 self._retry,
                 since=since,
                 reached=self._accounting.reached,
-                outage=self._outage,
+                outage=self.outage,
             )
 
         return AsyncRetrying(
@@ -229,9 +235,16 @@ class Transport:
         _log.debug("backing off for %.2f s", seconds)
         on_wait = ON_WAIT.get()
         on_wait(1)
+        limit = asyncio.timeout(None)
+        if self.account.patience is not None:
+            self.outage.waiting[limit] = None
         try:
-            await self._sleep(seconds)
+            # ends when the server is taken to be down
+            with suppress(TimeoutError):
+                async with limit:
+                    await self._sleep(seconds)
         finally:
+            self.outage.waiting.pop(limit, None)
             on_wait(-1)
 
     async def _failed(self, call: Call, error: ProviderError) -> bool:
@@ -241,13 +254,11 @@ class Transport:
         """
         _log.debug("call failed: %s: %s", type(error).__name__, error)
         # what a call waited after until its deadline was observed before
-        for observer in [] if error is call.error else list(self._observers):
-            try:
-                observer(error)
-            except Exception:  # noqa: BLE001 - any observer; it must not fail the call
-                _log.warning("the progress observer failed", exc_info=True)
-        if error is not call.error:
-            self._outage.failed(call, error, self._clock())
+        if error is not call.error and not isinstance(error, ProviderDownError):
+            now = self._clock()
+            self._observe(error)
+            if self.outage.failed(call, error, now):
+                self._observe(self.outage.down(now, call.sends))
         late = self._clock() - call.started >= latest_start(self._retry)
         call.at_once = not late and (adapts(call, error) or await self._renewed(call, error))
         if call.at_once:
@@ -260,10 +271,17 @@ class Transport:
         call.error = error
         return may_help(call, error)
 
+    def _observe(self, error: ProviderError) -> None:
+        for observer in list(self._observers):
+            try:
+                observer(error)
+            except Exception:  # noqa: BLE001 - any observer; it must not fail the call
+                _log.warning("the progress observer failed", exc_info=True)
+
     async def _attempt(self, call: Call) -> Reply:
         """Send a call once, and settle everything acquired for it."""
         accounting = self._accounting
-        self._outage.refuse(call, self._clock())
+        self.outage.refuse(call, self._clock())
         keys = getattr(call.wire, "keys", None)
         if keys is not None:
             # without a key, nothing is held while it is waited for
@@ -282,7 +300,9 @@ class Transport:
         call.sends += 1
         call.unsent = False
         left = call.started + self._retry.deadline - permit.sent_at
-        timer = Timer(max(0.0, min(self._retry.timeout, left)))
+        seconds = self.outage.timeout(call, self._retry.timeout)
+        timer = Timer(max(0.0, min(seconds, left)))
+        self._sent[call] = permit.sent_at
         try:
             if call.wire is not None:
                 call.key, own = (None, None) if keys is None else await key_headers(call.wire)
@@ -293,26 +313,26 @@ class Transport:
                 assert call.other is not None
                 reply = await call.other.answer(call.request)
         except BaseException as raised:  # return the permit in every case
-            timeout = self._timeout(call) if timer.stop() else None
+            timeout = self._timeout(call, seconds) if timer.stop() else None
             error = accounting.failed(call, permit, raised, timeout)
             if error is raised:
                 raise
             cause = safe_cause(raised)
             if call.unsent:
-                self._outage.refused(permit.sent_at, self._clock())
+                self.outage.refused(permit.sent_at, self._clock())
         else:
             # Nothing awaits from here on, so everything is settled even on cancellation.
             timer.stop()
             if call.wire is not None:
-                self._outage.over()
+                self.outage.over()
                 reply = accounting.read(call, permit, answer)
             else:
                 reply = accounting.accept(call, permit, reply)
-            self._outage.answered(self._clock())
+            self.outage.answered(self._clock(), permit.sent_at)
             self.failing = False
             return reply
         finally:
-            self.timed(self._clock() - permit.sent_at)
+            self.timed(self._clock() - self._sent.pop(call))
         raise error from cause
 
     def _check(self, call: Call, permit: Permit) -> None:
@@ -327,7 +347,7 @@ class Transport:
 
         If another call finds that the server cannot be reached, the wait ends with its error.
         """
-        outage = self._outage
+        outage = self.outage
         if outage.has_ended(call):
             raise outage.failure(call)
         left = None
@@ -374,10 +394,11 @@ class Transport:
         since = self._clock() - call.started if call.sends else 0.0
         return self._retry.deadline - since
 
-    def _timeout(self, call: Call) -> CallTimeoutError:
+    def _timeout(self, call: Call, seconds: float | None = None) -> CallTimeoutError:
         where = host(call.wire) if call.wire is not None else call.other.name if call.other else ""
+        seconds = self._retry.timeout if seconds is None else seconds
         return CallTimeoutError(
-            f"no complete response from {where} within {self._retry.timeout:g} s for this attempt "
+            f"no complete response from {where} within {seconds:g} s for this attempt "
             f"({self._retry.deadline:g} s in total); if the model is slow, raise timeout and "
             "deadline of the retry policy"
         )

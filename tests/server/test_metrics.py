@@ -20,6 +20,7 @@ pytest.importorskip("prometheus_client")
 pytestmark = pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
 
 DOCS = Path(__file__).parents[2] / "docs" / "service.md"
+RULES = DOCS.parents[1] / "examples" / "prometheus-rules.yml"
 TOKEN = "0123456789abcdef"
 
 
@@ -40,10 +41,27 @@ async def test_the_documentation_has_all_metrics_and_no_others(tmp_path):
     text = DOCS.read_text(encoding="utf-8")
     tables = [line for line in text.splitlines() if line.startswith("| `testnuc_")]
     assert {name for line in tables for name in re.findall(r"`(testnuc_\w+)`", line)} == given
-    # those of the examples of alerts, too, and their labels
+    # those of the alerts, too, and their labels
+    text += RULES.read_text(encoding="utf-8")
     assert {name.removesuffix("_bucket") for name in re.findall(r"testnuc_\w+", text)} <= given
     for name, label in re.findall(r"(testnuc_\w+)\{(\w+)[!=]", text):
         assert re.search(rf'^{name}\{{(.*,)?{label}="', page, re.MULTILINE), (name, label)
+
+
+def test_the_documentation_has_all_alerts_and_no_others():
+    [group] = pytest.importorskip("yaml").safe_load(RULES.read_text(encoding="utf-8"))["groups"]
+    rules = {rule["alert"]: rule for rule in group["rules"]}
+    rows = re.findall(
+        r"^\| `(Testnuc\w+)` \| (.*?) \|", DOCS.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert [name for name, _ in rows] == [*rules]
+    for name, when in rows:
+        minutes = re.search(r"for (\d) min", when)
+        wait = rules[name].get("for", "")
+        assert rules[name].keys() <= {"alert", "expr", "for", "labels", "annotations"}
+        assert wait == (f"{minutes[1]}m" if minutes else "")
+        assert rules[name]["expr"].count("(") == rules[name]["expr"].count(")")
+        assert rules[name]["annotations"]["summary"]
 
 
 def test_the_documentation_has_all_types_of_errors():
