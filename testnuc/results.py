@@ -310,6 +310,7 @@ class Results(Sequence[Classification]):
         together: bool = False,
         level: int | None = None,
         judge_error: float = 0.0,
+        compare: Sequence[str] | None = None,
     ) -> Counts:
         """Count the labels: their shares as the judged texts correct them, with intervals.
 
@@ -326,11 +327,14 @@ class Results(Sequence[Classification]):
             Of labels in a tree, 1 = the top. Default: whole labels.
         judge_error : float
             The part of the judgments that may be wrong.
+        compare : sequence of str, optional
+            Two groups of `by`, to be compared with each other alone.
 
         Raises
         ------
         InvalidInputError
-            No judged text was drawn at random from all, or `by` has another length.
+            No judged text was drawn at random from all, `by` has another length, or `compare` is
+            not two of its groups.
         """
         if by is not None:
             by = [None if is_null(value) else value for value in values(by, "by")]
@@ -348,6 +352,7 @@ class Results(Sequence[Classification]):
             together=together,
             level=level,
             judge_error=judge_error,
+            compare=compare,
         )
 
     def check_labels(self, learned: Learned | None = None) -> LabelCheck:

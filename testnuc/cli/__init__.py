@@ -258,6 +258,9 @@ def count(
     source: str = _RESULTS_OR_STORE,
     by: str | None = _BY,
     period: _Period | None = _PERIOD,
+    compare: tuple[str, str] | None = once(
+        None, metavar="GROUP GROUP", help="Compare these two groups of --by with each other alone."
+    ),
     confidence: float = typer.Option(0.95, help="Probability that an interval holds."),
     together: bool = once(False, "--together", help="All intervals hold together, not each alone."),
     level: int | None = typer.Option(

@@ -54,8 +54,9 @@ async def run(given: SimpleNamespace) -> None:
 
     require_new(output, ".csv", ".json", overwrite=given.overwrite)
     require_new(plot, ".png", ".svg", ".pdf", overwrite=given.overwrite, what="plot")
-    if given.period is not None and given.by is None:
-        raise InvalidInputError("--period needs --by, a column of dates")
+    if given.by is None and (given.period is not None or given.compare is not None):
+        option, what = ("period", "dates") if given.period else ("compare", "groups")
+        raise InvalidInputError(f"--{option} needs --by, a column of {what}")
     async with opened(source, given.client, given.text_column) as (nuc, held):
         table = await texts_for(nuc, held, source)
         groups = None if given.by is None else groups_of(table, given.by, given.period)
@@ -76,12 +77,14 @@ async def run(given: SimpleNamespace) -> None:
         level=given.level,
         judge_error=given.judge_error,
         periods=given.period is not None,
+        compare=given.compare,
     )
     print(counts)
-    if accuracy := nuc.learned.accuracy(result.text for _, result in rows):
+    if accuracy := counts.accuracy[None]:
         print(accuracy)
     if output is not None:
-        write_counts(counts, output, by=given.by, period=given.period)
+        compared = given.compare and " and ".join(given.compare)
+        write_counts(counts, output, by=given.by, period=given.period, compare=compared)
     if plot is not None:
         figure = counts.plot(given.plot_label, dark=given.dark)
         figure.savefig(plot, dpi=300)

@@ -94,6 +94,9 @@ def name_labels(
 def to_stderr(line: str) -> None:
     """Print a line to stderr; the command goes on where nobody can read it."""
     with suppress(OSError, ValueError):
+        # both may go to one file
+        print(end="", flush=True)
+    with suppress(OSError, ValueError):
         print(line, file=sys.stderr)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from itertools import islice, zip_longest
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import numpy as np
@@ -19,7 +20,7 @@ from testnuc.label_tree import path_of
 from testnuc.trust.evidence import Judgment
 from testnuc.trust.joining import judge_error as bound_of_errors
 from testnuc.trust.learned import Learned
-from testnuc.trust.shares import JudgedSample, Population, Share
+from testnuc.trust.shares import Accuracy, JudgedSample, Population, Share, percent
 from testnuc.types import LEVELS, Classification, split_labels
 
 if TYPE_CHECKING:
@@ -32,10 +33,14 @@ LEAST_JUDGED = 10
 PER_LABEL = 10
 #: How a text without any of the labels is shown.
 _NONE = "(none of these)"
+#: How the names of columns that hold shares and their bounds end.
+_BOUNDS = ("share", "low", "high", "difference", "accuracy")
 #: Says which texts, given by their hashes, are not among so many first ones.
 Later: TypeAlias = Callable[[Sequence[bytes], int], Sequence[bool]]
 #: Labels that a plot shows, groups that it names, and those that a note names.
 _PLOTTED, _TICKS, _SHOWN = 12, 12, 6
+#: Characters in a line of the title of a panel.
+_TITLE = 34
 #: Characters in a line below a plot.
 _LINE = 110
 
@@ -60,14 +65,21 @@ class LabelCount(Brief):
     judged: int
     #: About how many more judgments would halve the interval; without one, would give one.
     judgments_needed: int
-    #: The share less that in all other groups, or, of all rows by period, that of the later half
-    #: less that of the earlier one; None: there is no other, or one is unknown.
+    #: The share less that in all other groups (of two that are compared, in the other), or, of all
+    #: rows by period, that of the later half less that of the earlier one; None: there is no other,
+    #: or one is unknown.
     difference: Share | None = None
 
     @property
     def number(self) -> int | None:
-        """The estimated number of rows that have the label."""
+        """The share times the rows: an estimate, no count."""
         return None if self.share is None else round(self.share.value * self.rows)
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the share is an end of its interval, as where few texts are judged."""
+        value, low, high = astuple(self.share) if self.share else (0, 0, 0)
+        return low < high and value in {low, high}
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -85,6 +97,8 @@ class Counts(Brief, Sequence[LabelCount]):
     since: str | None = None
     #: Whose labels shares are of: "person", or "referee", if no person judged.
     judge: str = "person"
+    #: How many labels of each group are right; None: too few of its texts are judged.
+    accuracy: Mapping[str | None, Accuracy | None] = field(default_factory=dict)
 
     @overload
     def __getitem__(self, index: int) -> LabelCount: ...
@@ -111,7 +125,10 @@ class Counts(Brief, Sequence[LabelCount]):
                 "current_share": item.current,
                 "judged": item.judged,
                 "judgments_needed": item.judgments_needed,
+                "at_end": item.at_end,
                 **_bounds(item.difference, "difference", "difference_low", "difference_high"),
+                **_bounds(now, "accuracy", "accuracy_low", "accuracy_high"),
+                **_bounds(before, "llm_accuracy", "llm_accuracy_low", "llm_accuracy_high"),
                 "since": self.since if item.group is None else None,
                 "confidence": self.confidence,
                 "together": self.together,
@@ -119,6 +136,8 @@ class Counts(Brief, Sequence[LabelCount]):
                 "judge": self.judge,
             }
             for item in self.items
+            for right in [self.accuracy.get(item.group)]
+            for now, before in [(right.now, right.before) if right else (None, None)]
         ]
 
     def to_pandas(self) -> pd.DataFrame:
@@ -143,18 +162,20 @@ class Counts(Brief, Sequence[LabelCount]):
         library = data_frames("polars")
         # explicit types: a column may hold only None
         typed = {"group": library.String, "since": library.String, "number": library.Int64}
-        bounds = ("share", "low", "high", "difference", "difference_low", "difference_high")
-        typed |= dict.fromkeys(bounds, library.Float64)
-        frame: pl.DataFrame = library.DataFrame(self.records(), schema_overrides=typed)
+        records = self.records()
+        typed |= {name: library.Float64 for name in records[0] if name.endswith(_BOUNDS)}
+        frame: pl.DataFrame = library.DataFrame(records, schema_overrides=typed)
         return frame
 
     def __str__(self) -> str:
-        grouped = any(item.group is not None for item in self.items)
+        groups = dict.fromkeys(item.group for item in self.items if item.group is not None)
+        grouped, marked = bool(groups), any(item.at_end for item in self.items)
         compared = any(item.difference is not None for item in self.items if item.group)
         learned = any(item.current != item.llm for item in self.items)
         now = ["labels in use"] * learned
-        head = ["label", "share", "rows", "LLM alone", *now, "judged"]
-        rows = [[*(["group"] * grouped), *head, *(["minus the others"] * compared)]]
+        head = ["label", "share", "share x rows", "LLM alone", *now, "judged"]
+        other = "minus the other" if len(groups) == 2 else "minus the others"
+        rows = [[*(["group"] * grouped), *head, *([other] * compared)]]
         # a note says which groups have no shares
         for item in (one for one in self.items if one.share is not None or not grouped):
             # of all rows, a note says what changed
@@ -162,7 +183,7 @@ class Counts(Brief, Sequence[LabelCount]):
             cells = [
                 *(["all" if item.group is None else item.group] * grouped),
                 item.label or _NONE,
-                "too few judged" if share is None else str(share),
+                "too few judged" if share is None else f"{'* ' * item.at_end}{share}",
                 f"{item.rows:,}" if number is None else f"{number:,} of {item.rows:,}",
                 *(f"{100 * part:.1f} %" for part in (item.llm, item.current)[: 1 + learned]),
                 f"{item.judged:,}",
@@ -171,7 +192,22 @@ class Counts(Brief, Sequence[LabelCount]):
             rows.append(cells)
         half = f"about {self[0].judgments_needed:,} more judgments, drawn at random, halve them"
         intervals = self._intervals if grouped else f"{self._intervals}; {half}"
-        return "\n".join([columns(rows), intervals, *self.notes])
+        ends = "*: an end of its interval, as few are judged: trust the interval, not the point"
+        return "\n".join(
+            [columns(rows), intervals, *([ends] * marked), *self.notes, *self._right()]
+        )
+
+    def _right(self) -> list[str]:
+        """Return how many labels of each group are right, as lines; none where nothing is known."""
+        judged = {item.group: item.judged for item in self.items if item.group is not None}
+        if not any(self.accuracy.get(group) for group in judged):
+            return []
+        rows = [["group", "labels right now", "LLM alone", "judged"]]
+        for group, n in judged.items():
+            right = self.accuracy.get(group)
+            said = map(percent, (right.now, right.before)) if right else ("not known", "")
+            rows.append([group, *said, f"{n:,}"])
+        return ["How many labels are right by your judgments, with 95% intervals:", columns(rows)]
 
     @property
     def _intervals(self) -> str:
@@ -242,28 +278,37 @@ class Counts(Brief, Sequence[LabelCount]):
         figure = new_figure(6.4, 0.8 + min(1.9 * lines, 9.5))
         panels = figure.subplots(lines, 2, sharex=True, sharey=True, squeeze=False)
         ticks = range(0, len(groups), math.ceil(len(groups) / _TICKS))
+        shown = [i for i in self.items if i.label in chosen and i.group is not None]
+        highs = [100 * item.share.high for item in shown if item.share] or [0.0]
+        least = max(110 * max(i.share.value if i.share else 0, i.llm, i.current) for i in shown)
+        # a few wide intervals leave no room for the others
+        top = max(least, min(1.05 * max(highs), 1.5 * float(np.median(highs)))) or 1.0
         for axes, label in zip_longest(panels.flat, chosen):
             if label is None:
                 axes.set_axis_off()
                 # the panel above is the last one of its column
                 panels[max(len(panels) - 2, 0), 1].tick_params(labelbottom=True)
                 continue
-            of_label = [i for i in self.items if i.label == label and i.group is not None]
-            _draw(axes, [(groups.index(str(i.group)), i) for i in of_label], by_group=True)
-            axes.set_title(label, fontsize="medium", loc="left")
+            of_label = [i for i in shown if i.label == label]
+            _draw(axes, [(groups.index(str(i.group)), i) for i in of_label], top=top)
+            axes.set_title(fill(label, _TITLE), fontsize="medium", loc="left")
             axes.set_xticks(ticks, [groups[at] for at in ticks], rotation=40, ha="right")
-        panels[0, 0].set(ylim=(0, None), xlim=(-0.5, len(groups) - 0.5))
+        panels[0, 0].set(ylim=(0, top), xlim=(-0.5, len(groups) - 0.5))
         return figure
 
 
-def _draw(axes: Any, points: Sequence[tuple[int, LabelCount]], *, by_group: bool = False) -> None:
-    """Draw shares with intervals at places of an axis, upright by group, and those of labels."""
+def _draw(axes: Any, points: Sequence[tuple[int, LabelCount]], *, top: float = np.inf) -> None:
+    """Draw shares with intervals at places of an axis, by group up to `top`, and of labels."""
+    by_group = top < np.inf
     places = [at for at, _ in points]
     value, low, high = (
         # a group without an interval has the LLM's share alone
         100 * np.array([getattr(item.share, name, np.nan) for _, item in points])
         for name in ("value", "low", "high")
     )
+    for at in np.array(places)[high > top]:
+        axes.plot(at, top, "^", color="C0", markersize=7, clip_on=False)
+    high = np.minimum(high, top)
     bars = {"yerr" if by_group else "xerr": [value - low, high - value]}
     way = 1 if by_group else -1
     # a marker at the edge is drawn whole
@@ -287,7 +332,12 @@ def counted(
     texts, own = _said(results, learned)
     options |= {"apart": learned.labels_apart(texts), "later": learned.later}
     options["now"] = [result.labels for result in results]
-    return count_labels(texts, own, learned.judged, learned.labels, groups, **options)
+    counts = count_labels(texts, own, learned.judged, learned.labels, groups, **options)
+    of = {item.group: list[str]() for item in counts}
+    for text, group in zip(texts, groups or (), strict=False):
+        of.get(group, []).append(text)
+    right = {group: learned.accuracy(some) for group, some in (of | {None: texts}).items()}
+    return replace(counts, accuracy=right)
 
 
 def debiased(results: Sequence[Classification], learned: Learned) -> dict[str, list[float]]:
@@ -346,6 +396,7 @@ def count_labels(
     level: int | None = None,
     judge_error: float = 0.0,
     periods: bool = False,
+    compare: Sequence[str] | None = None,
 ) -> Counts:
     """Count labels in rows of texts.
 
@@ -363,7 +414,7 @@ def count_labels(
     checked_number("confidence", confidence, 0.5, 0.9999)
     checked_number("judge_error", judge_error, 0, 0.4)
     counting = _Counting(texts, own, judged, labels, level, apart, now, later)
-    selected = counting.rows_of(groups)
+    selected = counting.rows_of(groups if compare is None else _of_two(groups or (), compare))
     # of a group that came after the last draw nothing is known: others are not compared with it
     early = {*selected[None]}
     names = [name for name, rows in selected.items() if name is not None and rows[0] in early]
@@ -371,7 +422,7 @@ def count_labels(
     each = 1 - (1 - confidence) / kinds if together else confidence
     items = {name: counting.of(name, rows, each, judge_error) for name, rows in selected.items()}
 
-    def compare(name: str | None, some: Sequence[str]) -> None:
+    def contrast(name: str | None, some: Sequence[str]) -> None:
         """Note for each label its share in some groups less that in the others."""
         others = [other for other in names if other not in {*some}]
         rows = [[row for group in of for row in selected[group]] for of in (some, others)]
@@ -387,7 +438,7 @@ def count_labels(
     for name in names if len(names) > 1 else ():
         # if too few are judged, there is nothing to compare
         if any(one.share for one in items[name]):
-            compare(name, [name])
+            contrast(name, [name])
     if len(names) > 1:
         counting.notes.append("each group is estimated alone: rows of groups need not add up")
     if judge_error:
@@ -409,12 +460,12 @@ def count_labels(
             f"trust its interval; about {PER_LABEL} for each label are enough"
         )
     since = None
-    if periods and len(names) > 1:
+    if periods and len(names) > 1 and compare is None:
         until = np.cumsum([len(selected[name]) for name in names])
         # where the halves are most alike in size
         at = 1 + int(np.abs(2 * until[:-1] - until[-1]).argmin())
         since = names[at]
-        compare(None, names[at:])
+        contrast(None, names[at:])
         moved = [
             f"{item.label} {less.signed()}"
             for item in items[None]
@@ -429,6 +480,17 @@ def count_labels(
         counting.notes.append(f"since {since}, compared with the time before, {found}")
     every = [item for some in items.values() for item in some]
     return Counts(every, confidence, together, counting.notes, judge_error, since, counting.judge)
+
+
+def _of_two(groups: Sequence[str | None], compare: Sequence[str]) -> list[str | None]:
+    """Return the groups of rows, None where they are not of the two that are compared."""
+    there = {group for group in groups if group is not None}
+    if len({*compare}) != 2 or not {*compare} <= there:
+        raise InvalidInputError(
+            f"compare is {' and '.join(map(repr, compare))}; give two of the groups: "
+            f"{', '.join(map(str, sorted(there))):.400}"
+        )
+    return [group if group in compare else None for group in groups]
 
 
 class _Counting:
@@ -563,7 +625,7 @@ class _Counting:
             if group is not None:
                 members[group].append(row)
         if members and (outside := len(self.place) - sum(map(len, members.values()))):
-            self.notes.append(f"{outside:,} rows are in no group: they count under all alone")
+            self.notes.append(f"{outside:,} rows are in no such group: they count under all alone")
         texts = {name: np.unique(self.place[rows]) for name, rows in members.items()}
         judged = {name: int(self.drawn[np.isin(self.rows, of)].sum()) for name, of in texts.items()}
         few = {g: m for g, m in judged.items() if m < min(LEAST_JUDGED, len(texts[g]))}

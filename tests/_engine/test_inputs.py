@@ -125,7 +125,7 @@ async def test_a_null_is_no_judgment_and_no_group(client_of, missing):
             results = await nuc.classify_many(texts)
     counts = results.count_labels(learned, missing)
     assert {count.group for count in counts} == {None, "refund"}
-    assert any("10 rows are in no group" in note for note in counts.notes)
+    assert any("10 rows are in no such group" in note for note in counts.notes)
 
 
 async def test_a_table_has_no_place_in_a_stream_either(client_of):

@@ -8,7 +8,7 @@ import pytest
 
 import testnuc
 from testnuc.cli.count import groups_of, write_counts
-from testnuc.cli.reading import Table
+from testnuc.cli.reading import Table, to_stderr
 from testnuc.errors import InvalidInputError
 from testnuc.testing import LoopbackLLM
 from testnuc.trust.counts import Counts, LabelCount
@@ -74,7 +74,14 @@ def test_labels_are_counted_by_month(tickets):
         facts = {"confidence": "0.95", "together": "False", "by": "created", "period": "month"}
         facts |= {"judge_error": "0.0", "testnuc": testnuc.__version__}
         assert facts.items() <= rows_of("months.csv")[-1].items()
-        assert "minus the others" in out
+        assert "minus the other\n" in out
+        right = {row["group"]: row["accuracy"] for row in rows_of("months.csv")}
+        assert all(float(right[group]) > 0.8 for group in groups)
+        assert "labels right now" in out
+        compared = ["--compare", "2026-02", "2026-01", "-o", "two.csv", "--overwrite"]
+        ran("count", "out.csv", *month[:4], *compared)
+        (two,) = {row["compare"] for row in rows_of("two.csv")}
+        assert two == "2026-02 and 2026-01"
         assert "no label's share has changed for certain" in out
         assert Path("months.svg").read_bytes().startswith(b"<?xml")
         _, err = ran("count", "out.csv", "--plot", "one.svg", "--plot-label", "login")
@@ -87,6 +94,11 @@ def test_labels_are_counted_by_month(tickets):
             (["--by", "date"], "has no column 'date'"),
             (["--by", "nuc_label", "--period", "month"], "is no date"),
             (["--period", "month"], "--period needs --by"),
+            (["--compare", "a", "b"], "--compare needs --by"),
+            (
+                [*month[:4], "--compare", "2026-02", "2026-03"],
+                "'2026-02' and '2026-03'; give two of the groups: 2026-01, 2026-02",
+            ),
             (["--confidence", "2"], "give a number from 0.5 to 0.9999\n"),
             (["--confidence", "95"], "give a number from 0.5 to 0.9999, such as 0.95"),
             (["--period", "monat"], "'--period': 'monat' is not one of 'year'"),
@@ -97,6 +109,16 @@ def test_labels_are_counted_by_month(tickets):
             code, _, err = run_here("count", "out.csv", *wrong)
             assert code == 2
             assert said in err
+
+
+def test_lines_of_both_streams_keep_their_order_in_one_file(tmp_path, monkeypatch):
+    """What was printed last stood below what was said after it, and both were in one line."""
+    with (tmp_path / "log").open("a") as out, (tmp_path / "log").open("a", buffering=1) as err:
+        monkeypatch.setattr("sys.stdout", out)
+        monkeypatch.setattr("sys.stderr", err)
+        out.write("the counts\n")
+        to_stderr("written")
+    assert (tmp_path / "log").read_text() == "the counts\nwritten\n"
 
 
 @pytest.mark.parametrize(

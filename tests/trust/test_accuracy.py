@@ -49,6 +49,31 @@ def test_the_interval_misses_the_accuracy_as_seldom_as_it_says(m, ranked):
     assert (missed / draws <= 0.07).all()
 
 
+@pytest.mark.slow
+def test_the_interval_of_a_group_misses_its_accuracy_as_seldom_as_it_says():
+    """Groups differ in how many labels are right, and each has its own part of the draws."""
+    missed, known = np.zeros(2), 0
+    for seed in range(500):
+        random = np.random.default_rng(seed)
+        trust, _, _ = world(random)
+        group = random.integers(0, 4, len(trust))
+        right = random.random(len(trust)) < np.clip(trust - 0.08 * group + 0.1, 0, 1)
+        own = right & (random.random(len(trust)) < 0.65 + 0.05 * group)
+        differ, rows, drawn, ranked = judged(random, trust, 100, 0)
+        now = right.copy()
+        now[rows] = True
+        for inside in (group == at for at in range(4)):
+            by = inside[rows]
+            places = (np.cumsum(inside) - 1)[rows[by]]
+            of_each = (right[rows[by]], own[rows[by]].astype(np.int8), drawn[by], ranked[by])
+            if found := accuracy_of(differ[inside], places, *of_each):
+                known += 1
+                for kind, (share, true) in enumerate([(found.before, own), (found.now, now)]):
+                    missed[kind] += not share.low <= true[inside].mean() <= share.high
+    assert known > 1_500
+    assert (missed / known <= 0.06).all()
+
+
 def test_too_few_random_draws_say_nothing():
     random = np.random.default_rng(0)
     trust, right, own = world(random)

@@ -10,8 +10,9 @@ import pytest
 from testnuc._base.checks import hash_text
 from testnuc.errors import InvalidInputError
 from testnuc.trust import counts as counts_module
-from testnuc.trust.counts import count_labels, counted, debiased
+from testnuc.trust.counts import Counts, LabelCount, count_labels, counted, debiased
 from testnuc.trust.evidence import Judgment
+from testnuc.trust.shares import Accuracy, Share
 from testnuc.types import Classification, Prediction
 
 LABELS = ("refund", "delivery", "login")
@@ -72,7 +73,7 @@ def test_groups_are_counted_apart_and_compared():
     assert by["phone", "refund"].rows + by["mail", "refund"].rows == 600
     some = [None if at < 100 else group for at, group in enumerate(groups)]
     counts = count_labels(texts, said, judged_at_random(texts, right, 300), LABELS, some)
-    assert any("100 rows are in no group" in note for note in counts.notes)
+    assert any("100 rows are in no such group" in note for note in counts.notes)
 
 
 def test_periods_are_compared_in_halves_by_what_is_prepared_once(monkeypatch):
@@ -105,6 +106,73 @@ def test_periods_are_compared_in_halves_by_what_is_prepared_once(monkeypatch):
         assert "since" not in str(
             count_labels(texts, said, judged, LABELS, groups, periods=periods)
         )
+
+
+def test_two_groups_are_compared_with_each_other_alone():
+    texts, right, said = world(900)
+    judged = judged_at_random(texts, right, 450)
+    groups = ["abc"[at % 3] for at in range(900)]
+    counts = count_labels(texts, said, judged, LABELS, groups, compare=("a", "c"), periods=True)
+    two = [at for at in range(900) if at % 3 != 1]
+    alone = count_labels(
+        *([of[at] for at in two] for of in (texts, said)),
+        judged,
+        LABELS,
+        [groups[at] for at in two],
+    )
+    assert [one.group for one in counts] == [*[None] * 3, *["a"] * 3, *["c"] * 3]
+    assert counts.items[3:] == alone.items[3:]
+    # all are counted, as before
+    assert counts.items[:3] == count_labels(texts, said, judged, LABELS).items
+    assert "minus the other\n" in str(counts)
+    assert "since" not in str(counts)
+    assert "minus the others\n" in str(count_labels(texts, said, judged, LABELS, groups))
+    for wrong in (("a", "d"), ("a", "a"), ("a",)):
+        with pytest.raises(InvalidInputError, match="give two of the groups: a, b, c"):
+            count_labels(texts, said, judged, LABELS, groups, compare=wrong)
+
+
+@pytest.mark.slow
+def test_the_difference_of_two_groups_holds_as_often_as_it_says():
+    """Of three groups, two are as alike as chance makes them, and one has fewer refunds."""
+    held, apart, found, draws = 0, 0, 0, 200
+    chances = {"a": [0.5, 0.3, 0.2], "b": [0.5, 0.3, 0.2], "c": [0.2, 0.5, 0.3]}
+    for seed in range(draws):
+        rng = np.random.default_rng(seed)
+        groups = rng.choice([*chances], 900).tolist()
+        right = [str(rng.choice(LABELS, p=chances[group])) for group in groups]
+        said = [["refund"] if rng.random() < 0.2 else [label] for label in right]
+        texts = [f"text {at}" for at in range(900)]
+        judged = judged_at_random(texts, right, 150, seed)
+        for pair, true in ((("a", "b"), 0.0), (("a", "c"), 0.3)):
+            counts = count_labels(texts, said, judged, LABELS, groups, compare=pair)
+            less = counts[len(LABELS)].difference
+            held += less.low <= true <= less.high
+            excludes = not less.low <= 0 <= less.high
+            apart, found = apart + (excludes and not true), found + (excludes and true > 0)
+    # three standard errors below 95 %
+    assert held / (2 * draws) >= 0.915
+    assert apart / draws <= 0.08
+    assert found / draws >= 0.9
+
+
+def test_a_share_that_is_an_end_of_its_interval_is_marked():
+    """It was drawn and read as a peak of its month."""
+    share = Share(0.177, 0.05, 0.177)
+    counts = Counts(
+        [
+            LabelCount("refund", None, 300, share, 0.02, 0.02, 40, 100),
+            LabelCount("login", None, 300, Share(0.1, 0.05, 0.2), 0.02, 0.02, 40, 100),
+            # all are judged
+            LabelCount("delivery", None, 300, Share(0.1, 0.1, 0.1), 0.02, 0.02, 40, 100),
+        ]
+    )
+    assert [row["at_end"] for row in counts.records()] == [True, False, False]
+    assert "* 17.7 % (5.0 to 17.7)" in str(counts)
+    assert str(counts).count("* ") == 1
+    assert "*: an end of its interval, as few are judged: trust the interval" in str(counts)
+    # a number of rows that was read as a count
+    assert "share x rows" in str(counts)
 
 
 def test_a_group_of_few_judged_texts_has_no_share_but_a_number():
@@ -239,7 +307,7 @@ def test_texts_to_which_the_llm_gives_no_label_count_as_none():
         Classification(at, text, None, prediction=Prediction(None, said="x") if at % 3 else None)
         for at, text in enumerate(texts)
     ]
-    none_apart = {"labels_apart": lambda texts: [None] * len(texts)}
+    none_apart = {"labels_apart": lambda texts: [None] * len(texts), "accuracy": lambda _: None}
     learned = SimpleNamespace(later=None, judged=judged, labels=LABELS, **none_apart)
     assert counted(results, learned)[-1].llm == pytest.approx(2 / 3)
 
@@ -510,6 +578,52 @@ def test_a_plot_by_group():
     assert by_month.get_supylabel() == "share of the texts, % (95% intervals: each interval alone)"
     # both groups are within a panel
     assert shown[0].get_xlim() == (-0.5, 1.5)
+
+
+def test_one_wide_interval_does_not_rule_the_axis_and_titles_are_whole():
+    """Shares of 5 % could not be read beside a month of 47 %, and long titles were cut off."""
+    pytest.importorskip("matplotlib")
+    name = "balance not updated after cheque or cash deposit"
+    highs = (0.1, 0.12, 0.11, 0.13, 0.47)
+    items = [
+        LabelCount(name, group, 100, Share(0.05, 0.01, high), 0.05, 0.05, 20, 9)
+        for group, high in [(None, 0.1), *((f"month {at}", high) for at, high in enumerate(highs))]
+    ]
+    axes = Counts(items).plot().axes[0]
+    assert axes.get_ylim()[1] == pytest.approx(18)
+    # the arrow is where the wide one goes on
+    arrows = [line for line in axes.lines if line.get_marker() == "^"]
+    assert [(line.get_xdata().tolist(), line.get_ydata().tolist()) for line in arrows] == [
+        ([4], [pytest.approx(18)])
+    ]
+    title = axes.get_title(loc="left")
+    assert title.replace("\n", " ") == name
+    assert max(map(len, title.splitlines())) < 35
+    even = Counts([replace(item, share=Share(0.05, 0.01, 0.1)) for item in items]).plot().axes[0]
+    assert even.get_ylim()[1] == pytest.approx(10.5)
+    assert not any(line.get_marker() == "^" and len(line.get_xdata()) for line in even.lines)
+
+
+def test_how_many_labels_of_each_group_are_right_is_said_where_it_is_known():
+    share, right = Share(0.5, 0.4, 0.6), Accuracy(Share(0.7, 0.6, 0.8), Share(0.9, 0.8, 0.95), 9)
+    items = [
+        LabelCount("refund", group, 300, share, 0.5, 0.5, judged, 9)
+        for group, judged in ((None, 60), ("app", 50), ("web", 12))
+    ]
+    counts = Counts(items, accuracy={None: right, "app": right, "web": None})
+    assert [" ".join(line.split()) for line in str(counts).splitlines()[-4:]] == [
+        "How many labels are right by your judgments, with 95% intervals:",
+        "group labels right now LLM alone judged",
+        "app 90 % (80 to 95) 70 % (60 to 80) 50",
+        "web not known 12",
+    ]
+    app, web = counts.records()[1:]
+    names = [f"{who}accuracy{end}" for who in ("", "llm_") for end in ("", "_low", "_high")]
+    assert [app[name] for name in names] == [0.9, 0.8, 0.95, 0.7, 0.6, 0.8]
+    assert {web[name] for name in names} == {None}
+    assert "right by your judgments, with" not in str(Counts(items))
+    pytest.importorskip("polars")
+    assert str(counts.to_polars()["llm_accuracy_low"].dtype) == "Float64"
 
 
 def test_a_plot_says_which_labels_and_intervals_it_leaves_out():
