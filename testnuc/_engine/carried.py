@@ -46,6 +46,7 @@ def _judgments_in(review: Review) -> list[Judgment]:
     blind, n = review.context.blind, review.context.judges
     saw = {None: "", True: ", blind: no label was shown", False: ", who saw the labels given"}
     by = f"{'one person' if n == 1 else f'{n} people'}{saw[blind]}"
+    settled = "people, after others differed, by one who saw the answers"
     return [
         Judgment(
             item.text,
@@ -61,7 +62,7 @@ def _judgments_in(review: Review) -> list[Judgment]:
             review.ranking,
             day=item.day,
             agreed=not item.said if item.judges > 1 else None,
-            by=by if item.source == "person" else "",
+            by=(settled if item.settled else by) if item.source == "person" else "",
         )
         for item in review[: last + 1]
     ]

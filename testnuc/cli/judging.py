@@ -34,9 +34,12 @@ from testnuc.trust.joining import join_reviews
 from testnuc.trust.learned import Learned
 from testnuc.trust.review import Review, ReviewItem
 from testnuc.trust.shares import bounds_of
+from testnuc.types import Classification
 
 #: The accuracy, and the confidence, of `testnuc certify` without options.
 _USUAL = 0.9
+#: Texts that are shown where a label may be missing.
+_EXAMPLES = 3
 
 
 def review(given: SimpleNamespace) -> None:
@@ -153,6 +156,7 @@ async def learn(given: SimpleNamespace) -> None:
     """Learn from reviews, or from marks of the page, and print what was learned."""
     source, output = given.source, given.output
     require_new(output, overwrite=given.overwrite)
+    _require_results(given)
     options = RunNote.of(source).options
     named = given.client["labels"] if "labels" in given.client.named else None
     former = options.get("former", {}) if named is None else read_former(named)
@@ -183,6 +187,8 @@ async def learn(given: SimpleNamespace) -> None:
             "note: marked texts were chosen, not drawn, so they correct and train, but prove "
             "nothing; draw some with `testnuc review`, or give --at-random if they were drawn"
         )
+    if unfit := [repr(judgment.text[:60]) for judgment in learned.unfit[0][-_EXAMPLES:]]:
+        to_stderr(f"note: a label may be missing: no label fits {', '.join(unfit)}, as you judged")
     if output is None or table is None or found is None:
         to_stderr("it labels all later texts, too; to write these with their new labels, add -o")
     else:
@@ -197,11 +203,9 @@ async def learn(given: SimpleNamespace) -> None:
             if "labels" in named:
                 named["labels"] = read_labels(named["labels"])
             RunNote.write(output, store, table.text_column, options | named, placed.values())
-        labels = sum(row.label is not None for row in placed.values())
-        people = sum(row.source == "person" for row in placed.values())
         kept = sum(found.before.get(at) is row for at, row in placed.items())
         to_stderr(
-            f"{labels:,} labels, {people:,} of them judged by a person, written to {output}"
+            f"{_counted(placed.values())}, written to {output}"
             + (f"; {kept:,} texts keep what {source} says of them" if kept else "")
         )
     texts = [] if found is None else [row.text for row in found.results]
@@ -211,6 +215,25 @@ async def learn(given: SimpleNamespace) -> None:
         to_stderr(f"how many texts have each label: {next_command('count', given)}")
     named, column = given.client.given(), given.text_column
     to_stderr(what_next(learned, source, named, texts, text_column=column))
+
+
+def _require_results(given: SimpleNamespace) -> None:
+    """Raise an error that names the right command if a review is given in place of results."""
+    if _is_review(source := given.source):
+        files = [name for name in given.judged or () if not _is_review(name)]
+        files += [*Review.load(existing(source)).context.run[:1], "RESULTS"]
+        then = shlex.join(["testnuc", "learn", files[0], source])
+        raise InvalidInputError(f"{source} is a review: name the results first, then it: {then}")
+
+
+def _counted(rows: Collection[Classification]) -> str:
+    """Return how many rows have a label, and why others have none."""
+    labels, none = ([row for row in rows if (row.label is None) is out] for out in (False, True))
+    people, unfit = (sum(row.source == "person" for row in of) for of in (labels, none))
+    why = {"that a person judged to have none": unfit}
+    why["to which neither the LLM nor what was learned gives one"] = len(none) - unfit
+    said = [f"{len(labels):,} labels, {people:,} of them judged by a person"]
+    return "; no label: ".join([*said, *(f"{n:,} {of}" for of, n in why.items() if n)])
 
 
 def what_next(
@@ -384,7 +407,11 @@ async def _carried(
 ) -> Learned:
     """Learn from judgments, which may be of other labels, and say how many are of these."""
     if tuple(judged.labels) == nuc.labels.names:
-        return await nuc.learn(judged, **how)
+        learned = await nuc.learn(judged, **how)
+        of, items = (judged.context.run, judged) if isinstance(judged, Review) else ((), ())
+        if of and (missing := learned.unused(item.hash for item in items)):
+            to_stderr(f"note: {missing:,} texts of this review, drawn from {of[0]}, are not here")
+        return learned
     found = judgments_of(judged, nuc.labels, former)
     kept = sum(judgment.source is not None for judgment in found)
     lost = sum(one.source is not None for one in judged.judged) - kept
@@ -459,7 +486,8 @@ async def certify(given: SimpleNamespace) -> None:
             "a referee gave, or a model of the texts without an answer of the LLM"
         )
     more = next_command("review", given, "--goal", "correct")
-    to_stderr(f"to correct the least trusted labels: {more}")
+    ends = ", which ends the certificate" if certificate.coverage < 1 else ""
+    to_stderr(f"to correct the least trusted labels{ends}: {more}")
 
 
 async def distill(given: SimpleNamespace) -> None:

@@ -350,7 +350,8 @@ def _choose(candidates: tuple[Candidate, ...], allowed: float) -> Decision:
         VotePolicy(own_weight=best.own_weight),
         best.k,
         f"this changes {best.changed:.1%} of the labels, with an expected gain of "
-        f"{best.gain.signed()} points where texts have near copies, by held-out neighbors",
+        f"{best.gain.signed()} points among texts that have near copies, by held-out neighbors; "
+        "of other texts, and so of all, the gain is not known",
     )
 
 

@@ -577,8 +577,12 @@ class _Counting:
         if skipped := int(self.missing.any(1).sum()):
             self.notes.append(
                 "drawn texts that were skipped, that judges do not agree on, or that may have a "
-                f"label which was split or added since, widen the intervals: {skipped:,}"
+                f"label which was split or added since, widen the intervals: {skipped:,}; to "
+                "answer them: testnuc review REVIEW.json, or after a change of labels RESULTS"
             )
+        n = sum(one.source is not None for one in used)
+        if (drawn := sum(bool(one.uniform and one.source) for one in used)) < n:
+            self.notes[0] += f"; {drawn:,} of {n:,} were drawn at random: these count"
 
     def _cut(self, label: str | None) -> str | None:
         return label and LEVELS.join(path_of(label)[: self._level])

@@ -71,7 +71,7 @@ class JoinedReview(Brief):
             f"\n{two}: equal in every answer. A copy is no judge: the second one is left out."
             for two in self.alike
         )
-        judged = f"{len(self.review.judged):,} texts are judged"
+        judged = f"{len(self.review.judged):,} texts are judged here"
         if not self.shared:
             return f"{judged}, none of them by several people.{copies}"
         return (

@@ -56,6 +56,8 @@ _ENOUGH = 100
 _AMPLE = 1.5
 #: Texts that a label loses at least before it is named.
 _FEWER = 3
+#: So many judged texts that fit no label, and so many of the random ones, later or all, are many.
+_UNFIT, _UNFIT_SHARE = 3, 0.05
 #: So many judgments are few, and so many texts for each are many.
 _SLIPS, _MANY = 2, 10
 #: Plain values that are stored, and arrays; the last ones unless they are empty.
@@ -162,6 +164,16 @@ class Learned(Brief):
         """Those that labels added, split or removed since left open: a review asks them first."""
         open_ = (j for j in self.judged if not j.label and (j.possible or j.source is None))
         return tuple(j for j in open_ if j.possible or j.by)
+
+    @property
+    def unfit(self) -> tuple[list[Judgment], int]:
+        """Judged texts that fit no label, if they are many of the random ones, and their number."""
+        drawn = [j for j in self.judged if j.source == "person" and j.uniform]
+        for among in ([j for j in drawn if j.probability is None], drawn):
+            found = [j for j in among if j.label is None]
+            if len(found) >= max(_UNFIT, _UNFIT_SHARE * len(among)):
+                return found, len(among)
+        return [], 0
 
     @property
     def proving(self) -> frozenset[bytes]:
@@ -449,7 +461,11 @@ class Learned(Brief):
     @property
     def cautions(self) -> list[str]:
         """What to look at: unused judgments, errors of judges, labels that are lost or grow."""
-        said = [*_open_again(self.reopened), errors_of_judges(self._agreed), *_moves(self)]
+        said = [*_open_again(self.reopened), errors_of_judges(self._agreed)]
+        if (found := self.unfit)[0]:
+            of = f"{len(found[0]):,} of {found[1]:,} texts that were drawn at random and judged fit"
+            said.append(f"{of} no label: a label may be missing (docs/label-set.md).")
+        said += _moves(self)
         if unused := self.unused(self.answers):
             said += [
                 f"{unused:,} judgments are not used: of texts that came later, or are not here."

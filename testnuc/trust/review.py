@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from codecs import BOM_UTF8
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import astuple, dataclass, field, fields, replace
@@ -148,6 +149,12 @@ class ReviewItem(Brief):
     position: int | None = None
     #: The date of the answer; "": it was not noted.
     day: str = ""
+
+    @property
+    def settled(self) -> bool:
+        """Whether a person answered who saw what others said, as no label had a majority."""
+        votes = Counter(label for _, label in self.said)
+        return self.source == "person" and 2 * votes[self.answer] <= len(self.said) > 0
 
 
 class Review(Sequence[ReviewItem]):

@@ -325,6 +325,15 @@ def test_a_page_says_how_many_people_judged_when_and_whether_blind():
     assert "- 2026-11-25: 20 judged by 2 people, blind: no label was shown" in page
     assert "- 2026-11-26: 20 judged by one person, who saw the labels given" in page
     assert "- before dates were noted: 1 judged by people\n" in f"{page}\n"
+    # who settles what judges differ on sees their answers
+    for part, answer in zip(parts, "ab", strict=True):
+        for item in part:
+            part.answer(item.index, answer)
+    joined = join_reviews(parts).review
+    first = next(item for item in joined if item.said)
+    joined.answer(first.index, "b")
+    page = "\n".join(_judgments(SimpleNamespace(judged=_judgments_in(joined)), None))
+    assert " 1 judged by people, after others differed, by one who saw the answers" in page
     # an answer keeps its date when it is read, not that of another answer
     record = orjson.loads(Path("review.json").read_bytes())
     record["items"][0]["day"] = "2026-01-02"

@@ -15,7 +15,7 @@ from testnuc.cli import judging
 from testnuc.cli.options_of_run import command
 from testnuc.cli.reading import read_table
 from testnuc.testing import HashEmbedder, LoopbackLLM
-from testnuc.trust.review import Review
+from testnuc.trust.review import Review, ReviewContext
 from tests.cli.in_process import judge, ran, rows_of, run_here
 from tests.report.test_report import data_of
 
@@ -333,7 +333,8 @@ def test_after_a_review_every_output_has_the_corrected_labels(tickets):
         learn = ["learn", "before.jsonl", "review.json", *given, "--store", "labels.db"]
         for name in ("learned.jsonl", "learned.csv"):
             _, err = ran(*learn, "-o", name)
-            assert f"239 labels, 60 of them judged by a person, written to {name}" in err
+            said = "239 labels, 59 of them judged by a person; no label: 1 that a person"
+            assert f"{said} judged to have none, written to {name}" in err
         for name, more in {
             "a.csv": [],
             "b.jsonl": ["--full"],
@@ -927,3 +928,14 @@ def test_learning_anew_says_that_it_ends_the_certificate(tickets, monkeypatch):
         _, count = ran("count", "out.csv")
         assert ("to learn from them ends the certificate" in count) == (at == 1)
     assert re.search(r"\nnext, judge .*: testnuc review out.csv -n \d+ --goal certify\n$", err)
+
+
+def test_a_review_in_place_of_results_is_answered_with_the_right_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    context = ReviewContext(run=("out.csv", "--store", "a.db"))
+    Review([], LABELS, 1, "test", context).save("review.json")
+    for more, results in ((["other.csv"], "other.csv"), ([], "out.csv"), (["b.json"], "out.csv")):
+        code, _, err = run_here("learn", "review.json", *more, "-o", "better.csv")
+        assert code == 2
+        then = f"testnuc learn {results} review.json"
+        assert f"review.json is a review: name the results first, then it: {then}" in err

@@ -322,6 +322,9 @@ def test_what_counts_is_said():
     assert "right: by your judgments" in counts.notes
     assert counts.records()[0]["judge"] == "person"
     assert any("that were skipped, that judges do not agree on" in note for note in counts.notes)
+    chosen = [replace(one, uniform=False) for one in person[:20]]
+    some = count_labels(texts, said, [*chosen, *person[20:]], LABELS)
+    assert some.notes[0] == "right: by your judgments; 30 of 50 were drawn at random: these count"
     only = count_labels(texts, said, referee, LABELS)
     assert "right: by the referee, not by a person" in only.notes
     assert only.records()[0]["judge"] == only.judge == "referee"
