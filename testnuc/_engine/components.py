@@ -134,7 +134,7 @@ class Components:
         url, ttl = getattr(provider, "url", None), getattr(provider, "cache_ttl", None)
         priced = partial(Price.of, provider.name, provider.model, url, cache_ttl=ttl)
         price = priced(tier=self.sampling.request_options.get("service_tier"))
-        require_price(self.limits.budget, price, self.model)
+        require_price(self.limits.budget, price, self.model, base_url)
         self.meter = Meter(price)
         self.telemetry = Telemetry.of(provider.name, provider.model, url)
         self.embedding.telemetry = self.telemetry

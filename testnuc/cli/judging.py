@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import dropwhile, takewhile
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from testnuc.cli.answering import judge, write_page
 from testnuc.cli.files import free_name, require_kind, require_new, write_results
 from testnuc.cli.label_files import read_former, read_labels
 from testnuc.cli.memory import AnswerStore, LessonNote, RunNote
-from testnuc.cli.options_of_run import command, next_command, opened_store
+from testnuc.cli.options_of_run import command, next_command, opened_store, stored_runs
 from testnuc.cli.reading import content_of, existing, holds_rows, read_table, to_stderr
 from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError
@@ -432,6 +433,20 @@ async def _carried(
     return await nuc.learn(judged, was=former, **how)
 
 
+async def _not_learned(source: str) -> InvalidInputError:
+    """Return the error of results, or of a run in a store, of which nothing was learned."""
+    runs = [] if holds_rows(source) else await stored_runs(source)
+    for run in filter(attrgetter("learned"), reversed(runs)):
+        return InvalidInputError(
+            "nothing was learned from answers of this run, but of another one: add --run "
+            f"{run.number} ({run})"
+        )
+    return InvalidInputError(
+        f"nothing was learned about {source} yet: testnuc review {source}, then "
+        "testnuc learn; if it is an output of learn, name the results that learn read"
+    )
+
+
 async def certify(given: SimpleNamespace) -> None:
     """Print the certificate; write the texts that it covers."""
     source, output, label = given.source, given.output, given.label
@@ -439,10 +454,7 @@ async def certify(given: SimpleNamespace) -> None:
     async with opened(source, given.client, given.text_column) as (nuc, held):
         learned = nuc.learned
         if learned is None:
-            raise InvalidInputError(
-                f"nothing was learned about {source} yet: testnuc review {source}, then "
-                "testnuc learn; if it is an output of learn, name the results that learn read"
-            )
+            raise await _not_learned(source)
         certificate = learned.certify(
             given.accuracy, given.confidence, level=given.level, label=label
         )

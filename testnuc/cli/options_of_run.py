@@ -13,6 +13,7 @@ from typing import Any
 from testnuc import embedders, stores
 from testnuc._base.display import one_line
 from testnuc._base.loop_thread import run_to_end
+from testnuc._engine.learning import key_of
 from testnuc._engine.parameters import client_arguments
 from testnuc._engine.shortlist import AUTOMATIC_ABOVE
 from testnuc.cli.files import require_store
@@ -166,6 +167,8 @@ class StoredRun:
     number: int
     facts: Mapping[str, Any]
     answers: int
+    #: Whether something was learned from judgments of it.
+    learned: bool = False
 
     @property
     def labels(self) -> list[str] | dict[str, str]:
@@ -199,8 +202,9 @@ class StoredRun:
         listed = one_line(", ".join(labels), _SHOWN)
         parts = [
             f"run {self.number}",
-            self.day or "no date",
-            f"{self.answers:,} answers",
+            # noted when its client is closed
+            self.day or "no date (it runs, or was killed)",
+            f"{self.answers:,} answers{', with judgments' * self.learned}",
             f"{facts.get('model', 'an unknown model')}{address}",
             f"{len(labels)} labels ({listed}){described}{several}, labels_hash {digest}",
             *(f"--{n} {one_line(facts[n], _SHOWN)!r}" for n in _TOLD if facts.get(n)),
@@ -215,9 +219,13 @@ async def stored_runs(store: str | None) -> list[StoredRun]:
         return []
     async with opened_store(store) as opened:
         counts, _ = await opened.counts()
-        scopes = await opened.scopes()
-    held = [(facts, counts.get(scope, 0)) for scope, facts in scopes]
-    runs = [StoredRun(0, facts, n) for facts, n in held if n and facts.get("labels")]
+        scopes, keys = await opened.scopes(), {key for key, _ in await opened.learned()}
+        names = [name for name, _ in await opened.embedders()]
+    runs = [
+        StoredRun(0, facts, n, any(key_of(scope, name) in keys for name in names))
+        for scope, facts in scopes
+        if (n := counts.get(scope, 0)) and facts.get("labels")
+    ]
     try:
         runs.sort(key=attrgetter("day"))
         # what a store of somebody else holds fails here, not later

@@ -439,11 +439,14 @@ class Price:
         return input_tokens * highest + max_output_tokens * rates.output
 
 
-def require_price(budget: Budget | None, price: Price | None, model: str) -> None:
+def require_price(
+    budget: Budget | None, price: Price | None, model: str, base_url: str | None = None
+) -> None:
     """Reject a budget in US dollars for a model without a price: it cannot be enforced."""
     if budget is not None and budget.usd is not None and price is None:
         raise ConfigurationError(
-            f"the price of {model!r} is unknown, so a budget in usd cannot be enforced; "
+            f"the price of {model!r} is unknown{' at this base_url (--base-url)' * bool(base_url)}"
+            ", so a budget in usd cannot be enforced; "
             "limit tokens or calls: Budget(tokens=..), --budget-tokens, or Budget(calls=..)"
         )
 

@@ -181,6 +181,14 @@ class ServedSet:
         every = [self._place | active, self._before or {}]
         said = [", ".join(f"{name} {value}" for name, value in facts.items()) for facts in every]
         _log.info("labels by %s; before: %s", said[0], said[1] or "the same")
+        if (unused := before["judged"] - active["judged"]) > 0:
+            _log.warning(
+                "%s%d judgments are not used with these labels, model and prompt; once texts are "
+                "labeled by them, testnuc learn STORE STORE carries the judgments over, and SIGHUP "
+                "reads them; with the labels of before they are used again",
+                "".join(f"{name}: " for name in self._place.values()),
+                unused,
+            )
         if self.audit is not None:
             self.audit.follow(nuc)
 

@@ -52,6 +52,8 @@ Status: TypeAlias = Literal["starting", "ready", "failing", "paused", "draining"
 
 #: Names of label sets, which are parts of a path.
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+#: Seconds after which refused scrapes are logged again.
+_AGAIN = 600.0
 _NDJSON = "application/x-ndjson"
 #: Part of the time of a request that it waits for calls: what is known by then is its answer.
 _OF_CALLS = 0.9
@@ -105,6 +107,7 @@ class Service:
         self.bodies = Bodies(self.settings.max_body, self.settings.body_timeout)
         #: Last use of a connection, by its protocol; None while in use.
         self.used: dict[asyncio.BaseProtocol, float | None] = {}
+        self._unscraped_at = -_AGAIN
         self._in_flight: set[asyncio.Task[Any]] = set()
         self._several = isinstance(nuc, Mapping)
         self._metrics = Metrics(self._values, ["set"] if self._several else [])
@@ -456,7 +459,10 @@ class Service:
             require_caller(request, route, self.settings)
             return await handler(request)
         except RequestError as exc:
-            refused = exc
+            refused, now = exc, time.monotonic()
+            if route == "/metrics" and now - self._unscraped_at > _AGAIN:
+                self._unscraped_at = now
+                _log.warning("a scrape of /metrics got %d: %s", exc.status, exc)
         except web.HTTPException as exc:
             allowed = {"Allow": exc.headers["Allow"]} if "Allow" in exc.headers else {}
             hint = f"the routes are {', '.join(sorted(self.routes()))}"

@@ -298,6 +298,14 @@ def test_options_that_are_given_win_over_those_of_the_store(tickets):
             assert ("the newest is used: run 2" in err) is (number is None)
             assert (Review.load("r.json").context.instructions == "Be strict.") is strict
             Path("r.json").unlink()
+        ran("review", "labels.db", "-n", "20", "--run", "1", "-o", "r.json")
+        judged("r.json")
+        ran("learn", "labels.db", "r.json", "--run", "1")
+        code, _, err = run_here("certify", "labels.db")
+        assert (code, "but of another one: add --run 1 (run 1, " in err) == (2, True)
+        first, second, _ = run_here("store", "runs", "labels.db")[1].splitlines()
+        assert ("with judgments" in first, "with judgments" in second) == (True, False)
+        assert run_here("certify", "labels.db", "--run", "1")[0] == 0
         code, _, err = run_here("review", "labels.db", "--run", "3")
         assert code == 2
         assert "labels.db has no run 3; labels.db holds: run 1, " in err

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testnuc.errors import BudgetExceededError
-from testnuc.limits.budget import PICO, BudgetAccount
+from testnuc.errors import BudgetExceededError, ConfigurationError
+from testnuc.limits.budget import PICO, BudgetAccount, require_price
 from testnuc.limits.policies import Budget
 from tests.accounts import reserved, spent
 from tests.virtual import in_virtual_time
@@ -164,3 +164,8 @@ async def test_who_waits_is_not_told_of_another_calls_failure():
     assert caught.value.__context__ is None
     # in the words of Python and of the command line
     assert "Set a larger --budget-calls (Budget(calls=..)) to continue" in str(caught.value)
+
+
+def test_a_base_url_is_named_as_the_reason_why_a_price_is_unknown():
+    with pytest.raises(ConfigurationError, match=r"is unknown at this base_url \(--base-url\)"):
+        require_price(Budget(usd=1), None, "openai/gpt-4o-mini", "http://127.0.0.1:9/v1")

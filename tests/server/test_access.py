@@ -265,6 +265,18 @@ async def test_tokens_that_cannot_be_read_stay_those_before_and_are_logged_once(
         ServerSettings(token=tokens)
 
 
+async def test_a_scraper_that_is_refused_is_logged_once(caplog):
+    token = "a" * 20
+    async with served(client(Held()), token=token, access_log=False) as (_, session):
+        for given in ("b" * 20, "c" * 20):
+            found = await get(session, "/metrics", Authorization=f"Bearer {given}")
+            assert found[0] == 401
+        assert (await get(session, "/metrics", Authorization=f"Bearer {token}"))[0] == 200
+    [record] = [r for r in caplog.records if "/metrics" in r.getMessage()]
+    assert record.levelname == "WARNING"
+    assert "401: the Authorization header has a wrong token" in record.getMessage()
+
+
 async def test_the_pages_load_nothing_from_elsewhere():
     held = Held()
     async with served(client(held), token=TOKEN) as (_, session):
