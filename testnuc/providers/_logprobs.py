@@ -10,7 +10,7 @@ import orjson
 
 from testnuc.errors import ReplyError
 from testnuc.prompts.reading import label_spans
-from testnuc.protocols import Answer, Answers
+from testnuc.protocols import Answer, Answers, Task
 
 #: Alternatives of each token to ask for: OpenAI's and vLLM's limit.
 TOP = 20
@@ -42,25 +42,30 @@ def with_logprobs(answers: Answers, content: str, logprobs: Any) -> Answers:
     )
 
 
-def with_scores(
-    answers: Answers, content: str, logprobs: Any, labels: Sequence[str]
-) -> Answers | None:
+def with_scores(answers: Answers, content: str, logprobs: Any, task: Task) -> Answers | None:
     """Return the answers with the most probable label, and its share of all labels' probability.
 
-    An answer whose tokens lead to no label is that of `with_logprobs`. None: there are no
-    log-probabilities.
+    A label that is written in another way, as `task.same` finds it, is that label. An answer whose
+    tokens lead to no label is that of `with_logprobs`. None: there are no log-probabilities.
     """
     tokens = _tokens(logprobs)
     if not tokens:
         return None
     # with the closing quote, so that no label is the beginning of another
-    targets = sorted((orjson.dumps(label)[1:], i) for i, label in enumerate(labels))
+    targets = {orjson.dumps(label)[1:]: i for i, label in enumerate(task.labels)}
+    written = b"".join(token.text for token in tokens)
     found = list(with_logprobs(answers, content, logprobs))
-    for i, (start, _) in _spans(content, tokens, answers):
-        scores = _scores(tokens, start, targets)
-        best = max(range(len(labels)), key=scores.__getitem__)
-        if scores[best] > 0 and not isinstance(found[i], ReplyError):
-            found[i] = Answer(labels[best], scores[best] / math.fsum(scores))
+    for i, (start, end) in _spans(content, tokens, answers):
+        said = found[i]
+        if isinstance(said, ReplyError):
+            continue
+        place = None if task.same is None else task.same(said.label)
+        # in another case, or with escapes
+        own = {} if place is None else {written[start:end] + b'"': place}
+        scores = _scores(tokens, start, sorted((targets | own).items()), len(task.labels))
+        best = max(range(len(scores)), key=scores.__getitem__)
+        if scores[best] > 0:
+            found[i] = Answer(task.labels[best], scores[best] / math.fsum(scores))
     return tuple(found)
 
 
@@ -76,9 +81,9 @@ def _spans(
 
 
 def _scores(
-    tokens: Sequence[_Token], start: int, targets: Sequence[tuple[bytes, int]]
+    tokens: Sequence[_Token], start: int, targets: Sequence[tuple[bytes, int]], n: int
 ) -> list[float]:
-    """Return the probability that the tokens from byte `start` on lead to each label.
+    """Return the probability that the tokens from byte `start` on lead to each of `n` labels.
 
     The reply is one way through the tree of labels; at each of its tokens, an alternative leads to
     the labels that begin with it, to each of several with an equal part of its probability.
@@ -109,7 +114,7 @@ def _scores(
         if share(0.0, way) <= 1:
             break
     share(chance, way)
-    scores = [0.0] * len(targets)
+    scores = [0.0] * n
     for (first, last), probability in chances.items():
         for _, place in targets[first:last]:
             scores[place] += probability / (last - first)

@@ -224,7 +224,7 @@ class OpenAI(HTTPProvider):
         message = self._parse(request, body)
         reply, task = self._read(request, message), request.task
         if task.score_labels:
-            scored = with_scores(reply.answers, message.content, message.logprobs, task.labels)
+            scored = with_scores(reply.answers, message.content, message.logprobs, task)
             if scored is None:
                 raise self._unscored(message)
             self._scored = True

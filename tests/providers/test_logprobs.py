@@ -24,10 +24,11 @@ def token(text, probability, *others):
     return {**listed[0], "top_logprobs": listed}
 
 
-def decoded(labels, *tokens):
+def decoded(labels, *tokens, **facts):
     content = "".join(t["token"] for t in tokens)
     body = completion(content, logprobs={"content": list(tokens)})
-    return OpenAI("m", base_url=LOCAL).decode(request(labels=labels, **SCORED), body).answers[0]
+    asked = request(labels=labels, **SCORED, **facts)
+    return OpenAI("m", base_url=LOCAL).decode(asked, body).answers[0]
 
 
 START, END = token('{"label": "', 0.1), token('"}', 1.0)
@@ -90,6 +91,23 @@ def test_a_label_may_be_the_beginning_of_another_and_share_a_token_with_a_quote(
 def test_a_label_outside_the_set_stays_as_the_model_said_it():
     answer = decoded(["refund", "login"], START, token("else", 0.4), END)
     assert (answer.label, answer.confidence) == ("else", pytest.approx(0.4))
+
+
+@pytest.mark.parametrize(
+    ("label", "tokens"),
+    [
+        ("Refund", ["re", "fund"]),
+        ("été", ["\\u00e9", "t\\u00e9"]),
+        ("card lost", ["card", "_lost"]),
+    ],
+)
+def test_a_label_in_another_case_or_with_escapes_is_that_label(label, tokens):
+    first, second = tokens
+    said = [token(first, 0.9, ("log", 0.05)), token(second, 1.0)]
+    labels = testnuc.LabelSet([label, "login"])
+    answer = decoded(labels.names, START, *said, END, same=labels.same)
+    assert answer.label == label
+    assert answer.confidence == pytest.approx(0.9 / 0.95)
 
 
 @pytest.mark.slow
