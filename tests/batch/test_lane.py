@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 
 import testnuc
-from bench._batch_api import Batches, BatchLLM, model_at
+from bench._batch_api import Batches, BatchLLM
 from testnuc import BatchPolicy, Budget, Limits, Sampling, SelfConsistency, TestNUC, TopKICLP
 from testnuc._base.checks import hash_text
 from testnuc.batch.apis import AnthropicBatches, OpenAIBatches
@@ -43,20 +43,6 @@ ITEM_FAULTS = ("429", "500", "503", "529", "truncated", "empty-choices", "prose"
 @pytest.fixture(params=MODELS)
 def model(request):
     return request.param
-
-
-@pytest.fixture
-def lane(client_of):
-    """Make a client with small batches; ``policy`` is the batch policy's own."""
-
-    def make(llm, *, model="openai/test", store=None, policy=None, limits=Limits(), **more):  # noqa: B008 - frozen
-        policy = {"max_requests": 100, "first_poll": 0.001, "longest_poll": 0.002} | (policy or {})
-        store = MemoryStore() if store is None else store
-        limits = replace(limits, batches=BatchPolicy(**policy))
-        model = model_at(model, llm.base_url, "secret-key-123")
-        return TestNUC(**client_of(llm, model=model, store=store, limits=limits, **more))
-
-    return make
 
 
 def agree(usage, llm):
@@ -113,22 +99,18 @@ async def test_a_list_is_labeled_as_the_live_lane_does(model, lane):
             assert (more.usage.calls, llm.batches) == (10, 5)
 
 
-async def test_uploaded_files_are_deleted_when_their_answers_are_stored(lane):
-    async with BatchLLM(confident) as llm, lane(llm, model="openai/test") as nuc:
+async def test_uploaded_files_are_deleted_when_their_answers_are_stored(serving):
+    async with serving(model="openai/test") as (llm, nuc):
         await nuc.classify_many(messages(250), lane="batch")
         assert llm.batches == 3
         assert llm.batch_server.files == {}
 
 
-async def test_packs_and_batches_multiply(model, lane):
+async def test_packs_and_batches_multiply(model, serving):
     texts = messages(230)
     faults = Faults(schedule=["missing-ids", "duplicate-ids", "prose"])
-    async with (
-        BatchLLM(confident, faults=faults) as llm,
-        lane(
-            llm, model=model, sampling=Sampling(texts_per_call=10), policy={"max_requests": 10}
-        ) as nuc,
-    ):
+    options = {"sampling": Sampling(texts_per_call=10), "policy": {"max_requests": 10}}
+    async with serving(faults=faults, model=model, **options) as (llm, nuc):
         results = await nuc.classify_many(texts, lane="batch")
         assert [r.prediction.label for r in results] == [gold(t) for t in texts]
         # 23 requests in 3 batches; then alone the two that have one id, and the ten of the reply
@@ -139,7 +121,7 @@ async def test_packs_and_batches_multiply(model, lane):
 
 
 @pytest.mark.slow
-async def test_all_that_can_go_wrong_at_once(model, lane):
+async def test_all_that_can_go_wrong_at_once(model, serving):
     texts = messages(1_000)
     batches = Batches(
         validation=3,
@@ -152,10 +134,8 @@ async def test_all_that_can_go_wrong_at_once(model, lane):
         lost=[1],
     )
     faults = Faults(rate=0.1, kinds=ITEM_FAULTS, most_in_a_row=2)
-    async with (
-        BatchLLM(confident, batches=batches, faults=faults) as llm,
-        lane(llm, model=model, policy={"attempts": 8}) as nuc,
-    ):
+    options = {"model": model, "policy": {"attempts": 8}}
+    async with serving(batches=batches, faults=faults, **options) as (llm, nuc):
         results = await nuc.classify_many(texts, lane="batch")
         assert not results.errors
         assert [r.prediction.label for r in results] == [gold(t) for t in texts]
@@ -222,13 +202,10 @@ async def test_live_calls_for_the_rest_are_stored_though_the_run_is_cancelled(la
             assert (await nuc.stats()).predicted == llm.calls >= 30 + under_way
 
 
-async def test_the_error_of_one_item_is_that_of_one_text(model, lane):
+async def test_the_error_of_one_item_is_that_of_one_text(model, serving):
     texts = messages(20)
     schedule = ["content-filter", None, "refusal", "wrong-label"]
-    async with (
-        BatchLLM(confident, faults=Faults(schedule=schedule)) as llm,
-        lane(llm, model=model, k=0) as nuc,
-    ):
+    async with serving(faults=Faults(schedule=schedule), model=model, k=0) as (llm, nuc):
         results = await nuc.classify_many(texts, lane="batch")
         assert [r.index for r in results.errors] == [0, 2]
         assert isinstance(results[0].error, ContentRefusedError)
@@ -238,7 +215,7 @@ async def test_the_error_of_one_item_is_that_of_one_text(model, lane):
         assert (llm.batches, llm.calls) == (1, 19)
 
 
-async def test_what_fails_for_all_raises(model, lane):
+async def test_what_fails_for_all_raises(model, lane, serving):
     store = MemoryStore()
     async with BatchLLM(confident, api_key="other") as llm:
         async with lane(llm, model=model, store=store) as nuc:
@@ -252,7 +229,7 @@ async def test_what_fails_for_all_raises(model, lane):
         with pytest.raises(testnuc.errors.UnknownModelError):
             await nuc.classify_many(messages(20), lane="batch")
     failed = Batches(max_requests=5)
-    async with BatchLLM(confident, batches=failed) as llm, lane(llm, model=model) as nuc:
+    async with serving(batches=failed, model=model) as (llm, nuc):
         if model.startswith("mistral"):
             # its errors have no code: whether the batch may succeed later is unknown
             results = await nuc.classify_many(messages(20), lane="batch")
@@ -274,42 +251,34 @@ async def test_a_form_that_is_refused_is_changed_for_all(lane):
         assert llm.calls == 150
 
 
-async def test_creations_wait_while_the_provider_has_no_room(model, lane):
-    async with (
-        BatchLLM(confident, batches=Batches(refusals=5)) as llm,
-        lane(llm, model=model) as nuc,
-    ):
+async def test_creations_wait_while_the_provider_has_no_room(model, serving):
+    async with serving(batches=Batches(refusals=5), model=model) as (llm, nuc):
         await nuc.classify_many(messages(250), lane="batch")
         assert (llm.batches, llm.calls) == (3, 250)
 
 
-async def test_a_full_queue_makes_smaller_batches(lane):
+async def test_a_full_queue_makes_smaller_batches(serving):
     batches = Batches(enqueued_tokens=8_000)
-    async with BatchLLM(confident, batches=batches) as llm, lane(llm) as nuc:
+    async with serving(batches=batches) as (llm, nuc):
         results = await nuc.classify_many(messages(200), lane="batch")
         assert not results.errors
         assert llm.calls == 200
         assert llm.batches > 5
 
 
-async def test_a_queue_is_not_filled_beyond_what_the_user_allows(lane):
+async def test_a_queue_is_not_filled_beyond_what_the_user_allows(serving):
     batches, store = Batches(enqueued_tokens=8_000), MemoryStore()
-    async with (
-        BatchLLM(confident, batches=batches) as llm,
-        lane(llm, store=store, policy={"max_enqueued_tokens": 7_000}) as nuc,
-    ):
+    policy = {"max_enqueued_tokens": 7_000}
+    async with serving(batches=batches, store=store, policy=policy) as (_, nuc):
         await nuc.classify_many(messages(200), lane="batch")
         assert {b.outcome for b in await store.batches(ended=True)} == {"completed"}
 
 
-async def test_batches_keep_within_the_bytes_of_the_provider(model, lane, monkeypatch):
+async def test_batches_keep_within_the_bytes_of_the_provider(model, serving, monkeypatch):
     most, store = 30_000, MemoryStore()
     for api in (AnthropicBatches, OpenAIBatches, MistralBatches):
         monkeypatch.setattr(api, "max_bytes", most)
-    async with (
-        BatchLLM(confident, batches=Batches(max_bytes=most)) as llm,
-        lane(llm, model=model, store=store) as nuc,
-    ):
+    async with serving(batches=Batches(max_bytes=most), model=model, store=store) as (llm, nuc):
         results = await nuc.classify_many(messages(100), lane="batch")
         assert not results.errors
         assert 3 < llm.batches < 10
@@ -333,25 +302,23 @@ async def test_a_budget_is_reserved_before_a_batch_is_created(lane):
             assert llm.calls == 200 - len(results.errors)
 
 
-async def test_samples_of_a_method_go_out_together(model, lane):
+async def test_samples_of_a_method_go_out_together(model, serving):
     texts = messages(60)
-    async with (
-        BatchLLM(lambda t, n: (LABELS[(len(t) + n // 2) % 3], 0.6)) as llm,
-        lane(llm, model=model, method=SelfConsistency(n=5)) as nuc,
-    ):
+
+    def answer(text, n):
+        return LABELS[(len(text) + n // 2) % 3], 0.6
+
+    async with serving(answer, model=model, method=SelfConsistency(n=5)) as (llm, nuc):
         await nuc.classify_many(texts, lane="batch")
         assert llm.calls == 300
         assert llm.batches == 3
         assert set(llm.asked.values()) == {5}
 
 
-async def test_samples_are_packed_with_other_texts(lane):
-    texts = messages(60)
-    async with (
-        BatchLLM(confident) as llm,
-        lane(llm, method=SelfConsistency(n=4), sampling=Sampling(texts_per_call=20)) as nuc,
-    ):
-        results = await nuc.classify_many(texts, lane="batch")
+async def test_samples_are_packed_with_other_texts(serving):
+    packed = Sampling(texts_per_call=20)
+    async with serving(method=SelfConsistency(n=4), sampling=packed) as (llm, nuc):
+        results = await nuc.classify_many(messages(60), lane="batch")
         assert not results.errors
         assert (llm.calls, llm.batches) == (12, 1)
 
@@ -370,18 +337,18 @@ async def test_examples_with_labels_take_two_stages(lane):
             assert llm.batches == 2
 
 
-async def test_neighbors_outside_the_batch_are_one_more_stage_at_most(lane):
-    async with BatchLLM(confident) as llm, lane(llm, k=5, join_pool=False) as nuc:
+async def test_neighbors_outside_the_batch_are_one_more_stage_at_most(serving):
+    async with serving(k=5, join_pool=False) as (llm, nuc):
         await nuc.add(messages(200)[100:])
         await nuc.classify_many(messages(50), lane="batch")
         # no waves of neighbors: each would be a day
         assert llm.batches <= 3
 
 
-async def test_a_live_run_makes_its_own_calls_while_a_batch_job_is_open(lane):
+async def test_a_live_run_makes_its_own_calls_while_a_batch_job_is_open(serving):
     texts = messages(40)
     batches = Batches(polls=30)
-    async with BatchLLM(confident, batches=batches) as llm, lane(llm) as nuc:
+    async with serving(batches=batches) as (llm, nuc):
         one, two = await asyncio.gather(
             nuc.classify_many(texts, lane="batch"),
             nuc.classify_many(texts, lane="batch"),
@@ -398,13 +365,11 @@ async def test_a_live_run_makes_its_own_calls_while_a_batch_job_is_open(lane):
 
 @pytest.mark.parametrize("per_call", [1, 10])
 async def test_a_run_that_is_cancelled_leaves_its_batches_to_the_next(model, lane, per_call):
-    texts = messages(90)
-    store = MemoryStore()
+    texts, store = messages(90), MemoryStore()
+    options = {"model": model, "store": store, "sampling": Sampling(texts_per_call=per_call)}
     batches = Batches(polls=20, shuffle=True)
     async with BatchLLM(confident, batches=batches) as llm:
-        async with lane(
-            llm, model=model, store=store, sampling=Sampling(texts_per_call=per_call)
-        ) as nuc:
+        async with lane(llm, **options) as nuc:
             run = asyncio.create_task(nuc.classify_many(texts, lane="batch"))
             await until(lambda: llm.batches == 1)
             run.cancel()
@@ -412,9 +377,7 @@ async def test_a_run_that_is_cancelled_leaves_its_batches_to_the_next(model, lan
                 await run
         open_ = await store.batches()
         assert [b.remote_id is not None for b in open_] == [True]
-        async with lane(
-            llm, model=model, store=store, sampling=Sampling(texts_per_call=per_call)
-        ) as nuc:
+        async with lane(llm, **options) as nuc:
             results = await nuc.classify_many(texts, lane="batch")
             assert [r.prediction.label for r in results] == [gold(t) for t in texts]
             assert (llm.batches, llm.calls, nuc.usage.calls) == (1, 90 // per_call, 90 // per_call)
@@ -456,11 +419,9 @@ async def test_processes_that_share_a_database_ask_once(lane, database):
 
 
 @pytest.mark.slow
-async def test_a_pool_is_predicted_in_one_stage(model, lane):
-    async with (
-        BatchLLM(confident) as llm,
-        lane(llm, model=model, neighbors="stored", k=3, policy={"max_requests": 5_000}) as nuc,
-    ):
+async def test_a_pool_is_predicted_in_one_stage(model, serving):
+    policy = {"max_requests": 5_000}
+    async with serving(model=model, neighbors="stored", k=3, policy=policy) as (llm, nuc):
         await nuc.add(messages(2_500))
         await nuc.predict_pool(lane="batch")
         assert (llm.batches, llm.calls) == (1, 2_500)
@@ -675,7 +636,7 @@ async def test_what_others_ask_when_a_batch_is_sent_is_not_in_it(lane, stored):
         assert {b.outcome for b in await store.batches(ended=True)} == {"completed"}
 
 
-async def test_a_batch_that_was_taken_away_while_it_was_created_is_sent_anew(model, lane):
+async def test_a_batch_that_was_taken_away_while_it_was_created_is_sent_anew(model, serving):
     store = MemoryStore()
 
     def step(name):
@@ -688,10 +649,7 @@ async def test_a_batch_that_was_taken_away_while_it_was_created_is_sent_anew(mod
 
     taken = []
     batches = Batches(step=step, refusals=1)
-    async with (
-        BatchLLM(confident, batches=batches) as llm,
-        lane(llm, model=model, store=store) as nuc,
-    ):
+    async with serving(batches=batches, model=model, store=store) as (llm, nuc):
         results = await nuc.classify_many(messages(30), lane="batch")
         assert not results.errors
         assert (llm.batches, llm.calls) == (1, 30)
@@ -717,13 +675,12 @@ async def test_batches_of_others_are_not_taken_for_ours(lane):
 
 
 @pytest.mark.slow
-async def test_a_provider_that_is_away_for_a_while_is_waited_for(model, lane):
+async def test_a_provider_that_is_away_for_a_while_is_waited_for(model, serving):
     retry = testnuc.RetryPolicy(attempts=2, initial_wait=0.001)
     batches = Batches(polls=100, broken=2)
-    async with (
-        BatchLLM(confident, batches=batches) as llm,
-        lane(llm, model=model, limits=Limits(retry=retry), policy={"max_requests": 30}) as nuc,
-    ):
+    async with serving(
+        batches=batches, model=model, limits=Limits(retry=retry), policy={"max_requests": 30}
+    ) as (llm, nuc):
         run = asyncio.create_task(nuc.classify_many(messages(90), lane="batch"))
         await until(lambda: llm.batches == 3)
         await llm.stop()
@@ -749,11 +706,8 @@ async def test_a_batch_that_is_gone_is_sent_again(model, lane):
         assert len(ends) == 2
 
 
-async def test_an_exhausted_quota_ends_the_run(lane):
-    async with (
-        BatchLLM(confident, faults=Faults(schedule=lambda _: "quota")) as llm,
-        lane(llm) as nuc,
-    ):
+async def test_an_exhausted_quota_ends_the_run(serving):
+    async with serving(faults=Faults(schedule=lambda _: "quota")) as (llm, nuc):
         with pytest.raises(QuotaExceededError):
             await nuc.classify_many(messages(20), lane="batch")
         assert llm.batches == 1
