@@ -390,6 +390,8 @@ class Results(Sequence[Classification]):
     ) -> pd.DataFrame:
         """Return a pandas data frame with a row for each text, without neighbors and votes.
 
+        It needs the extra ``frames``, as `to_review` and `to_polars` do.
+
         Parameters
         ----------
         debiased : Learned, optional
@@ -404,8 +406,6 @@ class Results(Sequence[Classification]):
         ------
         InvalidInputError
             `debiased` is None: nothing is learned.
-        MissingDependencyError
-            pandas is not installed.
         """
         columns = _columns(self)
         if debiased is not ...:
@@ -428,23 +428,12 @@ class Results(Sequence[Classification]):
         ----------
         n : int, optional
             Number of rows; default: all.
-
-        Raises
-        ------
-        MissingDependencyError
-            pandas is not installed.
         """
         frame = self.to_pandas().sort_values("trust", na_position="first", kind="stable")
         return frame if n is None else frame.head(checked_whole("n", n, least=0))
 
     def to_polars(self) -> pl.DataFrame:
-        """Return a polars data frame with a row for each text, without neighbors and votes.
-
-        Raises
-        ------
-        MissingDependencyError
-            polars is not installed.
-        """
+        """Return a polars data frame with a row for each text, without neighbors and votes."""
         library = data_frames("polars")
         # explicit types: a column may hold only None
         types = {"string": library.String, "float64": library.Float64}

@@ -141,24 +141,12 @@ class Counts(Brief, Sequence[LabelCount]):
         ]
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return a pandas data frame with a row for each group and label.
-
-        Raises
-        ------
-        MissingDependencyError
-            pandas is not installed (extra ``frames``).
-        """
+        """Return a pandas data frame with a row for each group and label (extra ``frames``)."""
         frame: pd.DataFrame = data_frames("pandas").DataFrame(self.records())
         return frame
 
     def to_polars(self) -> pl.DataFrame:
-        """Return a polars data frame with a row for each group and label.
-
-        Raises
-        ------
-        MissingDependencyError
-            polars is not installed (extra ``frames``).
-        """
+        """Return a polars data frame with a row for each group and label (extra ``frames``)."""
         library = data_frames("polars")
         # explicit types: a column may hold only None
         typed = {"group": library.String, "since": library.String, "number": library.Int64}
@@ -217,7 +205,7 @@ class Counts(Brief, Sequence[LabelCount]):
     def plot(self, labels: Sequence[str] | None = None, *, dark: bool = False) -> Any:
         """Return a matplotlib figure of shares with intervals, beside those of the labels.
 
-        By group it has a panel for each label.
+        By group it has a panel for each label. It needs the extra ``plots``.
 
         Parameters
         ----------
@@ -230,8 +218,6 @@ class Counts(Brief, Sequence[LabelCount]):
         ------
         InvalidInputError
             One of `labels` was not counted.
-        MissingDependencyError
-            matplotlib is not installed (extra ``plots``).
         """
         shares = {
             item.label: item.llm if item.share is None else item.share.value

@@ -115,13 +115,7 @@ class Diagnosis(Brief):
         return "\n".join([*lines, self.sentence(judging)])
 
     def plot(self) -> Any:
-        """Return a matplotlib figure of kappa by neighbor rank and by similarity.
-
-        Raises
-        ------
-        MissingDependencyError
-            matplotlib is not installed (extra ``plots``).
-        """
+        """Return a matplotlib figure of kappa by neighbor rank and similarity (extra ``plots``)."""
         figure = new_figure(9, 3.6)
         left, right = figure.subplots(1, 2, sharey=True)
         left.plot(range(1, len(self.kappa) + 1), self.kappa, marker=".")
