@@ -116,6 +116,14 @@ async def sending(*, price=None, clock=time.monotonic, trust_env=False, **limits
         assert reserved(transport.account) == (0, 0, 0)
 
 
+@asynccontextmanager
+async def calling(answer=None, **limits):
+    """Serve `answer`, "a" by default; yields a transport, a provider, and the requests."""
+    answer = answer or (lambda n, r: said())
+    async with serving(answer) as (wire, seen), sending(**limits) as transport:
+        yield transport, wire, seen
+
+
 async def stall():
     """Answer too late."""
     await asyncio.sleep(30)

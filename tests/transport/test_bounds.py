@@ -30,6 +30,7 @@ from tests.transport.small_server import (
     ONE,
     SECRET,
     Wire,
+    calling,
     cut_off,
     said,
     sending,
@@ -42,10 +43,7 @@ from tests.transport.small_server import (
 
 
 async def test_the_budget_is_used_up_and_not_exceeded():
-    async with (
-        serving(lambda n, r: said()) as (wire, seen),
-        sending(budget=Budget(tokens=120)) as transport,
-    ):
+    async with calling(budget=Budget(tokens=120)) as (transport, wire, seen):
         # each may need 30 and needs 12: eight fit, one after the other in the end
         calls = [transport.call(wire, ONE) for _ in range(20)]
         results = await asyncio.gather(*calls, return_exceptions=True)
@@ -59,7 +57,7 @@ async def test_a_failure_that_was_not_billed_uses_its_reservation_again():
     def answer(n, request):
         return web.Response(status=500) if n < 3 else said()
 
-    async with serving(answer) as (wire, _), sending(budget=Budget(calls=1)) as transport:
+    async with calling(answer, budget=Budget(calls=1)) as (transport, wire, _):
         await transport.call(wire, ONE)
         assert spent(transport.account)[2] == 1
         with pytest.raises(BudgetExceededError, match="calls"):
@@ -67,10 +65,8 @@ async def test_a_failure_that_was_not_billed_uses_its_reservation_again():
 
 
 async def test_estimates_that_were_too_low_are_not_trusted_again():
-    async with (
-        serving(lambda n, r: said(usage=(25, 2))) as (wire, seen),
-        sending(budget=Budget(tokens=70)) as transport,
-    ):
+    budget = Budget(tokens=70)
+    async with calling(lambda n, r: said(usage=(25, 2)), budget=budget) as (transport, wire, seen):
         await transport.call(wire, ONE)
         # 27 are spent: by its estimate of 10 + 20 the next would fit, by the last need it may not
         with pytest.raises(BudgetExceededError, match="45 tokens"):
@@ -81,9 +77,10 @@ async def test_estimates_that_were_too_low_are_not_trusted_again():
 @pytest.mark.parametrize("tokens", [-5, 10**12, 1e30, math.nan, "7", None])
 @pytest.mark.parametrize("field", ["input_tokens", "output_tokens", "cached_tokens"])
 async def test_impossible_counts_of_tokens_are_unknown(field, tokens):
-    async with (
-        serving(lambda n, r: said()) as (wire, _),
-        sending(budget=Budget(tokens=70), price=Price.per_million(1, 2)) as transport,
+    async with calling(budget=Budget(tokens=70), price=Price.per_million(1, 2)) as (
+        transport,
+        wire,
+        _,
     ):
         usage = replace(TokenUsage(10, 2), **{field: tokens})
         wire.decode = lambda request, body: Reply((Answer("a"),), usage)
@@ -99,9 +96,10 @@ async def test_impossible_counts_of_tokens_are_unknown(field, tokens):
     [TokenUsage(0, 0), TokenUsage(10**8, 1), TokenUsage(9_000, 1), TokenUsage(10, 9_000)],
 )
 async def test_usage_that_no_call_can_have_is_unknown(usage):
-    async with (
-        serving(lambda n, r: said()) as (wire, _),
-        sending(budget=Budget(tokens=10_000), price=Price.per_million(1, 2)) as transport,
+    async with calling(budget=Budget(tokens=10_000), price=Price.per_million(1, 2)) as (
+        transport,
+        wire,
+        _,
     ):
         right = wire.decode
         wire.decode = lambda request, body: Reply((Answer("a"),), usage)
@@ -116,10 +114,10 @@ async def test_usage_that_no_call_can_have_is_unknown(usage):
 
 
 async def test_a_large_overrun_does_not_end_all_later_calls():
-    async with (
-        serving(lambda n, r: said(usage=(8_000, 2) if n == 0 else (10, 2))) as (wire, seen),
-        sending(budget=Budget(tokens=9_000)) as transport,
-    ):
+    def answer(n, request):
+        return said(usage=(10 if n else 8_000, 2))
+
+    async with calling(answer, budget=Budget(tokens=9_000)) as (transport, wire, seen):
         for _ in range(9):
             await transport.call(wire, ONE)
         assert len(seen) == 9
@@ -130,10 +128,7 @@ async def test_a_gateway_that_did_not_wait_books_the_reservation(status):
     def answer(number, request):
         return web.Response(status=status, text="too late") if number < 2 else said()
 
-    async with (
-        serving(answer) as (wire, seen),
-        sending(budget=Budget(tokens=1000)) as transport,
-    ):
+    async with calling(answer, budget=Budget(tokens=1000)) as (transport, wire, seen):
         await transport.call(wire, ONE)
         # the model may have answered twice before
         assert spent(transport.account)[1:] == (30 + 30 + 12, 3)
@@ -149,10 +144,7 @@ async def test_usd_needs_a_price():
 
 
 async def test_too_large_for_the_rate_is_said_before_sending():
-    async with (
-        serving(lambda n, r: said()) as (wire, seen),
-        sending(tokens_per_minute=100, budget=Budget(calls=1)) as transport,
-    ):
+    async with calling(tokens_per_minute=100, budget=Budget(calls=1)) as (transport, wire, seen):
         wire.size = (101, 5)
         with pytest.raises(InvalidInputError, match="101"):
             await transport.call(wire, ONE)
@@ -171,7 +163,7 @@ async def test_headers_hold_calls_back():
         response.headers.update(headers)
         return response
 
-    async with serving(answer) as (wire, _), sending() as transport:
+    async with calling(answer) as (transport, wire, _):
         started = time.monotonic()
         for _ in range(3):
             await transport.call(wire, ONE)
@@ -183,10 +175,8 @@ async def test_headers_hold_calls_back():
 
 async def test_cancelling_leaves_nothing_behind():
     before = asyncio.all_tasks()
-    async with (
-        serving(lambda n, r: stall()) as (wire, seen),
-        sending(concurrency=2, budget=Budget(calls=3)) as transport,
-    ):
+    limits = {"concurrency": 2, "budget": Budget(calls=3)}
+    async with calling(lambda n, r: stall(), **limits) as (transport, wire, seen):
         tasks = [asyncio.create_task(transport.call(wire, ONE)) for _ in range(6)]
         await until(lambda: len(seen) == 2)
         for task in tasks:
@@ -218,7 +208,7 @@ async def test_cancelling_between_tries():
 
 
 async def test_a_timeout_of_the_callers_own_is_not_taken_for_ours():
-    async with serving(lambda n, r: stall()) as (wire, _), sending() as transport:
+    async with calling(lambda n, r: stall()) as (transport, wire, _):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.02):
                 await transport.call(wire, ONE)
@@ -284,7 +274,7 @@ async def test_the_key_is_never_shown(how):
 
 
 async def test_two_providers_keep_their_headers_apart():
-    async with serving(lambda n, r: said()) as (wire, seen), sending() as transport:
+    async with calling() as (transport, wire, seen):
         other = Wire(wire.url)
         other.headers = {"x-api-key": "another"}
         await transport.call(wire, ONE)
@@ -294,7 +284,7 @@ async def test_two_providers_keep_their_headers_apart():
 
 
 async def test_one_loop_each():
-    async with serving(lambda n, r: said()) as (wire, _), sending() as transport:
+    async with calling() as (transport, wire, _):
         await transport.call(wire, ONE)
 
         def elsewhere():

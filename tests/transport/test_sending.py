@@ -42,6 +42,7 @@ from tests.transport.small_server import (
     TWO,
     Waits,
     Wire,
+    calling,
     cut_off,
     said,
     sending,
@@ -65,7 +66,7 @@ def fast_call_later(delay, callback):
 
 
 async def test_a_call():
-    async with serving(lambda n, r: said()) as (wire, seen), sending() as transport:
+    async with calling() as (transport, wire, seen):
         reply = await transport.call(wire, ONE)
         assert reply.answers == (Answer("a"),)
         headers, body = seen[0]
@@ -87,7 +88,7 @@ async def test_one_connection_is_used_again():
         response.set_cookie("session", "tracked")
         return response
 
-    async with serving(answer) as (wire, seen), sending() as transport:
+    async with calling(answer) as (transport, wire, seen):
         for _ in range(5):
             await transport.call(wire, ONE)
         assert len(ports) == 1
@@ -109,7 +110,7 @@ async def test_no_more_in_flight_than_allowed():
         now -= 1
         return said()
 
-    async with serving(lambda n, r: slow()) as (wire, _), sending(concurrency=4) as transport:
+    async with calling(lambda n, r: slow(), concurrency=4) as (transport, wire, _):
         await asyncio.gather(*[transport.call(wire, ONE) for _ in range(24)])
         assert peak == 4
         assert transport.meter.calls == 24
@@ -120,7 +121,7 @@ async def test_failures_that_pass_are_tried_again(status):
     def answer(n, request):
         return said() if n == 2 else web.Response(status=status, text="busy")
 
-    async with serving(answer) as (wire, seen), sending() as transport:
+    async with calling(answer) as (transport, wire, seen):
         await transport.call(wire, ONE)
         assert len(seen) == 3
         assert transport.meter.retries == 2
@@ -142,7 +143,7 @@ async def test_what_may_be_billed_without_an_answer_is_counted(broken):
         first = {"cut off": cut_off, "half": half}
         return first.get(broken, lambda _: web.Response(status=504))(request)
 
-    async with serving(answer) as (wire, _), sending() as transport:
+    async with calling(answer) as (transport, wire, _):
         await transport.call(wire, ONE)
         usage = transport.meter.since()
     assert (usage.calls, usage.incomplete, usage.retries) == (1, 1, 1)
@@ -154,7 +155,7 @@ async def test_the_last_failure_is_raised():
         return web.Response(status=500, text=f"failure {n}")
 
     policy = RetryPolicy(attempts=3, initial_wait=0.001)
-    async with serving(answer) as (wire, seen), sending(retry=policy) as transport:
+    async with calling(answer, retry=policy) as (transport, wire, seen):
         with pytest.raises(ServerError, match="failure 2") as caught:
             await transport.call(wire, ONE)
         assert caught.value.attempts == 3 == len(seen)
@@ -181,7 +182,7 @@ def redirect():
     ],
 )
 async def test_what_cannot_pass_is_not_tried_again(response, request_, kind, sent):
-    async with serving(lambda n, r: response()) as (wire, seen), sending() as transport:
+    async with calling(lambda n, r: response()) as (transport, wire, seen):
         with pytest.raises(kind) as caught:
             await transport.call(wire, request_)
         assert len(seen) == sent
@@ -203,7 +204,7 @@ async def test_the_servers_wait_is_obeyed_with_jitter(headers, least, most):
     def answer(n, request):
         return said() if n else web.Response(status=429, headers=headers)
 
-    async with serving(answer) as (wire, seen), sending() as transport:
+    async with calling(answer) as (transport, wire, seen):
         await transport.call(wire, ONE)
         assert len(seen) == 2
         assert least <= transport.waits[0] <= most
@@ -213,7 +214,7 @@ async def test_a_request_that_is_no_call_waits_with_jitter_too():
     def answer(n, request):
         return said() if n == 3 else web.Response(status=429, headers={"Retry-After": "2"})
 
-    async with serving(answer) as (wire, seen), sending() as transport:
+    async with calling(answer) as (transport, wire, seen):
         await transport.auxiliary.send(wire, "POST", wire.url, b"{}")
         assert len(seen) == 4
         assert all(2 < wait <= 2.2 for wait in transport.waits)
@@ -224,7 +225,7 @@ async def test_an_auxiliary_request_backs_off_at_random_without_a_retry_after():
     def answer(n, request):
         return said() if n == 3 else web.Response(status=503)
 
-    async with serving(answer) as (wire, _), sending() as transport:
+    async with calling(answer) as (transport, wire, _):
         await transport.auxiliary.send(wire, "POST", wire.url, b"{}")
         longest = (0.002, 0.004, 0.008)
         assert all(0 < w <= most for w, most in zip(transport.waits, longest, strict=True))
@@ -240,7 +241,7 @@ async def test_a_date_to_wait_for():
         date, until = (formatdate(there + s, usegmt=True) for s in (0, 1))
         return web.Response(status=503, headers={"Date": date, "Retry-After": until})
 
-    async with serving(answer) as (wire, _), sending(clock=fast) as transport:
+    async with calling(answer, clock=fast) as (transport, wire, _):
         transport.admission._call_later = fast_call_later
         started = fast()
         await transport.call(wire, ONE)
@@ -252,7 +253,7 @@ async def test_a_wait_beyond_the_deadline_ends_the_call_and_those_that_wait():
     def answer(n, request):
         return web.Response(status=429, headers={"Retry-After": "3600"})
 
-    async with serving(answer) as (wire, seen), sending(concurrency=1) as transport:
+    async with calling(answer, concurrency=1) as (transport, wire, seen):
         calls = [transport.call(wire, ONE) for _ in range(5)]
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert all(isinstance(r, RateLimitedError) for r in results)
@@ -266,7 +267,7 @@ async def test_an_exhausted_quota_pauses_no_call():
     def answer(n, request):
         return web.Response(status=429, headers={"Retry-After": "3600"})
 
-    async with serving(answer) as (wire, _), sending() as transport:
+    async with calling(answer) as (transport, wire, _):
         wire.error = lambda *_: QuotaExceededError("nothing left", status_code=429)
         for _ in range(2):
             with pytest.raises(QuotaExceededError):
@@ -286,7 +287,7 @@ async def test_broken_connections_are_tried_again(cut):
     def answer(n, request):
         return said() if n else cut(request)
 
-    async with serving(answer) as (wire, seen), sending(budget=Budget(calls=2)) as transport:
+    async with calling(answer, budget=Budget(calls=2)) as (transport, wire, seen):
         await transport.call(wire, ONE)
         assert len(seen) == 2
         # the first may have been billed, so it is spent
@@ -373,7 +374,7 @@ async def test_calls_that_wait_fail_with_the_one_that_finds_no_server():
 
 @pytest.mark.slow
 async def test_a_restart_is_outlasted():
-    async with serving(lambda n, r: said()) as (wire, _), sending() as transport:
+    async with calling() as (transport, wire, _):
         await transport.call(wire, ONE)
     waits = Waits()
     policy = RetryPolicy(attempts=2, deadline=1, initial_wait=0.01)
@@ -404,10 +405,7 @@ async def test_a_stalled_answer_meets_the_timeout(how):
         return how(request)
 
     policy = RetryPolicy(timeout=5, initial_wait=0.001)
-    async with (
-        serving(answer) as (wire, seen),
-        sending(retry=policy, budget=Budget(tokens=60)) as transport,
-    ):
+    async with calling(answer, retry=policy, budget=Budget(tokens=60)) as (transport, wire, seen):
         await transport.call(wire, ONE)
         assert len(seen) == 2
         assert spent(transport.account)[1:] == (42, 2)
@@ -443,10 +441,7 @@ async def test_the_deadline_bounds_all_tries_together():
         loop.call_soon(virtual.skip, (60.1, 40)[n])
         return stall()
 
-    async with (
-        serving(answer) as (wire, seen),
-        sending(retry=policy, clock=clock_of(loop)) as transport,
-    ):
+    async with calling(answer, retry=policy, clock=clock_of(loop)) as (transport, wire, seen):
         with pytest.raises(CallTimeoutError, match=r"127\.0\.0\.1") as caught:
             await transport.call(wire, ONE)
         assert caught.value.attempts == 2 == len(seen)
@@ -460,10 +455,8 @@ async def test_a_queue_is_no_part_of_the_deadline():
         virtual.skip(20)
         return said()
 
-    async with (
-        serving(slow) as (wire, _),
-        sending(retry=policy, concurrency=1, clock=clock_of(loop)) as transport,
-    ):
+    limits = {"retry": policy, "concurrency": 1, "clock": clock_of(loop)}
+    async with calling(slow, **limits) as (transport, wire, _):
         await asyncio.gather(*[transport.call(wire, ONE) for _ in range(5)])
         assert transport.meter.calls == 5
 
@@ -472,7 +465,7 @@ async def test_unreadable_answers_are_paid_for_and_asked_again():
     def answer(n, request):
         return web.Response(body=b'{"label": "a') if n == 0 else said()
 
-    async with serving(answer) as (wire, _), sending(budget=Budget(calls=5)) as transport:
+    async with calling(answer, budget=Budget(calls=5)) as (transport, wire, _):
         await transport.call(wire, ONE)
         usage = transport.meter.since()
         assert (usage.calls, usage.retries) == (2, 1)
@@ -484,7 +477,7 @@ async def test_unreadable_answers_are_paid_for_and_asked_again():
 
 @pytest.mark.parametrize("content", [None, "", "what"])
 async def test_an_unusable_answer_is_paid_for_three_times_at_most(content):
-    async with serving(lambda n, r: said()) as (wire, seen), sending() as transport:
+    async with calling() as (transport, wire, seen):
         error = EmptyReplyError("nothing", content=content)
         wire.decode = lambda request, body: Reply((error,), TokenUsage(1, 1))
         with pytest.raises(EmptyReplyError) as caught:
@@ -496,10 +489,8 @@ async def test_an_unusable_answer_is_paid_for_three_times_at_most(content):
 
 
 async def test_no_usage_is_unknown_and_spends_the_worst_case():
-    async with (
-        serving(lambda n, r: said(usage=None)) as (wire, _),
-        sending(budget=Budget(usd=1), price=Price.per_million(1, 2)) as transport,
-    ):
+    limits = {"budget": Budget(usd=1), "price": Price.per_million(1, 2)}
+    async with calling(lambda n, r: said(usage=None), **limits) as (transport, wire, _):
         await transport.call(wire, ONE)
         usage = transport.meter.since()
         assert usage.calls == 1
@@ -511,7 +502,7 @@ async def test_a_new_encoding_is_sent_at_once():
     def answer(n, request):
         return said() if n == 2 else web.Response(status=400, text="wrong dialect")
 
-    async with serving(answer) as (wire, seen), sending() as transport:
+    async with calling(answer) as (transport, wire, seen):
         await transport.call(wire, ONE)
         assert [body["dialect"] for _, body in seen] == [1, 2, 3]
         assert transport.waits == []
@@ -524,7 +515,7 @@ async def test_calls_in_flight_follow_a_new_encoding_without_a_second_step():
         await asyncio.sleep(0.01)
         return said() if body["dialect"] == 2 else web.Response(status=400, text="wrong dialect")
 
-    async with serving(answer) as (wire, _), sending() as transport:
+    async with calling(answer) as (transport, wire, _):
         await asyncio.gather(*[transport.call(wire, ONE) for _ in range(20)])
         assert wire.dialect == 2
         assert transport.meter.calls == 20
@@ -541,7 +532,7 @@ async def test_calls_that_wait_follow_a_new_encoding_before_they_are_sent(budget
         return said() if n else web.Response(status=400, text="wrong dialect")
 
     options = {"concurrency": 1, "budget": budget}
-    async with serving(answer) as (wire, seen), sending(**options) as transport:
+    async with calling(answer, **options) as (transport, wire, seen):
         await asyncio.gather(*[transport.call(wire, ONE) for _ in range(4)])
         assert [body["dialect"] for _, body in seen] == [1, 2, 2, 2, 2]
         assert transport.admission.in_flight == 0
@@ -553,7 +544,7 @@ async def test_a_retry_follows_a_new_encoding():
         wire.dialect = 2  # as another call would change it
         return said() if n else web.Response(status=500)
 
-    async with serving(answer) as (wire, seen), sending() as transport:
+    async with calling(answer) as (transport, wire, seen):
         await transport.call(wire, ONE)
         assert [body["dialect"] for _, body in seen] == [1, 2]
 
@@ -561,7 +552,7 @@ async def test_a_retry_follows_a_new_encoding():
 async def test_a_call_of_an_unknown_service_tier_keeps_its_reservation():
     price = replace(Price.per_million(1, 1), service_tiers={})
     options = {"price": price, "budget": Budget(usd=1.0)}
-    async with serving(lambda n, r: said()) as (wire, _), sending(**options) as transport:
+    async with calling(**options) as (transport, wire, _):
         usage = TokenUsage(10, 2, tier="scale")
         wire.decode = lambda request, body: Reply((Answer("a"),), usage)
         await transport.call(wire, ONE)
@@ -583,10 +574,7 @@ async def test_a_call_that_may_no_longer_be_sent_is_not(retried):
     token = MAY_SEND.set(may_send)
     try:
         # what was acquired for the call is given back, as `sending` checks
-        async with (
-            serving(answer) as (wire, seen),
-            sending(budget=Budget(calls=5)) as transport,
-        ):
+        async with calling(answer, budget=Budget(calls=5)) as (transport, wire, seen):
             with pytest.raises(NotSentError):
                 await transport.call(wire, ONE)
             assert len(seen) == retried
@@ -596,12 +584,14 @@ async def test_a_call_that_may_no_longer_be_sent_is_not(retried):
 
 async def test_a_call_that_is_not_sent_again_tells_its_unreadable_replies():
     sent = []
+
+    def answer(n, request):
+        sent.append(n)
+        return web.Response(text="no JSON")
+
     token = MAY_SEND.set(lambda: len(sent) < 2)
     try:
-        async with (
-            serving(lambda n, request: sent.append(n) or web.Response(text="no JSON")) as (wire, _),
-            sending() as transport,
-        ):
+        async with calling(answer) as (transport, wire, _):
             with pytest.raises(NotSentError) as caught:
                 await transport.call(wire, ONE)
         assert (sent, caught.value.unreadable) == ([0, 1], 2)

@@ -20,7 +20,7 @@ from testnuc.testing import Faults, LoopbackLLM
 from testnuc.transport import Transport
 from testnuc.transport.retries import backoff
 from tests.conftest import confident, messages
-from tests.transport.small_server import ONE, said, sending, serving
+from tests.transport.small_server import ONE, calling, said, serving
 from tests.virtual import in_virtual_time
 
 
@@ -89,7 +89,7 @@ async def test_an_auxiliary_request_waits_no_longer_than_allowed(headers):
         return said() if n else web.Response(status=429, headers=headers)
 
     policy = RetryPolicy(initial_wait=0.002, deadline=1e9)
-    async with serving(answer) as (wire, seen), sending(retry=policy) as transport:
+    async with calling(answer, retry=policy) as (transport, wire, seen):
         await transport.auxiliary.send(wire, "POST", wire.url, b"{}")
         assert len(seen) == 2
         assert all(wait <= 3610 for wait in transport.waits)
@@ -106,7 +106,7 @@ async def test_a_long_wait_of_an_auxiliary_request_is_said(caplog):
     def answer(n, request):
         return said() if n else web.Response(status=429, headers={"Retry-After": "90"})
 
-    async with serving(answer) as (wire, _), sending() as transport:
+    async with calling(answer) as (transport, wire, _):
         await transport.auxiliary.send(wire, "POST", wire.url, b"{}")
     assert [r.levelname for r in caplog.records if "retrying in 9" in r.message] == ["WARNING"]
 
