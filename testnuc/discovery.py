@@ -174,6 +174,7 @@ async def discover(
         A call failed; the answers before are stored. A text that is rejected, as by a content
         filter, is skipped; twenty of them end the run.
     """
+    checked_whole("seed", seed, least=0, most=2**32 - 1)
     entries, _ = await distinct(await checked_texts(texts))
     clusters = _clusters_of(len(entries), n, model)
     given: dict[str, str] = {}

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from testnuc._base.checks import hash_text, is_chance
+from testnuc._base.checks import hash_text, is_chance, names_of
 from testnuc._base.display import shown
 from testnuc.errors import InvalidInputError, StoreError
 from testnuc.label_matching import fold_case, fold_punctuation, typo_of
@@ -104,7 +104,7 @@ class LabelSet:
             folded = fold_punctuation(folded)
             if folded:  # not ":)"
                 self._loose[folded] = -1 if folded in self._loose else i
-        self._former = {name: list(before) for name, before in (former or {}).items()}
+        self._former = names_of("former", {} if former is None else former)
         self._strict = _renamed(self._former, self._index) | self._strict
 
     @cached_property

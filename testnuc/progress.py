@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from testnuc._base.display import one_line
+from testnuc.errors import InvalidInputError
 from testnuc.types import Usage, error_text
 
 __all__ = ["BarProgress", "LineProgress", "Observer", "Silent", "display_of", "start_progress"]
@@ -52,6 +53,8 @@ def start_progress(
     """Return the observer of a run, started with the number of its texts."""
     observer: Observer
     if not isinstance(progress, bool):
+        if isinstance(progress, type) or not hasattr(progress, "advance"):
+            raise InvalidInputError(f"progress is {progress!r}; give True, False or an Observer")
         observer = progress
     elif not progress:
         observer = Silent()

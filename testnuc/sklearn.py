@@ -456,8 +456,8 @@ def _column(texts: Any) -> list[str]:
 
 
 def _listed(column: Any, name: str) -> list[Any]:
-    given = values(column, name)
-    return list(given) if isinstance(given, Iterable) else list(np.atleast_1d(np.asarray(given)))
+    listed = column if isinstance(column, Iterable) else np.atleast_1d(np.asarray(column))
+    return list(values(listed, name))
 
 
 def _indicator(results: Results, classes: Array) -> Array:

@@ -45,6 +45,12 @@ def test_a_former_name_means_the_label_unless_two_labels_had_it():
     assert "former" not in LabelSet(["a", "b"]).record()
     with pytest.raises(InvalidInputError, match="former names 'c'"):
         LabelSet(["a", "b"], former={"c": ["a"]})
+    # one former name is a name, and not its letters
+    one = LabelSet(["money back", "late"], former={"money back": "refund"})
+    assert [one.match(name) for name in ("refund", "r", "f")] == [0, None, None]
+    for wrong in ("refund", ["refund"], {"late": None}):
+        with pytest.raises(InvalidInputError, match=r"former.* is .*; give a"):
+            LabelSet(["money back", "late"], former=wrong)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Checks of arguments, and the hash that identifies a text."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from ipaddress import ip_address
@@ -80,8 +81,21 @@ def values(column: Any, name: str = "texts") -> Iterable[Any]:
         # strings instead of Arrow scalars, in chunks
         parts = (column.slice(start, _SLICE) for start in range(0, len(column), _SLICE))
         return chain.from_iterable(part.to_pylist() for part in parts)
+    no_list = (str, bytes, set, frozenset) if name == "labels" else (str, bytes)
+    if isinstance(column, no_list) or not isinstance(column, Iterable):
+        raise InvalidInputError(f"{name} is {column!r:.60}; give a list")
     given: Iterable[Any] = column
     return given
+
+
+def names_of(name: str, given: Any) -> dict[Any, list[Any]]:
+    """Return a mapping of names to one or several others, all as lists."""
+    if not isinstance(given, Mapping):
+        raise InvalidInputError(f"{name} is {given!r:.60}; give a mapping: {{'new': ['old']}}")
+    return {
+        new: [old] if isinstance(old, str) else list(values(old, f"{name}[{new!r:.60}]"))
+        for new, old in given.items()
+    }
 
 
 def note_label(known: dict[Any, Any], key: Any, text: str, label: Any, where: str = "") -> None:
@@ -110,7 +124,7 @@ def is_chance(value: Any) -> bool:
 def checked_positive(name: str, value: Any, *, zero: bool = False) -> float:
     """Return `value` if it is a finite number above 0; with `zero` also if it is 0."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not (value > 0 or (zero and value == 0)):
+    if not number or not 0 <= value <= sys.float_info.max or not (value or zero):
         bounds = "of at least 0" if zero else "above 0"
         raise InvalidInputError(f"{name} is {value!r}; give a finite number {bounds}")
     return float(value)
@@ -121,13 +135,13 @@ def checked_number(name: str, value: Any, low: float, high: float, *, none: bool
     number = isinstance(value, Real) and not isinstance(value, bool)
     if (none and value is None) or (number and low <= value <= high):
         return
-    percent = number and value >= 50 and low <= value / 100 <= high <= 1
+    percent = number and 50 <= value <= 100 * high and low <= value / 100 and high <= 1
     hint = f", such as {value / 100:g}" if percent else ", or None" if none else ""
     raise InvalidInputError(f"{name} is {value!r}; give a number from {low} to {high}{hint}")
 
 
 def checked_choice(name: str, value: Any, choices: Sequence[str]) -> str:
     """Return `value` if it is one of `choices`."""
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise InvalidInputError(f"{name} is {value!r}; choose from {', '.join(choices)}")
     return str(value)

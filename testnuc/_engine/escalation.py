@@ -170,6 +170,8 @@ class Escalation:
     ) -> list[Exception]:
         """Let a referee answer the open items of a review; return the errors of the others."""
         checked_choice("shown", shown, ("all", "candidates"))
+        if not isinstance(review, Review):
+            raise InvalidInputError(f"review is {review!r:.60}; give what `review` returned")
         referee = self._referee_of(model)
         items = [item for item in review if item.source is None]
         given = [[label for label, _ in item.candidates if label is not None] for item in items]

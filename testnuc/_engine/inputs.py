@@ -38,10 +38,7 @@ async def checked_texts(texts: Iterable[str]) -> list[str]:
         )
     if isinstance(texts, AsyncIterable):
         raise InvalidInputError("texts is an async iterable; use stream(texts)")
-    column = values(texts)
-    if not isinstance(column, Iterable):
-        raise InvalidInputError(f"texts is {texts!r}; give a list of strings")
-    given = list(column)
+    given = list(values(texts))
     for position, text in enumerate(given):
         problem = valid_text(text)
         if problem is not None:
@@ -87,10 +84,7 @@ def labels_by_place(
 
     `none`: whether a text with one label may have None, because none of the labels is right.
     """
-    column = values(labels, "labels")
-    if isinstance(labels, str | set | frozenset) or not isinstance(column, Iterable):
-        raise InvalidInputError(f"labels is {labels!r:.60}; give a list with one of each text")
-    given = list(column)
+    given = list(values(labels, "labels"))
     if len(given) != len(places):
         raise InvalidInputError(f"{len(places)} texts need {len(places)} labels, got {len(given)}")
     known: dict[int, str | None] = {}

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from testnuc._base.checks import checked_whole
+from testnuc._base.checks import checked_choice, checked_whole, names_of, values
 from testnuc._base.display import today
 from testnuc._engine.argmax_learning import ArgmaxFit
 from testnuc._engine.carried import added_labels, judgments_of
@@ -68,8 +68,9 @@ class Learning:
     async def review(self, n: int, goal: str | None, seed: int, *, mixed: bool = False) -> Review:
         """Draw texts of the pool to be judged; without a goal, `mixed` ones whatever is learned."""
         checked_whole("n", n, least=1)
-        if goal is not None and goal not in (goals := self._way.goals):
-            raise InvalidInputError(f"goal is {goal!r}; choose from {', '.join(goals)}, or None")
+        checked_whole("seed", seed, least=0)
+        if goal is not None:
+            checked_choice("goal", goal, self._way.goals)
         await self.load()
         fitted = await self._fitted()
         if goal is None and not mixed:
@@ -184,7 +185,7 @@ class Learning:
         """Learn from a review, or from what was learned with other labels, and all earlier ones."""
         labels = self._parts.labels
         if was is not None:
-            was = {name: [of] if isinstance(of, str) else of for name, of in was.items()}
+            was = names_of("was", was)
         if protect is None and isinstance(judged, Learned):
             kept = {*judged.protected}
             protect = [n for n in labels.names if kept & {*(was or {}).get(n, [n])}] or None
@@ -207,8 +208,8 @@ class Learning:
         if names is None:
             return None
         known, found = self._parts.labels.names, set[int]()
-        for name in [names] if isinstance(names, str) else names:
-            of = [n for n, one in enumerate(known) if f"{one}{LEVELS}".startswith(name + LEVELS)]
+        for name in [names] if isinstance(names, str) else values(names, "protect"):
+            of = [n for n, it in enumerate(known) if f"{it}{LEVELS}".startswith(f"{name}{LEVELS}")]
             if not of:
                 close = closest_label(name, known)
                 raise InvalidInputError(f"protect: {name!r} is not in the label set{close}")

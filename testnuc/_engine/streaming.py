@@ -39,8 +39,6 @@ async def stream_windows(
     """
     if not isinstance(texts, AsyncIterable):
         texts = values(texts)
-    if isinstance(texts, str | bytes) or not isinstance(texts, Iterable | AsyncIterable):
-        raise InvalidInputError(f"texts is {texts!r:.60}; give an iterable of texts")
     stream = _Stream(pipeline, escalation)
     producer = asyncio.create_task(stream.produce(texts, size), name="testnuc-stream")
     try:

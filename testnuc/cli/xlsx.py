@@ -2,6 +2,7 @@
 
 import io
 import re
+import sys
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, time
@@ -54,7 +55,7 @@ def _escaped(text: str) -> str:
 def read_rows(path: Path, text_column: str) -> tuple[list[str], list[dict[str, Any]]]:
     """Return the columns and rows of the first sheet that has the column, else of the first.
 
-    Numbers in the column of texts become text; dates become text in all columns.
+    Hidden sheets come last. Numbers among the texts become text; dates do in all columns.
     """
     require()
     from openpyxl.reader.excel import ExcelReader
@@ -64,12 +65,15 @@ def read_rows(path: Path, text_column: str) -> tuple[list[str], list[dict[str, A
             reader = ExcelReader(file, read_only=True, data_only=True, keep_links=False)
             reader.archive = _Archive(path, file)
             reader.read()
-            sheets = reader.wb.worksheets
+            sheets = sorted(reader.wb.worksheets, key=lambda one: one.sheet_state != "visible")
             for sheet in sheets:
                 # a declared size of all columns and rows would be filled with empty cells
                 sheet.reset_dimensions()
             named = (sheet for sheet in sheets if text_column in next(_lines(path, sheet), ()))
             best = next(named, sheets[0] if sheets else None)
+            if len(sheets) > 1 and best is not None:
+                line = f"note: {best.title!r} of {len(sheets)} sheets in {path} is read"
+                print(line, file=sys.stderr)
             return ([], []) if best is None else _rows_of(path, best, text_column)
     except InvalidInputError:
         raise

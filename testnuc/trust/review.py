@@ -305,7 +305,8 @@ class Review(Sequence[ReviewItem]):
         -------
         list of Review
         """
-        checked_whole("judges", judges, least=1)
+        checked_whole("judges", judges, least=1, most=1_000)
+        checked_whole("seed", seed, least=0)
         checked_number("overlap", overlap, 0, 1)
         order = np.random.default_rng(seed).permutation(len(self)).tolist()
         both, rest = np.split(np.array(order, np.int64), [ceil(overlap * len(order))])

@@ -8,7 +8,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from testnuc import InvalidInputError, TestNUC
+from testnuc import InvalidInputError, RetryPolicy, TestNUC, VotePolicy
 from testnuc.testing import LoopbackLLM
 from tests.conftest import confident, gold, messages
 
@@ -137,3 +137,41 @@ async def test_a_table_has_no_place_in_a_stream_either(client_of):
             results = [r async for r in nuc.stream(pl.Series([*TEXTS, None]))]
         assert [r.index for r in results if r.error] == [30]
         assert llm.calls == 30
+
+
+async def test_odd_arguments_are_named_before_any_call(client_of):
+    with LoopbackLLM(confident) as llm:
+        async with TestNUC(**client_of(llm)) as nuc:
+            await nuc.classify_many(TEXTS)
+            review = await nuc.review(5)
+            review.answer(0, gold(review[0].text))
+    async with TestNUC(**client_of(llm)) as nuc:
+        for call, says in (
+            (nuc.classify_many(3), "texts is 3; give a list"),
+            (nuc.evaluate(None, ["even"]), "texts is None"),
+            (nuc.evaluate(TEXTS, 5), "labels is 5"),
+            (nuc.evaluate(TEXTS, "even"), "labels is 'even'"),
+            (nuc.evaluate(TEXTS[:2], {"even", "odd"}), "labels is {'"),
+            (nuc.classify_many(TEXTS, progress=None), "progress is None; give True, False or"),
+            (nuc.classify_many(TEXTS, lane=np.array(["live", "batch"])), "lane is array"),
+            (nuc.review(5, np.array(["decide", "count"])), "goal is array"),
+            (nuc.review(5, seed=-1), "seed is -1; give an integer of at least 0"),
+            (nuc.review(5, seed="x"), "seed is 'x'"),
+            (nuc.learn(review, was="even"), "was is 'even'; give a mapping"),
+            (nuc.learn(review, was={"even": None}), r"was\['even'\] is None; give a list"),
+            (nuc.learn(review, protect=3), "protect is 3; give a list"),
+            (nuc.learn(review, protect=[None]), "protect: None is not in the label set"),
+            (nuc.ask(TEXTS, "openai/m"), "review is .*; give what `review` returned"),
+        ):
+            with pytest.raises(InvalidInputError, match=says):
+                await call
+        assert nuc.usage.calls == 0
+    for seed in (-1, "x", None):
+        with pytest.raises(InvalidInputError, match="seed is"):
+            review.split(2, seed=seed)
+    with pytest.raises(InvalidInputError, match="at most 1000"):
+        review.split(10**400)
+    with pytest.raises(InvalidInputError, match="own_weight is 1000"):
+        VotePolicy(own_weight=10**400)
+    with pytest.raises(InvalidInputError, match="deadline is 1000"):
+        RetryPolicy(deadline=10**400)

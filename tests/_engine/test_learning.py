@@ -277,7 +277,7 @@ async def test_wrong_labels_are_refused_with_the_closest_one():
         with pytest.raises(InvalidInputError, match=r"label 0 is 'topc 3'.*'topic 3'"):
             await nuc.learn(["c0 number 0"], ["topc 3"])
         for labels in ({LABELS[0]}, 5):
-            with pytest.raises(InvalidInputError, match="give a list with one of each text"):
+            with pytest.raises(InvalidInputError, match="give a list"):
                 await nuc.learn(["c0 number 0"], labels)
         learned = await nuc.learn(texts_of(3), (gold(text) for text in texts_of(3)))
         assert [judgment.label for judgment in learned.judged] == LABELS[:3]

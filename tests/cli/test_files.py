@@ -322,7 +322,7 @@ def test_a_text_that_a_workbook_cut_is_not_judged(tmp_path):
     assert "row 2: the text is cut at 32,767 characters" in err
 
 
-def test_a_workbook_as_people_make_them(tmp_path):
+def test_a_workbook_as_people_make_them(tmp_path, capsys):
     openpyxl = pytest.importorskip("openpyxl")
     book = openpyxl.Workbook()
     book.active.title = "Notes"
@@ -334,6 +334,16 @@ def test_a_workbook_as_people_make_them(tmp_path):
     book.save(tmp_path / "in.xlsx")
     table = read_table(str(tmp_path / "in.xlsx"), "message")
     assert table.texts == ["a", "42"]
+    assert "note: 'Tickets' of 2 sheets in " in capsys.readouterr().err
+    # what nobody sees comes last
+    book.active.append(["message"])
+    book.move_sheet("Tickets", -1)
+    sheet.sheet_state = "hidden"
+    other = book.create_sheet("Shown")
+    other.append(["message"])
+    other.append(["seen"])
+    book.save(tmp_path / "in.xlsx")
+    assert read_table(str(tmp_path / "in.xlsx"), "message").texts == ["seen"]
     (tmp_path / "bad.xlsx").write_text("no workbook")
     with pytest.raises(InvalidInputError, match="not an Excel workbook"):
         read_table(str(tmp_path / "bad.xlsx"), "message")
