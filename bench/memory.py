@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from bench._memory import process_memory
 from bench._report import Report
+from bench._server import serve_in_process
 from testnuc import Results, TestNUC
-from testnuc.testing import serve_in_process
 
 _LABELS = [f"intent number {i}" for i in range(77)]
 #: Texts of a warm-up run, which excludes one-time memory for imports and compiled code.

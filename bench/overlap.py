@@ -10,6 +10,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from bench._report import Report
+from bench._server import serve_in_process
 from bench.evaluation.recording import KnownVectors
 from testnuc import Limits, SmallPoolWarning, TestNUC, UncertaintySampling, embedders
 from testnuc.embedders.cache import EmbeddingCache
@@ -17,7 +18,6 @@ from testnuc.embedders.sentence_transformers import WHEEL_MODEL
 from testnuc.index.memory_pool import Pool
 from testnuc.protocols import PoolText
 from testnuc.stores.memory import MemoryStore
-from testnuc.testing import serve_in_process
 
 if TYPE_CHECKING:
     import numpy as np

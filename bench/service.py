@@ -23,8 +23,9 @@ import orjson
 
 from bench._http_load import Load, load, post
 from bench._report import Report
+from bench._server import serve_in_process
 from bench._timing import machine
-from testnuc.testing import HashEmbedder, serve_in_process
+from testnuc.testing import HashEmbedder
 
 if TYPE_CHECKING:
     from aiohttp import web

@@ -19,8 +19,8 @@ from typing import Any
 import orjson
 
 from bench._report import Report
+from bench._server import serve_in_process
 from testnuc import Limits
-from testnuc.testing import serve_in_process
 
 _LABELS = [f"intent number {i}" for i in range(77)]
 _CLIENTS = ("aiohttp", "testnuc", "classify_many", "testnuc-sqlite", "openai", "litellm")

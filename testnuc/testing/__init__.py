@@ -13,5 +13,3 @@ from testnuc.testing.faults import FAULT_KINDS as FAULT_KINDS
 from testnuc.testing.faults import Faults as Faults
 from testnuc.testing.faults import Violation as Violation
 from testnuc.testing.loopback import LoopbackLLM as LoopbackLLM
-from testnuc.testing.subprocess_server import ServerProcess as ServerProcess
-from testnuc.testing.subprocess_server import serve_in_process as serve_in_process

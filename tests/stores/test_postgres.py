@@ -20,6 +20,7 @@ import orjson
 import pytest
 
 import testnuc
+from bench._server import serve_in_process
 from testnuc import Limits
 from testnuc._base.checks import hash_text
 from testnuc.errors import EmbeddingError, InvalidInputError, MissingDependencyError, StoreError
@@ -27,7 +28,7 @@ from testnuc.index.memory_pool import Pool
 from testnuc.protocols import PoolText, StoredPrediction
 from testnuc.stores import resolve
 from testnuc.stores.postgres import PostgresStore
-from testnuc.testing import HashEmbedder, LoopbackLLM, serve_in_process
+from testnuc.testing import HashEmbedder, LoopbackLLM
 from testnuc.types import Prediction
 from tests.conftest import LABELS, confident, messages
 from tests.stores.contents import entries, is_open

@@ -12,8 +12,9 @@ import aiohttp
 import orjson
 import pytest
 
+from bench._server import serve_in_process
 from testnuc.errors import InvalidInputError, TestNUCError
-from testnuc.testing import Faults, LoopbackLLM, serve_in_process
+from testnuc.testing import Faults, LoopbackLLM
 from tests import virtual
 from tests.testing.loopback_client import GOLD, ask, chat, said, until
 

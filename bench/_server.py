@@ -4,7 +4,6 @@ The child reads its configuration from the first line of standard input and prin
 one line of JSON. It exits when standard input is closed, also if the parent is killed.
 """
 
-import asyncio
 import contextlib
 import os
 import subprocess
@@ -16,11 +15,7 @@ from typing import Any
 
 import orjson
 
-from testnuc._base.loop_thread import run_to_end
 from testnuc.errors import InvalidInputError, TestNUCError
-from testnuc.testing.answers import by_hash
-from testnuc.testing.faults import Faults
-from testnuc.testing.loopback import LoopbackLLM
 from testnuc.testing.server import HOST
 
 _TIMEOUT = 5.0
@@ -78,7 +73,7 @@ def serve_in_process(
         config = orjson.dumps({"answers": source} | options)
     except TypeError as exc:
         raise InvalidInputError(f"an option cannot be sent to another process: {exc}") from exc
-    package = os.fspath(Path(__file__).parents[2])
+    package = os.fspath(Path(__file__).parents[1])
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     process = subprocess.Popen(
         [sys.executable, "-m", "testnuc.testing", "--stdin"],
@@ -105,36 +100,3 @@ def serve_in_process(
             process.kill()
             process.wait()
         process.stdout.close()
-
-
-def serve(config: Mapping[str, Any], *, until_eof: bool) -> None:
-    """Serve until standard input is closed or the process is interrupted; runs in the child.
-
-    `config` has ``answers``, a mapping, the path of one, or labels; and options of `LoopbackLLM`.
-    """
-    options = dict(config)
-    answers = options.pop("answers")
-    if isinstance(answers, str):
-        answers = orjson.loads(Path(answers).read_bytes())
-    elif isinstance(answers, list):
-        answers = by_hash(answers)
-    if options.get("faults") is not None:
-        options["faults"] = Faults(**options["faults"])
-    llm = LoopbackLLM(answers, **options)
-    with contextlib.suppress(KeyboardInterrupt):
-        run_to_end(_serve(llm, until_eof=until_eof))
-
-
-async def _serve(llm: LoopbackLLM, *, until_eof: bool) -> None:
-    ended = asyncio.Event()
-
-    def read() -> None:
-        if not os.read(0, 4096):
-            ended.set()
-
-    async with llm:
-        if until_eof:
-            asyncio.get_running_loop().add_reader(0, read)
-        sys.stdout.write(orjson.dumps({"base_url": llm.base_url}).decode() + "\n")
-        sys.stdout.flush()
-        await ended.wait()
