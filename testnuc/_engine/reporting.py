@@ -129,6 +129,8 @@ def few_neighbors(k: int, texts: int, found: int, *, stored: bool) -> SmallPoolW
 
 #: Packages whose versions can change labels or numbers.
 _PACKAGES = ("numpy", "numba", "usearch", "sentence-transformers", "torch")
+#: Hosts of providers of models.
+_OWN = ("", "api.openai.com", "api.anthropic.com")
 #: Who judged, and what gave a label, in words.
 _JUDGES = {"referee": "another LLM", "person": "people"}
 _SOURCES = _JUDGES | {
@@ -176,7 +178,7 @@ async def describe(
             "Accuracy": _accuracy(learned, accuracy),
             "Judgments": _judgments(learned, joined),
             "Model": _model(parts, await parts.answered()),
-            "Neighbors": _neighbors(parts, results),
+            "Neighbors": _neighbors(parts, results, judged=learned is not None),
             "Software": _software(results),
             "Prompt": _prompt(parts),
         }
@@ -308,7 +310,8 @@ def cell_in(text: str) -> str:
 def _model(parts: Components, answered: Mapping[str, Sequence[str]]) -> Iterator[str]:
     sampling = parts.sampling
     server = urlsplit(parts.predictor.provider.identity).netloc
-    asked = f", asked at {server} for a JSON schema with the labels, or for less where it refuses"
+    whose = "" if server in _OWN else ", which is no server of OpenAI's or Anthropic's own,"
+    asked = f", asked at {server}{whose} for a JSON schema with the labels, or less if it refuses"
     yield f"- Model: `{parts.model}`{server and asked}"
     for name, (first, last, by) in answered.items():
         served = f"the provider reported `{name}`" if name else "the provider reported no version"
@@ -318,7 +321,7 @@ def _model(parts: Components, answered: Mapping[str, Sequence[str]]) -> Iterator
         yield "- Dates and the version that the provider reported were not noted"
     given = sampling.request_options.items()
     options = {name: value if isinstance(value, _PLAIN) else ".." for name, value in given}
-    seed = f"seed {options.pop('seed')}" if "seed" in options else "no seed was sent"
+    seed = f"the LLM's seed {options.pop('seed')}" if "seed" in options else "no seed was sent"
     further = f", further options {orjson.dumps(options).decode()}" if options else ""
     yield (
         f"- Sampling: temperature {sampling.temperature}, top_p {sampling.top_p}, confidence "
@@ -335,13 +338,13 @@ def _plainly(made: object) -> str:
     return re.sub(r"[()',= ]+|(?<=[a-z])(?=[A-Z])", " ", repr(made)).strip().lower()
 
 
-def _neighbors(parts: Components, results: Results) -> Iterator[str]:
+def _neighbors(parts: Components, results: Results, *, judged: bool) -> Iterator[str]:
     name = parts.embedding.name
     yield f"- Embedder: `{name}`, {version_of(name) or 'its version is not known'}"
     vote, k = _plainly(parts.policy), parts.pipeline.settings.k
     yield f"- Vote, where no model was learned: {vote}, at most {k} neighbors"
     if results.diagnosis is not None:
-        yield f"- {results.diagnosis.sentence(None if results.learned else _JUDGING)}"
+        yield f"- {results.diagnosis.sentence(None if judged else _JUDGING)}"
 
 
 def _judgments(learned: Learned | None, joined: JoinedReview | None) -> Iterator[str]:
@@ -390,7 +393,10 @@ def _software(results: Results) -> Iterator[str]:
             yield f"- {name} {version(name)}"
     texts = hashlib.sha256("\n".join(sorted({row.text for row in results})).encode()).hexdigest()
     yield f"- Texts: SHA-256 `{texts}`, of the distinct ones, sorted, one newline between two"
-    yield "- Draws have seed 0 if none was given, all else fixed ones: a second run gives the same"
+    yield (
+        "- Draws of texts to be judged have seed 0 if none was given (it is not the LLM's), "
+        "all else fixed ones: a second run gives the same"
+    )
 
 
 def prompt_of(parts: Components, text: str = "..") -> str:

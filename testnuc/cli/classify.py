@@ -180,7 +180,7 @@ async def _told(labeling: Coroutine[None, None, T], nuc: TestNUC) -> T:
         if task.done():
             raise
         calls = parts_of(nuc).transport.admission.in_flight
-        said = f"{calls:,} {'call' if calls == 1 else 'calls'} in flight"
+        said = f"{calls:,} {'call' if calls == 1 else 'calls'} in flight, which may be billed"
         # on a line of its own, after the progress bar
         print(f"\ntestnuc: stopping: {said}; Ctrl-C again stops at once", file=sys.stderr)
         task.cancel()

@@ -435,7 +435,7 @@ def count_labels(
     elif most := bound_of_errors([one.agreed for one in judged if one.agreed is not None]):
         counting.notes.append(
             f"judges err in at most {most:.1%}, which the intervals do not know: `testnuc count "
-            f"--judge-error {min(most, 0.4):.3f}` allows for it"
+            f"--judge-error {min(most, 0.4):.3f}` allows for it; print both"
         )
     enough = PER_LABEL * (len(counting.labels) - 1)
     open_ = (i for some in items.values() for i in some if i.share and i.share.low < i.share.high)

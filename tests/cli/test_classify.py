@@ -199,7 +199,10 @@ def test_ctrl_c_keeps_what_was_answered_and_the_same_command_goes_on(source, tmp
             process.kill()
         latency = 0.0
         assert process.returncode == 130, err
-        assert re.search(r"stopping: \d calls? in flight; Ctrl-C again stops at once", err)
+        assert re.search(
+            r"stopping: \d calls? in flight, which may be billed; Ctrl-C again stops at once",
+            err,
+        )
         assert re.search(
             rf"interrupted: {llm.calls} of 30 texts are answered; the answers are stored in", err
         )
