@@ -63,7 +63,8 @@ class Outage:
         self._failures = 0
         self._answered_at = self._failed_at = float("-inf")
         self._first_sent = 0.0
-        #: The latest call that finds out whether the server answers again, and when it was sent.
+        #: The latest call that finds out whether the server answers again, and when it was sent or
+        #: failed. Those that were in flight before it may fail each second, and delay no probe.
         self._probe: Call | None = None
         self._probed_at = float("-inf")
         self._failing_since = self._gave_up_at = float("-inf")
@@ -122,6 +123,8 @@ class Outage:
             self._first_sent = call.sent_at
         was_down, self._failures = self.is_down, self._failures + 1
         self._failed_at, self._error = now, error
+        if call is self._probe or not was_down:
+            self._probed_at = now
         if not self.is_down or was_down:
             return False
         _log.error("the provider is down; a call every %g s tries it: %s", _UNTIL_PROBE, error)
@@ -138,7 +141,7 @@ class Outage:
         """Raise an error if the server is down, but for a probe now and then."""
         if not self.is_down or call is self._probe:
             return
-        if max(self._failed_at, self._probed_at) + _UNTIL_PROBE > now:
+        if self._probed_at + _UNTIL_PROBE > now:
             call.unsent = True
             raise self.down(now, call.sends)
         self._probe, self._probed_at = call, now
@@ -147,7 +150,7 @@ class Outage:
         """Return the error of a call that is not sent, or not waited for."""
         return ProviderDownError(
             f"no call is sent or waited for, as those before failed: {self._error}",
-            retry_after=max(self._failed_at, self._probed_at) + _UNTIL_PROBE - now,
+            retry_after=self._probed_at + _UNTIL_PROBE - now,
             attempts=sends,
         )
 

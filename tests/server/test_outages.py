@@ -22,14 +22,16 @@ from testnuc.client import parts_of
 from testnuc.errors import (
     AuthenticationError,
     CallTimeoutError,
+    ProviderDownError,
     ProviderError,
     RateLimitedError,
 )
-from testnuc.protocols import Answer, Reply, TokenUsage
+from testnuc.limits.budget import BudgetAccount
+from testnuc.protocols import Answer, Reply, Request, Task, TokenUsage
 from testnuc.server import JsonLines
 from testnuc.testing import Faults, LoopbackLLM
 from testnuc.transport import retries
-from testnuc.transport.calls import Patience
+from testnuc.transport.calls import Call, Patience
 from testnuc.trust.diagnosis import Decision
 from testnuc.voting import VotePolicy
 from tests import virtual
@@ -493,6 +495,27 @@ async def test_a_call_that_tries_a_provider_does_not_hold_the_only_worker(client
             assert (status, answer["error"]["type"]) == (504, "provider_timeout")
             kind[0] = None
             assert (await post(session, {"text": "refund please, another probe"}))[0] == 200
+
+
+def test_calls_from_before_an_outage_that_time_out_late_delay_no_probe():
+    account = BudgetAccount()
+    account.patience = 5.0
+    outage, provider = retries.Outage(account, 64), Held()
+    task = Task("Label the text.", ("a", "b"))
+    calls = [Call(Request(task, "text", ("text",)), (1, 1), None, provider) for _ in range(40)]
+    late, new = calls[:30], calls[30:]
+    probes, waits = [], []
+    for second, call in enumerate(late, 60):
+        call.sent_at = second - 60.0
+        assert outage.failed(call, down(), second) == (second == 64)
+        if outage.is_down and len(probes) < len(new):
+            try:
+                outage.refuse(new[len(probes)], second + 0.5)
+                probes.append(second)
+            except ProviderDownError as error:
+                waits.append(error.retry_after)
+    assert 0 < min(waits) <= max(waits) <= 5
+    assert probes == [69, 74, 79, 84, 89]
 
 
 async def test_a_request_waits_for_a_provider_that_is_down_for_some_seconds(monkeypatch):
