@@ -21,6 +21,7 @@ from testnuc.testing import Faults, HashEmbedder, LoopbackLLM
 from tests import virtual
 from tests.cli.in_process import command_line
 from tests.conftest import LABELS, confident, gold, messages
+from tests.waiting import until
 
 pytestmark = pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
 
@@ -34,24 +35,14 @@ async def nothing_left(llm, threads):
     """No task, thread or connection of ours, once the loop has had its turns."""
     ours = [task for task in asyncio.all_tasks() if task.get_name().startswith("testnuc")]
     assert not ours
-    async with asyncio.timeout(60):
-        while llm._open():  # noqa: ASYNC110 - the server has no event
-            await asyncio.sleep(0.001)
-        while new_threads(threads):  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    await until(lambda: not llm._open() and not new_threads(threads))
     # a socket or task without a reference warns when it is collected; a warning is an error
     gc.collect()
 
 
-async def calls(llm, n):
-    async with asyncio.timeout(60):
-        while llm.calls < n:  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
-
-
 async def cancelled_run(nuc, llm, texts):
     run = asyncio.create_task(nuc.classify_many(texts))
-    await calls(llm, 15)
+    await until(lambda: llm.calls >= 15)
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run
@@ -60,7 +51,7 @@ async def cancelled_run(nuc, llm, texts):
 async def cancelled_classify(nuc, llm, texts):
     await nuc.add(texts)
     runs = [asyncio.create_task(nuc.classify(text)) for text in texts[:20]]
-    await calls(llm, 15)
+    await until(lambda: llm.calls >= 15)
     for run in runs:
         run.cancel()
     outcomes = await asyncio.gather(*runs, return_exceptions=True)
@@ -78,7 +69,7 @@ async def broken_stream(nuc, llm, texts):
 
 async def failing_caller(nuc, llm, texts):
     async def fail():
-        await calls(llm, 15)
+        await until(lambda: llm.calls >= 15)
         raise KeyError("the caller's own mistake")
 
     with pytest.raises(BaseExceptionGroup) as caught:
@@ -127,8 +118,7 @@ async def test_leaving_does_not_wait_for_retries_without_end(client_of):
     async with LoopbackLLM(confident, faults=faults) as llm:
         nuc = TestNUC(**client_of(llm, limits=Limits(retry=policy, concurrency=4)))
         run = asyncio.create_task(nuc.classify_many(messages(30)))
-        while not llm.requests:  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
+        await until(lambda: llm.requests)
         closing = asyncio.create_task(nuc.aclose())
         await asyncio.sleep(0.01)
         assert not closing.done()
@@ -145,8 +135,7 @@ async def test_closing_can_itself_be_cancelled(client_of):
     async with LoopbackLLM(confident, latency=0.3) as llm:
         nuc = TestNUC(**client_of(llm, limits=Limits(concurrency=4)))
         run = asyncio.create_task(nuc.classify_many(messages(30)))
-        while not llm.requests:  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
+        await until(lambda: llm.requests)
         closing = asyncio.create_task(nuc.aclose())
         await asyncio.sleep(0)
         closing.cancel()
@@ -194,7 +183,7 @@ async def test_a_run_that_is_broken_off_does_not_warn_of_few_predictions(client_
     async with LoopbackLLM(confident, latency=0.02) as llm:
         nuc = TestNUC(**client_of(llm, policy="auto", limits=Limits(concurrency=4)))
         run = asyncio.create_task(nuc.classify_many(messages(100)))
-        await calls(llm, 15)
+        await until(lambda: llm.calls >= 15)
         await nuc.aclose()
         results = await run
         assert results.stopped is not None
@@ -206,8 +195,7 @@ async def test_a_second_close_waits_for_the_first(client_of):
     async with LoopbackLLM(confident, latency=0.3) as llm:
         nuc = TestNUC(**client_of(llm, limits=Limits(concurrency=4)))
         run = asyncio.create_task(nuc.classify_many(messages(4)))
-        while not llm.requests:  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
+        await until(lambda: llm.requests)
         first = asyncio.create_task(nuc.aclose())
         await asyncio.sleep(0)
         await nuc.aclose()

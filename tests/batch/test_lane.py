@@ -33,7 +33,7 @@ from testnuc.testing import Faults, HashEmbedder
 from tests.conftest import LABELS, confident, gold, messages
 from tests.doubles import Says
 from tests.leasing import LeaseStore
-from tests.testing.loopback_client import until
+from tests.waiting import until
 
 MODELS = ["openai/test", "anthropic/claude-test", "mistral/test", "gemini/test"]
 #: What a single request of a batch can suffer.

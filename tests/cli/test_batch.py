@@ -16,7 +16,7 @@ from testnuc import BatchPolicy, Limits, TestNUC
 from testnuc.testing import Faults, HashEmbedder
 from tests.cli.in_process import ran, run_here
 from tests.conftest import LABELS, confident, messages
-from tests.testing.loopback_client import until
+from tests.waiting import until
 
 TEXTS = messages(60)
 

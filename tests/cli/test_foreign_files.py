@@ -180,7 +180,7 @@ def left_behind(llm, store):
     import asyncio
 
     from tests.cli.test_batch import client
-    from tests.testing.loopback_client import until
+    from tests.waiting import until
 
     async def begin():
         async with client(llm, store) as nuc:

@@ -12,6 +12,7 @@ from testnuc.protocols import Answer, Reply, TokenUsage
 from testnuc.server import ServerSettings, Service, serve
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.conftest import LABELS, confident
+from tests.waiting import until
 
 JSON = {"Content-Type": "application/json"}
 
@@ -83,10 +84,3 @@ async def running(client_of, settings=None, answer=confident, **more):
         nuc = TestNUC(**client_of(llm, **more))
         async with served(nuc, **(settings or {})) as (service, session):
             yield llm, service, session
-
-
-async def until(condition, seconds=60):
-    """Wait for what is no event."""
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)

@@ -1,7 +1,5 @@
 """Requests as a provider's client would send them, made by hand."""
 
-import asyncio
-
 import orjson
 
 from testnuc.prompts.writing import user_prompt
@@ -39,12 +37,6 @@ async def ask_anthropic(session, llm, *texts, headers=None, **more):
     url, headers = f"{llm.base_url}/messages", headers or {"anthropic-version": "2023-06-01"}
     async with session.post(url, json=message(*texts, **more), headers=headers) as reply:
         return reply, orjson.loads(await reply.read())
-
-
-async def until(condition):
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - the server has no event
-            await asyncio.sleep(0.001)
 
 
 def said(body):

@@ -13,7 +13,8 @@ from testnuc.protocols import Answer
 from testnuc.testing import Faults, LoopbackLLM
 from testnuc.testing.answers import WRONG_LABEL
 from tests import virtual
-from tests.testing.loopback_client import GOLD, ask, ask_anthropic, content_of, until
+from tests.testing.loopback_client import GOLD, ask, ask_anthropic, content_of
+from tests.waiting import until
 
 
 @pytest.fixture(params=[ask, ask_anthropic], ids=["openai", "anthropic"])

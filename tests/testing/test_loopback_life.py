@@ -16,7 +16,8 @@ from bench._server import serve_in_process
 from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.testing import Faults, LoopbackLLM
 from tests import virtual
-from tests.testing.loopback_client import GOLD, ask, chat, said, until
+from tests.testing.loopback_client import GOLD, ask, chat, said
+from tests.waiting import until
 
 
 async def test_latency_and_the_peak(session):

@@ -134,10 +134,3 @@ def cut_off(request):
     """Reset the connection."""
     request.transport.abort()
     return web.Response()
-
-
-async def until(condition):
-    """Wait for something that happens soon."""
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - what is waited for is no event
-            await asyncio.sleep(0.001)

@@ -36,8 +36,8 @@ from tests.transport.small_server import (
     sending,
     serving,
     stall,
-    until,
 )
+from tests.waiting import until
 
 # -- budget ----------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from testnuc.transport import keys as keys_module
 from testnuc.transport.keys import KeySource
 from tests import virtual
 from tests.providers.chat_bodies import LABELS, request
-from tests.transport.small_server import until
+from tests.waiting import until
 
 
 def answers(_):
