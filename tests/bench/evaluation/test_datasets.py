@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from hashlib import sha1
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from threading import Thread
 
 import pytest
 
@@ -13,6 +11,7 @@ from bench.evaluation import datasets
 from bench.evaluation.datasets import PAPER_DATASETS, load
 from bench.evaluation.paper_tables import paper_accuracy, paper_tables
 from testnuc.errors import InvalidInputError
+from testnuc.testing.server import Response, Server
 
 ROWS = [("my card is gone", "lost card"), ("what is my PIN", "pin"), ("card lost!", "lost card")]
 
@@ -114,48 +113,39 @@ def test_labels_that_are_file_names_become_words(tmp_path):
     assert list(load(path).descriptions.values()) == ["China", "english"]
 
 
+class Mirror(Server):
+    """Serves one file, and notes the paths that were asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.content, self.paths = jsonl().encode(), []
+
+    def respond(self, call):
+        self.paths.append(call.path)
+        found = call.path == "/v1/banking77/large.jsonl"
+        return Response(200, self.content) if found else Response(404, b"")
+
+
 @pytest.fixture
 def mirror(monkeypatch):
-    """Serve one file of a mirror; yields its URL, the content and the paths that were asked for."""
-    content = jsonl().encode()
-    served = {"content": content, "paths": []}
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            served["paths"].append(self.path)
-            found = self.path == "/data/banking77/large.jsonl"
-            self.send_response(200 if found else 404)
-            self.send_header("Content-Length", str(len(served["content"]) if found else 0))
-            self.end_headers()
-            if found:
-                self.wfile.write(served["content"])
-
-        def log_message(self, *_):
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    blob = sha1(b"blob %d\0" % len(content) + content).hexdigest()
-    monkeypatch.setitem(datasets._BLOBS, ("banking77", "large"), blob)
-    yield f"http://127.0.0.1:{server.server_port}/data", served
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with Mirror() as mirror:
+        blob = sha1(b"blob %d\0" % len(mirror.content) + mirror.content).hexdigest()
+        monkeypatch.setitem(datasets._BLOBS, ("banking77", "large"), blob)
+        yield mirror
 
 
 def test_a_download_is_checked_and_kept(mirror, tmp_path, monkeypatch):
     pooch = pytest.importorskip("pooch")
     monkeypatch.setattr(pooch, "os_cache", lambda _: tmp_path)
-    url, served = mirror
+    url = mirror.base_url
     first = load("banking77", base_url=url)
     assert first.texts == tuple(t for t, _ in ROWS)
     assert load("banking77", base_url=url).source == first.source
-    assert served["paths"] == ["/data/banking77/large.jsonl"]
+    assert mirror.paths == ["/v1/banking77/large.jsonl"]
     # what was cut off or changed on disk is fetched again
     first.source.write_text("")
     assert len(load("banking77", base_url=url)) == 3
-    served["content"] += b"\n"
+    mirror.content += b"\n"
     first.source.unlink()
     with pytest.raises(InvalidInputError, match="checksum mismatch"):
         load("banking77", base_url=url)
