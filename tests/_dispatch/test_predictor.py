@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections import Counter
 from contextlib import asynccontextmanager
 
@@ -19,6 +17,7 @@ from tests._dispatch.test_keys import predictor
 from tests.conftest import LABELS
 from tests.doubles import Says, posts_to
 from tests.providers.chat_bodies import completion
+from tests.transport.small_server import raw
 
 GOOD = '{"label": "refund", "confidence": 0.9}'
 PROSE = "Hard to say! It might be about money."
@@ -277,22 +276,14 @@ async def test_no_text_is_in_more_than_three_requests_whose_responses_are_broken
     """Nine for each text that shared its calls with others were paid for."""
     asked = Counter()
 
-    async def answer(reader, writer):
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                size = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
-                body = orjson.loads(await reader.readexactly(size))
-                asked.update(samples_in(body["messages"][-1]["content"]))
-                writer.write(response)
-                await writer.drain()
-        writer.close()
+    async def respond(number, writer):
+        asked.update(samples_in(orjson.loads(requests[number])["messages"][-1]["content"]))
+        writer.write(response)
+        await writer.drain()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    async with raw(respond) as (wire, requests):
         sampling = testnuc.Sampling(texts_per_call=packed)
-        async with client(url, sampling=sampling) as nuc:
+        async with client(wire.url, sampling=sampling) as nuc:
             results = await nuc.classify_many(texts_of(12))
             assert len(results.errors) == 12
         assert max(asked.values()) == 3

@@ -6,8 +6,11 @@ import asyncio
 import json
 import subprocess
 import sys
+from urllib.parse import urlsplit
 
 import pytest
+
+from tests.transport.small_server import raw
 
 pytest.importorskip("prometheus_client")
 pytest.importorskip("bench")
@@ -73,27 +76,18 @@ def test_what_is_a_fault(more, says):
 async def test_broken_connections_and_other_statuses_are_errors():
     statuses = iter([200, 429, 500, None, 200, 200])
 
-    async def answer(reader, writer):
-        try:
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
-                await reader.readexactly(length)
-                status = next(statuses)
-                if status is None:
-                    break
-                # in two parts, as a network may
-                for part in (f"HTTP/1.1 {status} X\r\nContent-Le", "ngth: 2\r\n\r\n{}"):
-                    writer.write(part.encode())
-                    await writer.drain()
-                    await asyncio.sleep(0.001)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        writer.close()
+    async def respond(number, writer):
+        status = next(statuses)
+        if status is None:
+            raise ConnectionError
+        # in two parts, as a network may
+        for part in (f"HTTP/1.1 {status} X\r\nContent-Le", "ngth: 2\r\n\r\n{}"):
+            writer.write(part.encode())
+            await writer.drain()
+            await asyncio.sleep(0.001)
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    async with server:
+    async with raw(respond) as (wire, _):
+        port = urlsplit(wire.url).port
         requests = iter([post("localhost", "/", b"{}")] * 6)
         first = await load("127.0.0.1", port, requests, 1)
     assert (first.statuses[200], first.statuses[429], first.statuses[500]) == (1, 1, 1)

@@ -101,6 +101,40 @@ async def serving(answer):
 
 
 @asynccontextmanager
+async def raw(respond):
+    """Serve `respond(number, writer)` over a socket; yields a provider and the requests' bodies.
+
+    A `ConnectionError` closes the connection.
+    """
+    requests = []
+    tasks = set()
+
+    async def connected(reader, writer):
+        tasks.add(asyncio.current_task())
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                _, _, rest = head.lower().partition(b"content-length: ")
+                size = int(rest.split(b"\r\n")[0]) if rest else 0
+                requests.append(await reader.readexactly(size))
+                await respond(len(requests) - 1, writer)
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    try:
+        yield Wire(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"), requests
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await server.wait_closed()
+
+
+@asynccontextmanager
 async def sending(*, price=None, clock=time.monotonic, trust_env=False, **limits):
     """A transport that does not sleep between tries, and what it would have slept."""
     waits = Waits()

@@ -9,7 +9,7 @@ import threading
 import time
 import tracemalloc
 import zlib
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from types import SimpleNamespace
 
 import aiohttp
@@ -33,41 +33,9 @@ from testnuc.transport.connections import MOST_BYTES
 from testnuc.transport.failures import safe_cause
 from tests.accounts import spent
 from tests.conftest import LABELS, messages
-from tests.transport.small_server import ONE, Wire, sending
+from tests.transport.small_server import ONE, Wire, raw, sending
 
 ANSWER = b'{"label": "a", "usage": [10, 2]}'
-
-
-@asynccontextmanager
-async def raw(respond):
-    """Serve `respond(number, writer)`, which gets each request, over a socket."""
-    requests = []
-    tasks = set()
-
-    async def connected(reader, writer):
-        tasks.add(asyncio.current_task())
-        try:
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                size = int(dict(line.split(b": ", 1) for line in head.split(b"\r\n")[1:-2]
-                                ).get(b"Content-Length", 0))  # fmt: skip
-                body = await reader.readexactly(size)
-                requests.append(body)
-                await respond(len(requests) - 1, writer)
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass
-        finally:
-            writer.close()
-
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
-    try:
-        yield Wire(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"), requests
-    finally:
-        server.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await server.wait_closed()
 
 
 def whole(body, status=b"200 OK", headers=b""):
