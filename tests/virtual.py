@@ -93,6 +93,15 @@ def in_virtual_time(test):
     return timed
 
 
+class Clock:
+    """A clock that a test sets."""
+
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
 def skip(seconds):
     """Let time pass at once for the timers of the running loop, but not for what reads a clock."""
     loop = asyncio.get_running_loop()

@@ -10,21 +10,13 @@ from testnuc._dispatch.predictor import Predictor
 from testnuc.labels import LabelSet
 from testnuc.methods import Sampling
 from testnuc.prompts.writing import Demonstration, text_json, user_prompt, user_prompt_start
-
-
-class Rule:
-    """A provider that is never asked."""
-
-    name, model, identity = "rule", "m-1", "v1"
-
-    async def answer(self, request):
-        raise NotImplementedError
+from tests._engine.engine_parts import NoProvider
 
 
 def predictor(instructions="Be strict.", **more):
     sampling = Sampling(request_options={"max_tokens": 50}, **more)
     labels = LabelSet(["refund", "delivery"])
-    return Predictor(Rule(), None, labels, sampling, instructions=instructions)
+    return Predictor(NoProvider(), None, labels, sampling, instructions=instructions)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from testnuc.results import Results
 from testnuc.testing import LoopbackLLM
 from tests.cli.in_process import command_line, ran, rows_of, run_here
 from tests.conftest import LABELS, confident, gold, messages
+from tests.virtual import Clock
 
 
 @pytest.fixture
@@ -374,13 +375,6 @@ def test_a_run_that_was_stopped_says_so_and_a_run_without_a_label_has_failed(cap
 
 
 # -- progress --------------------------------------------------------------------------------------
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 def test_lines_where_there_is_no_terminal(capsys):

@@ -15,6 +15,7 @@ from testnuc.testing import CURABLE_KINDS, Faults, HashEmbedder, by_hash
 from testnuc.testing.answers import answer_function, latency_function
 from testnuc.testing.faults import PACKED_KINDS, RateLimitWindow
 from testnuc.testing.formats import ANTHROPIC
+from tests.virtual import Clock
 
 TEXTS = [f"where is my order number {i}?" for i in range(2000)]
 
@@ -151,13 +152,6 @@ def test_wrong_arguments_are_refused(arguments, message):
 
 
 # -- rate limit ----------------------------------------------------------------------------------
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self):
-        return self.now
 
 
 def test_no_sliding_minute_holds_more_than_the_limit():
