@@ -120,6 +120,9 @@ class LineProgress:
         if self._with_vector is None:
             self._with_vector, self._started = texts, self._clock()
         self._embedded += texts
+        if self._embedded >= self.texts:
+            # calls began while texts were embedded
+            self.stage("asking")
         self._update()
 
     def advance(self, texts: int = 1) -> None:
@@ -172,12 +175,14 @@ class LineProgress:
             parts.append("price unknown")
         if usage.retries:
             parts.append(f"{usage.retries:,} retries")
+        if usage.retries and not usage.calls:
+            parts.append("no call answered yet")
         if pace and self.count < self.texts:
             left = timedelta(seconds=round((self.texts - self.count) / pace))
             parts.append(f"{left} left")
         if self._embedding and self.done:
             # the rate before is that of embedding
-            parts.append(f"{self.done:,} answered")
+            parts.append(f"{self.done:,} asked")
         if self._error is not None and now - self._noted < _RECENT:
             parts.append(f"last error: {one_line(error_text(self._error) or '', _ERROR)}")
         return ", ".join(parts)

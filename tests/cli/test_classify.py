@@ -387,6 +387,8 @@ def test_lines_where_there_is_no_terminal(capsys):
         spent["usd"] += 0.0001
         progress.advance()
     spent["retries"] = 7
+    assert progress.figures().endswith("7 retries, no call answered yet, 0:01:02 left")
+    spent["calls"] = 500
     progress.close()
     lines = capsys.readouterr().err.splitlines()
     # one in ten seconds
@@ -423,8 +425,11 @@ def test_texts_that_are_embedded_count_on_their_own():
     assert (progress.count, progress.figures()) == (505, "125/s, 0:00:04 left")
     # what Ctrl-C prints
     assert progress.done == 0
-    progress.stage("asking")
-    assert progress.count == 0
+    progress.advance(3)
+    assert progress.figures().endswith(", 3 asked")
+    progress.embedded(495)
+    # calls began before
+    assert progress.count == 3
 
 
 def test_the_last_error_is_shown_for_two_minutes():
