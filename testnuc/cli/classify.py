@@ -229,14 +229,16 @@ def end(
 
 def _remedies(results: Results, store: AnswerStore) -> Iterator[str]:
     """Yield how to retry, what to do where the LLM named no label, and what the store is for."""
+    broken = isinstance(results.stopped, StoreError)
     if results.errors and store.where is not None:
-        yield f"to retry those, run the command again: the others are stored in {store.where}"
+        kept = "not all of the others are" if broken else "the others are"
+        yield f"to retry those, run the command again: {kept} stored in {store.where}"
     if unmatched := sum(row.label is None for row in results.unmatched):
         yield (
             f"{unmatched:,} texts with such answers have no label (nuc_error holds them): add what "
             "is missing to --labels, or judge some texts, so that `learn` labels the others"
         )
-    if store.folder is not None:
+    if store.folder is not None and not broken:
         yield (
             f"{store.folder} has the answers, the embeddings and what is learned: later runs with "
             "these labels use them; keep it while you label more"

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,7 +53,8 @@ async def export(given: SimpleNamespace) -> None:
     except OSError as exc:
         raise InvalidInputError(f"{file} cannot be written: {exc.strerror or exc}") from exc
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
     to_stderr(f"exported {_counted(counts)} to {file}")
 
 

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tqdm.auto import tqdm
@@ -372,6 +373,26 @@ def test_a_run_that_was_stopped_says_so_and_a_run_without_a_label_has_failed(cap
         assert lines[0] == "stopped early: RateLimitedError: quota exhausted"
         assert "a.db" in lines[2]
         assert lines[:2] == results.summary().splitlines()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="platform: an open file cannot be moved")
+def test_a_run_whose_store_was_moved_does_not_say_that_answers_are_there(
+    source, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+
+    def answer(text):
+        if llm.calls == 10:
+            Path(".testnuc").rename("elsewhere")
+        return confident(text)
+
+    with LoopbackLLM(answer) as llm:
+        given = options(llm, **{"max-concurrency": "1"})
+        code, _, err = run_here("classify", source, "-o", "out.jsonl", *given)
+    assert code == 3
+    assert "deleted or replaced while it was open" in err
+    assert "not all of the others are stored in" in err
+    assert "has the answers" not in err
 
 
 # -- progress --------------------------------------------------------------------------------------

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from base64 import b64encode
+from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -89,6 +91,17 @@ def test_to_another_file_and_again(filled, tmp_path, kind):
     assert code == 0
     assert "60 answers, openai/x" in out
     assert "61 texts, testnuc/hash-64-0, 64 dimensions" in out
+
+
+def test_a_folder_that_became_read_only_is_an_error_in_words(filled, tmp_path, monkeypatch):
+    def refused(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    monkeypatch.setattr(Path, "replace", refused)
+    code, _, err = run("export", filled[0], tmp_path / "moved.jsonl")
+    assert code == 2
+    assert "moved.jsonl cannot be written: Read-only file system" in err
 
 
 def test_to_postgresql_and_back(filled, tmp_path, database):
