@@ -366,8 +366,10 @@ def _merged(earlier: Sequence[Judgment], new: Sequence[Judgment]) -> tuple[Judgm
         change = (old.source, judgment.source)
         if judgment.source is None or change == ("person", "referee"):
             if judgment.agreed is False:
-                # it stays as one judge said, and counts among those that judges differ on
-                judged[judgment.hash] = replace(old, agreed=False)
+                # what one judge alone had said is open now; what was settled stays
+                alone = old.source == "person" and old.agreed is None
+                found = replace(old, label=None, source=None) if alone else old
+                judged[judgment.hash] = replace(found, agreed=False)
             continue
         if change == ("referee", "person") and (
             judgment.probability is not None or judgment.ranking

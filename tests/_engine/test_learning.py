@@ -790,8 +790,13 @@ async def test_a_review_does_without_names_that_cannot_be_embedded():
 
 def test_judges_who_differ_count_where_one_of_them_was_learned_from_before():
     one = Judgment("text", b"hash", LABELS[0], "person", 0.1, 0.1, 100, True)
-    (found,) = _merged([one], [replace(one, label=None, source=None, agreed=False)])
-    assert found == replace(one, agreed=False)
+    # of two judges who differ, the one who was learned from first does not decide
+    differ = replace(one, label=None, source=None, agreed=False)
+    (found,) = _merged([one], [differ])
+    assert found == differ
+    (settled,) = _merged([found], [replace(one, agreed=None)])
+    assert (settled.label, settled.agreed) == (one.label, False)
+    assert _merged([settled], [differ]) == (settled,)
 
 
 @pytest.mark.slow
