@@ -6,6 +6,7 @@ concurrent callers in large batches. The error of one text reaches only the call
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -72,6 +73,8 @@ class EmbeddingCache:
         #: has. A result is a vector, or the error of this text alone; an exception is that of all.
         self._waiting: dict[bytes, str] = {}
         self._futures: dict[bytes, asyncio.Future[Row]] = {}
+        #: How many callers wait for a text, by hash.
+        self._callers = Counter[bytes]()
         self._pump: asyncio.Task[None] | None = None
         #: Length of the vectors seen so far.
         self._dim: int | None = None
@@ -177,7 +180,6 @@ class EmbeddingCache:
         order = sorted(range(len(texts)), key=lambda i: len(texts[i].text), reverse=True)
         futures = [self._ask(texts[i].text, texts[i].hash) for i in order]
         try:
-            # cancellation does not cancel them: another caller may wait for the same text
             for start in range(0, len(futures), _BATCH):
                 batch = futures[start : start + _BATCH]
                 await asyncio.wait(batch, return_when=asyncio.FIRST_EXCEPTION)
@@ -189,6 +191,7 @@ class EmbeddingCache:
             for future in futures:
                 # retrieved here, in case no other caller waits for it
                 future.add_done_callback(_retrieve)
+            self._leave([entry.hash for entry in texts])
         for future in futures:
             if future.done():
                 # raises what ended the batch
@@ -206,7 +209,18 @@ class EmbeddingCache:
         if new:
             await self._store.put_vectors(self.name, [*new], np.stack([*new.values()]))
 
+    def _leave(self, hashes: Sequence[bytes]) -> None:
+        """Note that a caller no longer waits: texts for which no other one waits are dropped."""
+        self._callers.subtract(hashes)
+        for text_hash in hashes:
+            if self._callers[text_hash] <= 0:
+                del self._callers[text_hash]
+                # unless the embedder has it
+                if self._waiting.pop(text_hash, None) is not None:
+                    self._futures.pop(text_hash).cancel()
+
     def _ask(self, text: str, text_hash: bytes) -> asyncio.Future[Row]:
+        self._callers[text_hash] += 1
         future = self._futures.get(text_hash)
         if future is None:
             future = self._futures[text_hash] = asyncio.get_running_loop().create_future()

@@ -575,6 +575,37 @@ async def test_a_caller_that_comes_while_the_cache_closes_gets_an_error():
     assert unhandled == []
 
 
+async def test_texts_of_a_caller_that_left_are_not_embedded():
+    class Busy(HashEmbedder):
+        """Embeds the first batch once it may."""
+
+        def __init__(self):
+            super().__init__(32)
+            self.batches, self.may = [], asyncio.Event()
+
+        async def embed(self, texts):
+            self.batches.append(set(texts))
+            await self.may.wait()
+            return await super().embed(texts)
+
+    embedder = Busy()
+    cache = EmbeddingCache(embedder, MemoryStore(), Pool())
+    waits = [asyncio.create_task(cache.embed(["first"]))]
+    await asyncio.sleep(0)
+    left = asyncio.create_task(cache.embed([*(f"left {i}" for i in range(600)), "both"]))
+    waits.append(asyncio.create_task(cache.embed(["both", "last"])))
+    for _ in range(50):  # until all of them wait
+        await asyncio.sleep(0)
+    left.cancel()
+    await asyncio.wait([left])
+    embedder.may.set()
+    assert [len(found) for found in await asyncio.gather(*waits)] == [1, 2]
+    assert embedder.batches == [{"first"}, {"both", "last"}]
+    # one that comes back
+    assert len(await cache.embed(["left 1"])) == 1
+    await cache.close()
+
+
 @pytest.mark.torch
 @pytest.mark.slow
 async def test_texts_that_are_cut_are_counted_by_tokens():
