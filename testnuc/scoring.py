@@ -7,7 +7,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from testnuc._base.arrays import Float64s, Int64s
     from testnuc.results import Results
     from testnuc.types import Classification
+
+T = TypeVar("T")
 
 #: Cells of an array of the jackknife.
 _CELLS = 1_000_000
@@ -217,18 +219,25 @@ def checked_gold(
     return gold
 
 
+def not_judged(
+    pairs: Sequence[tuple[Classification, T]], what: str = "texts"
+) -> list[tuple[Classification, T]]:
+    """Return the pairs whose result no person judged: there the label is the judgment."""
+    if open_ := [pair for pair in pairs if pair[0].source != "person"]:
+        return open_
+    raise InvalidInputError(
+        f"a person judged all {len(pairs):,} {what}, so their labels are the judgments; give texts "
+        "that were not judged"
+    )
+
+
 def evaluated(results: Results, labels: Sequence[str]) -> Evaluation:
     """Return the accuracy of results, from the known label of each text, in order.
 
     Texts that a person judged are left out; `InvalidInputError` if they are all of them.
     """
     known = checked_gold(results, labels)
-    pairs = [(row, of) for row, of in zip(results, known, strict=True) if row.source != "person"]
-    if not pairs:
-        raise InvalidInputError(
-            f"a person judged all {len(known):,} texts, so their labels are the judgments; give "
-            "texts that were not judged"
-        )
+    pairs = not_judged([*zip(results, known, strict=True)])
     gold, texts = [of for _, of in pairs], [row.text for row, _ in pairs]
     given, own = [row.label for row, _ in pairs], [row.own_label for row, _ in pairs]
     right = [label == of for label, of in zip(given, gold, strict=True)]

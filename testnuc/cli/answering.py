@@ -178,7 +178,11 @@ def judge_on_page(review: Review, path: str, *, open_page: bool | None) -> bool:
 
     Returns whether a browser opened; with `open_page` None, one is opened if this terminal can.
     """
-    if not (_can_open() if open_page is None else open_page):
+    if open_page is None:
+        # a browser in the terminal would take its place
+        graphical = any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+        open_page = sys.stderr.isatty() and (sys.platform != "linux" or graphical)
+    if not open_page:
         return False
     shown, page = True, _Page(review, path)
     try:
@@ -204,12 +208,6 @@ def judge(
         write_page(review, path, results, then)
         return False
     return True
-
-
-def _can_open() -> bool:
-    # a browser in the terminal would take its place
-    graphical = any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
-    return sys.stderr.isatty() and (sys.platform != "linux" or graphical)
 
 
 def write_page(review: Review, path: str, results: Results | None, then: str) -> None:

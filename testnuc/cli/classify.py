@@ -18,7 +18,7 @@ from testnuc.cli.files import check_output, free_name, write_results
 from testnuc.cli.judging import better_name, what_next
 from testnuc.cli.memory import AnswerStore, RunNote, about_lessons, digest
 from testnuc.cli.options import OF_ANSWERS, Options
-from testnuc.cli.options_of_run import client_of, command, completed
+from testnuc.cli.options_of_run import client_of, command, completed, next_command
 from testnuc.cli.reading import STANDARD, holds_rows, read_input, to_stderr, usable
 from testnuc.cli.reusing import reuse_answers
 from testnuc.client import TestNUC, parts_of
@@ -277,7 +277,8 @@ def _next_step(
         return f"next, look at the labels: {looking}" if is_table else None
     if source is None:
         return "next: name an output with -o (.csv, .xlsx, .jsonl) to judge some texts and learn"
-    options = client.given(("store",) if is_table else _OF_STORE)
+    named = client.named & {*(("store",) if is_table else _OF_STORE)}
+    given = SimpleNamespace(source=source, client=Options(client, named), text_column="text")
     if isinstance(known, str):
         what = "carry the judgments over"
         words = ["learn", known, "-o", better_name(source)]
@@ -286,8 +287,8 @@ def _next_step(
     elif known is None and len(results) < FIRST_REVIEW:
         what, words = "judge them", ["review"]
     else:
-        return what_next(known, source, options, [row.text for row in results])
-    return f"next, {what}: {command(words[0], source, options, *words[1:])}"
+        return what_next(known, given, [row.text for row in results])
+    return f"next, {what}: {next_command(words[0], given, *words[1:])}"
 
 
 def _interrupted(nuc: TestNUC, progress: LineProgress, store: AnswerStore, lane: str) -> NoReturn:

@@ -26,7 +26,7 @@ from testnuc.errors import InvalidInputError
 from testnuc.metrics import Scores, score
 from testnuc.records import text_of
 from testnuc.results import Results
-from testnuc.scoring import compare
+from testnuc.scoring import compare, not_judged
 from testnuc.trust.choice import choose, in_order
 from testnuc.trust.review import Review
 from testnuc.types import SEPARATOR, Classification, split_labels
@@ -85,7 +85,12 @@ def run(given: SimpleNamespace) -> None:
             return
         labeled, _ = label_all(texts, client, kept)
         results = labeled
-    where, results = _not_judged(where, results, file)
+    pairs = not_judged([*zip(results, where, strict=True)], f"labeled texts of {file}")
+    if left_out := len(where) - len(pairs):
+        to_stderr(
+            f"{left_out:,} texts that a person judged are left out: their label is the judgment"
+        )
+    results, where = [row for row, _ in pairs], [at for _, at in pairs]
     if several:
         results = [with_empty_set(result) for result in results]
 
@@ -107,23 +112,6 @@ def run(given: SimpleNamespace) -> None:
         write_whole(output, [(json.dumps(content, indent=2) + "\n").encode()])
     if labeled is not None:
         end(labeled, kept)
-
-
-def _not_judged(
-    where: Sequence[int], results: Sequence[Classification], file: str
-) -> tuple[list[int], list[Classification]]:
-    """Leave out the texts that a person judged: their label is the judgment."""
-    pairs = [pair for pair in zip(where, results, strict=True) if pair[1].source != "person"]
-    if not pairs:
-        raise InvalidInputError(
-            f"a person judged all {len(where):,} labeled texts of {file}, so their labels are the "
-            "judgments; give texts that were not judged"
-        )
-    if left_out := len(where) - len(pairs):
-        to_stderr(
-            f"{left_out:,} texts that a person judged are left out: their label is the judgment"
-        )
-    return [at for at, _ in pairs], [result for _, result in pairs]
 
 
 def _gold(rows: Sequence[Mapping[str, Any]], column: str, *, several: bool) -> dict[int, str]:
@@ -297,12 +285,7 @@ def _given_runs(given: SimpleNamespace) -> dict[str, Results]:
     if given.cheapest or given.dry_run:
         raise InvalidInputError("--cheapest and --dry-run need --model: files name no price")
     runs = {file: read_table(file, given.text_column).results for file in given.files}
-    _require_same_labels(runs)
-    return runs
-
-
-def _require_same_labels(runs: dict[str, Results]) -> None:
-    """Check that one judgment can say which run is right."""
+    # one judgment must be able to say which run is right
     (first, results), *others = runs.items()
     for file, other in others:
         one, two = (set(of.choices) or set(filter(None, of.labels)) for of in (results, other))
@@ -314,3 +297,4 @@ def _require_same_labels(runs: dict[str, Results]) -> None:
                 f"{first} and {file} have different labels ({differing}), so that no judgment says "
                 "which is right; `testnuc labels check --merge` renames labels"
             )
+    return runs

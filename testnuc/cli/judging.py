@@ -22,7 +22,7 @@ from testnuc.cli.answering import judge, write_page
 from testnuc.cli.files import free_name, require_kind, require_new, write_results
 from testnuc.cli.label_files import read_former, read_labels
 from testnuc.cli.memory import AnswerStore, LessonNote, RunNote
-from testnuc.cli.options_of_run import command, next_command, opened_store, stored_runs
+from testnuc.cli.options_of_run import next_command, opened_store, stored_runs
 from testnuc.cli.reading import content_of, existing, holds_rows, read_table, to_stderr
 from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError
@@ -214,8 +214,7 @@ async def learn(given: SimpleNamespace) -> None:
         print(f"In {source}: {accuracy}")
     if accuracy or learned.accuracy():
         to_stderr(f"how many texts have each label: {next_command('count', given)}")
-    named, column = given.client.given(), given.text_column
-    to_stderr(what_next(learned, source, named, texts, text_column=column))
+    to_stderr(what_next(learned, given, texts))
 
 
 def _require_results(given: SimpleNamespace) -> None:
@@ -239,19 +238,17 @@ def _counted(rows: Collection[Classification]) -> str:
 
 def what_next(
     learned: Learned | None,
-    source: str,
-    options: Mapping[str, Any],
+    given: SimpleNamespace,
     texts: Collection[str] = (),
     certificate: Certificate | None = None,
-    text_column: str = "text",
 ) -> str:
     """Return what comes next after these texts were labeled, or after a certificate.
 
-    `source`, `options` and `text_column` are those of commands, as for `command`.
+    `given`: source and options of commands, as for `next_command`.
     """
 
     def then(name: str, *more: str) -> str:
-        return command(name, source, options, *more, text_column=text_column)
+        return next_command(name, given, *more)
 
     def draw(n: int, goal: str | None = None) -> str:
         return then("review", "-n", f"{n}", *(["--goal", goal] if goal else []))
@@ -262,7 +259,7 @@ def what_next(
     ends = " (what is certified of the others ends: write it first)" if certificate.coverage else ""
     if unused := learned.unused(map(hash_text, texts)):
         what = f"{unused:,} judgments of these texts that are not used yet{ends}"
-        return f"next, learn from {what}: {then('learn', '-o', better_name(source))}"
+        return f"next, learn from {what}: {then('learn', '-o', better_name(given.source))}"
     if texts and learned.mostly_later(texts, certificate.texts):
         what = f"which say how many of their labels are right{ends}"
         return f"next, judge some of these texts, {what}: {draw(40, 'count')}"
@@ -476,8 +473,7 @@ async def certify(given: SimpleNamespace) -> None:
     if label is None and results.multilabel:
         to_stderr("right: the text has exactly its labels, none is missing and none is wrong")
     if output is None or not covered:
-        named, column = given.client.given(), given.text_column
-        to_stderr(what_next(learned, source, named, texts, certificate, column))
+        to_stderr(what_next(learned, given, texts, certificate))
     if output is None:
         return
     if not covered:

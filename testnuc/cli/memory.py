@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
@@ -29,7 +29,11 @@ from testnuc.errors import InvalidInputError
 from testnuc.trust.learned import Learned
 from testnuc.types import Classification
 
+N = TypeVar("N", "RunNote", "LessonNote")
+
 _NOTE = "output.json"
+#: Types of the fields of notes; of others: str.
+_TYPES = {"options": dict, "judgments": int}
 #: Bytes of a note: somebody else may have put a device there, or a file without end.
 _LARGEST = 64 << 20
 #: Options that change how a run goes, not what it writes.
@@ -53,20 +57,21 @@ def _copy_of(output: str) -> Path:
     return PROJECT / f"output-{digest}.json"
 
 
-def _facts(file: Path, **kinds: type) -> dict[str, Any]:
-    """Return what a note holds of these fields, of these types; anybody may have written it."""
+def _read(kind: type[N], file: Path) -> N:
+    """Return a note; fields of another type are left out, as anybody may have written it."""
     try:
         if not file.is_file() or file.stat().st_size > _LARGEST:
-            return {}
+            return kind()
         facts = orjson.loads(file.read_bytes())
         repr(facts)  # what is nested too deep cannot be shown
     except (OSError, ValueError, RecursionError):
-        return {}
-    found = facts.items() if isinstance(facts, dict) else ()
-    fitting: dict[str, Any] = {n: v for n, v in found if isinstance(v, kinds.get(n, ()))}
+        return kind()
+    found = facts if isinstance(facts, dict) else {}
+    types = {f.name: _TYPES.get(f.name, str) for f in fields(kind)}
+    fitting = {n: found[n] for n, of in types.items() if isinstance(found.get(n), of)}
     if fitting.get("options"):
         fitting["options"] = LATER | fitting["options"]
-    return fitting
+    return kind(**fitting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,24 +93,23 @@ class RunNote:
     @classmethod
     def of(cls, output: str) -> RunNote:
         """Return the note beside an output; what is malformed is left out."""
-        beside = map(cls._at, (_folder_of(output) / _NOTE, _copy_of(output)))
+        beside = (_read(cls, at) for at in (_folder_of(output) / _NOTE, _copy_of(output)))
         note = next((note for note in beside if note != cls()), cls())
         written = digest(output)
         if written is not None and note.written != written:
             # a copy under another name, also in place of what was here
-            others = map(cls._at, PROJECT.glob("output-*.json"))
-            note = next((other for other in others if other.written == written), note)
+            note = next((other for other in cls._here() if other.written == written), note)
         return note
 
     @classmethod
-    def _at(cls, place: Path) -> RunNote:
-        kinds = {f.name: dict if f.name == "options" else str for f in fields(cls)}
-        return cls(**_facts(place, **kinds))
+    def _here(cls) -> Iterator[RunNote]:
+        """Yield the notes in the project folder."""
+        return (_read(cls, at) for at in PROJECT.glob("output-*.json"))
 
     @classmethod
     def adopt(cls, output: str, rows_of: Callable[[str], Iterable[Classification]]) -> None:
         """Note the run here that wrote all rows of a table, which may have other columns."""
-        for note in map(cls._at, PROJECT.glob("output-*.json")):
+        for note in cls._here():
             with suppress(OSError, InvalidInputError):
                 rows = [*rows_of(note.text_column or "text")]
                 marks = {"".join(_mark(row)) for row in rows if valid_text(row.text) is None}
@@ -158,8 +162,7 @@ class RunNote:
     def nearest(self, rows: Sequence[Classification]) -> RunNote:
         """Return the note of which fewest labels were edited: this one, or another of the texts."""
         texts = {_mark(row)[0] for row in rows}
-        notes = map(self._at, PROJECT.glob("output-*.json"))
-        fit = [note for note in notes if texts <= {*re.findall("(.{12}).{4}", note.rows)}]
+        fit = [n for n in self._here() if texts <= {*re.findall("(.{12}).{4}", n.rows)}]
         return min([self, *fit], key=lambda note: len(note.edited(rows)))
 
     def says(self, output: str, options: Mapping[str, Any], texts: Sequence[str]) -> bool:
@@ -334,8 +337,7 @@ class LessonNote:
     @classmethod
     def of(cls, store: Path) -> LessonNote:
         """Return the note beside a store."""
-        kinds = {"source": str, "judgments": int, "options": dict}
-        return cls(**_facts(store.with_suffix(".json"), **kinds))
+        return _read(cls, store.with_suffix(".json"))
 
     @classmethod
     def write(

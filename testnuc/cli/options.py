@@ -42,21 +42,10 @@ DISCOVERY = (
     *("texts_per_call", "shortlist", "score_labels"),
 )
 
-
 #: Options that decide which stored answers are used, besides labels and model.
 OF_ANSWERS = (
-    "base_url",
-    "embedder",
-    "instructions",
-    "none_label",
-    "texts_per_call",
-    "shortlist",
-    "multilabel",
-    "threshold",
-    "score_labels",
-    "reasoning_effort",
-    "temperature",
-    "seed",
+    *("base_url", "embedder", "instructions", "none_label", "texts_per_call", "shortlist"),
+    *("multilabel", "threshold", "score_labels", "reasoning_effort", "temperature", "seed"),
 )
 #: Those that came later, with their defaults: nothing that earlier runs left names them.
 LATER: dict[str, Any] = {"temperature": 0.7, "seed": None}

@@ -314,8 +314,6 @@ def _require_columns(
             raise InvalidInputError(
                 f"{file} has {times} columns named {twice!r}; rename all but one"
             )
-    if name in columns:
-        return
     remedy = f"name the text column with {option}"
     if option is None:
         remedy = f"the column of labels is named {name!r}"

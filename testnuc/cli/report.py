@@ -93,8 +93,7 @@ async def _describe(
         head = f"\n## Shares by {cell_in(str(given.period or given.by))}"
         page += "\n".join([head, "", *_shares(counts), ""])
     if brief:
-        texts, named = [row.text for row in results], given.client.given()
-        todo = what_next(nuc.learned, source, named, texts, text_column=given.text_column)
+        todo = what_next(nuc.learned, given, [row.text for row in results])
         then = re.sub(r"testnuc [^;\n]+", r"`\g<0>`", todo.replace("next, ", ""))
         page += "\n\n".join(["\n## Next", *then.splitlines()]) + "\n"
     if output is None:

@@ -102,8 +102,8 @@ def join_reviews(
     """
     if not isinstance(reviews, Mapping):
         reviews = {f"judge {number}": review for number, review in enumerate(reviews, 1)}
-    pairs = [*combinations(reviews.items(), 2)]
-    copies = {b: a for (a, one), (b, two) in pairs if one.record() == two.record()}
+    records = [(name, review.record()) for name, review in reviews.items()]
+    copies = {b: a for (a, one), (b, two) in combinations(records, 2) if one == two}
     reviews = {name: review for name, review in reviews.items() if name not in copies}
     first = _checked(reviews, batches)
     of_text: dict[str, list[tuple[str, ReviewItem]]] = {}

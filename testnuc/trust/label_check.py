@@ -299,7 +299,12 @@ def _confused(
         first, second = divmod(int(places[at]), n)
         of_pair = np.flatnonzero(codes == places[at])
         of_pair = of_pair[np.argsort(-similarity[of_pair], kind="stable")]
-        chosen = _apart(sides[of_pair].tolist())
+        # those most alike, of which no two share a text
+        used, chosen = set[int](), list[list[int]]()
+        for pair in sides[of_pair].tolist():
+            if used.isdisjoint(pair) and len(chosen) < _SHOWN:
+                chosen.append(pair)
+                used.update(pair)
         examples = tuple((texts[one], texts[other]) for one, other in chosen)
         share, lift = float(counts[at] / total), float(counts[at] / chance[at])
         pairs.append(ConfusedPair(names[first], names[second], share, lift, examples))
@@ -309,13 +314,3 @@ def _confused(
     disagree = bool(diagnosis.candidates) and diagnosis.near_copies_bounds[1] < _SAME
     by_chance = differ.sum() / max(total, 1) / (n * (n - 1) / 2)
     return pairs, float(by_chance), disagree
-
-
-def _apart(sides: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the first few of some pairs of texts that share no text."""
-    used, kept = set[int](), list[tuple[int, int]]()
-    for pair in sides:
-        if used.isdisjoint(pair) and len(kept) < _SHOWN:
-            kept.append(pair)
-            used.update(pair)
-    return kept

@@ -24,14 +24,7 @@ from testnuc._base.checks import checked_number, checked_whole, hash_text
 from testnuc._base.display import Brief
 from testnuc.errors import InvalidInputError, StoreError
 from testnuc.trust.argmax import Argmax
-from testnuc.trust.certificates import (
-    Certificate,
-    Strata,
-    cells_of,
-    certify,
-    error_of,
-    key_of,
-)
+from testnuc.trust.certificates import Certificate, Strata, cells_of, certify, error_of, key_of
 from testnuc.trust.evidence import Draws, Judged, Judgment, pack, unpack
 from testnuc.trust.joining import errors_of_judges, judge_error
 from testnuc.trust.macro import MacroF1, macro_f1
@@ -504,15 +497,14 @@ class Learned(Brief):
 
     def _at_level(self, level: int) -> Bools:
         right = self.rule.level_right if isinstance(self.rule, Argmax) else None
-        levels = 0 if right is None else len(right)
+        levels = () if right is None else right
         checked_whole("level", level, least=1)
-        if level > levels:
-            most = f"give 1 to {levels}" if levels else "the labels have no levels"
+        if level > len(levels):
+            most = f"give 1 to {len(levels)}" if len(levels) else "the labels have no levels"
             raise InvalidInputError(
                 f"level is {level}; {most}, or leave level out for the labels themselves"
             )
-        assert right is not None
-        found: Bools = right[level - 1]
+        found: Bools = levels[level - 1]
         return found
 
     def _of_label(self, label: str) -> tuple[Bools, Bools]:

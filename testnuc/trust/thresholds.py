@@ -201,14 +201,7 @@ _TEXT_PRIOR = Prior(np.array([0.0, 1.0]), np.array([0.5, 4.0]), (None, 0))
 _NEAR = 0.01
 
 #: Arrays that are stored as they are.
-_ARRAYS = (
-    "limits",
-    "of_label",
-    "of_text",
-    "given_rows",
-    "given_labels",
-    "given_right",
-)
+_ARRAYS = ("limits", "of_label", "of_text", "given_rows", "given_labels", "given_right")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from testnuc.cli.judging import what_next
+from testnuc.cli.options import Options
 from testnuc.testing import LoopbackLLM
 from testnuc.trust.certificates import Certificate
 from testnuc.trust.review import Review
@@ -146,7 +147,8 @@ def test_the_path_leads_to_how_many_labels_are_right():
         )
         learned.accuracy = lambda _: known
         found = Certificate(0.9, 0.9, 0.5, covered, judged, judgments_needed=40)
-        return what_next(learned, "o.csv", {}, certificate=found)
+        given = SimpleNamespace(source="o.csv", client=Options({}, ()), text_column="text")
+        return what_next(learned, given, certificate=found)
 
     # before draws by trust
     said = after(60, 0.0)
