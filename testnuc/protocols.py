@@ -9,15 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import (
-    Any,
-    Literal,
-    Protocol,
-    TypeAlias,
-    TypeGuard,
-    TypeVar,
-    runtime_checkable,
-)
+from typing import Any, Literal, Protocol, TypeAlias, TypeGuard, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray

@@ -119,10 +119,7 @@ class Scheduler:
         self._leases: Leases | None = None
         if callable(getattr(store, "lease", None)):
             self._leases = Leases(
-                store,
-                granted=self._grant,
-                answered=self._answered_elsewhere,
-                failed=self._fail,
+                store, granted=self._grant, answered=self._answered_elsewhere, failed=self._fail
             )
 
     async def run(self, asks: Asks) -> AsyncGenerator[tuple[Ask, Outcome], None]:

@@ -22,15 +22,7 @@ from testnuc.trust.auto_policy import VoteSettings
 from testnuc.trust.evidence import Judged, Judgment, draws_of
 from testnuc.trust.head import LinearHead, folds_of
 from testnuc.trust.learned import Learned
-from testnuc.trust.model import (
-    NEIGHBORS,
-    SKIPPED_ROUNDS,
-    HeadModel,
-    Texts,
-    fit_model,
-    fits,
-    teach,
-)
+from testnuc.trust.model import NEIGHBORS, SKIPPED_ROUNDS, HeadModel, Texts, fit_model, fits, teach
 from testnuc.trust.thresholds import LabelScores, Thresholds, scores_of
 from testnuc.trust.uncertainty import UncertaintySampler, UncertaintySampling, random_part
 from testnuc.voting import Labels

@@ -25,6 +25,7 @@ _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 # options in the panels of the help
 _vote = partial(typer.Option, rich_help_panel="Vote")
 _limits = partial(typer.Option, rich_help_panel="Limits")
+_rare_limits = partial(_limits, hidden=True)
 _files = partial(typer.Option, rich_help_panel="Files")
 _fewer = partial(typer.Option, rich_help_panel="Fewer calls")
 _share = partial(_fewer, min=0, max=1, hidden=True)
@@ -160,17 +161,13 @@ def _client(
         show_default="0.5",
     ),
     budget_usd: float | None = _limits(None, min=0, help="Maximum cost in US dollars."),
-    budget_calls: int | None = _limits(None, min=1, help="Maximum number of calls.", hidden=True),
-    budget_tokens: int | None = _limits(
-        None, min=1, help="Maximum number of input and output tokens.", hidden=True
+    budget_calls: int | None = _rare_limits(None, min=1, help="Maximum number of calls."),
+    budget_tokens: int | None = _rare_limits(
+        None, min=1, help="Maximum number of input and output tokens."
     ),
-    max_concurrency: int = _limits(
-        64, min=1, help="Maximum number of concurrent calls.", hidden=True
-    ),
-    requests_per_minute: int | None = _limits(
-        None, min=1, help="The provider's limit.", hidden=True
-    ),
-    tokens_per_minute: int | None = _limits(None, min=1, help="The provider's limit.", hidden=True),
+    max_concurrency: int = _rare_limits(64, min=1, help="Maximum number of concurrent calls."),
+    requests_per_minute: int | None = _rare_limits(None, min=1, help="The provider's limit."),
+    tokens_per_minute: int | None = _rare_limits(None, min=1, help="The provider's limit."),
     ask: Literal["all", "unsure"] = _fewer(
         "all",
         help="unsure: call the LLM only where a classifier trained on its answers is uncertain.",

@@ -305,8 +305,12 @@ class NearestVectors:
         for start in range(0, len(vectors), self._chunk):
             chunk = slice(start, start + self._chunk)
             with self._lock:
-                self._append(vectors[chunk], ranks[chunk])
-            self._extend_graph(len(vectors[chunk]))
+                at, added = self._size, len(vectors[chunk])
+                self._vectors.write(at, vectors[chunk])
+                self._ranks.write(at, ranks[chunk])
+                self._alive.write(at, np.ones(added, dtype=np.bool_))
+                self._size += added
+            self._extend_graph(added)
 
     def remove(self, rows: Int64s) -> None:
         """Exclude rows from searches; their numbers are not reused."""
@@ -362,13 +366,6 @@ class NearestVectors:
             rows[part, : best.shape[1]] = best
             similarities[part, : best.shape[1]] = np.where(best >= 0, best_scores, np.float32(0))
         return rows, similarities
-
-    def _append(self, vectors: Float16s, ranks: NDArray[np.uint64]) -> None:
-        start, size = self._size, self._size + len(vectors)
-        self._vectors.write(start, vectors)
-        self._ranks.write(start, ranks)
-        self._alive.write(start, np.ones(len(vectors), dtype=np.bool_))
-        self._size = size
 
     def _extend_graph(self, added: int) -> None:
         """Insert rows that are not in the graph; creates the graph before it is first needed."""

@@ -11,13 +11,7 @@ import numpy as np
 
 from testnuc._base.arrays import Float16s, Float32s, Int64s
 from testnuc.errors import StoreError
-from testnuc.index.matching import (
-    SCORE_SLACK,
-    Where,
-    check_dim,
-    empty_matches,
-    ranks_of,
-)
+from testnuc.index.matching import SCORE_SLACK, Where, check_dim, empty_matches, ranks_of
 from testnuc.index.nearest import NearestVectors
 from testnuc.protocols import Index, Matches, PoolText
 from testnuc.stores.postgres.database import PostgresDatabase
