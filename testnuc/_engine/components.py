@@ -334,6 +334,13 @@ class Components:
                 known[name] = [min(first, self._since), today(), __version__]
         return known
 
+    async def referees(self) -> list[str]:
+        """Return which referees answered about these labels, as far as the store notes them."""
+        scopes, labels = getattr(self.store, "scopes", None), [*self.labels.names]
+        noted = () if scopes is None else (facts for _, facts in await scopes())
+        alike = (f for f in noted if f.get("referee") is True and f.get("labels") == labels)
+        return sorted({str(facts.get("model")) for facts in alike})
+
     def _check_process(self) -> None:
         if self._process not in {None, os.getpid()}:
             raise TestNUCError(

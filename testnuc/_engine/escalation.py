@@ -83,7 +83,7 @@ class RefereeModel:
         if not self._described:
             self._described = True
             facts = {"model": self.model, "labels": list(self._parts.labels.names)}
-            await self._parts.store.describe(self.predictor.scope, facts)
+            await self._parts.store.describe(self.predictor.scope, facts | {"referee": True})
         asks = []
         for place, entry in enumerate(texts):
             predictor = self.predictor

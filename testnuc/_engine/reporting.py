@@ -165,6 +165,10 @@ async def describe(
     measured = 0 if learned is None else learned.measured
     others = learned is not None and learned.mostly_later(texts, measured)
     labels = {"Labels": _by_label(parts, results, None if others else learned)}
+    judges = {row.source for row in results} | {
+        j.source for j in (learned.judged if learned else ())
+    }
+    referees = await parts.referees() if "referee" in judges else []
     if brief:
         title, *lead = _headline(parts, learned, accuracy, texts)
         found = {
@@ -177,7 +181,7 @@ async def describe(
         sections |= {
             "Accuracy": _accuracy(learned, accuracy),
             "Judgments": _judgments(learned, joined),
-            "Model": _model(parts, await parts.answered()),
+            "Model": _model(parts, await parts.answered(), referees),
             "Neighbors": _neighbors(parts, results, judged=learned is not None),
             "Software": _software(results),
             "Prompt": _prompt(parts),
@@ -307,7 +311,9 @@ def cell_in(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def _model(parts: Components, answered: Mapping[str, Sequence[str]]) -> Iterator[str]:
+def _model(
+    parts: Components, answered: Mapping[str, Sequence[str]], referees: Sequence[str]
+) -> Iterator[str]:
     sampling = parts.sampling
     server = urlsplit(parts.predictor.provider.identity).netloc
     whose = "" if server in _OWN else ", which is no server of OpenAI's or Anthropic's own,"
@@ -319,6 +325,7 @@ def _model(parts: Components, answered: Mapping[str, Sequence[str]]) -> Iterator
         yield f"- Answers of {dates}: {served}; testnuc {by}"
     if not answered:
         yield "- Dates and the version that the provider reported were not noted"
+    yield from (f"- Referee, which judged or labeled some texts: `{name}`" for name in referees)
     given = sampling.request_options.items()
     options = {name: value if isinstance(value, _PLAIN) else ".." for name, value in given}
     seed = f"the LLM's seed {options.pop('seed')}" if "seed" in options else "no seed was sent"

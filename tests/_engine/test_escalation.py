@@ -50,6 +50,8 @@ async def test_calls_are_foreseen_and_counted_apart(servers, tmp_path):
         assert f"the referee, {asked} calls" in results.summary()
         assert "openai/gpt-4o labeled the 40 least trusted texts\n" in results.summary()
         assert "labels changed" in results.summary()
+        page = await nuc.describe(results)
+        assert "- Referee, which judged or labeled some texts: `openai/gpt-4o`\n" in page
         path = tmp_path / "r.jsonl"
         results.to_jsonl(path)
         again = Results.from_jsonl(path)
