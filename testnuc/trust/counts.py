@@ -189,7 +189,10 @@ class Counts(Brief, Sequence[LabelCount]):
         """Return how many labels of each group are right, as lines; none where nothing is known."""
         judged = {item.group: item.judged for item in self.items if item.group is not None}
         if not any(self.accuracy.get(group) for group in judged):
-            return []
+            unknown = (
+                "too few texts of each group are judged to say how many of its labels are right"
+            )
+            return [unknown] if judged and self.accuracy.get(None) else []
         rows = [["group", "labels right now", "LLM alone", "judged"]]
         for group, n in judged.items():
             right = self.accuracy.get(group)
@@ -358,7 +361,8 @@ def _said(
     if not hasattr(learned, "judged"):
         raise InvalidInputError(
             f"learned is {learned!r}; give what `nuc.learn(review)` returned, or `nuc.learned` of "
-            "a client with the store, model, base_url, labels and embedder of the judged run"
+            "a client with the store, model, base_url, labels, embedder and sampling (temperature, "
+            "seed) of the judged run"
         )
     own: list[Sequence[str] | None] = []
     for result in results:

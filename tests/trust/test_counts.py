@@ -614,6 +614,8 @@ def test_how_many_labels_of_each_group_are_right_is_said_where_it_is_known():
         LabelCount("refund", group, 300, share, 0.5, 0.5, judged, 9)
         for group, judged in ((None, 60), ("app", 50), ("web", 12))
     ]
+    unknown = Counts(items, accuracy={None: right, "app": None, "web": None})
+    assert "too few texts of each group are judged" in str(unknown)
     counts = Counts(items, accuracy={None: right, "app": right, "web": None})
     assert [" ".join(line.split()) for line in str(counts).splitlines()[-4:]] == [
         "How many labels are right by your judgments, with 95% intervals:",
