@@ -23,17 +23,8 @@ Float64s: TypeAlias = NDArray[np.float64]
 
 #: What reading raises where a byte of the archive or of its header differs.
 DAMAGED = (
-    zipfile.BadZipFile,
-    ArithmeticError,
-    AttributeError,
-    EOFError,
-    LookupError,
-    RuntimeError,
-    SyntaxError,
-    TokenError,
-    TypeError,
-    ValueError,
-    struct.error,
+    *(zipfile.BadZipFile, ArithmeticError, AttributeError, EOFError, LookupError, RuntimeError),
+    *(SyntaxError, TokenError, TypeError, ValueError, struct.error),
 )
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,

@@ -79,6 +79,7 @@ _PROTECT = typer.Option(
 _Period = Literal["year", "quarter", "month", "week", "day"]
 _BY = once(None, help="Count by the values of this column, and compare them.")
 _PERIOD = once(None, help="The column of --by has dates: count by periods.")
+_LEVEL = typer.Option(None, help="Of labels in a tree, 1 = the top.", show_default="whole labels")
 _PLOT_LABEL = once(
     None,
     metavar="LABEL",
@@ -98,7 +99,7 @@ _ADDRESS = typer.Option(
 )
 _referee = partial(typer.Option, rich_help_panel="Referee")
 # labels, where no option names them
-_OF_HEAD = "the labels of --head"
+_OF_HEAD, _OF_FILES = "the labels of --head", "those of the files"
 _OF_RUN = "the labels in the store or the file, if it holds them"
 
 
@@ -241,9 +242,7 @@ def certify(
     source: str = _RESULTS_OR_STORE,
     accuracy: float = typer.Option(0.9, help="Minimum accuracy of the certified labels."),
     confidence: float = typer.Option(0.9, help="Probability that the certificate holds."),
-    level: int | None = typer.Option(
-        None, help="Of labels in a tree, 1 = the top.", show_default="whole labels"
-    ),
+    level: int | None = _LEVEL,
     label: str | None = typer.Option(
         None, help="Of texts with several labels: certify this one.", show_default="all of a text"
     ),
@@ -263,9 +262,7 @@ def count(
     ),
     confidence: float = typer.Option(0.95, help="Probability that an interval holds."),
     together: bool = once(False, "--together", help="All intervals hold together, not each alone."),
-    level: int | None = typer.Option(
-        None, help="Of labels in a tree, 1 = the top.", show_default="whole labels"
-    ),
+    level: int | None = _LEVEL,
     judge_error: float = once(0.0, help="Fraction of the judgments that may be wrong."),
     output: str | None = output_to("A .csv or .json file for the counts."),
     plot: str | None = writes(None, help="A .png, .svg or .pdf file for the figure."),
@@ -322,15 +319,7 @@ def unlearn(source: str = _RESULTS_OR_STORE, text_column: str = TEXT_COLUMN) -> 
     """Undo `learn`: drop what was learned from judged texts."""
 
 
-@runs(
-    app,
-    "evaluate:chosen",
-    "Vote",
-    "Fewer calls",
-    "model",
-    "multilabel",
-    labels="those of the files",
-)
+@runs(app, "evaluate:chosen", "Vote", "Fewer calls", "model", "multilabel", labels=_OF_FILES)
 def choose(
     files: list[str] = _RUNS,
     models: list[str] = _MODELS,

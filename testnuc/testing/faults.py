@@ -14,24 +14,9 @@ PACKED_KINDS: Final = ("duplicate-ids", "missing-ids", "invented-ids")
 
 #: Faults that a retry can fix; clients must recover from them.
 CURABLE_KINDS: Final = (
-    "429",
-    "429-retry-after",
-    "429-retry-after-date",
-    "429-retry-after-ms",
-    "500",
-    "503",
-    "529",
-    "refused",
-    "reset-before",
-    "reset-within",
-    "reset-after",
-    "stalled",
-    "slow",
-    "truncated",
-    "empty-choices",
-    "missing-usage",
-    "prose",
-    *PACKED_KINDS,
+    *("429", "429-retry-after", "429-retry-after-date", "429-retry-after-ms", "500", "503", "529"),
+    *("refused", "reset-before", "reset-within", "reset-after", "stalled", "slow", "truncated"),
+    *("empty-choices", "missing-usage", "prose", *PACKED_KINDS),
 )
 
 #: All kinds; any other HTTP status from 400 to 599 is also accepted.
