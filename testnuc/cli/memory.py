@@ -177,7 +177,8 @@ class RunNote:
 
 def _write(place: Path, note: Any) -> None:
     """Write a note, if that is possible; a link in its place may lead anywhere, and is replaced."""
-    with suppress(OSError, InvalidInputError):
+    # a name that is not UTF-8 cannot be noted
+    with suppress(OSError, InvalidInputError, TypeError):
         if place.is_symlink():
             place.unlink()
         write_whole(place, [orjson.dumps(asdict(note), default=str)])

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,14 @@ def test_a_named_store_wins():
         judge("out.csv")
         code, _, err = classify(llm, first, "--store", "own.db", "-o", "own.csv")
         assert (code, llm.calls, "applied" in err) == (0, 60, False), err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="platform: names are UTF-8")
+def test_a_named_store_whose_name_is_not_utf_8_ends_no_run():
+    with LoopbackLLM(confident) as llm:
+        code, _, err = classify(llm, texts("a.txt", 0), "--store", os.fsdecode(b"\xff.db"))
+        assert (code, llm.calls) == (0, 30), err
+    assert len(rows_of("out.csv")) == 30
 
 
 def test_the_store_that_a_run_named_is_told():

@@ -80,6 +80,12 @@ async def test_a_folder(tmp_path):
     assert "is a folder; use the path of a file" in await refusal(tmp_path)
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="platform: no pipes")
+async def test_a_pipe_which_nobody_writes_to_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "s.db")
+    assert "is a pipe or a device; use the path of a file" in await refusal(tmp_path / "s.db")
+
+
 async def test_a_missing_folder(tmp_path):
     message = await refusal(tmp_path / "missing" / "s.db")
     assert "does not exist" in message

@@ -376,8 +376,10 @@ def _version(connection: Connection, path: str) -> int:
 def check_file(path: str) -> None:
     """Raise an error if the path is no store and can be none; opening a file may modify it."""
     file = Path(path)
-    if file.is_dir():
-        raise StoreError(f"the store {path} is a folder; use the path of a file")
+    if file.exists() and not file.is_file():
+        # to open a pipe waits for somebody who writes to it
+        kind = "folder" if file.is_dir() else "pipe or a device"
+        raise StoreError(f"the store {path} is a {kind}; use the path of a file")
     folder = file.parent
     if not folder.is_dir():
         raise StoreError(
