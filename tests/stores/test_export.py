@@ -89,7 +89,7 @@ def test_to_another_file_and_again(filled, tmp_path, kind):
     asyncio.run(same_labels(base_url, target, expected))
     code, out, _ = run("runs", target)
     assert code == 0
-    assert "60 answers, openai/x" in out
+    assert "60 answers, with judgments, openai/x" in out
     assert "61 texts, testnuc/hash-64-0, 64 dimensions" in out
 
 
