@@ -57,7 +57,17 @@ def run(_: SimpleNamespace) -> None:
         others = _ENOUGH - by_hand
         judged = f"{by_hand} by you, {others} by" if by_hand else f"{others} by"
         _say(f"\nJudged: {judged} the included correct labels, as a person would.\n{learned}")
-        _report_change(results, after, gold)
+        both = zip(results, after, strict=True)
+        moved = [(a, b) for a, b in both if a.label != b.label and b.label]
+        _say(
+            f"\nRight before: {_accuracy(results, gold):.1%}. Right now: "
+            f"{_accuracy(after, gold):.1%}; {len(moved):,} labels changed, for example:"
+        )
+        better = [(a, b) for a, b in moved if b.label == gold[b.text]]
+        for a, b in sorted(better, key=lambda pair: -(pair[1].trust or 0.0))[:_SHOWN]:
+            _say(f"  {a.label} -> {b.label}: {b.text}", cut=True)
+        _say("\nThe same with your texts and a better model, from one command to the next:")
+        print("  testnuc classify FILE --labels LABELS --model openai/gpt-4o-mini -o labeled.csv")
 
 
 async def _label(client: Callable[[], TestNUC], gold: Mapping[str, str]) -> tuple[Results, Review]:
@@ -98,19 +108,6 @@ def _report(results: Results, gold: Mapping[str, str]) -> None:
     )
     if results.diagnosis is not None:
         _say(f"{results.diagnosis.sentence('see below')}.")
-
-
-def _report_change(before: Results, after: Results, gold: Mapping[str, str]) -> None:
-    moved = [(a, b) for a, b in zip(before, after, strict=True) if a.label != b.label and b.label]
-    _say(
-        f"\nRight before: {_accuracy(before, gold):.1%}. Right now: {_accuracy(after, gold):.1%}; "
-        f"{len(moved):,} labels changed, for example:"
-    )
-    better = [(a, b) for a, b in moved if b.label == gold[b.text]]
-    for a, b in sorted(better, key=lambda pair: -(pair[1].trust or 0.0))[:_SHOWN]:
-        _say(f"  {a.label} -> {b.label}: {b.text}", cut=True)
-    _say("\nThe same with your texts and a better model, from one command to the next:")
-    print("  testnuc classify FILE --labels LABELS --model openai/gpt-4o-mini -o labeled.csv")
 
 
 def _say(text: str, *, cut: bool = False) -> None:

@@ -288,7 +288,6 @@ def runs(
                 shared.pop(name, None)
             usual = reads(None, help=f"A file, or a,b,c; default: {labels}.", show_default=False)
             shared["labels"] = shared["labels"].replace(default=usual)
-
         every = own | shared
 
         def run(context: typer.Context, **given: Any) -> None:

@@ -183,9 +183,8 @@ def _fitted(
         z -= wt
         real = basis @ v
         gradient = x.T @ z + PENALTY * (basis.T @ real)
-        return -fit + 0.5 * PENALTY * float((real * real).sum()), gradient.ravel().astype(
-            np.float64
-        )
+        penalty = 0.5 * PENALTY * float((real * real).sum())
+        return penalty - fit, gradient.ravel().astype(np.float64)
 
     first = np.zeros((dim, n_classes))
     if start is not None:
