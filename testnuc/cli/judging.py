@@ -210,11 +210,20 @@ async def learn(given: SimpleNamespace) -> None:
             + (f"; {kept:,} texts keep what {source} says of them" if kept else "")
         )
     texts = [] if found is None else [row.text for row in found.results]
-    if (accuracy := learned.accuracy(texts)) and accuracy.texts < learned.measured:
-        print(f"In {source}: {accuracy}")
-    if accuracy or learned.accuracy():
+    if _accuracy_said(learned, source, texts):
         to_stderr(f"how many texts have each label: {next_command('count', given)}")
     to_stderr(what_next(learned, given, texts))
+
+
+def _accuracy_said(learned: Learned, source: str, texts: Sequence[str]) -> bool:
+    """Say how many labels of a file are right; return whether it is known, of it or of all."""
+    accuracy, every = learned.accuracy(texts), learned.accuracy()
+    if accuracy and accuracy.texts < learned.measured:
+        print(f"In {source}: {accuracy}")
+    elif texts and every and not accuracy:
+        why = "too few of its texts were drawn at random and judged"
+        print(f"How many labels of {source} itself are right is not known: {why}.")
+    return bool(accuracy or every)
 
 
 def _require_results(given: SimpleNamespace) -> None:

@@ -184,8 +184,8 @@ class ServedSet:
         if (unused := before["judged"] - active["judged"]) > 0:
             _log.warning(
                 "%s%d judgments are not used with these labels, model and prompt; once texts are "
-                "labeled by them, testnuc learn STORE STORE carries the judgments over, and SIGHUP "
-                "reads them; with the labels of before they are used again",
+                "labeled by them, testnuc learn STORE STORE --labels LABELS carries the judgments "
+                "over, and SIGHUP reads them; with the labels of before they are used again",
                 "".join(f"{name}: " for name in self._place.values()),
                 unused,
             )

@@ -297,7 +297,8 @@ class Learned(Brief):
         def of(*which: Any) -> Accuracy | None:
             inside, by, rows, drawn = self._sample(*which)
             of_each = (self.right[by], self.before[by], drawn, self.drawn[by])
-            return accuracy_of(self._differs[inside], rows, *of_each)
+            alike = bool((drawn & self.draws.uniform[by]).all())
+            return accuracy_of(self._differs[inside], rows, *of_each, alike=alike)
 
         if texts is None and (first := self.first_later()):
             # those that came since were drawn from alone, and may differ
@@ -333,7 +334,7 @@ class Learned(Brief):
     @property
     def to_measure(self) -> int:
         """About how many more judgments, at random, `accuracy` lacks; 0: none, or it is unknown."""
-        if self.unproved or not len(self.before):
+        if self.unproved or not len(self.before) or self.accuracy():
             return 0
         by = self._sample()[1] & ~self.drawn
         lacking = draws_lacking(self._differs, self.rows[by], self.draws.drawn[by])

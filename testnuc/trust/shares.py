@@ -323,7 +323,14 @@ def draws_lacking(differs: Bools, rows: Int64s, drawn: Bools) -> float:
 
 
 def accuracy_of(
-    differs: Bools, rows: Int64s, right: Bools, before: Array, drawn: Bools, ranked: Bools
+    differs: Bools,
+    rows: Int64s,
+    right: Bools,
+    before: Array,
+    drawn: Bools,
+    ranked: Bools,
+    *,
+    alike: bool = False,
 ) -> Accuracy | None:
     """Return how many labels are right; None: too few texts were drawn at random.
 
@@ -333,9 +340,13 @@ def accuracy_of(
     `drawn` and `ranked`, bool[m], which were drawn with equal chances in each stratum, and which
     from a ranking: these do not count, but are corrected. Strata of trust would miss the accuracy
     twice as often: the trust of a judged text is by another fit than that of the others.
+
+    `alike`: all `rows` were drawn with equal chances from all texts. Few draws need no strata then.
     """
     used, n = ~ranked, len(differs)
     sample = JudgedSample(rows[used], drawn[used], before[used, None] < 0)
+    if alike and len(rows) >= 2 * LEAST_DRAWS and draws_lacking(differs, rows, drawn):
+        differs = np.zeros_like(differs)
     if draws_lacking(differs, sample.rows, sample.drawn) or not sample.drawn.any():
         return None
     strata = Population(differs.astype(np.int64)[:, None])

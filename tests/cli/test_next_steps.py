@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from testnuc.cli.judging import what_next
+from testnuc.cli.judging import _accuracy_said, what_next
 from testnuc.cli.options import Options
 from testnuc.testing import LoopbackLLM
 from testnuc.trust.certificates import Certificate
@@ -138,6 +138,12 @@ def test_judgments_that_a_change_of_labels_leaves_unused_are_named_and_learned_f
     assert "In b2.csv: About 100 % " in out
     code, _, err = run_here("learn", "b2.csv")
     assert (code, "no review of b2.csv with answers is in this folder" in err) == (2, True)
+
+
+def test_a_file_is_named_whose_accuracy_alone_is_not_known(capsys):
+    learned = SimpleNamespace(accuracy=lambda texts=None: None if texts else "of all", measured=9)
+    assert _accuracy_said(learned, "new.csv", ["a"])
+    assert "How many labels of new.csv itself are right is not known" in capsys.readouterr().out
 
 
 def test_the_path_leads_to_how_many_labels_are_right():

@@ -74,6 +74,29 @@ def test_the_interval_of_a_group_misses_its_accuracy_as_seldom_as_it_says():
     assert (missed / known <= 0.06).all()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("n", "m"), [(200, 40), (300, 12), (120, 25)])
+def test_draws_from_all_texts_alike_need_no_strata(n, m):
+    """Of forty draws among later texts often fewer than five are where candidates differ."""
+    missed, known = np.zeros(2), 0
+    for seed in range(1_000):
+        random = np.random.default_rng(seed)
+        _, right, own = world(random, n)
+        differ = random.random(n) < np.where(right & own, 0.02, 0.15)
+        rows, every, none = random.permutation(n)[:m], np.ones(m, np.bool_), np.zeros(m, np.bool_)
+        of_each = (right[rows], own[rows].astype(np.int8), every, none)
+        if accuracy_of(differ, rows, *of_each) is not None:
+            continue
+        known += 1
+        found = accuracy_of(differ, rows, *of_each, alike=True)
+        now = right.copy()
+        now[rows] = True
+        for kind, (share, true) in enumerate([(found.before, own), (found.now, now)]):
+            missed[kind] += not share.low <= true.mean() <= share.high
+    assert known > 200
+    assert (missed / known <= 0.07).all(), missed / known
+
+
 def test_too_few_random_draws_say_nothing():
     random = np.random.default_rng(0)
     trust, right, own = world(random)
@@ -138,6 +161,9 @@ def test_the_draws_that_an_accuracy_lacks():
     assert draws_lacking(differs, all_of, np.ones(100, np.bool_)) == 0
     right = every.copy()
     assert accuracy_of(differs, some, right, right.astype(np.int8), every, none) is None
+    # fewer than ten need strata also where each text had the same chance
+    given = (right, right.astype(np.int8), every, none)
+    assert accuracy_of(differs, some, *given, alike=True) is None
 
 
 @pytest.mark.parametrize("skip", [0.0, 0.1])
