@@ -76,6 +76,8 @@ class Components:
     #: The process that opened it; threads and connections do not survive a fork.
     _process: int | None = None
     _store_open = False
+    #: Whether the store has the dates of the answers.
+    _noted = False
 
     def __init__(
         self,
@@ -265,6 +267,11 @@ class Components:
         if self._opening is None:
             self._opening = asyncio.create_task(self._open(opened), name="testnuc-open")
         await asyncio.shield(self._opening)
+        if self.meter.calls and not self._noted:
+            # a service runs for long, and may be killed
+            self._noted = True
+            with suppress(StoreError):
+                await self._describe()
         if lane == "batch" and self.batch_lane is not None:
             # resumes the open batches of earlier runs, even if this run does not need them
             await self.batch_lane.resume()

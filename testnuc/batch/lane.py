@@ -117,6 +117,8 @@ class BatchLane:
         self._live = live
         #: Batches that this client follows already.
         self._known: set[bytes] = set()
+        #: Batches of this client that the provider has accepted, and that have not ended.
+        self._open: set[bytes] = set()
         #: Batches that stayed open, and whose reservation was booked in full.
         self._booked: set[bytes] = set()
         #: The task that predicts a key.
@@ -359,6 +361,7 @@ class BatchLane:
                     raise failed.error from None
                 batch = adopted
             billed = True
+            self._open.add(batch.id)
             remote, outcomes, usages = await self._lifecycle.follow(batch)
         except BaseException:
             self._known.discard(batch.id)
@@ -366,6 +369,8 @@ class BatchLane:
             if billed:
                 self._booked.add(batch.id)
             raise
+        finally:
+            self._open.discard(batch.id)
         if isinstance(remote.error, QueueFullError):
             self._queue.refused(remote.error.limit)
         elif outcomes:
@@ -394,7 +399,7 @@ class BatchLane:
                 raise _TakenError(taken)
             lines = await self._lines(load)
             creating = asyncio.create_task(
-                self._lifecycle.create(batch, lines, lambda: self._queue.used > load.input_tokens)
+                self._lifecycle.create(batch, lines, lambda: bool(self._open))
             )
             del lines
             self._creating.add(creating)

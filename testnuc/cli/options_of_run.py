@@ -202,7 +202,7 @@ class StoredRun:
         listed = one_line(", ".join(labels), _SHOWN)
         parts = [
             f"run {self.number}",
-            # noted when its client is closed
+            # noted when its client is used a second time, or closed
             self.day or "no date (it runs, or was killed)",
             f"{self.answers:,} answers{', with judgments' * self.learned}",
             f"{facts.get('model', 'an unknown model')}{address}",

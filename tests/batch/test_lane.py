@@ -657,6 +657,16 @@ async def test_a_batch_that_was_taken_away_while_it_was_created_is_sent_anew(mod
         assert sorted(ends)[1] == "never created"
 
 
+async def test_a_provider_that_accepts_no_batch_ends_the_run(model, serving):
+    """Those that waited for their turn counted as open, for whose end the first one waited."""
+    batches, policy = Batches(refusals=10**9), {"max_requests": 10}
+    async with serving(batches=batches, model=model, policy=policy) as (llm, nuc):
+        async with asyncio.timeout(60):
+            results = await nuc.classify_many(messages(30), lane="batch")
+        assert len(results.errors) == 30
+        assert llm.batches == 0
+
+
 async def test_batches_of_others_are_not_taken_for_ours(lane):
     model, store = "anthropic/claude-test", MemoryStore()
     policy = {"max_requests": 40}

@@ -247,6 +247,16 @@ async def test_a_label_set_has_one_hash_in_the_service_and_in_its_store(tmp_path
     assert f"labels_hash {said}" in str(run)
 
 
+async def test_a_run_has_its_date_while_the_service_goes_on(tmp_path):
+    """Without one it counted as older than all others, and commands took another run."""
+    held, store = Held(is_open=True), str(tmp_path / "labels.db")
+    async with served(client(held, k=0, store=store)) as (_, session):
+        for text in messages(2):
+            assert (await post(session, {"text": text}))[0] == 200
+        (run,) = await stored_runs(store)
+        assert run.day
+
+
 async def test_no_former_embedder_stays_in_memory(caplog):
     class Model(HashEmbedder):
         def __init__(self):
