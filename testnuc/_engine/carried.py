@@ -8,7 +8,7 @@ from testnuc.errors import InvalidInputError
 from testnuc.labels import LabelSet
 from testnuc.trust.evidence import Judgment
 from testnuc.trust.learned import Learned
-from testnuc.trust.review import Review
+from testnuc.trust.review import Review, ReviewItem
 from testnuc.trust.thresholds import Thresholds
 from testnuc.types import SEPARATOR
 
@@ -45,7 +45,11 @@ def _judgments_in(review: Review) -> list[Judgment]:
     mixed = {item.source for item in review} >= {"person", "referee"}
     blind, n = review.context.blind, review.context.judges
     saw = {None: "", True: ", blind: no label was shown", False: ", who saw the labels given"}
-    by = f"{'one person' if n == 1 else f'{n} people'}{saw[blind]}"
+
+    def by(item: ReviewItem) -> str:
+        one = "one person" if n == 1 else f"one of {n} people"
+        return f"{f'{item.judges} people' if item.judges > 1 else one}{saw[blind]}"
+
     settled = "people, after others differed, by one who saw the answers"
     return [
         Judgment(
@@ -62,7 +66,7 @@ def _judgments_in(review: Review) -> list[Judgment]:
             review.ranking,
             day=item.day,
             agreed=not item.said if item.judges > 1 else None,
-            by=(settled if item.settled else by) if item.source == "person" else "",
+            by=(settled if item.settled else by(item)) if item.source == "person" else "",
         )
         for item in review[: last + 1]
     ]

@@ -47,7 +47,7 @@ def review(given: SimpleNamespace) -> None:
     """Draw texts to be judged, continue a review, or join several; let a person judge; learn."""
     sources: list[str] = given.sources
     if all(map(_is_review, sources)):
-        path, judged = sources[0], _read_reviews(sources)
+        path, judged = sources[0], _read_reviews(sources, settles=True)
         if len(sources) > 1:
             path = _new_review(given.output)
             judged.save(path)
@@ -535,14 +535,14 @@ async def diagnose(given: SimpleNamespace) -> None:
         found.plot().savefig(given.plot, dpi=110)
 
 
-def _read_reviews(files: Sequence[str]) -> Review:
+def _read_reviews(files: Sequence[str], *, settles: bool = False) -> Review:
     """Return a review, or several people's reviews as one."""
     reviews = {file: Review.load(existing(file)) for file in files}
     if len(files) == 1:
         return reviews[files[0]]
     joined = join_reviews(reviews)
     to_stderr(str(joined))
-    if joined.undecided:
+    if joined.undecided and not settles:
         to_stderr(
             f"to settle those that are open: testnuc review {shlex.join(files)} -o joined.json"
         )

@@ -576,7 +576,7 @@ class Learned(Brief):
             return "\n".join([*lines, f"Trust is not calibrated: {_OTHER_SETTINGS}."])
         lines.append(
             f"Trust is the chance that {self.rule.trusted}, calibrated on {proving:,} judged texts "
-            f"that were drawn at random{skipped and f' ({skipped:,} others have no answer)'}."
+            f"drawn with known probabilities{skipped and f' ({skipped:,} others have no answer)'}."
             if proving
             else "Trust is not calibrated: no judged text was drawn at random."
         )

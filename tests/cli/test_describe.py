@@ -322,7 +322,9 @@ def test_a_page_says_how_many_people_judged_when_and_whether_blind():
     stored = [Judgment.of(one.record()) for one in (*blind, *seeing, *older)]
     assert stored == [*blind, *seeing, *older]
     page = "\n".join(_judgments(SimpleNamespace(judged=stored), None))
-    assert "- 2026-11-25: 20 judged by 2 people, blind: no label was shown" in page
+    # a text that the other one did not have, or skipped, was judged by one alone
+    assert "- 2026-11-25: 18 judged by one of 2 people, blind: no label was shown" in page
+    assert "- 2026-11-25: 2 judged by 2 people, blind: no label was shown" in page
     assert "- 2026-11-26: 20 judged by one person, who saw the labels given" in page
     assert "- before dates were noted: 1 judged by people\n" in f"{page}\n"
     # who settles what judges differ on sees their answers
