@@ -368,7 +368,7 @@ def _merged(earlier: Sequence[Judgment], new: Sequence[Judgment]) -> tuple[Judgm
             if judgment.agreed is False:
                 # what one judge alone had said is open now; what was settled stays
                 alone = old.source == "person" and old.agreed is None
-                found = replace(old, label=None, source=None) if alone else old
+                found = replace(old, label=None, source=None, by="") if alone else old
                 judged[judgment.hash] = replace(found, agreed=False)
             continue
         if change == ("referee", "person") and (

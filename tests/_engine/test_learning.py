@@ -789,9 +789,9 @@ async def test_a_review_does_without_names_that_cannot_be_embedded():
 
 
 def test_judges_who_differ_count_where_one_of_them_was_learned_from_before():
-    one = Judgment("text", b"hash", LABELS[0], "person", 0.1, 0.1, 100, True)
+    one = Judgment("text", b"hash", LABELS[0], "person", 0.1, 0.1, 100, True, by="one person")
     # of two judges who differ, the one who was learned from first does not decide
-    differ = replace(one, label=None, source=None, agreed=False)
+    differ = replace(one, label=None, source=None, agreed=False, by="")
     (found,) = _merged([one], [differ])
     assert found == differ
     (settled,) = _merged([found], [replace(one, agreed=None)])
