@@ -134,8 +134,9 @@ class Learning:
         else:
             # they keep the draw that they came from
             asked = () if before is None else before.reopened
-            found = [Drawn(fit.rows[one.hash], "correct") for one in asked if one.hash in fit.rows]
-            found = found[:n] + draw(n - len(found), goal, offer.support, open_, offer.trust, rng)
+            rows = [fit.rows[one.hash] for one in asked if one.hash in fit.rows][:n]
+            found = [Drawn(row, "correct") for row in rows]
+            found += draw(n - len(rows), goal, offer.support, open_, offer.trust, rng)
         for drawn in found:
             row, trust = drawn.row, float(offer.trust[drawn.row])
             entry, own = run.batch.entries[row], run.answers.predictions[row]

@@ -872,6 +872,7 @@ async def test_what_fitted_no_label_is_asked_about_first_when_one_is_added(goal)
         assert "skipped" not in await nuc.describe(results)
         wide = {one.label: one.share for one in results.count_labels(learned)}[new]
         assert [i.text in unfit for i in await nuc.review(70, goal=goal)].index(False) == len(unfit)
+        assert len(await nuc.review(len(unfit) - 1, goal=goal)) == len(unfit) - 1
         again = await nuc.review(len(unfit), goal=goal)
         assert {item.text for item in again} == unfit
         for item in again:
