@@ -539,7 +539,7 @@ class TestNUC(Facts):
             As for `classify_many`.
         """
         given = list(values(texts))
-        gold = checked_gold(given, list(values(labels, "labels")), self.labels.names)
+        gold = checked_gold(given, list(values(labels, "labels", ordered=True)), self.labels.names)
         return evaluated(await self.classify_many(given, progress=progress), gold)
 
     async def stream(

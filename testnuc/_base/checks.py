@@ -66,11 +66,11 @@ def is_null(value: Any) -> bool:
     return value is None or nan or type(value).__name__ in {"NAType", "NaTType"}
 
 
-def values(column: Any, name: str = "texts") -> Iterable[Any]:
+def values(column: Any, name: str = "texts", *, ordered: bool = False) -> Iterable[Any]:
     """Return an iterable of the values of a list, a pandas or polars Series, or an Arrow array.
 
     None of these libraries is imported: objects are recognized by their attributes.
-    A table, which would yield the names of its columns, is refused.
+    A table, which would yield the names of its columns, is refused; `ordered`: so is a set.
     """
     shape = getattr(column, "shape", None)
     if shape == () or (shape and (hasattr(column, "columns") or hasattr(column, "column_names"))):
@@ -81,7 +81,7 @@ def values(column: Any, name: str = "texts") -> Iterable[Any]:
         # strings instead of Arrow scalars, in chunks
         parts = (column.slice(start, _SLICE) for start in range(0, len(column), _SLICE))
         return chain.from_iterable(part.to_pylist() for part in parts)
-    no_list = (str, bytes, set, frozenset) if name == "labels" else (str, bytes)
+    no_list = (str, bytes, set, frozenset) if ordered else (str, bytes)
     if isinstance(column, no_list) or not isinstance(column, Iterable):
         raise InvalidInputError(f"{name} is {column!r:.60}; give a list")
     given: Iterable[Any] = column

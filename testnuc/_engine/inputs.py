@@ -84,7 +84,7 @@ def labels_by_place(
 
     `none`: whether a text with one label may have None, because none of the labels is right.
     """
-    given = list(values(labels, "labels"))
+    given = list(values(labels, "labels", ordered=True))
     if len(given) != len(places):
         raise InvalidInputError(f"{len(places)} texts need {len(places)} labels, got {len(given)}")
     known: dict[int, str | None] = {}

@@ -382,7 +382,7 @@ def _judgments(learned: Learned | None, joined: JoinedReview | None) -> Iterator
 def _judges(learned: Learned | None) -> Iterator[str]:
     judged = () if learned is None else learned.judged
     by = Counter(
-        (one.day or "before dates were noted", one.source, one.by or bool(one.possible))
+        (one.day or "before dates were noted", one.source, one.by if one.source else one.reopened)
         for one in judged
     )
     for (day, source, who), n in sorted(by.items(), key=str):

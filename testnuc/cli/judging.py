@@ -415,9 +415,12 @@ async def _carried(
     """Learn from judgments, which may be of other labels, and say how many are of these."""
     if tuple(judged.labels) == nuc.labels.names:
         learned = await nuc.learn(judged, **how)
-        of, items = (judged.context.run, judged) if isinstance(judged, Review) else ((), ())
-        if of and (missing := learned.unused(item.hash for item in items)):
-            to_stderr(f"note: {missing:,} texts of this review, drawn from {of[0]}, are not here")
+        if (
+            isinstance(judged, Review)
+            and (run := judged.context.run)
+            and (missing := learned.unused(item.hash for item in judged))
+        ):
+            to_stderr(f"note: {missing:,} texts of this review, drawn from {run[0]}, are not here")
         return learned
     found = judgments_of(judged, nuc.labels, former)
     kept = sum(judgment.source is not None for judgment in found)

@@ -2,7 +2,6 @@
 
 import io
 import re
-import sys
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, time
@@ -60,6 +59,8 @@ def read_rows(path: Path, text_column: str) -> tuple[list[str], list[dict[str, A
     require()
     from openpyxl.reader.excel import ExcelReader
 
+    from testnuc.cli.reading import to_stderr  # which imports this module
+
     try:
         with path.open("rb") as file:
             reader = ExcelReader(file, read_only=True, data_only=True, keep_links=False)
@@ -72,8 +73,7 @@ def read_rows(path: Path, text_column: str) -> tuple[list[str], list[dict[str, A
             named = (sheet for sheet in sheets if text_column in next(_lines(path, sheet), ()))
             best = next(named, sheets[0] if sheets else None)
             if len(sheets) > 1 and best is not None:
-                line = f"note: {best.title!r} of {len(sheets)} sheets in {path} is read"
-                print(line, file=sys.stderr)
+                to_stderr(f"note: {best.title!r} of {len(sheets)} sheets in {path} is read")
             return ([], []) if best is None else _rows_of(path, best, text_column)
     except InvalidInputError:
         raise

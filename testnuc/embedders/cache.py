@@ -241,12 +241,7 @@ class EmbeddingCache:
                         if not future.done():
                             future.set_exception(exc)
                 else:
-                    for number, (future, row) in enumerate(zip(futures, rows, strict=True), 1):
-                        if not future.done():
-                            future.set_result(row)
-                        if number % _TURN == 0:
-                            # each may wake a caller: not hundreds in one iteration of the loop
-                            await asyncio.sleep(0)
+                    await _hand_out(futures, rows)
                 for text_hash in hashes:
                     self._futures.pop(text_hash, None)
         finally:
@@ -345,6 +340,15 @@ def _unit(texts: Sequence[str], vectors: Float32s) -> list[Row]:
         )
         for text, row, usable in zip(texts, unit, good, strict=True)
     ]
+
+
+async def _hand_out(futures: Sequence[asyncio.Future[Row]], rows: Sequence[Row]) -> None:
+    for number, (future, row) in enumerate(zip(futures, rows, strict=True), 1):
+        if not future.done():
+            future.set_result(row)
+        if number % _TURN == 0:
+            # each may wake a caller: not hundreds in one iteration of the loop
+            await asyncio.sleep(0)
 
 
 def _is_lost(future: asyncio.Future[Row]) -> bool:

@@ -87,8 +87,8 @@ class Transport:
         self._sleep = sleep
         #: Called with the seconds of each attempt, answered or not.
         self.timed: Callable[[float], object] = float
-        #: When the calls in flight were sent, the oldest first.
-        self._sent: dict[Call, float] = {}
+        #: The calls in flight, the oldest first.
+        self._sent: dict[Call, None] = {}
         #: See `observed`.
         self._observers: list[Callable[[ProviderError], object]] = []
         self.outage = Outage(self.account, limits.concurrency)
@@ -113,7 +113,8 @@ class Transport:
     @property
     def oldest(self) -> float:
         """Seconds since the oldest call in flight was sent; 0: none is."""
-        return self._clock() - next(iter(self._sent.values()), self._clock())
+        now = self._clock()
+        return now - next((call.sent_at for call in self._sent), now)
 
     @contextmanager
     def observed(self, observer: Callable[[ProviderError], object] | None) -> Iterator[None]:
@@ -302,7 +303,7 @@ class Transport:
         left = call.started + self._retry.deadline - permit.sent_at
         seconds = self.outage.timeout(call, self._retry.timeout)
         timer = Timer(max(0.0, min(seconds, left)))
-        self._sent[call] = permit.sent_at
+        self._sent[call] = None
         try:
             if call.wire is not None:
                 call.key, own = (None, None) if keys is None else await key_headers(call.wire)
@@ -332,7 +333,8 @@ class Transport:
             self.failing = False
             return reply
         finally:
-            self.timed(self._clock() - self._sent.pop(call))
+            del self._sent[call]
+            self.timed(self._clock() - permit.sent_at)
         raise error from cause
 
     def _check(self, call: Call, permit: Permit) -> None:

@@ -281,6 +281,12 @@ class Judgment(Brief):
     #: Who judged: how many people, and what they saw; "": not known.
     by: str = ""
 
+    @property
+    def reopened(self) -> bool:
+        """Whether labels that were added, split or removed since left it open."""
+        is_open = not self.label and bool(self.possible or self.source is None)
+        return is_open and bool(self.possible or self.by)
+
     def record(self) -> list[Any]:
         """Return its values, as they are stored."""
         text, key, *rest = astuple(self)

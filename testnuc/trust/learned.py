@@ -155,8 +155,7 @@ class Learned(Brief):
     @property
     def reopened(self) -> tuple[Judgment, ...]:
         """Those that labels added, split or removed since left open: a review asks them first."""
-        open_ = (j for j in self.judged if not j.label and (j.possible or j.source is None))
-        return tuple(j for j in open_ if j.possible or j.by)
+        return tuple(j for j in self.judged if j.reopened)
 
     @property
     def unfit(self) -> tuple[list[Judgment], int]:
