@@ -125,7 +125,7 @@ def read_table(
         rows, schema = parquet.read_rows(existing(file))
         columns = list(schema.names)
     elif kind == ".xlsx":
-        columns, rows = xlsx.read_rows(existing(file), text_column)
+        columns, rows = xlsx.read_rows(existing(file), text_column, to_stderr)
     else:
         content, found = content_of(file, encoding)
         file = "stdin" if file == STANDARD else file

@@ -3,7 +3,7 @@
 import io
 import re
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, time
 from pathlib import Path
 from typing import IO, Any
@@ -51,15 +51,16 @@ def _escaped(text: str) -> str:
     return _ESCAPED.sub(lambda found: f"_x{ord(found[0]):04X}_", text)
 
 
-def read_rows(path: Path, text_column: str) -> tuple[list[str], list[dict[str, Any]]]:
+def read_rows(
+    path: Path, text_column: str, tell: Callable[[str], None]
+) -> tuple[list[str], list[dict[str, Any]]]:
     """Return the columns and rows of the first sheet that has the column, else of the first.
 
-    Hidden sheets come last. Numbers among the texts become text; dates do in all columns.
+    Hidden sheets come last; where there are several, `tell` gets a line with the name of the one.
+    Numbers among the texts become text; dates do in all columns.
     """
     require()
     from openpyxl.reader.excel import ExcelReader
-
-    from testnuc.cli.reading import to_stderr  # which imports this module
 
     try:
         with path.open("rb") as file:
@@ -73,7 +74,7 @@ def read_rows(path: Path, text_column: str) -> tuple[list[str], list[dict[str, A
             named = (sheet for sheet in sheets if text_column in next(_lines(path, sheet), ()))
             best = next(named, sheets[0] if sheets else None)
             if len(sheets) > 1 and best is not None:
-                to_stderr(f"note: {best.title!r} of {len(sheets)} sheets in {path} is read")
+                tell(f"note: {best.title!r} of {len(sheets)} sheets in {path} is read")
             return ([], []) if best is None else _rows_of(path, best, text_column)
     except InvalidInputError:
         raise
