@@ -328,6 +328,9 @@ class ServedSet:
         yield Value("paused_seconds", paused, transport.admission.paused, self._place)
         oldest = "Seconds since the oldest LLM call in flight was sent."
         yield Value("oldest_call_seconds", oldest, transport.oldest, self._place)
+        write = getattr(getattr(parts_of(self.nuc).store, "database", None), "oldest_write", None)
+        oldest = "Seconds since the oldest write to the SQLite store began to wait."
+        yield Value("oldest_write_seconds", oldest, write, self._place)
         yield Value("pool_texts", "Texts in the pool.", len(self.nuc), self._place)
         if self.audit is None:
             return

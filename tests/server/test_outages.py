@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import re
+import sqlite3
 from collections import Counter, defaultdict
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -29,6 +30,7 @@ from testnuc.errors import (
 from testnuc.limits.budget import BudgetAccount
 from testnuc.protocols import Answer, Reply, Request, Task, TokenUsage
 from testnuc.server import JsonLines
+from testnuc.stores.sqlite import database
 from testnuc.testing import Faults, LoopbackLLM
 from testnuc.transport import retries
 from testnuc.transport.calls import Call, Patience
@@ -677,6 +679,32 @@ async def test_a_request_does_not_wait_for_what_others_have_reserved_of_a_budget
         assert "Retry-After" not in headers
         _, page = await get(session, "/metrics")
     assert 'testnuc_failed_texts_total{type="budget_reserved"} 29.0' in page
+
+
+async def test_a_store_that_another_process_locks_is_seen_before_anything_fails(
+    tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(database, "_SILENT", 0.01)
+    caplog.set_level(logging.INFO, logger="testnuc")
+    path = tmp_path / "labels.db"
+    async with served(client(Held(is_open=True), store=path)) as (_, session):
+        assert "testnuc_oldest_write_seconds 0.0" in (await get(session, "/metrics"))[1]
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        waiting = asyncio.create_task(post(session, {"text": "refund please"}))
+        await until(lambda: "is locked by another process; writes wait" in caplog.text)
+        page = (await get(session, "/metrics"))[1]
+        assert float(re.search(r"^testnuc_oldest_write_seconds (.*)$", page, re.MULTILINE)[1]) > 0
+        other.execute("ROLLBACK")
+        assert (await waiting)[0] == 200
+        assert f"the store {path} is not locked any more" in caplog.text
+        monkeypatch.setattr(database, "_BUSY_TIMEOUT", 0.02)
+        other.execute("BEGIN IMMEDIATE")
+        status, answer, headers = await post(session, {"text": "another refund"})
+        assert (status, answer["error"]["type"], headers["Retry-After"]) == (503, "store", "5")
+        other.execute("ROLLBACK")
+        other.close()
+        assert (await post(session, {"text": "another refund"}))[0] == 200
 
 
 async def test_labels_their_trust_and_the_time_of_calls_are_measured():

@@ -223,6 +223,7 @@ async def _make(path):
 
 
 async def test_a_process_that_writes_for_too_long(filled, monkeypatch):
+    monkeypatch.setattr("testnuc.stores.sqlite.database._SILENT", 0.01)
     monkeypatch.setattr("testnuc.stores.sqlite.database._BUSY_TIMEOUT", 0.02)
     other = sqlite3.connect(filled, isolation_level=None)
     store = SqliteStore(filled)

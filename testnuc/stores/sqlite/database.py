@@ -9,6 +9,7 @@ from 0 in insertion order, equal for every process, and a number is never reused
 
 import asyncio
 import contextlib
+import logging
 import os
 import re
 import sqlite3
@@ -26,11 +27,14 @@ from testnuc.errors import StoreError
 from testnuc.stores.sql_store import DAMAGE, DamagedRowError, damaged, migrations
 
 _T = TypeVar("_T")
-#: What to run in a transaction, and its outcome.
-_Job = tuple["Callable[[Connection], Any]", asyncio.Future[Any]]
+#: What to run in a transaction, its outcome, and since when it waits.
+_Job = tuple["Callable[[Connection], Any]", asyncio.Future[Any], float]
 
-#: Seconds to wait for the write lock of another process.
+_log = logging.getLogger("testnuc")
+
+#: Seconds to wait for the write lock of another process, the first of them without a word.
 _BUSY_TIMEOUT = 60.0
+_SILENT = 5.0
 #: Most writes per transaction.
 _MAX_GROUP = 512
 _READERS = 2
@@ -62,6 +66,13 @@ class SqliteDatabase:
         self._process: int | None = None
         #: Whether it is closed, and not to be opened by what comes late.
         self.closed = False
+        #: Since when the oldest write waits; None: none does.
+        self._oldest: float | None = None
+
+    @property
+    def oldest_write(self) -> float:
+        """For how many seconds the oldest write has waited, for the lock or for its commit."""
+        return 0.0 if (since := self._oldest) is None else time.monotonic() - since
 
     async def open(self) -> None:
         """Create the file if missing, and apply pending migrations."""
@@ -85,7 +96,7 @@ class SqliteDatabase:
                     target=self._write, args=(self._queue,), name="testnuc-write", daemon=True
                 )
                 self._writer.start()
-            self._queue.put((work, future))
+            self._queue.put((work, future, time.monotonic()))
         return await future
 
     async def read(self, work: Callable[[Connection], _T]) -> _T:
@@ -189,7 +200,9 @@ class SqliteDatabase:
                 first = queue.get()
                 jobs = [first, *_drain(queue, _MAX_GROUP - 1)]
                 last = None in jobs
+                self._oldest = None if first is None else first[2]
                 self._commit(connection, [job for job in jobs if job is not None])
+                self._oldest = None
         finally:
             connection.close()
 
@@ -198,10 +211,11 @@ class SqliteDatabase:
         connection = self.connect()
         try:
             require_store(connection, self.path)
-            _enable_wal(connection)
+            self._when_free(connection, "PRAGMA journal_mode = WAL")
             connection.execute(f"PRAGMA journal_size_limit = {_WAL_LIMIT}")
             connection.execute(f"PRAGMA cache_size = -{_WRITER_CACHE_KIB}")
             migrate(connection, self.path)
+            connection.execute("PRAGMA busy_timeout = 100")  # `_when_free` waits
             self._file = _identity(self.path)
         except BaseException:
             connection.close()
@@ -220,9 +234,9 @@ class SqliteDatabase:
                     f"the store {self.path} was deleted or replaced while it was open; nothing "
                     "more is stored. Run again"
                 )
-            connection.execute("BEGIN IMMEDIATE")
+            self._when_free(connection, "BEGIN IMMEDIATE")
             begun = True
-            for work, _ in jobs:
+            for work, *_ in jobs:
                 results.append(work(connection))
             connection.execute("COMMIT")
         except BaseException as exc:  # noqa: BLE001 - passed on to the callers
@@ -239,6 +253,24 @@ class SqliteDatabase:
             _deliver([(job, failure) for job in jobs])
         else:
             _deliver(list(zip(jobs, results, strict=True)))
+
+    def _when_free(self, connection: Connection, statement: str) -> None:
+        """Run a statement that needs a lock; the log says so if another process has it for long."""
+        started, said = time.monotonic(), False
+        while True:
+            try:
+                connection.execute(statement).fetchone()
+                break
+            except sqlite3.OperationalError as exc:
+                busy = getattr(exc, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+                if not busy or (waited := time.monotonic() - started) > _BUSY_TIMEOUT:
+                    raise
+            if waited > _SILENT and not said:
+                said = True
+                _log.warning("the store %s is locked by another process; writes wait", self.path)
+            time.sleep(0.01)
+        if said:
+            _log.info("the store %s is not locked any more", self.path)
 
 
 def _identity(path: str) -> tuple[int, int] | None:
@@ -283,21 +315,6 @@ def _end(threads: ThreadPoolExecutor, connections: dict[int, Connection]) -> Non
         connection.close()
 
 
-def _enable_wal(connection: Connection) -> None:
-    """Enable WAL mode; SQLite's busy timeout does not apply to concurrent switches."""
-    deadline = time.monotonic() + _BUSY_TIMEOUT
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode = WAL").fetchone()
-        except sqlite3.OperationalError as exc:
-            busy = getattr(exc, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
-            if not busy or time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
-        else:
-            return
-
-
 def _drain(queue: SimpleQueue[_Job | None], most: int | None = None) -> list[_Job | None]:
     """Return queued jobs without blocking, up to and including a None."""
     jobs: list[_Job | None] = []
@@ -311,8 +328,9 @@ def _drain(queue: SimpleQueue[_Job | None], most: int | None = None) -> list[_Jo
 
 def _deliver(outcomes: list[tuple[_Job, Any]]) -> None:
     """Resolve the futures of the jobs; one wake-up per event loop is twice as fast as one each."""
-    for loop in {future.get_loop() for (_, future), _ in outcomes}:
-        mine = [(future, outcome) for (_, future), outcome in outcomes if future.get_loop() is loop]
+    done = [(future, outcome) for (_, future, _), outcome in outcomes]
+    for loop in {future.get_loop() for future, _ in done}:
+        mine = [(future, outcome) for future, outcome in done if future.get_loop() is loop]
         # the loop may be closed
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(_set, mine)
