@@ -525,7 +525,7 @@ class _Counting:
         self.notes = [f"right: by {'your judgments' if people else 'the referee, not by a person'}"]
         if elsewhere := sum(one.hash not in places for one in judged):
             self.notes.append(
-                f"{elsewhere:,} judged texts are not among these: left out, edited, or elsewhere"
+                f"{elsewhere:,} more texts are judged, of other files (or left out, or edited here)"
             )
         #: int64[m], bool[m, C] twice: where judged texts are, their labels, and those that they may
         #: have.
@@ -572,7 +572,7 @@ class _Counting:
             )
         n = sum(one.source is not None for one in used)
         if (drawn := sum(bool(one.uniform and one.source) for one in used)) < n:
-            self.notes[0] += f"; {drawn:,} of {n:,} were drawn at random: these count"
+            self.notes[0] += f"; {drawn:,} of {n:,} were drawn at random from all: these count"
 
     def _cut(self, label: str | None) -> str | None:
         return label and LEVELS.join(path_of(label)[: self._level])
@@ -675,9 +675,13 @@ class _Counting:
         more = LEAST_JUDGED - judged
         if judged >= min(LEAST_JUDGED, len(inside)) > 0:
             strata = Population(self.strata[inside] + 4 * self.cohort[inside, None], copies[inside])
-            options = {"compared": compared, "learned": self.learned}
             value, low, high = sample.totals(
-                strata, self.hits[here], confidence=confidence, **options
+                strata,
+                self.hits[here],
+                confidence=confidence,
+                compared=compared,
+                learned=self.learned,
+                alike=len(self.labels) - 1,
             )
             if self.exclusive:
                 value = np.clip(value / value.sum(), low, high)

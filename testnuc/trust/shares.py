@@ -117,6 +117,7 @@ class JudgedSample:
         confidence: float = 0.95,
         compared: bool = False,
         learned: bool = False,
+        alike: int | None = None,
     ) -> tuple[Float64s, Float64s, Float64s]:
         """Return the share of the texts that are a hit, and bounds; float64[C] each.
 
@@ -125,20 +126,21 @@ class JudgedSample:
         twice the prior, as differences of small samples need (Agresti and Caffo 2000, "Simple and
         effective confidence intervals for proportions and differences of proportions", The American
         Statistician); not with many kinds, where most are rare and the intervals wide enough.
-        `learned`: strata depend on judgments.
+        `learned`: strata depend on judgments. The prior of the first `alike` kinds alone (default:
+        all) is moved towards the others: none of the labels is not missed as seldom as a label.
         """
         # as if all that were skipped are no hit, and as if they are one
         tail = (_APART if compared else 1) * (_LEARNED if learned else 1) * (1 - confidence) / 2
         prior = _JEFFREYS * (2 if compared and hits.shape[1] < _KINDS else 1)
-        value, low, high = self._bounds(population, hits & ~self.missing, tail, prior)
+        value, low, high = self._bounds(population, hits & ~self.missing, tail, prior, alike)
         if self.missing.any():
-            more, _, high = self._bounds(population, hits | self.missing, tail, prior)
+            more, _, high = self._bounds(population, hits | self.missing, tail, prior, alike)
             value = (value + more) / 2
         total = population.copies.sum()
         return np.clip(value, low, high) / total, low / total, high / total
 
     def _bounds(
-        self, population: Population, hits: Bools, tail: float, prior: float
+        self, population: Population, hits: Bools, tail: float, prior: float, alike: int | None
     ) -> tuple[Float64s, Float64s, Float64s]:
         """Return the number of rows that are a hit, and bounds; float64[C] each."""
         of, copies = population.of[self.rows], population.copies[self.rows]
@@ -153,6 +155,8 @@ class JudgedSample:
             worth = here.sum(axis=0) * _evenness(sizes)
             k = worth * _ratio(found, drawn)
             first, second = _prior(k, worth, prior, _POOLED / max(len(population.used), 2))
+            if alike is not None:
+                second[alike:] = prior
             left = sizes - _sizes(judged, copies)
             # without a draw: the rate of all kinds
             rate = np.where(drawn > 0, _ratio(found, drawn), found.sum() / max(drawn.sum(), 1.0))
@@ -186,7 +190,7 @@ def _prior(k: Float64s, worth: Float64s, prior: float, pooled: float) -> tuple[F
     """
     first = np.full(len(k), prior)
     if len(k) < _KINDS:
-        return first, first
+        return first, first.copy()
     rate = (k.sum() - k + prior) / (worth.sum() - worth + 2 * prior)
     more = pooled * prior * np.maximum(1 / rate - 2, 0)
     # to one digit: it is no more than a guess, and equal counts are computed once

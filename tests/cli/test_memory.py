@@ -153,7 +153,7 @@ def test_a_file_with_columns_of_ones_own_has_the_run_of_its_texts():
 
         write("joined.csv", rows[:25])
         out, _ = ran("count", "joined.csv", "--by", "length", key=None)
-        assert "5 judged texts are not among these" in out
+        assert "5 more texts are judged, of other files" in out
         # one of other labels is another file
         write("other.csv", [row | {"nuc_label": "new"} for row in rows])
         code, _, err = run_here("count", "other.csv", "--by", "length")
