@@ -174,9 +174,12 @@ class Connections:
         most = getattr(provider, "most_bytes", MOST_BYTES)
         # billed, however long it is
         answer = await read_response(response, most, provider, UnreadableReplyError, self._large)
-        if session.repetitions.has(connection, answer.headers, answer.data) and answer.ok:
+        if session.repetitions.has(connection, answer.headers, answer.data, body) and answer.ok:
             # this request may be billed as well
-            raise UnreadableReplyError(f"{host(provider)} sent the response to an earlier request")
+            raise UnreadableReplyError(
+                f"{host(provider)} sent the response to another request; if this persists, a proxy "
+                "or gateway caches POST requests: switch that off"
+            )
         return answer
 
     async def request(

@@ -14,6 +14,7 @@ import logging
 import re
 import select
 import socket
+import time
 from collections.abc import Mapping
 from functools import partial
 from itertools import count
@@ -40,6 +41,11 @@ _SEVERAL = -1
 _ID = re.compile(rb'"id"\s*:\s*("[^"]+"|\d+)')
 #: One that says little: Ollama draws a number below 999, other servers count, or take the time.
 _FEW_DIGITS = re.compile(rb"(\D*[^0-9A-Za-z])?\d{0,13}")
+#: Characters of an id that was drawn at random, and not given by a mock.
+_LONG = 20
+#: When a response was made. Those of mocks have a constant, or none.
+_CREATED = re.compile(rb'"created(?:_at)?"\s*:\s*(\d{10})(?!\d)')
+_RECENT = 3600.0
 #: Most bytes that are written at once.
 _MOST_AT_ONCE = 2**16
 #: Responses that are remembered, to recognize one that is repeated.
@@ -93,43 +99,64 @@ class _Connection(ResponseHandler):
 
 
 class Repetitions:
-    """Recognizes a response that its connection has carried before.
+    """Recognizes a response that was given before: a proxy may send it twice, or cache POST by URL.
 
-    It has the same id: a proxy may change the rest. An id that comes on several connections is one
-    that the server gives more than once; so may be one of few digits. While the server gave no
-    other id, the rest must be the same, too, but for spaces.
+    On the connection that carried it before, the id is the same: a proxy may change the rest. On
+    another one, the whole body is, and the request is not: a gateway may answer equal requests
+    equally. An id that comes on several connections is one that the server gives more than once;
+    so may be one of few digits. While the server, which may be a mock, gave no other id, the rest
+    must be the same, too, but for spaces; on another connection the id must be long, and the body
+    tell that it was made lately.
     """
 
-    __slots__ = ("_connections", "_first")
+    __slots__ = ("_first", "_known", "_warned")
 
     def __init__(self) -> None:
-        #: The connection of each of the last responses, by the hash of its id.
-        self._connections: dict[int, int] = {}
+        #: Of each of the last responses by the hash of its id: the connection, and hashes of the
+        #: request and of the body.
+        self._known: dict[int, tuple[int, int, int]] = {}
         self._first = b""
+        self._warned = False
 
-    def has(self, connection: object, headers: Mapping[str, str], data: bytes) -> bool:
+    def has(
+        self, connection: object, headers: Mapping[str, str], data: bytes, request: bytes
+    ) -> bool:
         """Whether a complete response is a repetition; then its connection is closed."""
-        known = self._connections
+        known = self._known
         if not isinstance(connection, _Connection):
             return False
         own = _ID.search(data)
         name = (request_id(headers) or "").encode() if own is None else own[1].strip(b'"')
         if _FEW_DIGITS.fullmatch(name):
             return False
-        mark = hash(name)
-        before = known.get(mark)
+        mark, sent, body = hash(name), hash(request), hash(data)
+        number, *before = known.get(mark, (connection.number, sent, body))
         # once ids differ, they say enough
         rest = b"".join(data.split()) if len(known) < 2 else self._first
         if not known:
             self._first = rest
-        if before == connection.number and rest == self._first:
-            _log.warning("a server sent a response twice; it is not used")
+        of_other = before[0] != sent and before[1] == body
+        again = mark in known and number == connection.number and rest == self._first
+        if (again or of_other) and not self._warned:
+            self._warned = True
+            _log.warning(
+                "several requests got the same response; unless the server is a mock, a proxy or "
+                "gateway repeats or caches them"
+            )
+        if again or (of_other and (len(known) > 1 or _is_recent(name, data))):
             connection.close()
             return True
-        known[mark] = connection.number if before is None else _SEVERAL
+        known[mark] = (_SEVERAL if mark in known else number, sent, body)
         if len(known) > _MOST_REMEMBERED:
             del known[next(iter(known))]
         return False
+
+
+def _is_recent(name: bytes, data: bytes) -> bool:
+    """Whether a server that is no mock seems to have made a response within the last hour."""
+    created = _CREATED.search(data)
+    long = len(name) >= _LONG and not name.isalpha()
+    return long and created is not None and abs(time.time() - int(created[1])) < _RECENT
 
 
 class Post:

@@ -9,6 +9,7 @@ import threading
 import time
 import tracemalloc
 import zlib
+from collections import Counter
 from contextlib import suppress
 from types import SimpleNamespace
 
@@ -497,6 +498,68 @@ async def test_a_response_sent_twice_answers_no_later_request(connections):
     labels, sent, transport = await labels_of_repeated(connections, every=11)
     assert labels == "ab" * 15
     assert 30 < transport.meter.calls <= sent
+
+
+async def labels_of_cached(hits, *, name="chatcmpl-{:032x}", created=None, texts=30, concurrency=4):
+    """Label texts behind a proxy that caches POST by URL; `hits` of attempt and text are hits."""
+    cached, attempts = [], Counter()
+
+    async def respond(number, writer):
+        text = int(orjson.loads(requests[number])["user"])
+        body = {"id": name.format(number), "label": "ab"[text % 2], "usage": [1, 1]}
+        data = orjson.dumps(body | ({"created": created} if created else {}))
+        if not (cached and hits(attempts[text], text)):
+            cached[:] = [data]
+        attempts[text] += 1
+        writer.write(whole(cached[0]))
+
+    async with (
+        raw(respond) as (wire, requests),
+        sending(concurrency=concurrency) as transport,
+    ):
+        asked = [Request(ONE.task, str(i), (str(i),)) for i in range(texts)]
+        calls = (transport.call(wire, request) for request in asked)
+        replies = await asyncio.gather(*calls, return_exceptions=True)
+    errors = [reply for reply in replies if isinstance(reply, Exception)]
+    labels = "".join(
+        "-" if isinstance(reply, Exception) else reply.answers[0].label for reply in replies
+    )
+    return labels, errors, len(requests), transport
+
+
+async def test_a_cached_response_answers_no_other_request(caplog):
+    labels, errors, sent, transport = await labels_of_cached(
+        lambda attempt, text: attempt < 2 and text % 3 == 2
+    )
+    assert labels == "ab" * 15
+    assert not errors
+    assert transport.meter.calls == sent
+    assert len([r for r in caplog.records if r.levelname == "WARNING"]) == 1
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+async def test_a_proxy_that_caches_every_response_labels_no_other_text(concurrency):
+    """It forwards one request; that the server is no mock is seen by the time in its responses."""
+    labels, errors, sent, transport = await labels_of_cached(
+        lambda *_: True, created=int(time.time()), concurrency=concurrency, texts=8
+    )
+    assert labels == "a" + 7 * "-"
+    assert "another request" in str(errors[0])
+    assert "cache" in str(errors[0])
+    assert transport.meter.calls == sent == 1 + 3 * 7
+
+
+async def test_the_same_request_may_be_answered_by_a_cache():
+    async def respond(number, writer):
+        text = orjson.loads(requests[number])["user"]
+        writer.write(whole(orjson.dumps({"id": f"chatcmpl-{text:032}", "label": "a"})))
+
+    async with raw(respond) as (wire, requests), sending(concurrency=8) as transport:
+        asked = [Request(ONE.task, str(i % 5), ("x",)) for i in range(40)]
+        await asyncio.gather(*(transport.call(wire, request) for request in asked[:8]))
+        await asyncio.gather(*(transport.call(wire, request) for request in asked[8:]))
+    # one that comes on the connection of before is asked about again
+    assert 40 <= transport.meter.calls <= 45
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,11 @@ class Weather:
         #: Whether responses come in parts, with characters of several bytes; drawn apart, so that
         #: the rest of a seed stays as it was.
         self.parts = Random(f"parts {seed}").random() < 0.4
+        #: Part of the texts that a proxy answers with another's answer first: it caches POST by
+        #: URL. Drawn apart as well.
+        self.hits = Random(f"cache {seed}").choice((0, 0, 0, 0.3, 1))
+        #: What it has cached, by the prompt.
+        self.cached: dict[str, bytes] = {}
         # -- what happened --
         self.sent: list[Sent] = []
         self.requests: list[tuple[int, list[str], int | str]] = []
@@ -180,15 +185,20 @@ class Weather:
         response = self._right_response(asked)
         hit = run == 0 and not self.healthy.intersection(asked.texts)
         right = not (hit and random.random() < self.rate)
-        if not right:
+        if run == attempt == 0 and self._answer_of_another(asked.user, response):
+            right = False
+        elif not right:
             self._spoil(random, response, asked)
             right = not response.names
         if self.parts:
             send_in_parts(Random(f"parts {source}"), response)
         self.requests.append((run, asked.texts, response.status))
+        data = response.body
         number = len(self.requests)
 
         def sent(*, clean):
+            if right and clean and run == 0:
+                self.cached[asked.user] = data
             billed = response.status == 200 and response.framed and not _is_error(response)
             billed = billed and clean
             self.sent.append(
@@ -204,6 +214,21 @@ class Weather:
             )
 
         return response, sent
+
+    def _answer_of_another(self, user: str, response: Response) -> bool:
+        """Replace a response by a cached one; return whether there is any for this request.
+
+        A client can tell once it knows two ids, and has read what was cached: hence the pause.
+        """
+        random = Random(f"cache {self.seed} {user}")
+        others = [body for prompt, body in self.cached.items() if prompt != user]
+        if random.random() >= self.hits or len(others) < 2:
+            return False
+        response.body = random.choice(others)
+        response.steps = [("wait", 0.001), ("send", response.body)]
+        response.set("content-length", str(len(response.body)))
+        response.names.append("cached")
+        return True
 
     def _right_response(self, asked: Asked) -> Response:
         said = answer_text([self.right[text] for text in asked.texts], several=self.several)
