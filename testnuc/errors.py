@@ -242,8 +242,6 @@ class EmbeddingError(TestNUCError):
 class StoreError(TestNUCError):
     """The store cannot be opened, read or written; the message says why."""
 
-    retry_after = 5.0
-
 
 def with_count(error: Exception, answered: int) -> Exception:
     """Return a copy of an error that ended a run, with the number of texts answered before."""

@@ -26,6 +26,7 @@ from testnuc.cli.label_files import read_labels
 from testnuc.cli.options_of_run import command, next_command, opened_store
 from testnuc.cli.reading import Table, require_column, to_stderr
 from testnuc.errors import InvalidInputError
+from testnuc.labels import labels_hash
 from testnuc.server.served import changed, set_summary, summary_of
 from testnuc.trust.audit import Audit, AuditWeek, audited, is_audit, review_of, week_of
 from testnuc.trust.counts import Counts, counted
@@ -212,7 +213,10 @@ async def _read(store: str, chosen: str | None) -> tuple[list[AuditWeek], AuditW
         raise InvalidInputError(
             "the store has no texts set aside; run `testnuc serve` with it and --audit 20/week"
         )
-    last, shown = every[-1], one_line(", ".join(every[-1].labels), _LINE)
+    last = every[-1]
+    listed = one_line(", ".join(last.labels), _LINE)
+    digest = labels_hash(last.labels, last.context.descriptions)
+    shown = f"{len(last.labels)} labels ({listed}), labels_hash {digest}"
     if chosen is not None:
         names = [*read_labels(chosen)]
         # a label that means none may be the last one
@@ -224,7 +228,7 @@ async def _read(store: str, chosen: str | None) -> tuple[list[AuditWeek], AuditW
         last = min(fitting, key=lambda week: len(week.labels))
     known = [week for week in every if week.key("") == last.key("")]
     if chosen is None and len(known) < len(every):
-        to_stderr(f"note: of several label sets, the latest is {shown}; for another: --labels")
+        to_stderr(f"note: of several label sets, the latest has {shown}; for another: --labels")
     over = week_of(time.time() - _LATE)
     return [w for w in known if w.week < over], next((w for w in known if w.week >= over), None)
 

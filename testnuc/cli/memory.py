@@ -359,12 +359,11 @@ def about_lessons(
     if learned is not None:
         note = LessonNote() if store.folder is None else LessonNote.of(Path(str(store.where)))
         of = f", last of {note.source}" if note.source else ""
-        said = f"learned from {len(learned.answers):,} judgments{of}: applied"
-        if learned.settings in {"", parts_of(nuc).settings.basis}:
-            return said, ""
-        if learned.unproved:
-            return f"{said} to the judged texts alone, under other vote settings (policy, k)", ""
-        return f"{said}, in place of these vote settings (policy, k)", ""
+        alone = " to the judged texts alone" * (learned.unproved or learned.decides == "settings")
+        said = f"learned from {len(learned.answers):,} judgments{of}: applied{alone}"
+        other = learned.settings not in {"", parts_of(nuc).settings.basis}
+        where = "under other" if learned.unproved else "in place of these"
+        return said + f", {where} vote settings (policy, k)" * other, ""
     wanted = _noted(options)
     files = [] if store.folder is None else store.folder.glob("answers*.json")
     former = {name for names in wanted.get("former", {}).values() for name in names}

@@ -72,7 +72,8 @@ def request_error(error: Exception) -> RequestError:
     # others may name addresses and settings of the service
     hidden = f"{kind.replace('_', ' ')} error; the log of the service has the details"
     message = str(error) if isinstance(error, errors.InvalidInputError) else hidden
-    after = usable_wait(getattr(error, "retry_after", None))
+    # a disk has room again, or a lock is gone, as soon as somebody sees to it
+    after = usable_wait(getattr(error, "retry_after", 5.0 if kind == "store" else None))
     seconds = None if after is None else max(1, math.ceil(min(after, _LONGEST_WAIT)))
     return RequestError(status, kind, message, retry_after=seconds)
 

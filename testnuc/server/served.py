@@ -194,11 +194,13 @@ class ServedSet:
 
     def _active(self) -> dict[str, Any]:
         learned = self.nuc.learned
+        judged = learned.answers if learned else {}
         return {
             "model": self.nuc.model,
             "labels": len(self.nuc.labels.names),
             "labels_hash": labels_hash(self.nuc.labels.names, self.nuc.labels.descriptions),
-            "judged": 0 if learned is None else len(learned.judged),
+            "judged": len(judged),
+            "judged_used": len(judged) - (learned.unused(judged) if learned else 0),
             "since": self._since.isoformat(timespec="seconds"),
         }
 
@@ -212,13 +214,12 @@ class ServedSet:
         if (task := self._certificate) is not None:
             # of all that ask; a caller that leaves does not end it
             await asyncio.wait([task])
-        own = {"before": self._before, "pool": len(self.nuc), "decision": self._decision}
+        own = dict[str, Any](before=self._before, pool=len(self.nuc), decision=self._decision)
         own["certificate"] = None if task is None else task.result()
         transport = parts_of(self.nuc).transport
-        paused = round(transport.admission.paused, 1)
-        return (
-            self._active() | own | {"budget_left": transport.account.left, "paused_seconds": paused}
-        )
+        own["budget_left"] = transport.account.left
+        own["paused_seconds"] = round(transport.admission.paused, 1)
+        return self._active() | own
 
     @property
     def status(self) -> Literal["ready", "failing", "paused"]:
@@ -322,26 +323,26 @@ class ServedSet:
         yield Value("cost_usd", known, sum(usd) if usd else None, self._place, counted=True)
         for unit, left in account.left.items():
             yield Value("budget_left", "Left of the budget.", left, self._place | {"unit": unit})
-        failing = "1 while LLM calls fail as every other one would."
-        yield Value("failing", failing, float(self.status == "failing"), self._place)
-        transport, paused = parts_of(self.nuc).transport, "Seconds for which no call is sent."
-        yield Value("paused_seconds", paused, transport.admission.paused, self._place)
-        oldest = "Seconds since the oldest LLM call in flight was sent."
-        yield Value("oldest_call_seconds", oldest, transport.oldest, self._place)
-        write = getattr(getattr(parts_of(self.nuc).store, "database", None), "oldest_write", None)
-        oldest = "Seconds since the oldest write to the SQLite store began to wait."
-        yield Value("oldest_write_seconds", oldest, write, self._place)
-        yield Value("pool_texts", "Texts in the pool.", len(self.nuc), self._place)
-        if self.audit is None:
-            return
-        found, accuracy = self.audit.summary, "Accuracy of all judged texts."
-        for name, meaning, value in (
-            ("texts", "Texts set aside in this week.", len(self.audit.latest.sample)),
-            ("judged", "Judged texts.", found.get("judged", 0)),
-            ("accuracy", accuracy, found.get("accuracy", math.nan)),
-            ("alarms", "Proved changes.", found.get("alarms", 0)),
-        ):
-            yield Value(f"audit_{name}", meaning, value, self._place)
+        transport, store = parts_of(self.nuc).transport, parts_of(self.nuc).store
+        write = getattr(getattr(store, "database", None), "oldest_write", None)
+        failing = float(self.status == "failing")
+        gauges: list[tuple[str, str, float | None]] = [
+            ("failing", "1 while LLM calls fail as every other one would.", failing),
+            ("paused_seconds", "Seconds for which no call is sent.", transport.admission.paused),
+            ("oldest_call_seconds", "Age of the oldest LLM call in flight.", transport.oldest),
+            ("oldest_write_seconds", "Age of the oldest write to the SQLite store.", write),
+            ("pool_texts", "Texts in the pool.", len(self.nuc)),
+        ]
+        if self.audit is not None:
+            found, accuracy = self.audit.summary, "Accuracy of all judged texts."
+            gauges += [
+                ("audit_texts", "Texts set aside in this week.", len(self.audit.latest.sample)),
+                ("audit_judged", "Judged texts.", found.get("judged", 0)),
+                ("audit_accuracy", accuracy, found.get("accuracy", math.nan)),
+                ("audit_alarms", "Proved changes.", found.get("alarms", 0)),
+            ]
+        for name, meaning, value in gauges:
+            yield Value(name, meaning, value, self._place)
 
 
 #: Seconds between two writes of how many texts got each label. A text that is set aside is written

@@ -123,7 +123,7 @@ def diagnose(
         reason = f"{count:,} predictions are too few to judge neighbors by"
         warnings.append(f"the pool is too small: {MIN_PREDICTIONS} predictions are needed")
     elif copies_high >= 1:
-        reason = "nearly identical texts hardly differ in labels, so a vote cannot tell wrong ones"
+        reason = "nearly identical texts hardly differ in labels, so that neighbors show no errors"
     elif copies_low <= _EVEN:
         reason = "nearly identical texts have other labels so often that similarity says little"
     else:

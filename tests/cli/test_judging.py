@@ -474,7 +474,8 @@ def test_marks_correct_but_prove_nothing(tickets):
         assert "20 of 240 texts are judged" in out
         assert "Nothing was applied" in out
         assert "chosen, not drawn" in err
-        run_here(*command)
+        said = "learned from 20 judgments: applied to the judged texts alone\n"
+        assert said in run_here(*command)[2]
         labels = {row["text"]: row["nuc_label"] for row in rows_of("out.csv")}
         assert all(labels[text] == true_label(text) for text in wrong)
 

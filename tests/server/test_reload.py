@@ -220,6 +220,31 @@ async def test_judgments_that_other_labels_leave_unused_are_a_warning(caplog):
     assert caplog.text.count("are not used with") == 1
 
 
+async def test_it_is_said_how_many_judgments_of_former_labels_count(caplog):
+    caplog.set_level(logging.INFO, logger="testnuc.server")
+    first = learning.client(learning.Says(), policy="majority", k=0)
+    more = {"embedder": learning.Clustered(), "policy": "majority", "k": 0}
+    new = TestNUC([*learning.LABELS, "other"], learning.Says(), **more)
+    async with new, served(first) as (service, session):
+        await first.classify_many(learning.texts_of(300))
+        review = await first.review(40)
+        learning.judge(review)
+        learned = await first.learn(review)
+        found = await info(session)
+        assert (found["judged"], found["judged_used"]) == (40, 40)
+        # the judged texts are not among those that the new labels have labeled
+        await new.classify_many(learning.texts_of(100, 300))
+        await new.learn(learned, was={})
+        await service.use(new)
+        found = await info(session)
+        assert (found["judged"], found["judged_used"]) == (40, 0)
+        assert "judged 40, judged_used 0" in caplog.text
+        await new.classify_many([item.text for item in review])
+        await new.learn(learned, was={})
+        found = await info(session)
+        assert (found["judged"], found["judged_used"]) == (40, 40)
+
+
 async def test_what_is_certified_is_said():
     nuc = learning.client(learning.Says(), policy="majority", k=0)
     async with served(nuc) as (_, session):

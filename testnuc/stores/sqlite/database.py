@@ -290,9 +290,7 @@ def _store_error(error: sqlite3.Error, path: str) -> StoreError:
     if code in {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}:
         # a full disk is an I/O error, too, where a file beside the store cannot grow
         why = "the disk is full" if code == sqlite3.SQLITE_FULL else "perhaps the disk is full"
-        said = (
-            f"cannot grow: {why} ({error}); free disk space and run again: nothing stored is lost"
-        )
+        said = f"cannot grow: {why} ({error}); free disk space: nothing stored is lost"
     elif code == sqlite3.SQLITE_NOTADB:
         said = "is not an SQLite file and was not changed; use another, or restore a corrupt store"
     elif code == sqlite3.SQLITE_CORRUPT:
