@@ -70,10 +70,9 @@ class MemoryStore(Store):
     async def put_predictions(self, rows: Sequence[StoredPrediction]) -> list[Prediction]:
         for row in rows:
             # the first row under a key stays
-            kept = self._rows.get(row.key, row)
+            kept = self._rows.setdefault(row.key, row)
             self._predicted.setdefault(kept.scope, set()).add(kept.text_hash)
-        store = self._rows.setdefault
-        return [store(row.key, row).prediction for row in rows]
+        return [self._rows[row.key].prediction for row in rows]
 
     async def get_vectors(self, embedder: str, hashes: Sequence[bytes]) -> list[Float16s | None]:
         """Return None for each text."""
