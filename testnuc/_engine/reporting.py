@@ -281,7 +281,7 @@ def _by_label(parts: Components, results: Results, learned: Learned | None) -> I
     counts = Counts([])
     with suppress(InvalidInputError):
         counts = counts if learned is None else results.count_labels(learned)
-    shares = {one.label: str(one.share or "too few judged") for one in counts}
+    shares = {one.label: one.shown for one in counts}
     later = len(results) - counts[0].rows if counts else 0
     of = f"share of {counts[0].rows:,} texts" if later else "share of all texts"
     by = "A text is right if a person who judged it said so, or would say so"
@@ -300,6 +300,7 @@ def _by_label(parts: Components, results: Results, learned: Learned | None) -> I
         yield f"| {' | '.join(cells)} |"
     if later:
         yield f"\n{later:,} texts came after the last draw and are left out of the shares."
+    yield from (f"\n{line}." for line in counts.marks)
     yield (
         f"\nIn brackets are ranges that hold in 95 of 100 cases, each alone. {by}; numbers are "
         "estimated from the texts that were drawn at random and judged. A range is about half as "

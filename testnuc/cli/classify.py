@@ -298,7 +298,7 @@ def _interrupted(nuc: TestNUC, progress: LineProgress, store: AnswerStore, lane:
     least = "at least " if parts_of(nuc).sampling.texts_per_call > 1 else ""
     line = f"interrupted: {least}{done:,} of {progress.texts:,} texts are answered"
     if not done:
-        line = "interrupted before any text was answered"
+        line = "interrupted before any text was answered; to start again, run the same command"
     elif store.where is not None:
         line += (
             f"; the answers are stored in {store.where}; to resume, run the same command again: "
@@ -341,7 +341,8 @@ def show_estimate(
     distinct = len(set(texts))
     print(f"{nuc.model}: nothing was sent; {len(texts):,} texts, {distinct:,} distinct\n\n{found}")
     if bound:
-        to_stderr("note: --reuse asks about fewer texts: these calls and this price are the most")
+        most = "--reuse asks about fewer texts: these calls and this price are the most"
+        to_stderr(f"note: {most}; how many depends on how many get a new label")
     if (note := _about_model(nuc, texts)) is not None:
         to_stderr(f"note: {note}")
     tokens = [found.input_tokens, found.output_tokens]

@@ -94,7 +94,7 @@ async def run(given: SimpleNamespace) -> None:
     ends = "; to learn from them ends the certificate, so certify first"
     ends = ends if nuc.learned.certify().coverage else ""
     if wanted := counts[0].judgments_needed:
-        to_stderr(f"more judgments, drawn at random, narrow the intervals: {more(wanted)}{ends}")
+        to_stderr(f"to halve the intervals of shares, judge more at random: {more(wanted)}{ends}")
 
 
 def groups_of(table: Table, column: str, period: str | None) -> list[str | None]:

@@ -15,7 +15,7 @@ import typer
 
 from testnuc._base.checks import hash_text, valid_text
 from testnuc._base.loop_thread import run_to_end
-from testnuc._engine.carried import added_labels, judgments_of
+from testnuc._engine.carried import added_labels
 from testnuc._engine.learning import key_of
 from testnuc.cli.answered_texts import labeled, newest, opened, texts_for
 from testnuc.cli.answering import judge, write_page
@@ -209,7 +209,8 @@ async def learn(given: SimpleNamespace) -> None:
             f"{_counted(placed.values())}, written to {output}"
             + (f"; {kept:,} texts keep what {source} says of them" if kept else "")
         )
-    texts = [] if found is None else [row.text for row in found.results]
+    rows = found.results if found else held.results if held else ()
+    texts = [row.text for row in rows if valid_text(row.text) is None]
     if _accuracy_said(learned, source, texts):
         to_stderr(f"how many texts have each label: {next_command('count', given)}")
     to_stderr(what_next(learned, given, texts))
@@ -222,6 +223,8 @@ def _accuracy_said(learned: Learned, source: str, texts: Sequence[str]) -> bool:
         print(f"In {source}: {accuracy}")
     elif texts and every and not accuracy:
         why = "too few of its texts were drawn at random and judged"
+        if learned.answers.keys().isdisjoint(map(hash_text, texts)):
+            why = "no text of it is judged, and what is said above is of other files"
         print(f"How many labels of {source} itself are right is not known: {why}.")
     return bool(accuracy or every)
 
@@ -422,15 +425,13 @@ async def _carried(
         ):
             to_stderr(f"note: {missing:,} texts of this review, drawn from {run[0]}, are not here")
         return learned
-    found = judgments_of(judged, nuc.labels, former)
-    kept = sum(judgment.source is not None for judgment in found)
-    lost = sum(one.source is not None for one in judged.judged) - kept
-    said = f"{kept:,} judgments of other labels are carried over"
+    learned = await nuc.learn(judged, was=former, **how)
+    before = {one.hash for one in judged.judged if one.source is not None}
+    lost = len(before - learned.answers.keys())
+    said = f"{len(before) - lost:,} judgments of other labels are carried over"
     if lost:
-        said += (
-            f", {lost:,} {'is' if lost == 1 else 'are'} not: of labels that are gone or split, or "
-            "of none of the labels while some are new"
-        )
+        why = "of labels that are gone or split, or of none of the labels while some are new"
+        said += f", {lost:,} {'is' if lost == 1 else 'are'} not: {why}"
     stay = {*nuc.labels.names, *(name for names in former.values() for name in names)}
     gone = ", ".join(repr(name) for name in judged.labels if name not in stay)
     new = ", ".join(map(repr, added_labels(nuc.labels, judged.labels, former)))
@@ -438,8 +439,11 @@ async def _carried(
         said += f"; texts that the LLM gives a new label ({new}) count as not judged"
     if gone and new:
         said += f". If one of {gone} was renamed or split, say so in --labels: `was`"
+    if isinstance(judged, Learned) and (part := judged.certify().coverage):
+        then = "to write its rows even now: testnuc certify BEFORE.csv -o certified.csv"
+        said += f"; the certificate of {part:.0%} of the texts is not: {then}"
     to_stderr(said)
-    return await nuc.learn(judged, was=former, **how)
+    return learned
 
 
 async def _not_learned(source: str) -> InvalidInputError:

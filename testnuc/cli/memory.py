@@ -381,5 +381,6 @@ def about_lessons(
     return (
         f"note: {lesson.judgments:,} judgments of {lesson.source} are of a run with other "
         f"{', '.join(others)}, whose answers are to another question: texts are asked again "
-        f"(--dry-run says what that costs); `testnuc learn FILE {path}` carries the judgments over"
+        f"(--dry-run says what that costs); `testnuc learn FILE {path}` carries the judgments "
+        "over, but no certificate: write its rows first (testnuc certify BEFORE.csv -o ..)"
     ), path

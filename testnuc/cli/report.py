@@ -59,6 +59,8 @@ async def describe(given: SimpleNamespace) -> None:
     """Print or write how the labels of a file or a store were made."""
     require_new(given.output, ".md", overwrite=given.overwrite)
     reviews = {file: Review.load(existing(file)) for file in given.reviews or ()}
+    if empty := [file for file, review in reviews.items() if not review.judged]:
+        raise InvalidInputError(f"{', '.join(empty)}: nobody has judged it; leave it out")
     await _describe(given, reviews)
 
 
@@ -107,11 +109,11 @@ async def _describe(
 
 def _shares(counts: Counts) -> Iterator[str]:
     """Yield a table, in Markdown, of the share of each label in each group, and what is noted."""
-    shares = {(item.label or "none of these", item.group or "all"): item.share for item in counts}
+    shares = {(item.label or "none of these", item.group or "all"): item.shown for item in counts}
     labels, groups = (list(dict.fromkeys(names)) for names in zip(*shares, strict=True))
     yield " | ".join(["| label", *map(cell_in, groups)]) + " |"
     yield "| --- |" + " --: |" * len(groups)
     for label in labels:
-        cells = (str(shares[label, group] or "too few judged") for group in groups)
+        cells = (shares[label, group] for group in groups)
         yield " | ".join([f"| {cell_in(label)}", *cells]) + " |"
-    yield from ("", *(f"- {note}" for note in counts.notes))
+    yield from ("", *(f"- {note}" for note in [*counts.marks, *counts.notes]))

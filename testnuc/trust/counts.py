@@ -76,6 +76,11 @@ class LabelCount(Brief):
         return None if self.share is None else round(self.share.value * self.rows)
 
     @property
+    def shown(self) -> str:
+        """The share as text, marked where it is an end of its interval."""
+        return "too few judged" if self.share is None else f"{'* ' * self.at_end}{self.share}"
+
+    @property
     def at_end(self) -> bool:
         """Whether the share is an end of its interval, as where few texts are judged."""
         value, low, high = astuple(self.share) if self.share else (0, 0, 0)
@@ -157,7 +162,7 @@ class Counts(Brief, Sequence[LabelCount]):
 
     def __str__(self) -> str:
         groups = dict.fromkeys(item.group for item in self.items if item.group is not None)
-        grouped, marked = bool(groups), any(item.at_end for item in self.items)
+        grouped = bool(groups)
         compared = any(item.difference is not None for item in self.items if item.group)
         learned = any(item.current != item.llm for item in self.items)
         now = ["labels in use"] * learned
@@ -167,11 +172,11 @@ class Counts(Brief, Sequence[LabelCount]):
         # a note says which groups have no shares
         for item in (one for one in self.items if one.share is not None or not grouped):
             # of all rows, a note says what changed
-            share, number, less = item.share, item.number, item.group and item.difference
+            number, less = item.number, item.group and item.difference
             cells = [
                 *(["all" if item.group is None else item.group] * grouped),
                 item.label or _NONE,
-                "too few judged" if share is None else f"{'* ' * item.at_end}{share}",
+                item.shown,
                 f"{item.rows:,}" if number is None else f"{number:,} of {item.rows:,}",
                 *(f"{100 * part:.1f} %" for part in (item.llm, item.current)[: 1 + learned]),
                 f"{item.judged:,}",
@@ -180,10 +185,14 @@ class Counts(Brief, Sequence[LabelCount]):
             rows.append(cells)
         half = f"about {self[0].judgments_needed:,} more judgments, drawn at random, halve them"
         intervals = self._intervals if grouped else f"{self._intervals}; {half}"
+        return "\n".join([columns(rows), intervals, *self.marks, *self.notes, *self._right()])
+
+    @property
+    def marks(self) -> list[str]:
+        """What the mark of a share means, where one is marked."""
         ends = "*: an end of its interval, as few are judged: trust the interval, not the point"
-        return "\n".join(
-            [columns(rows), intervals, *([ends] * marked), *self.notes, *self._right()]
-        )
+        found = any(item.at_end for item in self.items)
+        return [f"{ends}; labels in use, counted plainly, may be nearer"] * found
 
     def _right(self) -> list[str]:
         """Return how many labels of each group are right, as lines; none where nothing is known."""
@@ -675,13 +684,9 @@ class _Counting:
         more = LEAST_JUDGED - judged
         if judged >= min(LEAST_JUDGED, len(inside)) > 0:
             strata = Population(self.strata[inside] + 4 * self.cohort[inside, None], copies[inside])
+            options = {"compared": compared, "learned": self.learned}
             value, low, high = sample.totals(
-                strata,
-                self.hits[here],
-                confidence=confidence,
-                compared=compared,
-                learned=self.learned,
-                alike=len(self.labels) - 1,
+                strata, self.hits[here], len(self.labels) - 1, confidence=confidence, **options
             )
             if self.exclusive:
                 value = np.clip(value / value.sum(), low, high)

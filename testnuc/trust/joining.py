@@ -7,7 +7,7 @@ Cohen's kappa and Krippendorff's alpha (nominal) are tested against scikit-learn
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import TypeAlias
 
@@ -59,6 +59,8 @@ class JoinedReview(Brief):
     agreement: Agreement | None = None
     #: Names of two that are equal in every answer, as a copy is, and so no second judge.
     alike: tuple[str, ...] = ()
+    #: Who judged -> how many of the texts have no answer, where some have none.
+    unanswered: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         agreed = [at >= self.disagreements for at in range(self.shared)]
@@ -72,6 +74,8 @@ class JoinedReview(Brief):
             for two in self.alike
         )
         judged = f"{len(self.review.judged):,} texts are judged here"
+        if skipped := ", ".join(f"{n:,} in {name}" for name, n in sorted(self.unanswered.items())):
+            judged += f" (without an answer: {skipped})"
         if not self.shared:
             return f"{judged}, none of them by several people.{copies}"
         return (
@@ -138,7 +142,9 @@ def join_reviews(
     review.context = replace(first.context, judges=people_of_all)
     agreement = agreement_of(shared, people_of_all) if shared else None
     alike = tuple(f"{a}, {b}" for b, a in copies.items())
-    return JoinedReview(review, len(shared), disagreements, undecided, agreement, alike)
+    some = [one for said in ordered for one in said if len(reviews) > 1]
+    none = Counter(name for name, item in some if item.source is None)
+    return JoinedReview(review, len(shared), disagreements, undecided, agreement, alike, none)
 
 
 def _votes(name: str, item: ReviewItem) -> Sequence[tuple[str, str | None]]:

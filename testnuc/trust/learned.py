@@ -51,6 +51,8 @@ _AMPLE = 1.5
 _FEWER = 3
 #: So many judged texts that fit no label, and so many of the random ones, later or all, are many.
 _UNFIT, _UNFIT_SHARE = 3, 0.05
+#: Judged texts of a label, all wrong, for it to be named.
+_WRONG = 3
 #: So many judgments are few, and so many texts for each are many.
 _SLIPS, _MANY = 2, 10
 #: Plain values that are stored, and arrays; the last ones unless they are empty.
@@ -458,7 +460,7 @@ class Learned(Brief):
         if (found := self.unfit)[0]:
             of = f"{len(found[0]):,} of {found[1]:,} texts that were drawn at random and judged fit"
             said.append(f"{of} no label: a label may be missing (docs/label-set.md).")
-        said += _moves(self)
+        said += [*_moves(self), *_never_right(self)]
         if unused := self.unused(self.answers):
             said += [
                 f"{unused:,} judgments are not used: of texts that came later, or are not here."
@@ -477,8 +479,12 @@ class Learned(Brief):
 
     def unused(self, hashes: Iterable[bytes]) -> int:
         """Return of how many texts the judgment did not count yet: they were not there."""
+        return len(self._unused & {*hashes})
+
+    @property
+    def _unused(self) -> set[bytes]:
         used = {*self.keys[self.rows].tolist()} if len(self.keys) else {*map(key_of, self.answers)}
-        return sum(key_of(one) not in used for one in self.answers.keys() & {*hashes})
+        return {one for one in self.answers if key_of(one) not in used}
 
     def mostly_later(self, texts: Collection[str], among: int = 0) -> bool:
         """Whether most texts are not among the first ones that have a fixed trust; 0: all these."""
@@ -526,14 +532,13 @@ class Learned(Brief):
         return known, inside
 
     def __str__(self) -> str:
-        people = sum(j.source == "person" for j in self.judged)
-        referee = sum(j.source == "referee" for j in self.judged)
-        by = {"a person": people, "a referee": referee}
-        said = " and ".join(f"{n:,} by {who}" for who, n in by.items() if n) or "none"
+        unused = self._unused
+        by = Counter(j.source for j in self.judged if j.source and j.hash not in unused)
+        said = " and ".join(f"{n:,} by a {who}" for who, n in sorted(by.items())) or "none"
         known = (self.before >= 0 if len(self.before) else self.rows >= 0)[self.draws.drawn]
         proving, skipped = int(known.sum()), int((~known).sum()) or ""
-        lines = [f"{people + referee:,} of {self.texts:,} texts are judged: {said}."]
-        if referee and len(self.used) < len(self.judged):
+        lines = [f"{by.total():,} of {self.texts:,} texts are judged: {said}."]
+        if by["referee"] and len(self.used) < len(self.judged):
             lines.append(
                 "The referee's answers are not used: neighbors and models of your texts do not "
                 "show that it is better than the LLM."
@@ -718,6 +723,22 @@ def _moves(learned: Learned) -> Iterator[str]:
             f"{moves}. Look at these judgments, and at some of the texts: `testnuc compare` of the "
             "results before and after has each pair of labels, with examples."
         )
+
+
+def _never_right(learned: Learned) -> Iterator[str]:
+    """Yield the labels that no judged text has rightly while others have them."""
+    if not (len(learned.given) and len(learned.before)):
+        return
+    known = learned.person & (learned.before >= 0)
+    by = Counter(zip(learned.given[learned.rows][known], learned.right[known], strict=True))
+    given = Counter(np.delete(learned.given, learned.rows).tolist())
+    for at, label in enumerate(learned.labels):
+        if by[at, False] >= _WRONG and not by[at, True] and given[at]:
+            yield (
+                f"0 of {by[at, False]:,} judged texts that would have {label!r} are right, and "
+                f"{given[at]:,} more have it: look at these; what you correct in the file is "
+                "learned by `testnuc learn FILE FILE`."
+            )
 
 
 @lru_cache(maxsize=2)

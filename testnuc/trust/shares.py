@@ -113,11 +113,11 @@ class JudgedSample:
         self,
         population: Population,
         hits: Bools,
+        alike: int | None = None,
         *,
         confidence: float = 0.95,
         compared: bool = False,
         learned: bool = False,
-        alike: int | None = None,
     ) -> tuple[Float64s, Float64s, Float64s]:
         """Return the share of the texts that are a hit, and bounds; float64[C] each.
 

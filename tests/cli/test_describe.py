@@ -284,6 +284,18 @@ def test_shares_name_the_texts_that_they_are_of():
     page = table_of(Counts(shares), texts=14)
     assert "| share of 10 texts |" in page
     assert "\n4 texts came after the last draw and are left out of the shares." in page
+    assert "*" not in page
+    # `count` marked it, the page did not
+    ends = [replace(shares[0], label="a", group=None, share=Share(0.6, 0.4, 0.6))]
+    page = table_of(Counts(ends))
+    assert "| * 60.0 % (40.0 to 60.0) |" in page
+    assert "\n*: an end of its interval, as few are judged: trust the interval" in page
+
+
+def test_a_review_that_nobody_judged_has_no_agreement():
+    review_of(3).save("open.json")
+    code, _, err = run_here("describe", "out.csv", "open.json")
+    assert (code, "open.json: nobody has judged it; leave it out" in err) == (2, True), err
 
 
 def test_each_kind_of_draw_says_what_it_is_for():

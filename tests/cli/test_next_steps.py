@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from testnuc._base.checks import hash_text
 from testnuc.cli.judging import _accuracy_said, what_next
 from testnuc.cli.options import Options
 from testnuc.testing import LoopbackLLM
@@ -127,6 +128,8 @@ def test_judgments_that_a_change_of_labels_leaves_unused_are_named_and_learned_f
                     assert " learn a2.csv .testnuc/answers-" in err
                     out, _ = ran(*shlex.split(err.splitlines()[-1].partition(": ")[2])[1:])
                     assert "20 judgments are not used: of texts that came later" in out
+                    # the texts of b were counted among those of a
+                    assert "20 of 60 texts are judged: 20 by a person" in out
     line = err.splitlines()[-1]
     assert line == (
         "next, learn from 20 judgments of these texts that are not used yet: "
@@ -142,8 +145,13 @@ def test_judgments_that_a_change_of_labels_leaves_unused_are_named_and_learned_f
 
 def test_a_file_is_named_whose_accuracy_alone_is_not_known(capsys):
     learned = SimpleNamespace(accuracy=lambda texts=None: None if texts else "of all", measured=9)
+    learned.answers = {hash_text("a"): ("x", "person")}
     assert _accuracy_said(learned, "new.csv", ["a"])
-    assert "How many labels of new.csv itself are right is not known" in capsys.readouterr().out
+    said = "How many labels of new.csv itself are right is not known: "
+    assert f"{said}too few of its texts were drawn at random" in capsys.readouterr().out
+    # a review of another file was taken without a word
+    assert _accuracy_said(learned, "new.csv", ["b"])
+    assert f"{said}no text of it is judged, and what is said" in capsys.readouterr().out
 
 
 def test_the_path_leads_to_how_many_labels_are_right():

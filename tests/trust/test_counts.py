@@ -341,8 +341,8 @@ def test_what_counts_is_said():
     assert any("that were skipped, that judges do not agree on" in note for note in counts.notes)
     chosen = [replace(one, uniform=False) for one in person[:20]]
     some = count_labels(texts, said, [*chosen, *person[20:]], LABELS)
-    said = "right: by your judgments; 30 of 50 were drawn at random from all: these count"
-    assert some.notes[0] == said
+    drawn = "30 of 50 were drawn at random from all: these count"
+    assert some.notes[0] == f"right: by your judgments; {drawn}"
     only = count_labels(texts, said, referee, LABELS)
     assert "right: by the referee, not by a person" in only.notes
     assert only.records()[0]["judge"] == only.judge == "referee"

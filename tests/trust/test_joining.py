@@ -48,6 +48,9 @@ def test_a_joined_review_says_how_far_people_agreed_and_what_was_settled_since()
     joined = before.review
     again = join_reviews([joined])
     assert (again.shared, again.disagreements, again.undecided) == (2, 1, 1)
+    # a page made to be checked did not say it; of the joined review it is not known
+    assert "2 texts are judged here (without an answer: 1 in ann, 2 in ben); on" in before.facts
+    assert "without an answer" not in again.facts
     assert again.agreement == before.agreement
     assert again.review.context.judges == 2
     joined.answer(1, "c")

@@ -5,6 +5,7 @@ not tell them apart. A model that is right more often gives the label up.
 """
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from testnuc.trust.argmax import Argmax
 from testnuc.trust.calibration import UNCALIBRATED
 from testnuc.trust.candidates import candidates_of, choose, chosen_parts, differing
 from testnuc.trust.evidence import Draws
-from testnuc.trust.learned import fallen, grown_by_few
+from testnuc.trust.learned import _never_right, fallen, grown_by_few
 from testnuc.trust.review import draw
 from tests.trust.arrays import clusters
 
@@ -107,3 +108,21 @@ def test_one_judgment_that_doubles_a_label_is_named():
     # three judgments are no slip, and one that confirms changes nothing
     assert grown_by_few(names, before, after, rows, right) == (("marry", "arrest", 46, 1),)
     assert grown_by_few(names, before, before, rows, right) == ()
+
+
+def test_a_label_of_which_no_judged_text_is_right_is_named():
+    """A new label took 13 texts, all 3 judged ones were wrong, and nothing said so."""
+    learned = SimpleNamespace(
+        labels=("call", "name", "text"),
+        given=np.array([0] * 13 + [1] * 20 + [2] * 3),
+        rows=np.array([0, 1, 2, 3, 13, 14, 15, 33, 34, 35]),
+        right=np.array([False] * 4 + [True, False, False] + [False] * 3),
+        person=np.ones(10, dtype=bool),
+        # one of them was skipped
+        before=np.array([0, 0, 0, -1, 1, 0, 0, 0, 0, 0]),
+    )
+    (said,) = _never_right(learned)
+    assert "0 of 3 judged texts that would have 'call' are right, and 9 more have it" in said
+    assert "`testnuc learn FILE FILE`" in said
+    learned.given = np.zeros(0, dtype=np.int32)
+    assert [*_never_right(learned)] == []
