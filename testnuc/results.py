@@ -8,10 +8,10 @@ from copy import copy
 from dataclasses import KW_ONLY, InitVar, asdict, dataclass, field
 from itertools import chain
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from testnuc._base.checks import checked_whole, is_null, values
-from testnuc._base.display import data_frames
+from testnuc._base.display import Listed, data_frames
 from testnuc._base.html import facts, grid
 from testnuc._base.jsonl import table, write_whole
 from testnuc.errors import InvalidInputError, TestNUCError
@@ -180,7 +180,7 @@ def _columns(results: Results) -> dict[str, list[Any]]:
 
 
 @dataclass(eq=False, repr=False)
-class Results(Sequence[Classification]):
+class Results(Listed[Classification]):
     """The classifications of `classify_many`, in the order of the texts.
 
     Rows may be created on access, so that a million results stay small.
@@ -483,23 +483,6 @@ class Results(Sequence[Classification]):
         from testnuc.report import write
 
         write(self, path, review=review, title=title)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @overload
-    def __getitem__(self, index: int) -> Classification: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Classification]: ...
-
-    def __getitem__(self, index: int | slice) -> Classification | list[Classification]:
-        if isinstance(index, slice):
-            return [self._rows[i] for i in range(*index.indices(len(self._rows)))]
-        return self._rows[index]
-
-    def __iter__(self) -> Iterator[Classification]:
-        return iter(self._rows)
 
     def __repr__(self) -> str:
         failed = len(self.errors)

@@ -1,13 +1,15 @@
 """Short representations of records."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import UTC, datetime
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from testnuc._base.checks import needing
+
+T = TypeVar("T")
 
 #: Characters of a string, and of a whole representation.
 _STRING, _WHOLE = 60, 240
@@ -89,6 +91,30 @@ class Brief:
                 shown[-1] = ".."
                 break
         return f"{type(self).__qualname__}({', '.join(shown)})"
+
+
+class Listed(Sequence[T]):
+    """A sequence of `_rows`, which may be created on access; a slice is a list."""
+
+    __slots__ = ()
+    _rows: Sequence[T]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        if isinstance(index, slice):
+            return [self._rows[at] for at in range(*index.indices(len(self._rows)))]
+        return self._rows[index]
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._rows)
 
 
 def _is_default(value: Any, field: Any) -> bool:

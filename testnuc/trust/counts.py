@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from itertools import islice, zip_longest
 from textwrap import fill
-from typing import TYPE_CHECKING, Any, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from testnuc._base.arrays import Bools, Int64s
 from testnuc._base.checks import checked_number, hash_text
-from testnuc._base.display import Brief, columns, data_frames, new_figure, one_line, theme
+from testnuc._base.display import Brief, Listed, columns, data_frames, new_figure, one_line, theme
 from testnuc.errors import InvalidInputError
 from testnuc.label_tree import path_of
 from testnuc.trust.evidence import Judgment
@@ -88,7 +88,7 @@ class LabelCount(Brief):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Counts(Brief, Sequence[LabelCount]):
+class Counts(Brief, Listed[LabelCount]):
     """Counts of labels, by group and label. ``print`` it."""
 
     items: Sequence[LabelCount]
@@ -105,17 +105,9 @@ class Counts(Brief, Sequence[LabelCount]):
     #: How many labels of each group are right; None: too few of its texts are judged.
     accuracy: Mapping[str | None, Accuracy | None] = field(default_factory=dict)
 
-    @overload
-    def __getitem__(self, index: int) -> LabelCount: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[LabelCount]: ...
-
-    def __getitem__(self, index: int | slice) -> LabelCount | Sequence[LabelCount]:
-        return self.items[index]
-
-    def __len__(self) -> int:
-        return len(self.items)
+    @property
+    def _rows(self) -> Sequence[LabelCount]:  # type: ignore[override]
+        return self.items
 
     def records(self) -> list[dict[str, Any]]:
         """Return plain values, a record for each group and label: for JSON and CSV."""

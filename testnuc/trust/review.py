@@ -10,14 +10,14 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import astuple, dataclass, field, fields, replace
 from math import ceil
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import numpy as np
 import orjson
 
 from testnuc._base.arrays import Bools, Floats
 from testnuc._base.checks import checked_number, checked_whole, hash_text, valid_text
-from testnuc._base.display import Brief, today
+from testnuc._base.display import Brief, Listed, today
 from testnuc._base.jsonl import bytes_of, write_whole
 from testnuc.errors import InvalidInputError
 from testnuc.labels import LabelSet
@@ -157,7 +157,7 @@ class ReviewItem(Brief):
         return self.source == "person" and 2 * votes[self.answer] <= len(self.said) > 0
 
 
-class Review(Sequence[ReviewItem]):
+class Review(Listed[ReviewItem]):
     """Texts to be judged, from `TestNUC.review`; judge them by `answer` or `ask`.
 
     Judge the items in their order, and stop at any of them: `TestNUC.learn` counts an item that was
@@ -192,7 +192,7 @@ class Review(Sequence[ReviewItem]):
         multilabel: bool = False,
         ranking: str = "",
     ) -> None:
-        self._items = list(items)
+        self._rows: list[ReviewItem] = list(items)
         self._places = {item.text: item.index for item in items}
         self.labels = tuple(labels)
         self.texts = texts
@@ -218,7 +218,7 @@ class Review(Sequence[ReviewItem]):
     @property
     def judged(self) -> list[ReviewItem]:
         """The items that have an answer."""
-        return [item for item in self._items if item.source is not None]
+        return [item for item in self._rows if item.source is not None]
 
     def answer(
         self,
@@ -253,7 +253,7 @@ class Review(Sequence[ReviewItem]):
         if source not in {"person", "referee"}:
             raise InvalidInputError(f"source is {source!r}; choose 'person' or 'referee'")
         at = int(item)
-        self._items[at] = replace(self._items[at], answer=answer, source=source, day=today())
+        self._rows[at] = replace(self._rows[at], answer=answer, source=source, day=today())
 
     def as_given(self, answer: str | None) -> str | list[str] | None:
         """Return the answer of an item, which is one string, as `answer` takes it."""
@@ -262,7 +262,7 @@ class Review(Sequence[ReviewItem]):
     def with_items(self, items: Sequence[ReviewItem]) -> Review:
         """Return a review of the same labels with other items."""
         made = copy(self)
-        made._items = list(items)  # noqa: SLF001
+        made._rows = list(items)  # noqa: SLF001
         made._places = {item.text: item.index for item in items}  # noqa: SLF001
         made.asks = None
         return made
@@ -329,7 +329,7 @@ class Review(Sequence[ReviewItem]):
         index : int
             Its position in the review.
         """
-        self._items[index] = replace(self._items[index], answer=None, source=None)
+        self._rows[index] = replace(self._rows[index], answer=None, source=None)
 
     def _checked(self, said: str | Sequence[str] | None) -> str | None:
         """Return an answer as an item holds it."""
@@ -386,7 +386,7 @@ class Review(Sequence[ReviewItem]):
             "context": self.context.record(),
             **({"multilabel": True} if self.multilabel else {}),
             **({"ranking": self.ranking} if self.ranking else {}),
-            "items": [self._record(item) for item in self._items],
+            "items": [self._record(item) for item in self._rows],
         }
 
     def _record(self, item: ReviewItem) -> dict[str, Any]:
@@ -449,29 +449,17 @@ class Review(Sequence[ReviewItem]):
                     # where there can be several, null is no answer: [] is
                     answer = None if item.answer is None else review.as_given(item.answer)
                     review.answer(item.index, answer, item.source)  # type: ignore[arg-type]
-                    review._items[item.index] = replace(review[item.index], day=item.day)
+                    review._rows[item.index] = replace(review[item.index], day=item.day)
                 except InvalidInputError as exc:
                     raise InvalidInputError(f"{path}, item {item.index + 1}: {exc}") from exc
         return review
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    @overload
-    def __getitem__(self, index: int) -> ReviewItem: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[ReviewItem]: ...
-
-    def __getitem__(self, index: int | slice) -> ReviewItem | list[ReviewItem]:
-        return self._items[index]
 
     def __repr__(self) -> str:
         return f"<Review of {len(self)} texts, {len(self.judged)} judged>"
 
     def __str__(self) -> str:
         lines = [f"{len(self)} of {self.texts:,} texts to judge, {len(self.judged)} are judged"]
-        for item in self._items[:_SHOWN]:
+        for item in self._rows[:_SHOWN]:
             given = ", ".join(repr(label) for label, _ in item.candidates)
             lines.append(f"{item.index + 1}. {item.text[:60]!r}: {given}")
         if len(self) > _SHOWN:
