@@ -416,8 +416,7 @@ class Results(Listed[Classification]):
             for label in self.choices or sorted({label for one in chances for label in one}):
                 values = [one.get(label, 0.0) if one else math.nan for one in chances]
                 columns[f"probability_{label}"] = values
-        frame: pd.DataFrame = data_frames("pandas").DataFrame(columns)
-        return frame
+        return data_frames("pandas").DataFrame(columns)
 
     def to_review(self, n: int | None = None) -> pd.DataFrame:
         """Return a pandas data frame, the least trusted texts first, unknown trust on top.

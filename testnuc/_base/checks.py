@@ -84,8 +84,7 @@ def values(column: Any, name: str = "texts", *, ordered: bool = False) -> Iterab
     no_list = (str, bytes, set, frozenset) if ordered else (str, bytes)
     if isinstance(column, no_list) or not isinstance(column, Iterable):
         raise InvalidInputError(f"{name} is {column!r:.60}; give a list")
-    given: Iterable[Any] = column
-    return given
+    return column
 
 
 def names_of(name: str, given: Any) -> dict[Any, list[Any]]:

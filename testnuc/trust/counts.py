@@ -139,8 +139,7 @@ class Counts(Brief, Listed[LabelCount]):
 
     def to_pandas(self) -> pd.DataFrame:
         """Return a pandas data frame with a row for each group and label (extra ``frames``)."""
-        frame: pd.DataFrame = data_frames("pandas").DataFrame(self.records())
-        return frame
+        return data_frames("pandas").DataFrame(self.records())
 
     def to_polars(self) -> pl.DataFrame:
         """Return a polars data frame with a row for each group and label (extra ``frames``)."""
