@@ -122,8 +122,7 @@ class Concurrency:
                 self._set_ramp(_NO_RAMP)
             else:
                 self._set_ramp(self._ramp + _WIDEN - 1)
-        if now >= self._window_end:
-            self._turn(now)
+        self._turn(now)
 
     def refused(self, sent_at: float, now: float, wait: float | None, *, load: bool = True) -> None:
         """Count a call that the server refused, and pause all calls if necessary.
@@ -140,14 +139,12 @@ class Concurrency:
         if wait is not None or self._share >= _MANY:
             # attempts to connect put no load on an unreachable server
             self._pause(sent_at, now, wait, self._max_wait if load else self._initial_wait)
-        if now >= self._window_end:
-            self._turn(now)
+        self._turn(now)
 
     def failed(self, now: float) -> None:
         """Count a call that failed for a reason other than the server's load."""
         self._outcomes += 1
-        if now >= self._window_end:
-            self._turn(now)
+        self._turn(now)
 
     def _pause(self, sent_at: float, now: float, wait: float | None, most: float) -> None:
         probes = wait is not None and wait > self._longest
@@ -229,7 +226,9 @@ class Concurrency:
         self.cap = max(1, int(min(self._limit, self._ramp)))
 
     def _turn(self, now: float) -> None:
-        """End a round trip: adapt the limit to its outcomes."""
+        """End a round trip that is over: adapt the limit to its outcomes."""
+        if now < self._window_end:
+            return
         if self._answered:
             self._round_trip = self._latency / self._answered
         # the first outcome only measures the length of a round trip

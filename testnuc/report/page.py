@@ -122,8 +122,7 @@ def render(
         "script": script,
         "data": _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", data),
     }
-    # one pass: inserted contents are not substituted again
-    return _PLACE.sub(lambda place: parts[place[1]], _asset("page.html"))
+    return _filled("page.html", parts)
 
 
 def write(
@@ -138,23 +137,16 @@ def digest_of(content: str) -> str:
     return f"'sha256-{b64encode(sha256(content.encode()).digest()).decode()}'"
 
 
+def _filled(page: str, parts: Mapping[str, str]) -> str:
+    """Return a page with its parts, in one pass: what they hold is not substituted again."""
+    return _PLACE.sub(lambda place: parts[place[1]], _asset(page))
+
+
 @cache
 def _asset(name: str) -> str:
     return (files("testnuc.report") / name).read_text(encoding="utf-8")
 
 
-_PLAIN_STYLE = (
-    ":root{color-scheme:light dark}body{font:1rem/1.5 system-ui,sans-serif;max-width:52rem;"
-    "margin:2rem auto;padding:0 1rem}h1{font-size:1.6rem;line-height:1.25}th{text-align:left}"
-    "table{border-collapse:collapse;display:block;overflow-x:auto}code{overflow-wrap:anywhere}"
-    "th,td{padding:.2rem .8rem .2rem 0;border-bottom:1px solid #8884;vertical-align:top;"
-    "font-variant-numeric:tabular-nums}@media(min-width:50rem){td+td{white-space:nowrap}}"
-)
-_PLAIN_HEAD = (
-    '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" '
-    'content="width=device-width"><meta http-equiv="Content-Security-Policy" content="default-src '
-    "'none'; style-src 'unsafe-inline'\">"
-)
 #: What a label cannot mean.
 _NOT_IN_LABELS = ("link", "image", "autolink", "emphasis", "entity")
 
@@ -162,10 +154,7 @@ _NOT_IN_LABELS = ("link", "image", "autolink", "emphasis", "entity")
 def page_of(markdown: str, title: str) -> str:
     """Return the page of the Markdown that `TestNUC.describe` writes; labels may be hostile."""
     reader = MarkdownIt("commonmark", {"html": False}).enable("table").disable([*_NOT_IN_LABELS])
-    body = reader.render(markdown)
-    return (
-        f"{_PLAIN_HEAD}<title>{escape(title)}</title><style>{_PLAIN_STYLE}</style>\n{body}</html>\n"
-    )
+    return _filled("plain.html", {"title": escape(title), "body": reader.render(markdown)})
 
 
 _BINS = 10
