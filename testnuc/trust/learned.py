@@ -47,12 +47,10 @@ _USUAL = 0.9
 _ENOUGH = 100
 #: Draws that give enough texts of a kind in the mean give too few half of the time.
 _AMPLE = 1.5
-#: Texts that a label loses at least before it is named.
+#: Texts that a label loses, or judged ones that all are wrong, at least before it is named.
 _FEWER = 3
 #: So many judged texts that fit no label, and so many of the random ones, later or all, are many.
 _UNFIT, _UNFIT_SHARE = 3, 0.05
-#: Judged texts of a label, all wrong, for it to be named.
-_WRONG = 3
 #: So many judgments are few, and so many texts for each are many.
 _SLIPS, _MANY = 2, 10
 #: Plain values that are stored, and arrays; the last ones unless they are empty.
@@ -730,15 +728,14 @@ def _never_right(learned: Learned) -> Iterator[str]:
     if not (len(learned.given) and len(learned.before)):
         return
     known = learned.person & (learned.before >= 0)
-    by = Counter(zip(learned.given[learned.rows][known], learned.right[known], strict=True))
+    by = Counter(zip(learned.given[learned.rows], learned.right & known, known, strict=True))
     given = Counter(np.delete(learned.given, learned.rows).tolist())
     for at, label in enumerate(learned.labels):
-        if by[at, False] >= _WRONG and not by[at, True] and given[at]:
-            yield (
-                f"0 of {by[at, False]:,} judged texts that would have {label!r} are right, and "
-                f"{given[at]:,} more have it: look at these; what you correct in the file is "
-                "learned by `testnuc learn FILE FILE`."
-            )
+        wrong = by[at, False, True]
+        if wrong >= _FEWER and given[at] and not by[at, True, True]:
+            said = f"0 of {wrong:,} judged texts that would have {label!r} are right, and"
+            todo = "look at these; what you correct in the file, `testnuc learn FILE FILE` takes"
+            yield f"{said} {given[at]:,} more have it: {todo}."
 
 
 @lru_cache(maxsize=2)

@@ -123,6 +123,6 @@ def test_a_label_of_which_no_judged_text_is_right_is_named():
     )
     (said,) = _never_right(learned)
     assert "0 of 3 judged texts that would have 'call' are right, and 9 more have it" in said
-    assert "`testnuc learn FILE FILE`" in said
+    assert "`testnuc learn FILE FILE` takes" in said
     learned.given = np.zeros(0, dtype=np.int32)
     assert [*_never_right(learned)] == []
