@@ -34,8 +34,10 @@ if TYPE_CHECKING:
     from testnuc.trust.model import Ground, Texts
     from testnuc.trust.shares import Accuracy
 
-__all__ = ["Judge", "Learned", "Outcomes", "chance_of", "regression"]
+__all__ = ["Judge", "Learned", "Outcomes", "chance_of", "proof", "regression"]
 
+#: Looks whose evidence is computed at once.
+_LOOKS = 64
 _STRENGTHS = (0.1, 1.0, 10.0, 100.0, 1000.0)
 
 
@@ -242,41 +244,8 @@ class Judge:
         And whether any part is ever certified that is not, with a look after each draw. `rows` were
         judged before the draws.
         """
-        right, trust = learned.labels == self.judgments, learned.trust
-        none, error = np.zeros(len(rows), dtype=np.bool_), error_of(0.9, 0)
-        start = Strata.of(trust, rows, right[rows], none)
-        places = strata_of(trust, start.lowest)
-        accurate = [
-            bool(right[places <= stratum].mean() >= level) for stratum in range(len(start.lowest))
-        ]
-        places[rows] = -1
-        random = np.random.default_rng(seed)
-        left = [
-            random.permutation(np.flatnonzero(places == stratum)).tolist()
-            for stratum in range(len(start.lowest))
-        ]
-        counts, wrong = np.zeros((2, len(left)), dtype=np.int64)
-        state = replace(start, draws=counts, wrong=wrong)
-        first, proven = np.inf, 0
-        for draw_ in range(draws):
-            if proven == len(left):
-                break
-            bad = False
-            for stratum in state.next(1, proven + 1).tolist():
-                bad = not right[left[stratum].pop()]
-                counts[stratum] += 1
-                wrong[stratum] += bad
-            # a wrong label proves nothing
-            while (
-                not bad
-                and proven < len(left)
-                and state.evidence(proven + 1, level) >= -np.log(error)
-            ):
-                first = min(first, draw_ + 1)
-                if not accurate[proven]:
-                    return first, True
-                proven += 1
-        return first, False
+        right = learned.labels == self.judgments
+        return proof(learned.trust, right, rows, draws, np.random.default_rng(seed), level)
 
     def later(
         self, first: NDArray[np.int64], seed: int, m: int
@@ -314,6 +283,47 @@ class Judge:
         given = np.concatenate([label, labels.first()[len(first) :]])
         fixed = np.concatenate([trust, labels.trust[len(first) :]])
         return np.nan_to_num(fixed), given == every.data.gold, rows
+
+
+def proof(
+    trust: NDArray[np.float64],
+    right: NDArray[np.bool_],
+    rows: NDArray[np.int64],
+    draws: int,
+    random: np.random.Generator,
+    level: float = 0.9,
+) -> tuple[float, bool]:
+    """Return what `Judge.proof` does, of any trust, and of whether labels are right."""
+    start = Strata.of(trust, rows, right[rows], np.zeros(len(rows), dtype=np.bool_))
+    parts, needed = len(start.lowest), -np.log(error_of(0.9, 0))
+    places = strata_of(trust, start.lowest)
+    accurate = [bool(right[places <= part].mean() >= level) for part in range(parts)]
+    places[rows] = -1
+    # of the first texts of each stratum: how many are wrong
+    wrong = [
+        np.cumsum([0, *~right[random.permutation(np.flatnonzero(places == part))[::-1]]])
+        for part in range(parts)
+    ]
+    counts, first, done, proven = np.zeros((1, parts), dtype=np.int64), np.inf, 0, 0
+    while proven < parts:
+        # many looks at once; which texts come next does not depend on what is said of them
+        state = replace(start, draws=counts.T)
+        cells = state.next(min(_LOOKS, draws - done), proven + 1)
+        drawn = (cells[:, None] == np.arange(parts)).cumsum(axis=0)
+        counts = np.vstack([counts, counts + drawn])
+        bad = np.stack([of[m] for of, m in zip(wrong, counts.T, strict=True)], axis=1)
+        looks = replace(start, draws=counts[..., None], wrong=bad[..., None])
+        proves = np.flatnonzero(looks.evidence(proven + 1, level) >= needed)
+        look = int(proves[0]) if len(proves) else len(cells)
+        counts, done = counts[look : look + 1], done + look
+        if len(proves):
+            first = min(first, done)
+            if not accurate[proven]:
+                return first, True
+            proven += 1
+        elif not len(cells):
+            break
+    return first, False
 
 
 def regression(

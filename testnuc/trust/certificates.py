@@ -45,8 +45,8 @@ _LEVEL, _LOWEST = 0.05, 0.5
 _ROUND = 10
 #: What is computed may be wrong by this.
 _TINY = 1e-9
-#: Steps of the two nested searches for the highest likelihood, and the highest multiplier.
-_OUTER, _INNER, _STEEPEST = 16, 24, 20.0
+#: Steps of the two searches for the highest likelihood; the more texts, the smaller a multiplier.
+_OUTER, _INNER, _FLATTEST, _STEEPEST = 16, 2, 1e-14, 20.0
 #: Fields by the names that they had in files of older versions.
 _EARLIER = {"part": "coverage", "more": "judgments_needed", "provable": "achievable"}
 
@@ -216,16 +216,16 @@ class Strata:
         counts = (self.texts, self.known, self.known_wrong, self.draws, self.wrong, self.sizes)
         return Strata(self.lowest, *(of[..., :cohorts] for of in counts))
 
-    def evidence(self, parts: int, accuracy: float, *, endless: bool = False) -> float:
-        """Return the log evidence that the first strata together are accurate."""
-        texts, draws, wrong = self.texts[:parts], self.draws[:parts], self.wrong[:parts]
+    def evidence(self, parts: int, accuracy: float, *, endless: bool = False) -> Any:
+        """Return the log evidence that the first strata are accurate; of many looks, too."""
+        texts, draws, wrong = (of[..., :parts, :] for of in (self.texts, self.draws, self.wrong))
         if endless:
             left = texts * _ENDLESS
             budget = (1 - accuracy) * float(left.sum())
         else:
             left = (texts - self.known[:parts]).astype(np.float64)
             budget = too_many(int(texts.sum()), accuracy) - float(self.known_wrong[:parts].sum())
-        return float(log_evidence(left, draws, wrong, budget, accuracy))
+        return log_evidence(left, draws, wrong, budget, accuracy)
 
     def proven(self, accuracy: float, error: float, *, endless: bool = False) -> int:
         """Return how many of the first strata together are proved to be accurate."""
@@ -253,8 +253,7 @@ class Strata:
 def edges(trust: Float64s) -> Float64s:
     """Return the lowest trust of each stratum; equal trusts are in one stratum."""
     ascending = np.sort(trust[np.isfinite(trust)])
-    n = len(trust)
-    sizes = np.ceil(np.array(PARTS) * n - _TINY).astype(np.int64)
+    sizes = np.ceil(np.array(PARTS) * len(trust) - _TINY).astype(np.int64)
     sizes = np.minimum(sizes, len(ascending))
     return np.unique(ascending[len(ascending) - sizes[sizes > 0]])[::-1]
 
@@ -284,8 +283,7 @@ def log_evidence(left: Any, draws: Any, wrong: Any, budget: Any, accuracy: float
     """
     from scipy.special import betaln
 
-    left, draws, wrong = (np.asarray(x, dtype=np.float64) for x in (left, draws, wrong))
-    budget = np.asarray(budget, dtype=np.float64)
+    left, draws, wrong, budget = (np.asarray(x, np.float64) for x in (left, draws, wrong, budget))
     a, b = 1.0, _PER_WRONG / (1 - accuracy)
     m, bad = draws.sum(axis=-1), wrong.sum(axis=-1)
     predicted = (betaln(a + bad, b + m - bad) - betaln(a, b)).sum(axis=-1)
@@ -305,10 +303,9 @@ def _highest(left: Any, draws: Any, wrong: Any, budget: Any) -> Any:
     if left.shape[-1] == 1:
         at = np.maximum(_best_wrong(left, draws, wrong, np.zeros(budget.shape)), budget[..., None])
         return _log_likelihood(left, draws, wrong, at).sum(axis=-1)
-    low, high = np.zeros(budget.shape), np.full(budget.shape, _STEEPEST)
-    best = np.full(budget.shape, np.inf)
+    low, high, best = (np.full(budget.shape, x) for x in (_FLATTEST, _STEEPEST, np.inf))
     for step in range(_OUTER):
-        price = 0.5 * (low + high) if step else low
+        price = np.sqrt(low * high) if step else np.zeros(budget.shape)
         at = _best_wrong(left, draws, wrong, price)
         total = at.sum(axis=-1)
         bound = _log_likelihood(left, draws, wrong, at).sum(axis=-1) + price * (total - budget)
@@ -317,7 +314,7 @@ def _highest(left: Any, draws: Any, wrong: Any, budget: Any) -> Any:
         if not step and enough.all():
             # the most likely numbers are too many
             break
-        high, low = np.where(enough, price, high), np.where(enough, low, price)
+        high, low = np.where(enough, price, high), np.where(enough, low, np.maximum(low, price))
     return best
 
 
@@ -331,15 +328,20 @@ def _best_wrong(left: Any, draws: Any, wrong: Any, price: Any) -> Any:
     """Return the numbers of wrong texts that are best if each is rewarded by `price`."""
     from scipy.special import digamma
 
-    right = draws - wrong
-    low, high = wrong.copy(), left - right
+    high, reward = left - (draws - wrong), np.exp(price)[..., None]
+    # with log(x + 0.5) for digamma(x + 1) they solve a quadratic equation; then steps of Newton
+    b = reward * high - left - wrong
+    c = 0.5 * reward * (high + 0.5) + (wrong - 0.5) * (left + 0.5)
+    q = np.abs(b) + np.sqrt(np.maximum(b * b + 4 * (reward - 1) * c, 0))
+    at = np.where(b > 0, 0.5 * q / np.maximum(reward - 1, _FLATTEST), 2 * c / (q + _TINY))
+    at = np.clip(at, wrong, high)
     for _ in range(_INNER):
-        at = 0.5 * (low + high)
         slope = digamma(at + 1) - digamma(at - wrong + 1)
-        slope += digamma(left - at - right + 1) - digamma(left - at + 1)
-        up = slope + price[..., None] > 0
-        low, high = np.where(up, at, low), np.where(up, high, at)
-    return 0.5 * (low + high)
+        slope += digamma(high - at + 1) - digamma(left - at + 1)
+        bend = 1 / (at - wrong + 0.5) - 1 / (at + 0.5)
+        bend += 1 / (high - at + 0.5) - 1 / (left - at + 0.5)
+        at = np.clip(at + (slope + price[..., None]) / (bend + _FLATTEST**2), wrong, high)
+    return at
 
 
 def _log_falling(n: Any, k: Any) -> Any:
@@ -368,10 +370,8 @@ def certify(
             if covered := int(some.texts[:parts].sum()):
                 least, judged = float(strata.lowest[parts - 1]), int(some.draws.sum())
                 every = int(some.sizes.sum())
-                of = 0 if endless else every
-                part = covered / every
-                made = Certificate(accuracy, confidence, least, part, judged, texts=of)
-                found.append((covered, made))
+                made = Certificate(accuracy, confidence, least, covered / every, judged)
+                found.append((covered, made if endless else replace(made, texts=every)))
         # of equal ones that of most cohorts
         return max(found, key=lambda one: one[0], default=(0, None))[1]
 

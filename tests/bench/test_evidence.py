@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from bench import evidence
+from bench import certificates, evidence
 from bench._judged import Judge
 from bench._recorded import read_recorded
 from testnuc.testing import HashEmbedder
@@ -50,6 +50,14 @@ def test_every_part_is_printed_and_written(folder, capsys):
     assert pairs == ["tickets.weak -> strong"]
     assert "tickets.weak" in capsys.readouterr().out
     assert list((folder / "cache").glob("tickets.*.npy"))
+
+
+def test_certificates_of_worlds_at_the_boundary_are_counted(capsys):
+    certificates.main(["--runs", "3", "--texts", "300", "--draws", "60"])
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert len(rows) == 6
+    # its most trusted texts are wrong
+    assert [cell.strip() for cell in rows[-1].split("|")[1:3]] == ["trust is upside down", "0"]
 
 
 def test_a_folder_without_answers_is_named(tmp_path):
