@@ -185,7 +185,9 @@ class Weather:
         response = self._right_response(asked)
         hit = run == 0 and not self.healthy.intersection(asked.texts)
         right = not (hit and random.random() < self.rate)
-        if run == attempt == 0 and self._answer_of_another(asked.user, response):
+        asked_before = {text for _, texts, _ in self.requests for text in texts}
+        new = run == 0 and asked_before.isdisjoint(asked.texts)
+        if new and self._answer_of_another(asked.user, response):
             right = False
         elif not right:
             self._spoil(random, response, asked)
