@@ -26,6 +26,8 @@ OnEmbedded: TypeAlias = Callable[[int], object]
 
 #: Most texts in a batch of the embedder.
 _BATCH = 512
+#: Seconds that each further call waits, so that a call which does not hang takes the texts.
+_LATE = 0.2
 #: Vectors returned per iteration of the event loop.
 _TURN = 64
 #: Texts that are looked up at a time.
@@ -59,7 +61,8 @@ def embedder_name(embedder: Embedder) -> str:
 class EmbeddingCache:
     """Returns unit vectors of texts, rounded to float16; embeds each text once.
 
-    The embedder is called from one task at a time, with at most 512 texts. If it has a method
+    The embedder is called from one task at a time, or as many as its `calls_at_once`, so that one
+    call which hangs delays no others; with at most 512 texts. If it has a method
     ``embed_each``, which returns a vector or an error for each text, that is called instead of
     ``embed``. If ``embed`` rejects its texts, it is called for halves of them, so that one text
     fails alone. A durable store keeps the vectors, except those of texts in the pool.
@@ -75,7 +78,7 @@ class EmbeddingCache:
         self._futures: dict[bytes, asyncio.Future[Row]] = {}
         #: How many callers wait for a text, by hash.
         self._callers = Counter[bytes]()
-        self._pump: asyncio.Task[None] | None = None
+        self._pumps: set[asyncio.Task[None]] = set()
         #: Length of the vectors seen so far.
         self._dim: int | None = None
         #: Number of texts that were embedded.
@@ -225,12 +228,15 @@ class EmbeddingCache:
         if future is None:
             future = self._futures[text_hash] = asyncio.get_running_loop().create_future()
             self._waiting[text_hash] = text
-            if self._pump is None:
-                self._pump = asyncio.create_task(self._embed_waiting(), name="testnuc-embed")
+            if (n := len(self._pumps)) < getattr(self._embedder, "calls_at_once", 1):
+                work = self._embed_waiting(n * _LATE)
+                self._pumps.add(asyncio.create_task(work, name="testnuc-embed"))
         return future
 
-    async def _embed_waiting(self) -> None:
+    async def _embed_waiting(self, pause: float) -> None:
         try:
+            if pause:
+                await asyncio.sleep(pause)
             while self._waiting:
                 hashes = list(self._waiting)[:_BATCH]
                 futures = [self._futures[text_hash] for text_hash in hashes]
@@ -245,7 +251,7 @@ class EmbeddingCache:
                 for text_hash in hashes:
                     self._futures.pop(text_hash, None)
         finally:
-            self._pump = None
+            self._pumps.discard(asyncio.current_task())
 
     async def _embed(self, texts: list[str]) -> list[Row]:
         """Return the vector of each text, or its error."""
@@ -314,11 +320,11 @@ class EmbeddingCache:
     async def close(self) -> None:
         """Stop embedding; waiters get an error, because they were not cancelled."""
         # another caller may ask while it ends
-        while (pump := self._pump) is not None:
-            pump.cancel()
-            await asyncio.gather(pump, return_exceptions=True)
-            if self._pump is pump:  # it had not begun
-                self._pump = None
+        while pumps := list(self._pumps):
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+            self._pumps.difference_update(pumps)  # those that had not begun
         for future in self._futures.values():
             if not future.done():
                 future.set_exception(TestNUCError("the client was closed"))

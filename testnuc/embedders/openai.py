@@ -99,6 +99,7 @@ class OpenAIEmbedder:
             )
         self.name = f"openai/{model}" + (f"/{dimensions}" if dimensions else "")
         self._wire = _Embeddings(model, endpoint, key, dimensions)
+        self.calls_at_once = limits.concurrency
         self._transport = Transport(limits)
         self._truncate = truncate
         self._accepted = False

@@ -177,8 +177,7 @@ class Connections:
         if session.repetitions.has(connection, answer.headers, answer.data, body) and answer.ok:
             # this request may be billed as well
             raise UnreadableReplyError(
-                f"{host(provider)} sent the response to another request; if this persists, a proxy "
-                "or gateway caches POST requests: switch that off"
+                f"{host(provider)} sent the response to another request; let no proxy cache POST"
             )
         return answer
 

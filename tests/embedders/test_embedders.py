@@ -19,7 +19,7 @@ import pytest
 from aiohttp import web
 
 import testnuc
-from testnuc import TestNUC, embedders
+from testnuc import Limits, TestNUC, embedders
 from testnuc._base.checks import hash_text
 from testnuc.embedders import sentence_transformers
 from testnuc.embedders.cache import EmbeddingCache
@@ -604,6 +604,34 @@ async def test_texts_of_a_caller_that_left_are_not_embedded():
     # one that comes back
     assert len(await cache.embed(["left 1"])) == 1
     await cache.close()
+
+
+async def test_a_call_to_an_embedding_api_that_hangs_delays_no_other_text():
+    hung, may = asyncio.Event(), asyncio.Event()
+
+    async def handle(request):
+        body = await request.json()
+        if "hangs" in body["input"]:
+            hung.set()
+            await may.wait()
+        vectors = await HashEmbedder(32).embed(body["input"])
+        data = [{"index": i, "embedding": row.tolist()} for i, row in enumerate(vectors)]
+        return web.json_response({"data": data})
+
+    async with posts_to(handle) as url, asyncio.timeout(30):
+        embedder = OpenAIEmbedder(
+            "small", base_url=url, api_key="sk-x", limits=Limits(concurrency=2)
+        )
+        cache = EmbeddingCache(embedder, MemoryStore(), Pool())
+        first = asyncio.create_task(cache.embed(["hangs"]))
+        await hung.wait()
+        expected = await HashEmbedder(32).embed(["others"])
+        assert np.allclose(await cache.embed(["others"]), expected, atol=1e-3)
+        assert not first.done()
+        may.set()
+        assert len(await first) == 1
+        await cache.close()
+        await embedder.close()
 
 
 @pytest.mark.torch
