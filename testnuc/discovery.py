@@ -1,7 +1,5 @@
 """Labels from unlabeled texts: clusters of texts, which an LLM names, merges and tries out."""
 
-from __future__ import annotations
-
 import asyncio
 import tomllib
 from collections import defaultdict

@@ -1,9 +1,7 @@
 """Labels in a tree: every label is a path such as ``"refund > late"``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -59,7 +57,7 @@ class LabelTree(Mapping[str, str]):
         self._nodes: dict[int, Int32s] = {}
 
     @classmethod
-    def of(cls, names: Sequence[str]) -> LabelTree | None:
+    def of(cls, names: Sequence[str]) -> Self | None:
         """Return the tree of labels; None: none has two labels below it."""
         if not any(LEVELS in name for name in names):
             return None

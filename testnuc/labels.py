@@ -1,12 +1,10 @@
 """The label set, and how replies are matched to its labels."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import orjson
 
@@ -116,7 +114,7 @@ class LabelSet:
         """Return the task of calls that choose from these labels."""
         return Task(system, self.names, multilabel=self.multilabel, same=self.same, **facts)
 
-    def some(self, names: Sequence[str]) -> LabelSet:
+    def some(self, names: Sequence[str]) -> "LabelSet":
         """Return a set of some of these labels, in the given order."""
         described = {name: self.descriptions.get(name, "") for name in names}
         # but those that are labels themselves, or that several had
@@ -137,7 +135,7 @@ class LabelSet:
         return {"labels": list(self.names)} | {name: of for name, of in facts.items() if of}
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> LabelSet:
+    def of(cls, record: Mapping[str, Any]) -> Self:
         """Return the set of a `record`."""
         several, former = record.get("multilabel", False), record.get("former")
         return cls(record["labels"], record.get("none_label"), multilabel=several, former=former)

@@ -1,7 +1,5 @@
 """Progress of a run: a bar on a terminal or in a notebook, lines elsewhere, or an observer."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import time
@@ -64,7 +62,7 @@ def start_progress(
     return observer
 
 
-def display_of(usage: Callable[[], Usage]) -> LineProgress:
+def display_of(usage: Callable[[], Usage]) -> "LineProgress":
     """Return what shows the progress of a run: a bar, if it can be redrawn, else lines."""
     if sys.stderr.isatty() or "ipykernel" in sys.modules:
         return BarProgress(usage)

@@ -5,11 +5,9 @@ neighbors, a `Store` persists predictions and embeddings, and a `Method` reduces
 prediction.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias, TypeGuard, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, Self, TypeAlias, TypeGuard, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -257,7 +255,7 @@ class Store(Protocol):
     async def close(self) -> None:
         """Flush pending writes, then close files and connections."""
 
-    def pool(self, embedder: str) -> Index | None:
+    def pool(self, embedder: str) -> "Index | None":
         """Return the pool of an embedder; None if the store has no pools (memory is used then)."""
 
     async def describe(self, scope: bytes, facts: Mapping[str, Any]) -> None:
@@ -296,7 +294,7 @@ class PoolText(Brief):
     label: str | None = None
 
     @classmethod
-    def of(cls, text: str) -> PoolText:
+    def of(cls, text: str) -> Self:
         """Return a text with its hash."""
         return cls(text, hash_text(text))
 

@@ -1,7 +1,5 @@
 """Result records (frozen, slotted, cheap to create by the million), and their fields as a row."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -34,7 +32,7 @@ class Reason(str):
         reason.code = code
         return reason
 
-    def __reduce__(self) -> tuple[type[Reason], tuple[str, str]]:
+    def __reduce__(self) -> "tuple[type[Reason], tuple[str, str]]":
         return Reason, (self.code, str(self))
 
 

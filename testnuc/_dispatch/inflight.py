@@ -1,7 +1,5 @@
 """In-flight requests, the runs that wait for them, and the registry that lanes share."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -36,7 +34,7 @@ class Ask:
     #: Positions of the labels that the prompt shows; empty: all.
     shown: tuple[int, ...] = ()
     #: Answers it, if not the function of the scheduler. It goes with the ask: other runs may join.
-    answer: Callable[[tuple[Ask, ...]], Awaitable[list[Outcome]]] | None = None
+    answer: "Callable[[tuple[Ask, ...]], Awaitable[list[Outcome]]] | None" = None
     #: Unreadable replies so far, such as that of a batch; see `Request.step`.
     step: int = 0
 

@@ -12,15 +12,13 @@ An error that every other call would meet ends the runs that wait for it. Calls 
 get a few seconds to complete, because they are billed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from itertools import islice
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 from testnuc._dispatch.inflight import Ask, InFlight, InFlightRequest, Outcome, ScheduledRun
 from testnuc._dispatch.leases import Leases
@@ -80,7 +78,7 @@ class Scheduler:
         per_call: int = 1,
         drain: float = 5.0,
         mixed: bool = False,
-        joins: Scheduler | None = None,
+        joins: Self | None = None,
     ) -> None:
         self._answer = answer
         self._store = store

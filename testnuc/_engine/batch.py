@@ -1,9 +1,8 @@
 """The texts of a run and their neighbors, of one snapshot of the pool; and the LLM's answers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 
@@ -66,7 +65,7 @@ class Answers:
     `before`: the answers for the same own texts in a batch without neighbors.
     """
 
-    def __init__(self, batch: TextBatch, before: Answers | None = None) -> None:
+    def __init__(self, batch: TextBatch, before: Self | None = None) -> None:
         self._batch = batch
         n = len(batch.entries)
         self.predictions: list[Prediction | None] = [None] * n

@@ -4,8 +4,6 @@ With `neighbors="stored"`, `StoredVoters` knows which texts vote without looking
 `PoolPredictions` are those of the whole pool: diagnosed for the auto policy, and learned from.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
@@ -97,7 +95,7 @@ class Retriever:
         hashes: Sequence[bytes],
         k: int,
         upto: int | None,
-        voters: StoredVoters,
+        voters: "StoredVoters",
     ) -> Matches:
         """Find the k nearest texts that have a prediction or get one in this batch."""
         kept = empty_matches(len(vectors), k)

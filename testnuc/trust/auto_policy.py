@@ -23,12 +23,11 @@ texts whose nearest neighbors are as similar as those of near copies, or less in
 `VoteSettings` are set by the user, decided so, or learned.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
+from typing import Self
 
 import numpy as np
 import orjson
@@ -202,7 +201,7 @@ class _Pairs:
     @classmethod
     def of(
         cls, labels: Int32s, ids: Int64s, row_ids: Int64s, sims: Float32s, by_chance: float
-    ) -> _Pairs:
+    ) -> Self:
         row, rank = np.nonzero(labels[:, 1 : _JUDGES + 1] >= 0)
         # mutual neighbors count as one observation
         key = np.sort(np.stack([row_ids[row], ids[row, rank]], axis=1), axis=1)
@@ -400,7 +399,7 @@ class VoteSettings(Brief):
     llm_by_default: bool = False
 
     @classmethod
-    def of(cls, given: VotePolicy, k: int | None, labels: LabelSet) -> VoteSettings:
+    def of(cls, given: VotePolicy, k: int | None, labels: LabelSet) -> Self:
         """Return the settings for the arguments of a client.
 
         The diagnosis behind "auto" compares single labels: with several for a text, "auto" keeps
@@ -471,7 +470,7 @@ class VoteSettings(Brief):
         """Whether a learned model gives one label each, and neighbors need no prediction."""
         return self.argmax is not None and self.argmax.decides == "head"
 
-    def with_learned(self, learned: Learned) -> VoteSettings:
+    def with_learned(self, learned: Learned) -> Self:
         """Return these settings, as a user gave them, with what was learned."""
         learned = learned.under(self.basis)
         rule = learned.rule

@@ -5,11 +5,9 @@ weighted by a power of 1 / probability of drawing, and shrunk toward a prior. Fo
 is fitted without its fold. A head has a line alone, or a `SetRule`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -156,13 +154,13 @@ class SetRule:
     of_label: tuple[float, float]
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> SetRule:
+    def of(cls, record: Mapping[str, Any]) -> Self:
         """Return the rule of a record that `dataclasses.asdict` made."""
         start, slope = map(float, record["of_label"])
         return cls(float(record["threshold"]), (start, slope))
 
     @classmethod
-    def fitted(cls, probabilities: Float32s, taught: Bools) -> SetRule:
+    def fitted(cls, probabilities: Float32s, taught: Bools) -> Self:
         """Fit a rule on the labels that a head was taught.
 
         So judged texts, of which a certificate is made, do not choose which texts come first.

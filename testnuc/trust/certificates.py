@@ -17,8 +17,6 @@ Sources: Waudby-Smith and Ramdas 2020, "Confidence sequences for sampling withou
 "Sequential stratified inference for the mean"; Wasserman, Ramdas and Balakrishnan 2020.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -185,7 +183,7 @@ class Strata:
         drawn: Bools,
         inside: Bools | None = None,
         ends: Sequence[int] = (),
-    ) -> Strata:
+    ) -> Self:
         """Count the judged texts of each stratum.
 
         `trust`, float64[n], is as it was frozen before the draws; NaN = unknown, never certified.
@@ -211,7 +209,7 @@ class Strata:
         known, known_wrong, draws, wrong = (counted(judged[some])[:-1] for some in subsets)
         return cls(lowest, texts[:-1], known, known_wrong, draws, wrong, texts.sum(axis=0))
 
-    def earlier(self, cohorts: int) -> Strata:
+    def earlier(self, cohorts: int) -> "Strata":
         """Return the strata of the first cohorts alone."""
         counts = (self.texts, self.known, self.known_wrong, self.draws, self.wrong, self.sizes)
         return Strata(self.lowest, *(of[..., :cohorts] for of in counts))

@@ -16,12 +16,10 @@ Science); Waudby-Smith and Ramdas 2024, "Estimating means of bounded random vari
 sampling without replacement" (UAI).
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import orjson
@@ -63,13 +61,13 @@ class Draws(Brief):
     uniform: Bools
 
     @classmethod
-    def at_random(cls, texts: int, m: int, among: int | None = None) -> Draws:
+    def at_random(cls, texts: int, m: int, among: int | None = None) -> Self:
         """Return m draws without replacement, all equally likely, from `among` or all texts."""
         left = (texts if among is None else among) - np.arange(m, dtype=np.float64)
         chance = 1 / np.maximum(left, 1)
         return cls(texts, chance, chance, np.full(m, among is None))
 
-    def only(self, used: Bools) -> Draws:
+    def only(self, used: Bools) -> "Draws":
         """Return some of the draws."""
         return Draws(self.texts, self.probability[used], self.floor[used], self.uniform[used])
 
@@ -78,7 +76,7 @@ class Draws(Brief):
         return {"probability": self.probability, "floor": self.floor, "uniform": self.uniform}
 
     @classmethod
-    def taken_from(cls, arrays: dict[str, Array], texts: int) -> Draws:
+    def taken_from(cls, arrays: dict[str, Array], texts: int) -> Self:
         """Return the draws of what `arrays` returned, which is removed from `arrays`."""
         probability, floor = arrays.pop("probability"), arrays.pop("floor")
         # older versions of testnuc did not store it
@@ -293,7 +291,7 @@ class Judgment(Brief):
         return [text, key.hex(), *rest]
 
     @classmethod
-    def of(cls, record: Sequence[Any]) -> Judgment:
+    def of(cls, record: Sequence[Any]) -> "Judgment":
         """Return the judgment of a record."""
         text, key, *rest = record
         # older versions stored nothing, or a number, in place of `uniform`
@@ -339,7 +337,7 @@ class Referee:
         checked_number("escalate", self.escalate, 0, 1)
 
     @classmethod
-    def of(cls, given: Any) -> Referee | None:
+    def of(cls, given: Any) -> "Referee | None":
         """Return a referee, of a model or None as well."""
         return given if given is None or isinstance(given, Referee) else cls(given)
 

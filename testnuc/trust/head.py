@@ -9,8 +9,6 @@ Sources: self-training, Scudder 1965 and Lee 2013 (pseudo-label); class sizes by
 Cuturi 2013, as in SwAV (Caron et al. 2020).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -74,7 +72,7 @@ class LinearHead(Brief):
         z /= z.sum(axis=1, keepdims=True)
         return z
 
-    def rounded(self) -> LinearHead:
+    def rounded(self) -> "LinearHead":
         """Return it as it is read back from a store, so that both give the same labels."""
         return LinearHead(self.weights.astype(np.float16).astype(np.float32), self.several)
 

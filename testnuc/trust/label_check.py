@@ -5,11 +5,10 @@ that are rightly next to each other. Only near copies separate the two, as in `a
 they disagree, the LLM confuses labels.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
@@ -84,7 +83,7 @@ class LabelCheck(Brief):
     #: What answers outside the labels say -> how many say so, in other words as well.
     outside: Mapping[str, int]
 
-    def grouped(self, vectors: Sequence[Sequence[float]] | Float32s) -> LabelCheck:
+    def grouped(self, vectors: Sequence[Sequence[float]] | Float32s) -> Self:
         """Return the check with answers `outside` that mean the same as one.
 
         `vectors` are embeddings of the first of them.

@@ -5,8 +5,6 @@ new texts. Without a proof that another way is better, labels stay as the vote s
 and only trust is learned.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections import Counter
@@ -15,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import repeat
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -191,7 +189,7 @@ class Learned(Brief):
         held = b"".join(hashes[: self.texts]) + self.trust.tobytes()
         return blake2b(held, digest_size=8).hexdigest()
 
-    def ranked(self, hashes: Sequence[bytes]) -> Learned:
+    def ranked(self, hashes: Sequence[bytes]) -> Self:
         """Return the same, with the name of the ranking of the texts that have these hashes."""
         return replace(
             self,
@@ -200,7 +198,7 @@ class Learned(Brief):
             cohorts=(*self.cohorts, self.texts),
         )
 
-    def extended(self, trust: Float32s, given: Int32s, hashes: Sequence[bytes]) -> Learned:
+    def extended(self, trust: Float32s, given: Int32s, hashes: Sequence[bytes]) -> Self:
         """Return the same with trust and labels, by the same rule, of texts that came later."""
         n = self.texts
         longer = replace(
@@ -219,7 +217,7 @@ class Learned(Brief):
         right: Bools,
         own_right: Bools,
         rule: Argmax | Thresholds,
-    ) -> Learned:
+    ) -> Self:
         """Return the same with all judgments; `right`: whether the labels of `judged` ones are."""
         drawn = np.array([one in self.current for one in judged.rankings], dtype=np.bool_)
         by_text = of_judged(judged, right, own_right) | {"drawn": drawn}
@@ -257,7 +255,7 @@ class Learned(Brief):
         trust = self.trust.astype(np.float64)
         return Strata.of(trust, self.rows, known, self.drawn, inside, self.cohorts)
 
-    def without(self, hashes: Collection[bytes]) -> Learned:
+    def without(self, hashes: Collection[bytes]) -> Self:
         """Return the same without the judgments of texts; what they prove stays, as numbers."""
         gone = np.isin(self.keys, [key_of(one) for one in hashes])
         judged = tuple(one for one in self.judged if one.hash not in hashes)
@@ -265,7 +263,7 @@ class Learned(Brief):
             return self
         return replace(self, judged=judged, keys=np.where(gone, np.uint64(0), self.keys))
 
-    def under(self, settings: str) -> Learned:
+    def under(self, settings: str) -> Self:
         """Return what holds under these vote settings.
 
         Judgments do. Trust and certificates are of labels that other settings do not give.
@@ -605,7 +603,7 @@ class Learned(Brief):
         )
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Learned:
+    def from_bytes(cls, data: bytes) -> Self:
         """Return what `to_bytes` wrote.
 
         Raises

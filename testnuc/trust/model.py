@@ -12,11 +12,9 @@ For a text x with own label y and neighbors N(x)::
 labeled as a new one is. A judged text keeps its judged label, and counts more as a neighbor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -103,7 +101,7 @@ class Texts(Brief):
         assert found is not None
         return found
 
-    def part(self, rows: Int64s) -> tuple[Texts, Int64s]:
+    def part(self, rows: Int64s) -> "tuple[Texts, Int64s]":
         """Return some of the texts, followed by their neighbors, and the place of each before."""
         near = self.neighbors[rows]
         places = np.concatenate([rows, np.setdiff1d(near[near >= 0], rows)])
@@ -121,7 +119,7 @@ class Texts(Brief):
         )
         return part, places
 
-    def with_judged(self, rows: Int64s, labels: Int32s) -> Texts:
+    def with_judged(self, rows: Int64s, labels: Int32s) -> Self:
         """Return the same texts, some of them judged."""
         judged = np.full(len(self.own), -1, dtype=np.int32)
         judged[rows] = labels
@@ -174,7 +172,7 @@ class HeadModel(Brief):
     #: LLM's own label add to log odds. An older version learned some for each fold.
     moves: Float32s | None = None
 
-    def rounded(self) -> HeadModel:
+    def rounded(self) -> Self:
         """Return it as it is read back from a store, so that both give the same labels."""
         heads = tuple(head.rounded() for head in self.heads)
         moves = None if self.moves is None else self.moves.astype(np.float16).astype(np.float32)

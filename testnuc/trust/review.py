@@ -1,7 +1,5 @@
 """Texts to be judged: drawn with known probabilities, saved to a file, answered by a person."""
 
-from __future__ import annotations
-
 import difflib
 import os
 from codecs import BOM_UTF8
@@ -10,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import astuple, dataclass, field, fields, replace
 from math import ceil
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import orjson
@@ -88,7 +86,7 @@ class ReviewContext(Brief):
         }
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> ReviewContext:
+    def of(cls, record: Mapping[str, Any]) -> Self:
         """Return the context in a review file."""
         return cls(
             # files of older versions have more of each
@@ -259,7 +257,7 @@ class Review(Listed[ReviewItem]):
         """Return the answer of an item, which is one string, as `answer` takes it."""
         return split_labels(answer) if self.multilabel else answer
 
-    def with_items(self, items: Sequence[ReviewItem]) -> Review:
+    def with_items(self, items: Sequence[ReviewItem]) -> Self:
         """Return a review of the same labels with other items."""
         made = copy(self)
         made._rows = list(items)  # noqa: SLF001
@@ -267,7 +265,7 @@ class Review(Listed[ReviewItem]):
         made.asks = None
         return made
 
-    def blind(self) -> Review:
+    def blind(self) -> Self:
         """Return it without what the LLM, candidates and neighbors say: no judge sees it."""
         items = [
             replace(
@@ -286,7 +284,7 @@ class Review(Listed[ReviewItem]):
         )
         return made
 
-    def split(self, judges: int = 2, overlap: float = 0.1, *, seed: int = 0) -> list[Review]:
+    def split(self, judges: int = 2, overlap: float = 0.1, *, seed: int = 0) -> list[Self]:
         """Return a part for each of several judges; some texts are in all of them.
 
         `join_reviews` joins the parts. How often judges differ on the texts that all of them have
@@ -403,7 +401,7 @@ class Review(Listed[ReviewItem]):
         return record
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Review:
+    def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read a review that `save` wrote, or the page; answers may be added by hand.
 
         Raises

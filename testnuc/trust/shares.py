@@ -11,8 +11,6 @@ Science), for the prior; Cochran 1977, "Sampling techniques", chapter 5, for str
 "Survey sampling", for weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -58,11 +56,13 @@ class Share:
         """Return a difference as text, in points."""
         return f"{100 * self.value:+.1f} ({100 * self.low:+.1f} to {100 * self.high:+.1f})"
 
-    def allowing(self, wrong: float) -> Share:
+    def allowing(self, wrong: float) -> "Share":
         """Return it with an interval that holds if at most this part, any, is said wrongly."""
         return Share(self.value, max(self.low - wrong, 0.0), min(self.high + wrong, 1.0))
 
-    def less(self, other: Share, texts: float, others: float, confidence: float = 0.95) -> Share:
+    def less(
+        self, other: "Share", texts: float, others: float, confidence: float = 0.95
+    ) -> "Share":
         """Return the difference to the share of other texts.
 
         Its interval is made of both intervals (Zou and Donner 2008, "Construction of confidence

@@ -13,11 +13,9 @@ Trust is calibrated in two steps, each without the fold of the text: that a labe
 score and whether the LLM gave it; that all labels of a text are right, by the product of these.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -56,7 +54,7 @@ class LabelScores(Brief):
     def __len__(self) -> int:
         return len(self.folds)
 
-    def at(self, rows: Int64s) -> LabelScores:
+    def at(self, rows: Int64s) -> "LabelScores":
         """Return the scores of some texts."""
         at, _ = places_of(self.vote.starts, rows)
         return LabelScores(
@@ -235,7 +233,7 @@ class Thresholds(Brief):
         """Whether other vote settings give other labels."""
         return self.decides != "llm"
 
-    def uncalibrated(self) -> Thresholds:
+    def uncalibrated(self) -> "Thresholds":
         """Return the rule of the vote settings, without what judgments say of trust."""
         return Thresholds("settings", self.limits, protected=self.protected)
 
@@ -264,7 +262,7 @@ class Thresholds(Brief):
             trust=np.where(known, 1 / (1 + np.exp(-odds)), np.nan),
         )
 
-    def calibrated(self, scores: LabelScores, right: Labels, exact: Bools) -> Thresholds:
+    def calibrated(self, scores: LabelScores, right: Labels, exact: Bools) -> Self:
         """Return the same with trust, fitted for each fold on the judged texts of the others.
 
         `right` are the labels of these texts, and `exact`, bool[m], whether they get just these.
@@ -309,7 +307,7 @@ class Thresholds(Brief):
         return {"decides": self.decides, "protected": self.protected}, arrays
 
     @classmethod
-    def unpacked(cls, header: dict[str, Any], arrays: dict[str, Array]) -> Thresholds:
+    def unpacked(cls, header: dict[str, Any], arrays: dict[str, Array]) -> Self:
         """Return what `packed` returned, from it."""
         heads = arrays.get("heads", np.empty(0))
         return cls(

@@ -11,10 +11,9 @@ Sources: uncertainty sampling, Lewis and Gale 1994; fixed-sequence testing, Baue
 binomial bounds, Clopper and Pearson 1934.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
@@ -65,7 +64,7 @@ class UncertaintySampling:
         if not self.max_fraction:
             raise InvalidInputError("max_fraction is 0; give a fraction above 0")
 
-    def where_proved(self, texts: int, n_classes: int) -> UncertaintySampling:
+    def where_proved(self, texts: int, n_classes: int) -> Self:
         """Return the rule where judgments prove that a learned model is better than the LLM."""
         most = max(_PROVED, _ANSWERS * n_classes / max(1, texts))
         return replace(self, max_fraction=min(self.max_fraction, most))

@@ -1,8 +1,7 @@
 """Validation of the arrays of a vote, and conversion where necessary."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -117,7 +116,7 @@ class Ballots:
         similarities: ArrayLike,
         confidences: ArrayLike | None,
         n_classes: int,
-    ) -> Ballots:
+    ) -> Self:
         """Create from rows of the text itself (column 0) and its neighbors: they are the pool."""
         lab, sim, conf = rows_of(labels, similarities, confidences)
         ids = np.arange(lab.size, dtype=np.uint64).reshape(lab.shape)[:, 1:]
@@ -138,7 +137,7 @@ class Ballots:
         pool: tuple[ArrayLike, ArrayLike | None],
         own: tuple[ArrayLike, ArrayLike | None],
         n_classes: int,
-    ) -> Ballots:
+    ) -> Self:
         """Create from rows of neighbor positions in a pool; both have labels and confidences."""
         (pool_labels, pool_confidences), (own_labels, own_confidences) = pool, own
         given = _checked(neighbor_ids, "neighbor_ids", "iu", 2)
@@ -164,7 +163,7 @@ class Ballots:
             classes(n_classes),
         )
 
-    def nearest(self, k: int) -> Ballots:
+    def nearest(self, k: int) -> Self:
         """Return the same rows with their first k neighbors."""
         ids, similarities, *pool = self.neighbors
         first = (of.reshape(self.rows, self.k)[:, :k].ravel() for of in (ids, similarities))

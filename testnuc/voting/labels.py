@@ -1,10 +1,8 @@
 """Labels of texts: one container for what the LLM, a vote, a model, a head and people give them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -60,7 +58,7 @@ class Labels(Brief):
                 object.__setattr__(self, name, np.full(shape, value, dtype))
 
     @classmethod
-    def of(cls, given: Sequence[Sequence[tuple[int, float | None]] | None]) -> Labels:
+    def of(cls, given: Sequence[Sequence[tuple[int, float | None]] | None]) -> Self:
         """Return the labels of texts, each a sequence of (label, confidence); None: unknown."""
         sizes = [0 if one is None else len(one) for one in given]
         pairs = [pair for one in given if one for pair in one]
@@ -74,7 +72,7 @@ class Labels(Brief):
     @classmethod
     def single(
         cls, label: Int32s, share: Floats | None = None, trust: Float64s | None = None
-    ) -> Labels:
+    ) -> Self:
         """Return one label for each text, int32[n], or none where it is -1."""
         known, unknown = label >= 0, np.full(len(label), np.nan)
         share = unknown if share is None else share
@@ -88,7 +86,7 @@ class Labels(Brief):
             trust=trust,
         )
 
-    def by_share(self) -> Labels:
+    def by_share(self) -> Self:
         """Return the same with the candidates of each text by share, largest first."""
         order = np.lexsort((-self.share, self.rows))
         return replace(self, **{name: getattr(self, name)[order] for name in _OF_CANDIDATES})
@@ -118,7 +116,7 @@ class Labels(Brief):
         table[self.rows, self.label] = given
         return table
 
-    def at(self, rows: Ints) -> Labels:
+    def at(self, rows: Ints) -> "Labels":
         """Return the labels of some of the texts."""
         at, starts = places_of(self.starts, rows)
         arrays: dict[str, Any] = {
@@ -128,13 +126,13 @@ class Labels(Brief):
         }
         return Labels(starts, **arrays)
 
-    def among(self, others: Labels) -> Bools:
+    def among(self, others: Self) -> Bools:
         """Return which of the candidates `others`, labels of the same texts, have, too; bool[m]."""
         width = 1 + max(self.label.max(initial=0), others.label.max(initial=0))
         mine, theirs = self.rows * width + self.label, others.rows * width + others.label
         return np.isin(mine, theirs, assume_unique=True)
 
-    def over(self, others: Labels, here: Bools) -> Labels:
+    def over(self, others: "Labels", here: Bools) -> "Labels":
         """Return these labels where `here`, bool[n], and `others` elsewhere, of the same texts."""
         if here.all():
             return self
@@ -146,7 +144,7 @@ class Labels(Brief):
         return Labels.stacked([others.at(kept), self.at(mine)]).at(order)
 
     @classmethod
-    def stacked(cls, parts: Sequence[Labels]) -> Labels:
+    def stacked(cls, parts: Sequence[Self]) -> Self:
         """Return the labels of the texts of all parts, one part after the other."""
         counts = np.concatenate([np.diff(part.starts) for part in parts])
         levels = [part.level_trust for part in parts]

@@ -1,10 +1,8 @@
 """How a vote weighs, which votes count, and when a label is withheld."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, Self, TypeAlias, get_args
 
 import numpy as np
 
@@ -111,32 +109,32 @@ class VotePolicy(Brief):
         prior: Literal["balanced"] | Mapping[str, float] | None = None,
         prior_power: float = 1.0,
         min_trust: float | None = None,
-    ) -> VotePolicy:
+    ) -> Self:
         """Let the client decide from the predictions whether and how neighbors vote."""
         return cls("auto", prior=prior, prior_power=prior_power, min_trust=min_trust)
 
     @classmethod
-    def majority(cls) -> VotePolicy:
+    def majority(cls) -> Self:
         """Give every vote the same weight."""
         return cls("uniform")
 
     @classmethod
-    def weighted(cls) -> VotePolicy:
+    def weighted(cls) -> Self:
         """Weigh a vote by its similarity."""
         return cls("similarity")
 
     @classmethod
-    def confidence_weighted(cls) -> VotePolicy:
+    def confidence_weighted(cls) -> Self:
         """Weigh a vote by its similarity times its confidence."""
         return cls("similarity*confidence")
 
     @classmethod
-    def filtered(cls, min_confidence: float = 0.7) -> VotePolicy:
+    def filtered(cls, min_confidence: float = 0.7) -> Self:
         """Weigh by similarity, and count only votes of at least this confidence."""
         return cls("similarity", min_confidence=min_confidence)
 
     @classmethod
-    def of(cls, policy: str | VotePolicy) -> VotePolicy:
+    def of(cls, policy: "str | VotePolicy") -> "VotePolicy":
         """Return the policy itself, or the preset of that name.
 
         Raises
