@@ -20,8 +20,7 @@ from testnuc.limits.budget import Meter
 from testnuc.limits.policies import Limits
 from testnuc.methods import Sampling
 from testnuc.protocols import Embedder, Method, Provider, WireProvider
-from testnuc.ray.labeler import PATIENCE, Labeler
-from testnuc.ray.stages import Embed, Predict, Vote, columns_of, hash_texts
+from testnuc.ray.stages import PATIENCE, Embed, Labeler, Predict, Vote, columns_of, hash_texts
 from testnuc.ray.workers import Settings, Shard, Voting, stored_learned
 from testnuc.trust.diagnosis import Diagnosis
 from testnuc.trust.learned import Learned

@@ -74,12 +74,12 @@ class Transport:
         require_price(limits.budget, self.meter.price, "the model")
         self._retry = limits.retry
         self._rng = rng or Random()  # noqa: S311 - jitter, no secret
+        #: The rate and concurrency limits in force.
+        self.admission = Admission(limits, clock=clock, wall=wall, rng=self._rng)
+        #: The budget's account.
+        self.account = BudgetAccount(limits.budget) if account is None else account
         self._accounting = CallAccounting(
-            Admission(limits, clock=clock, wall=wall, rng=self._rng),
-            BudgetAccount(limits.budget) if account is None else account,
-            self.meter,
-            telemetry=telemetry,
-            wall=wall,
+            self.admission, self.account, self.meter, telemetry=telemetry, wall=wall
         )
         self.account.meters.add(self.meter)
         self._telemetry = telemetry
@@ -99,16 +99,6 @@ class Transport:
         self.auxiliary = AuxiliaryRequests(
             self._connections, self._retry, rng=self._rng, clock=clock, wall=wall, sleep=sleep
         )
-
-    @property
-    def admission(self) -> Admission:
-        """The rate and concurrency limits in force."""
-        return self._accounting.admission
-
-    @property
-    def account(self) -> BudgetAccount:
-        """The budget's account."""
-        return self._accounting.account
 
     @property
     def oldest(self) -> float:
@@ -341,7 +331,7 @@ class Transport:
         """Raise `NotSentError` if the caller no longer wants the call to be sent."""
         may_send = MAY_SEND.get()
         if may_send is not None and not may_send():
-            self._accounting.admission.abandoned(permit)
+            self.admission.abandoned(permit)
             raise NotSentError(call.unreadable)
 
     async def _acquire(self, call: Call) -> Permit:

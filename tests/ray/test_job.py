@@ -14,7 +14,7 @@ import testnuc
 from testnuc import Limits
 from testnuc.ray import classify_dataset
 from testnuc.ray.job import _failure, _shares
-from testnuc.ray.labeler import Labeler
+from testnuc.ray.stages import Labeler
 from testnuc.ray.workers import Settings
 from testnuc.testing import HashEmbedder, LoopbackLLM, by_hash
 from tests.conftest import LABELS, confident, gold, messages
