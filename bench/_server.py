@@ -4,6 +4,7 @@ The child reads its configuration from the first line of standard input and prin
 one line of JSON. It exits when standard input is closed, also if the parent is killed.
 """
 
+import asyncio
 import contextlib
 import os
 import subprocess
@@ -15,7 +16,11 @@ from typing import Any
 
 import orjson
 
+from testnuc._base.loop_thread import run_to_end
 from testnuc.errors import InvalidInputError, TestNUCError
+from testnuc.testing.answers import by_hash
+from testnuc.testing.faults import Faults
+from testnuc.testing.loopback import LoopbackLLM
 from testnuc.testing.server import HOST
 
 _TIMEOUT = 5.0
@@ -76,7 +81,7 @@ def serve_in_process(
     package = os.fspath(Path(__file__).parents[1])
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     process = subprocess.Popen(
-        [sys.executable, "-m", "testnuc.testing", "--stdin"],
+        [sys.executable, "-m", "bench._server"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
@@ -100,3 +105,38 @@ def serve_in_process(
             process.kill()
             process.wait()
         process.stdout.close()
+
+
+def _serve(config: Mapping[str, Any]) -> None:
+    """Serve until standard input is closed or the process is interrupted; runs in the child.
+
+    `config` has ``answers``, a mapping, the path of one, or labels; and options of `LoopbackLLM`.
+    """
+    options = dict(config)
+    answers = options.pop("answers")
+    if isinstance(answers, str):
+        answers = orjson.loads(Path(answers).read_bytes())
+    elif isinstance(answers, list):
+        answers = by_hash(answers)
+    if options.get("faults") is not None:
+        options["faults"] = Faults(**options["faults"])
+    with contextlib.suppress(KeyboardInterrupt):
+        run_to_end(_until_eof(LoopbackLLM(answers, **options)))
+
+
+async def _until_eof(llm: LoopbackLLM) -> None:
+    ended = asyncio.Event()
+
+    def read() -> None:
+        if not os.read(0, 4096):
+            ended.set()
+
+    async with llm:
+        asyncio.get_running_loop().add_reader(0, read)
+        sys.stdout.write(orjson.dumps({"base_url": llm.base_url}).decode() + "\n")
+        sys.stdout.flush()
+        await ended.wait()
+
+
+if __name__ == "__main__":
+    _serve(orjson.loads(sys.stdin.buffer.readline()))
