@@ -11,8 +11,7 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
 from testnuc._base.checks import checked_whole, is_null, values
-from testnuc._base.display import Listed, data_frames
-from testnuc._base.html import facts, grid
+from testnuc._base.display import Listed, data_frames, facts, grid
 from testnuc._base.jsonl import table, write_whole
 from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.records import file_row, line_of, result_of, rounded, text_of, usage_of

@@ -173,8 +173,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise with_count(stopped, answered) from stopped
         if self.multilabel:
             return _indicator(results, self.classes_)
-        found = [self._place(row) for row in results]
-        return self.classes_[found]
+        return self.classes_[[self._place(row) for row in results]]
 
     def predict_proba(self, X: Any) -> Float64s:  # noqa: N803
         """Return each label's share of the vote, float64[n, n_classes].
@@ -217,8 +216,7 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Texts do not vote on each other, so that a result depends on its own text only.
         """
         check_is_fitted(self)
-        texts = _column(X)
-        return self._fitted.run(self._fitted.classify_many(texts))
+        return self._fitted.run(self._fitted.classify_many(_column(X)))
 
     @property
     def usage_(self) -> Usage:

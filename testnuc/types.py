@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from testnuc._base.display import Brief, columns
+from testnuc._base.display import Brief, columns, cut, facts, grid
 from testnuc.errors import TestNUCError
 
 #: Between the labels of a text that has several, where they are one string.
@@ -257,8 +257,6 @@ class Classification(Brief):
         return words
 
     def _repr_html_(self) -> str:
-        from testnuc._base.html import cut, facts, grid
-
         own = self.prediction
         said = None if own is None else own.in_words()
         votes = ""

@@ -1,9 +1,10 @@
-"""Short representations of records."""
+"""Short representations of records; for notebooks, as HTML tables whose contents are escaped."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import UTC, datetime
+from html import escape
 from importlib import import_module
 from typing import Any, TypeVar, overload
 
@@ -15,6 +16,8 @@ T = TypeVar("T")
 _STRING, _WHOLE = 60, 240
 #: Items that are shown of a sequence or mapping.
 _ITEMS = 4
+#: Characters of a text in a cell of a table.
+_LONGEST = 200
 
 
 def shown(value: object, most: int = 80) -> str:
@@ -69,6 +72,43 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
         (f"{first:<{widths[0]}}", *map(str.rjust, others, widths[1:])) for first, *others in rows
     )
     return "\n".join(map("  ".join, padded))
+
+
+def cut(text: object) -> str:
+    """Return a text as it is displayed, shortened if it is long."""
+    shown = str(text)
+    return shown if len(shown) <= _LONGEST else shown[: _LONGEST - 2] + " …"
+
+
+def facts(title: str, pairs: Iterable[tuple[str, object]]) -> str:
+    """Return a heading and a table of names and values; rows with None are omitted."""
+    rows = "".join(
+        f'<tr><th style="text-align:left" scope="row">{escape(name)}</th>'
+        f'<td style="text-align:left" dir="auto">{escape(cut(value))}</td></tr>'
+        for name, value in pairs
+        if value is not None
+    )
+    return f'<p dir="auto"><strong>{escape(cut(title))}</strong></p><table>{rows}</table>'
+
+
+def grid(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table with a header; None is a hyphen, a float has two digits."""
+    top = "".join(f'<th scope="col" style="text-align:left">{escape(name)}</th>' for name in head)
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f'<td dir="auto" style="text-align:left">{escape(_cell(value))}</td>' for value in row
+        )
+        + "</tr>"
+        for row in rows
+    )
+    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if isinstance(value, float) else cut(value)
 
 
 class Brief:

@@ -115,8 +115,7 @@ class Pool(Index):
         return Matches(ids, similarities)
 
     async def fetch(self, ids: Int64s) -> list[PoolText]:
-        texts = self._texts
-        return [texts[i] for i in ids.tolist()]
+        return [self._texts[i] for i in ids.tolist()]
 
     async def scan(self, start: int, count: int) -> tuple[list[PoolText], int | None]:
         end = start + count

@@ -7,9 +7,11 @@ demos, for tests, and where texts must stay on the machine. An LLM is more accur
 
 from hashlib import blake2b
 
+import numpy as np
+
 from testnuc._base.arrays import Float32s
 from testnuc.labels import LabelSet
-from testnuc.protocols import Answer, Embedder, Reply, Request
+from testnuc.protocols import Answer, Embedder, Reply, Request, TokenUsage
 
 _TEMPERATURE = 0.05
 
@@ -37,15 +39,10 @@ class ZeroShot:
         return "ZeroShot()"
 
     def _descriptions(self) -> list[str]:
-        given = self._labels.descriptions
-        return [given.get(name) or name for name in self._labels.names]
+        return [self._labels.descriptions.get(name) or name for name in self._labels.names]
 
     async def answer(self, request: Request) -> Reply:
         """Label all texts of the request, without calls or tokens."""
-        import numpy as np
-
-        from testnuc.protocols import TokenUsage
-
         if self._prototypes is None:
             self._prototypes = await self._embedder.embed(self._descriptions())
         vectors = await self._embedder.embed(request.texts)
