@@ -12,9 +12,8 @@ from typing import Any
 from testnuc._dispatch.inflight import Ask, Outcome
 from testnuc._dispatch.predictor import Predictor
 from testnuc._dispatch.scheduler import Scheduler
-from testnuc.batch.apis import AnthropicBatches, OpenAIBatches
+from testnuc.batch.apis import AnthropicBatches, GeminiBatches, MistralBatches, OpenAIBatches
 from testnuc.batch.base import BatchAPI, QueueFullError
-from testnuc.batch.compatible import GeminiBatches, MistralBatches
 from testnuc.batch.lifecycle import GROWTH, BatchLifecycle, Outcomes, UnknownOutcomeError
 from testnuc.batch.manifest import ResponseReader, custom_id, pack, require_batches, unpack
 from testnuc.batch.rounds import Pack, PendingBatch, RetryRounds, TokenQueue, packs

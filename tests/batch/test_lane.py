@@ -15,8 +15,7 @@ import testnuc
 from bench._batch_api import Batches, BatchLLM
 from testnuc import BatchPolicy, Budget, Limits, Sampling, SelfConsistency, TestNUC, TopKICLP
 from testnuc._base.checks import hash_text
-from testnuc.batch.apis import AnthropicBatches, OpenAIBatches
-from testnuc.batch.compatible import MistralBatches
+from testnuc.batch.apis import AnthropicBatches, MistralBatches, OpenAIBatches
 from testnuc.batch.manifest import RequestedPrediction, pack, unpack
 from testnuc.errors import (
     AuthenticationError,

@@ -7,8 +7,7 @@ import pytest
 
 from bench._batch_api import Batches, BatchLLM, model_at
 from testnuc import BatchPolicy, Limits, OpenAI, TestNUC
-from testnuc.batch.apis import OpenAIBatches
-from testnuc.batch.compatible import GeminiBatches, MistralBatches
+from testnuc.batch.apis import GeminiBatches, MistralBatches, OpenAIBatches
 from testnuc.batch.lane import batch_api
 from testnuc.batch.manager import BatchManager
 from testnuc.batch.manifest import custom_id
