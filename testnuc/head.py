@@ -1,29 +1,29 @@
 """A head in a file: labels and trust from embeddings, without an LLM."""
 
-from __future__ import annotations
-
 import io
+import os
 import weakref
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import orjson
 
 from testnuc import embedders
-from testnuc._base.arrays import DAMAGED, read_archive
+from testnuc._base.arrays import DAMAGED, Array, Float16s, Float32s, Floats, Int32s, read_archive
 from testnuc._base.checks import checked_number, valid_text, values
 from testnuc._base.jsonl import write_whole
 from testnuc._base.loop_thread import Background, at_exit
 from testnuc.embedders.cache import EmbeddingCache, embedder_name
 from testnuc.errors import EmbeddingError, InvalidInputError, with_note
 from testnuc.index.memory_pool import Pool
-from testnuc.protocols import Answer, PoolText, Reply
+from testnuc.protocols import Answer, Embedder, PoolText, Reply, Request
 from testnuc.results import Results
 from testnuc.stores.memory import MemoryStore
 from testnuc.trust.calibration import SetRule, chance_of
@@ -31,13 +31,6 @@ from testnuc.trust.certificates import Certificate
 from testnuc.trust.head import LinearHead
 from testnuc.types import SEPARATOR, Classification, Usage
 from testnuc.voting import Labels, starts_of_rows
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from testnuc._base.arrays import Array, Float16s, Float32s, Floats, Int32s
-    from testnuc.protocols import Embedder, Request
 
 __all__ = ["Head", "TrainedOn"]
 

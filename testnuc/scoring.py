@@ -1,25 +1,20 @@
 """Accuracy of results with known labels, and the difference between two runs, with intervals."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
+from testnuc._base.arrays import Float64s, Int64s
 from testnuc._base.display import Brief, one_line
 from testnuc.errors import InvalidInputError
+from testnuc.results import Results
 from testnuc.trust.shares import Z_95, Share
-from testnuc.types import split_labels
-
-if TYPE_CHECKING:
-    from testnuc._base.arrays import Float64s, Int64s
-    from testnuc.results import Results
-    from testnuc.types import Classification
+from testnuc.types import Classification, split_labels
 
 T = TypeVar("T")
 

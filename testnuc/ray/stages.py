@@ -19,19 +19,18 @@ from testnuc import embedders, stores
 from testnuc._base.arrays import Float16s
 from testnuc._base.checks import hash_text, valid_text
 from testnuc._base.loop_thread import Background
+from testnuc._engine.components import Components
 from testnuc.embedders.cache import EmbeddingCache
 from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.head import Head
 from testnuc.labels import LabelSet, as_stored
+from testnuc.limits.budget import Mark
 from testnuc.protocols import Embedder, PoolText
 from testnuc.ray.workers import Outcome, Settings, Shards, Vectors, Voting, without_votes
 from testnuc.types import CELLS, Prediction, error_text, row
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from testnuc._engine.components import Components
-    from testnuc.limits.budget import Mark
 
 #: Seconds for an answer of a `Labeler` about errors, which takes milliseconds.
 PATIENCE = 60.0

@@ -1,23 +1,19 @@
 """The test server's socket: an aiohttp.web application that breaks connections and restarts."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket
 import struct
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import orjson
 from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
 
 from testnuc._base.loop_thread import Background
 from testnuc.errors import InvalidInputError
-
-if TYPE_CHECKING:
-    from aiohttp.web_protocol import RequestHandler
 
 HOST = "127.0.0.1"
 _BACKLOG = 4096
