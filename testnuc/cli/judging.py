@@ -14,6 +14,7 @@ from typing import Any
 import typer
 
 from testnuc._base.checks import hash_text, valid_text
+from testnuc._base.display import one_line
 from testnuc._base.loop_thread import run_to_end
 from testnuc._engine.carried import added_labels
 from testnuc._engine.learning import key_of
@@ -74,14 +75,9 @@ def review(given: SimpleNamespace) -> None:
                 goal = "later" if learned.mostly_later(rows, first) else goal
             to_stderr(f"choosing the texts to judge: a model of {len(nuc):,} texts is fitted")
             review = await nuc.review(given.n, goal=goal)
-        items = [
-            item
-            if (row := rows.get(item.text)) is None
-            else replace(item, label=row.label, trust=row.trust)
-            for item in review
-        ]
         # a page of the file would not show the texts of others
-        return review.with_items(items), results if {i.text for i in items} <= {*rows} else None
+        known = {item.text for item in review} <= {*rows}
+        return _as_in(rows, review, source), results if known else None
 
     drawn, results = run_to_end(draw())
     if not len(drawn):
@@ -99,6 +95,25 @@ def review(given: SimpleNamespace) -> None:
     drawn.save(output)
     to_stderr(f"{len(drawn):,} of {drawn.texts:,} texts to judge, written to {output}")
     _judge(drawn, output, results, given, drawn=True)
+
+
+def _as_in(rows: Mapping[str, Classification], review: Review, source: str) -> Review:
+    """Return a review whose items have the labels that a file says; texts of others are named."""
+    others = [item.text for item in review if rows and item.text not in rows]
+    if others:
+        to_stderr(
+            f"note: {len(others):,} of these {len(review):,} texts are not in {source}, as "
+            f"{one_line(others[0], 40)!r}: they are drawn from all that were labeled with these "
+            "settings; to remove those of a file that was a mistake: testnuc store erase"
+        )
+    return review.with_items(
+        [
+            item
+            if (row := rows.get(item.text)) is None
+            else replace(item, label=row.label, trust=row.trust)
+            for item in review
+        ]
+    )
 
 
 def _share_out(parts: Sequence[Review], output: str, run: Sequence[str], *, pages: bool) -> None:

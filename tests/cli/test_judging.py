@@ -88,6 +88,16 @@ def test_labels_stay_those_of_the_policy_of_the_run(tickets):
         assert new["nuc_source"] == "person" or new["nuc_label"] == old["nuc_label"]
 
 
+def test_texts_of_a_run_that_was_a_mistake_are_named_when_drawn(tickets):
+    rows = [f"id {at},{text}" for at, text in enumerate(TEXTS[:20])]
+    Path("ids.csv").write_text("\n".join(["id,text", *rows]))
+    with LoopbackLLM(lambda _: ("login", 0.9)) as llm:
+        ran("classify", "ids.csv", *options(llm), "--text-column", "id", "-o", "wrong.csv")
+        ran("classify", "ids.csv", *options(llm), "-o", "out.csv")
+    _, _, err = run_here("review", "out.csv", "-n", "40", "--goal", "count")
+    assert re.search(r"note: 20 of these 40 texts are not in out.csv, as 'id \d+': they", err), err
+
+
 @pytest.mark.slow
 def test_a_certificate_says_how_many_texts_came_after_the_draws(tickets):
     given = ["--store", "labels.db", "-o"]
