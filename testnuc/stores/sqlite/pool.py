@@ -90,14 +90,12 @@ class SqlitePool(Index):
         size = 0
         for start in range(0, len(texts), _CHUNK):
             part = slice(start, start + _CHUNK)
-            size = await self._database.write(
-                partial(
-                    sql.insert_texts,
-                    embedder=self._embedder,
-                    texts=texts[part],
-                    vectors=vectors[part],
-                )
-            )
+            held = partial(sql.size_with, embedder=self._embedder, texts=texts[part])
+            insert = partial(sql.insert_texts, embedder=self._embedder, texts=texts[part])
+            # known texts do not wait for the write lock of another process
+            known = await self._database.read(held)
+            new = partial(insert, vectors=vectors[part])
+            size = await self._database.write(new) if known is None else known
             # the graph grows while the next texts are stored
             caught_up = self._update(self.index.catch_up)
             if start + _CHUNK >= len(texts):

@@ -171,6 +171,15 @@ def insert_texts(
     return size
 
 
+def size_with(connection: Connection, embedder: str, texts: Sequence[PoolText]) -> int | None:
+    """Return the size of the pool if there is nothing to add: it holds the texts."""
+    now, hashes = state(connection, embedder), list({entry.hash for entry in texts})
+    if now is None or any(entry.label is not None for entry in texts):
+        return None
+    held = select_texts(connection, now.embedder, "1", hashes)
+    return now.size if len(list(held)) == len(hashes) else None
+
+
 def remove_texts(connection: Connection, embedder: str, hashes: Sequence[bytes]) -> int:
     """Remove texts from the pool; returns how many were in it."""
     now = state(connection, embedder)
