@@ -9,8 +9,9 @@ import pytest
 
 from testnuc.trust.candidates import candidates_of, choose, chosen_parts, differing
 from testnuc.trust.evidence import Draws
+from testnuc.trust.model import teach
 from testnuc.trust.review import draw
-from tests.trust.arrays import clusters
+from tests.trust.arrays import clusters, sides
 
 #: World -> classes, spread of the embeddings, and how often the LLM is wrong.
 WORLDS = {
@@ -37,14 +38,14 @@ def world(kind, seed, n=300):
     return texts, gold, candidates, grounds
 
 
-def harms(kind, seed, draws, looks=LOOKS):
-    """Draw reviews again and again; return how often a model is adopted, and is worse."""
+def harms(kind, seed, draws, goals=(None, "certify"), looks=LOOKS):
+    """Draw reviews of goals in turn; return how often a model is adopted, and is worse."""
     texts, gold, candidates, grounds = world(kind, seed)
     n, differ, own = len(gold), differing(candidates), texts.own
     adopted = harmful = 0
     for number in range(draws):
         random = np.random.default_rng([seed, number])
-        goal = "certify" if number % 2 else None
+        goal = goals[number % len(goals)]
         found = draw(looks[-1], goal, differ, np.ones(n, np.bool_), np.zeros(n), random)
         rows = np.array([d.row for d in found], dtype=np.int64)
         probability, floor = np.array([(d.probability, d.floor) for d in found], np.float64).T
@@ -70,3 +71,35 @@ def test_a_model_that_is_no_better_is_seldom_adopted(kind):
     _, harmful = harms(kind, 0, 12)
     # at a tenth, more than 4 of 12 come by chance in 1 of 200; at a half, in 4 of 5
     assert harmful <= 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", WORLDS)
+def test_judged_disagreements_alone_seldom_prove_a_model_that_is_no_better(kind):
+    _, harmful = harms(kind, 1, 12, ["decide"])
+    assert harmful <= 4
+
+
+@pytest.mark.slow
+def test_disagreements_alone_keep_what_a_model_says_of_the_texts_that_nobody_disputes(monkeypatch):
+    """It changes fewer of their labels then, so that it is more often proved for all texts."""
+    gains = {False: [], True: []}
+    for seed in (0, 2, 4):
+        texts, gold = sides(seed)
+        candidates = candidates_of(texts)
+        grounds = [model.ground(texts) for model in chosen_parts(candidates)[1]]
+        among = np.flatnonzero(differing(candidates))
+        for number in range(4):
+            rows = np.random.default_rng([seed, number]).permutation(among)[:20]
+            draws = Draws.at_random(len(gold), len(rows), len(among))
+            for as_all, found in gains.items():
+                # as if they were drawn from all texts
+                using = {"everywhere": True} if as_all else {}
+                monkeypatch.setattr(
+                    "testnuc.trust.candidates.teach",
+                    lambda *args, using=using, **named: teach(*args, **named | using),
+                )
+                verdict = choose(texts, candidates, rows, gold[rows], draws, grounds)
+                found.append(np.mean(verdict.chosen.labels == gold) - np.mean(texts.own == gold))
+    assert min(gains[False]) >= 0
+    assert np.mean(gains[False]) > np.mean(gains[True]) + 0.01
