@@ -126,7 +126,7 @@ class _OpenAI:
             "finish_reason": "length" if content.finish == "length" else "stop",
         }
         body: dict[str, Any] = {
-            "id": f"chatcmpl-loopback{number}",
+            "id": f"chatcmpl-loopback{number}-{time():f}",  # unlike that of a server before
             "object": "chat.completion",
             "created": 1_700_000_000 + number,
             "model": prompt.model,
@@ -213,7 +213,7 @@ class _Anthropic:
         block: dict[str, Any] = {"type": "text", "text": content.text}
         stop = self._STOPS.get(content.finish, "end_turn")
         body: dict[str, Any] = {
-            "id": f"msg_loopback{number}",
+            "id": f"msg_loopback{number}-{time():f}",
             "type": "message",
             "role": "assistant",
             "model": prompt.model,

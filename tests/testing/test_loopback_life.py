@@ -16,7 +16,7 @@ from bench._server import serve_in_process
 from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.testing import Faults, LoopbackLLM
 from tests import virtual
-from tests.testing.loopback_client import GOLD, ask, chat, said
+from tests.testing.loopback_client import GOLD, ask, ask_anthropic, chat, said
 from tests.waiting import until
 
 
@@ -55,6 +55,16 @@ async def test_a_server_killed_and_started_again(session):
     with socket.socket() as sock:  # the port was given back
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(("127.0.0.1", int(url.split(":")[2].removesuffix("/v1"))))
+
+
+async def test_no_server_gives_an_id_of_one_before(session):
+    """A client takes a response with such an id for a repetition."""
+    ids = []
+    for _ in range(2):
+        async with LoopbackLLM(GOLD) as llm:
+            ids += [(await ask(session, llm, "a"))[1]["id"] for _ in range(2)]
+            ids.append((await ask_anthropic(session, llm, "a"))[1]["id"])
+    assert len(set(ids)) == 6
 
 
 async def test_a_response_that_a_stop_prevents_is_not_counted(session):
