@@ -61,9 +61,6 @@ _REVIEWS = typer.Argument(
     None, help="Of several people: agreement is added.", metavar="[REVIEW]..", show_default=False
 )
 _DRY_RUN = once(False, "--dry-run", help="Estimate the cost without sending anything.")
-_SHOW_PROMPT = once(
-    False, "--show-prompt", help="Print the prompt of the first text without sending anything."
-)
 _OVERWRITE = once(
     False, "--overwrite", help="Replace an output that exists.", rich_help_panel="Files"
 )
@@ -174,7 +171,9 @@ def classify(
         hidden=True,
     ),
     dry_run: bool = _DRY_RUN,
-    show_prompt: bool = _SHOW_PROMPT,
+    show_prompt: bool = once(
+        False, "--show-prompt", help="Print the prompt of the first text without sending anything."
+    ),
     overwrite: bool = _OVERWRITE,
 ) -> None:
     """Label the texts of a file; they vote on each other."""

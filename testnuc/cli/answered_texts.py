@@ -75,27 +75,24 @@ async def opened(
 async def texts_for(
     nuc: TestNUC, table: Table | None, source: str, output: str | None = None
 ) -> Table:
-    """Return the texts of a file or a store, once it is known that the output can be written."""
+    """Return the texts of a file, or those in a store that have an answer of this client.
+
+    Once it is known that the output can be written.
+    """
     if table is None:
-        table = await _stored_texts(nuc, source)
+        parts, rows = parts_of(nuc), list[dict[str, Any]]()
+        async for found in scanned(parts.pool, _CHUNK):
+            known = await parts.store.get_predictions([parts.predictor.key(e.text) for e in found])
+            rows += [{"text": e.text} for e, of in zip(found, known, strict=True) if of is not None]
+        if not rows:
+            raise InvalidInputError(
+                f"{await held_scopes(source)}; it holds no text embedded by {parts.embedding.name} "
+                "that this model answered with these labels and settings: give the options of the "
+                "run that filled it"
+            )
+        table = Table(rows, ["text"], "text", source)
     check_output(output, table)
     return table
-
-
-async def _stored_texts(nuc: TestNUC, store: str) -> Table:
-    """Return the texts of the pool that have a stored answer of this client."""
-    parts = parts_of(nuc)
-    rows: list[dict[str, Any]] = []
-    async for found in scanned(parts.pool, _CHUNK):
-        known = await parts.store.get_predictions([parts.predictor.key(e.text) for e in found])
-        rows += [{"text": e.text} for e, of in zip(found, known, strict=True) if of is not None]
-    if not rows:
-        raise InvalidInputError(
-            f"{await held_scopes(store)}; it holds no text embedded by {parts.embedding.name} that "
-            "this model answered with these labels and settings: give the options of the run that "
-            "filled it"
-        )
-    return Table(rows, ["text"], "text", store)
 
 
 async def labeled(nuc: TestNUC, table: Table) -> LabeledTable:

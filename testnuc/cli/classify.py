@@ -203,9 +203,8 @@ def end(
     1: no text has a label, because of errors. 3: some have none, because of errors.
     """
     said = *outcome(results, invalid=invalid, output=output), *results.notes
-    for line in (*said, *_remedies(results, store), _about_labels(results, output)):
-        if line is not None:
-            to_stderr(line)
+    for line in (*said, *_remedies(results, store), *_about_labels(results, output)):
+        to_stderr(line)
     # a .txt output holds no texts
     source = None if output is None or output.endswith(".txt") else output
     if source is None and store.folder is None:
@@ -245,14 +244,11 @@ def _remedies(results: Results, store: AnswerStore) -> Iterator[str]:
         )
 
 
-def _about_labels(results: Results, output: str | None) -> str | None:
-    """Return what stands out in the label set; None: nothing does, or nothing is known of it."""
-    if len(results) > MOST_CHECKED or results.multilabel or results.stopped is not None:
-        return None
-    notice = results.check_labels().notice
-    return (
-        None if notice is None else f"{notice}: {command('labels check', output or 'RESULTS', {})}"
-    )
+def _about_labels(results: Results, output: str | None) -> Iterator[str]:
+    """Yield what stands out in the label set, if anything does and is known."""
+    unknown = len(results) > MOST_CHECKED or results.multilabel or results.stopped is not None
+    if not unknown and (notice := results.check_labels().notice):
+        yield f"{notice}: {command('labels check', output or 'RESULTS', {})}"
 
 
 def _can_be_judged(results: Results) -> bool:

@@ -32,8 +32,7 @@ def run(_: SimpleNamespace) -> None:
     data = files("testnuc") / "data"
     labels: dict[str, str] = orjson.loads((data / "support_labels.json").read_bytes())
     lines = (data / "support_messages.jsonl").read_text(encoding="utf-8").splitlines()
-    messages = [orjson.loads(line) for line in lines]
-    gold = {message["text"]: message["label"] for message in messages}
+    gold = {message["text"]: message["label"] for message in map(orjson.loads, lines)}
     _say(
         f"{len(gold):,} messages to a web shop, {len(labels)} labels. A small model on this "
         f"machine ({WHEEL_MODEL}) labels them: no key, no network. The defaults decide the rest; "

@@ -103,7 +103,9 @@ def write_results(
     lines = known and run is not None
     # what an earlier run wrote would stand beside the new labels
     own = [name for name in table.columns if not name.startswith(PREFIX)]
-    types = _types_of(results.values(), full=run is not None)
+    types = dict(islice(_TYPES.items(), len(SHORT) + 1) if run is None else _TYPES)
+    tree = run is not None and any(result.path is not None for result in results.values())
+    types |= dict.fromkeys(_LEVELS if tree else (), "string")
     empty: dict[str, Any] = dict.fromkeys(name for name in types if name not in _LEVELS)
     fields = short_row if run is None else partial(file_row, full=lines)
     rows = []
@@ -152,13 +154,6 @@ def csv_of(
     writer.writeheader()
     writer.writerows(rows)
     return out.getvalue()
-
-
-def _types_of(results: Iterable[Classification], *, full: bool) -> dict[str, str]:
-    types = dict(_TYPES if full else islice(_TYPES.items(), len(SHORT) + 1))
-    if full and any(result.path is not None for result in results):
-        types |= dict.fromkeys(_LEVELS, "string")
-    return types
 
 
 def _write_out(text: str) -> None:

@@ -139,9 +139,8 @@ def _judge(
     if not part:
         # parts that are joined are in this file
         more = [*dropwhile(lambda word: not word.startswith("-"), more)]
-    better = better_name(source)
     # a part is among the files of all
-    words = ["learn", source, *([] if path in more else [path]), *more, "-o", better]
+    words = ["learn", source, *([] if path in more else [path]), *more, "-o", better_name(source)]
     then = shlex.join(["testnuc", *words])
     if not judge(review, path, given, then, results):
         return

@@ -69,7 +69,7 @@ async def with_options_of_run(client: Options, source: str) -> tuple[Options, An
     else:
         require_store(source)
     store = str(kept.where)
-    if not run and _is_there(store):
+    if not run and not kept.new:
         run = await _scope_in(store, client)
     merged = _with_run(client, run)
     if merged["labels"] is None:
@@ -80,9 +80,9 @@ async def with_options_of_run(client: Options, source: str) -> tuple[Options, An
             f"a folder, copy the hidden folder {PROJECT}, too"
         )
     if merged["embedder"] is None or merged["embedder"] != client["embedder"]:
-        merged = await _with_stored_embedder(merged, store)
-        if not embedders.is_known(name := merged["embedder"]):
-            merged = merged.but(embedder=embedders.Unloaded(name, source))
+        name = merged["embedder"] or await _embedder_in(store)
+        known = embedders.is_known(name)
+        merged = merged.but(embedder=name if known else embedders.Unloaded(name, source))
     return merged, kept
 
 
@@ -101,27 +101,22 @@ def _with_run(client: Options, run: Mapping[str, Any]) -> Options:
 
 async def with_embedder(client: Options, place: str | None) -> Options:
     """Return the options with an embedder: as given, else that of the store, else the default."""
-    found = await _with_stored_embedder(client, place)
-    if client["embedder"] is None and place is not None:
-        # a store may be anyone's: it must not name code to load
-        name = found["embedder"]
-        if not embedders.is_known(name):
-            raise embedders.Unloaded(name, place).error
-    return found
-
-
-async def _with_stored_embedder(client: Options, place: str | None) -> Options:
     if client["embedder"] is not None:
         return client
-    found: list[str] = []
-    if place is not None and _is_there(place):
-        async with opened_store(place) as opened:
-            found = [name for name, _ in await opened.embedders()]
-    return client.but(embedder=found[0] if len(found) == 1 else EMBEDDER)
+    name = EMBEDDER if place is None else await _embedder_in(place)
+    # a store may be anyone's: it must not name code to load
+    if place is not None and not embedders.is_known(name):
+        raise embedders.Unloaded(name, place).error
+    return client.but(embedder=name)
 
 
-def _is_there(store: str) -> bool:
-    return "://" in store or Path(store).is_file()
+async def _embedder_in(store: str) -> str:
+    """Return the embedder of a store, if it is there and has one, else the default."""
+    if AnswerStore(store).new:
+        return EMBEDDER
+    async with opened_store(store) as opened:
+        found = [str(name) for name, _ in await opened.embedders()]
+    return found[0] if len(found) == 1 else EMBEDDER
 
 
 async def _scope_in(store: str, client: Options) -> dict[str, Any]:
@@ -190,8 +185,7 @@ class StoredRun:
             return False
         if "model" in client.named and client["model"] != facts.get("model"):
             return False
-        named = "labels" in client.named
-        return not named or [*self.labels] == [*read_labels(client["labels"])]
+        return "labels" not in client.named or [*self.labels] == [*read_labels(client["labels"])]
 
     def __str__(self) -> str:
         facts, labels = self.facts, self.labels
@@ -215,7 +209,7 @@ class StoredRun:
 
 async def stored_runs(store: str | None) -> list[StoredRun]:
     """Return the runs in a store, if there is one, that have answers; the newest last."""
-    if store is None or not _is_there(store):
+    if store is None or AnswerStore(store).new:
         return []
     async with opened_store(store) as opened:
         counts, _ = await opened.counts()
@@ -312,5 +306,4 @@ def next_command(name: str, given: SimpleNamespace, *more: str) -> str:
 
     What the source itself knows of its run is left out.
     """
-    options = given.client.given()
-    return command(name, given.source, options, *more, text_column=given.text_column)
+    return command(name, given.source, given.client.given(), *more, text_column=given.text_column)

@@ -257,14 +257,14 @@ class Bodies:
     @asynccontextmanager
     async def read(self, request: web.Request) -> AsyncIterator[bytes]:
         """Yield the body of a request; its bytes count until the context ends."""
-        if request.content_type != "application/json":
+        problem, kind = "", request.content_type
+        if kind != "application/json":
             # also protects from pages in a local browser, which would need a CORS preflight
-            raise _unsupported(
-                f"Content-Type is {request.content_type!r}; send JSON with 'Content-Type: "
-                "application/json'"
-            )
-        if "Content-Encoding" in request.headers:
-            raise _unsupported("the body is compressed; send it without Content-Encoding")
+            problem = f"Content-Type is {kind!r}; send JSON with 'Content-Type: application/json'"
+        elif "Content-Encoding" in request.headers:
+            problem = "the body is compressed; send it without Content-Encoding"
+        if problem:
+            raise RequestError(415, "unsupported_media_type", problem, close=True)
         self._check_size(request.content_length or 0)
         body, counted = bytearray(), 0
         self.receiving[request.protocol] = time.monotonic()
@@ -292,7 +292,3 @@ class Bodies:
         if size > self.largest:
             message = f"the body has more than {self.largest:,} bytes; send fewer texts per request"
             raise RequestError(413, "body_too_large", message, close=True)
-
-
-def _unsupported(message: str) -> RequestError:
-    return RequestError(415, "unsupported_media_type", message, close=True)

@@ -372,5 +372,4 @@ def log_evidence(judged: Int64s, hits: Int64s, between: Float64s) -> tuple[Float
     worth = np.logaddexp.reduce(staked + gains[best, np.arange(kinds)], axis=2)
     # a change before which nothing was judged is none
     possible = compared[..., 0] & (np.arange(steps)[:, None] <= best)
-    since = np.where(possible, worth, -np.inf).argmax(axis=0)
-    return evidence, since
+    return evidence, np.where(possible, worth, -np.inf).argmax(axis=0)

@@ -54,8 +54,8 @@ _JUDGES = 10
 #: Texts sampled for the diagnosis, which bounds its runtime.
 _MAX_ROWS = 10_000
 _KS = (10, 20, 30)
-#: Neighbors in the vote that a user without a diagnosis would take.
-_PLAIN_K = 10
+#: Neighbors in the vote where nothing else is said, which a user without a diagnosis would take.
+_DEFAULT_K = 10
 _OWN_WEIGHTS = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
 #: Bandwidths: shares of the most similar pairs to fit a line to. Agreement need not be linear in
 #: similarity, so the most pessimistic bandwidth is used.
@@ -137,7 +137,7 @@ def diagnose(
         warnings.append(
             f"the labels are unbalanced: {shares.max():.0%} of the predictions have the same label"
         )
-    plain = slice(_PLAIN_K + 1)
+    plain = slice(_DEFAULT_K + 1)
     winners = vote(labels[:, plain], cosines[:, plain], n_classes=n_classes).label
     return Diagnosis(
         predictions=count,
@@ -307,19 +307,12 @@ def _candidates(votes: _Votes, count: int) -> tuple[Candidate, ...]:
     lines = []
     for p, weight in enumerate(_OWN_WEIGHTS):
         for q, n in enumerate(votes.ks):
-            changes = votes.changes(p, q)
-            changed = changes.astype(np.float64)
-            lines.append(
-                Candidate(
-                    k=n,
-                    own_weight=weight,
-                    changed=float((votes.full[p, q] != votes.own).sum() / count),
-                    gain=at_similarity_one(votes.similarity, votes.sides(p, q), votes.row)
-                    if changes.sum() >= _MIN_CHANGED
-                    else Share(0.0, 0.0, 0.0),
-                    overruled=at_similarity_one(votes.similarity, changed, votes.row).value,
-                )
-            )
+            changed, gain = votes.changes(p, q).astype(np.float64), Share(0.0, 0.0, 0.0)
+            if changed.sum() >= _MIN_CHANGED:
+                gain = at_similarity_one(votes.similarity, votes.sides(p, q), votes.row)
+            overruled = at_similarity_one(votes.similarity, changed, votes.row).value
+            part = float((votes.full[p, q] != votes.own).sum() / count)
+            lines.append(Candidate(n, weight, part, gain, overruled))
     return tuple(lines)
 
 
@@ -329,10 +322,8 @@ def _excluded_labels(votes: _Votes, n_classes: int, k: int, policy: VotePolicy) 
     own, row = votes.own, votes.row
     changed = own[row][votes.changes(p, q)]
     tested = np.flatnonzero(np.bincount(changed, minlength=n_classes) >= _MIN_CHANGED)
-    if not len(tested):
-        return ()
     # Bonferroni correction for the number of tested labels
-    errors = NormalDist().inv_cdf(1 - _FALSE_ALARM / 2 / len(tested))
+    errors = NormalDist().inv_cdf(1 - _FALSE_ALARM / 2 / max(len(tested), 1))
     # judges of the same text are dependent, so sum them per text
     balance = np.bincount(row, votes.sides(p, q), minlength=len(own))
     total = np.bincount(own, balance, minlength=n_classes)
@@ -352,9 +343,6 @@ def _choose(candidates: tuple[Candidate, ...], allowed: float) -> Decision:
         f"{best.gain.signed()} points among texts that have near copies, by held-out neighbors; "
         "of other texts, and so of all, the gain is not known",
     )
-
-
-_DEFAULT_K = 10
 
 
 def given_policy(policy: str | VotePolicy) -> VotePolicy:
@@ -520,18 +508,13 @@ def correct(result: VoteResult, scale: Float64s) -> VoteResult:
     """
     assert result.votes is not None
     votes = result.votes * scale
-    corrected = votes.copy()
-    rows = np.arange(len(corrected))
-    before = np.maximum(result.label, 0)
-    best = corrected.argmax(axis=1)
+    rows, before = np.arange(len(votes)), np.maximum(result.label, 0)
+    second, top = np.partition(votes, -2, axis=1)[:, -2:].T
     # a tie goes to the uncorrected winner
-    best = np.where(corrected[rows, before] >= corrected[rows, best], before, best)
-    total = corrected.sum(axis=1)
+    best = np.where(votes[rows, before] >= top, before, votes.argmax(axis=1))
+    total = votes.sum(axis=1)
     voted = total > 0
     whole = np.where(voted, total, 1)
-    top = corrected[rows, best]
-    corrected[rows, best] = 0
-    second = corrected.max(axis=1)
     return VoteResult(
         label=np.where(voted, best, result.label).astype(np.int32),
         share=np.where(voted, top / whole, 0).astype(np.float32),

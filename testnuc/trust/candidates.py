@@ -76,8 +76,7 @@ def candidates_of(texts: Texts) -> list[LabelCandidate]:
     vote = VoteModel(10, 2.0)
     name = "the vote of 10 neighbors, the LLM's own label counted twice"
     found.append(LabelCandidate(name, vote, vote.label(texts)))
-    own = one_hot(texts.own, texts.n_classes)
-    start = fit_folds(texts.vectors, own, texts.folds)
+    start = fit_folds(texts.vectors, one_hot(texts.own, texts.n_classes), texts.folds)
     plan = [(0.0, _MORE_CARE, 0, f"{_MODEL}, where both contradict the LLM clearly")]
     plan += [(power, OWN_CARE, 2, _MODEL + words) for power, words in _SIZES.items()]
     for power, care, rounds, name in plan:
@@ -88,10 +87,8 @@ def candidates_of(texts: Texts) -> list[LabelCandidate]:
 
 def differing(candidates: Sequence[LabelCandidate]) -> Bools:
     """Return which texts any candidate labels otherwise than the LLM, bool[n]."""
-    own = candidates[0].labels
-    changed: Bools = np.zeros(len(own), dtype=np.bool_)
-    for candidate in candidates[1:]:
-        changed |= candidate.labels != own
+    own, *others = (candidate.labels for candidate in candidates)
+    changed: Bools = np.any([labels != own for labels in others], axis=0)
     return changed
 
 

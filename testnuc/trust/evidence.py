@@ -134,10 +134,8 @@ def gain_of(values: Float64s, draws: Draws, alpha: float, unknown: Bools | None 
         return Share(0.0, -1.0, 1.0)
     needed = np.log(1 / alpha)
     above = capital(values, draws, _GRID) >= needed
-    if above[0]:
-        low = float(_GRID[max(0, int(np.argmin(above)) - 1)]) if not above.all() else _GRID[-1]
-    else:
-        low = -_reach(-values, draws, needed)
+    # the last gain that is refuted, of all the last one
+    low = float(_GRID[np.argmin(above) - 1]) if above[0] else -_reach(-values, draws, needed)
     high = _reach(values, draws, needed)
     seen, _ = _seen(values, draws)
     mean, variance = float(seen.mean()), float(seen.var()) / m

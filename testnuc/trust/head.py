@@ -267,8 +267,7 @@ def fit_move(
 
 def predict_folds(heads: Sequence[LinearHead], vectors: Floats, folds: Int64s) -> Float32s:
     """Predict each text by the head that was fitted without its fold; float32[n, C]."""
-    n_classes = heads[0].weights.shape[1]
-    found = np.empty((len(vectors), n_classes), dtype=np.float32)
+    found = np.empty((len(vectors), heads[0].weights.shape[1]), dtype=np.float32)
     for fold, head in enumerate(heads):
         inside = folds == fold
         found[inside] = head.probabilities(vectors[inside])

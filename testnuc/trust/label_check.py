@@ -6,7 +6,7 @@ they disagree, the LLM confuses labels.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -114,10 +114,11 @@ class LabelCheck(Brief):
     def __str__(self) -> str:
         return "\n".join([*self._pairs(), *self._labels()])
 
-    def _pairs(self) -> list[str]:
+    def _pairs(self) -> Iterator[str]:
         if not self.pairs:
             counted = f"{self.texts:,} texts with an answer, {len(self.labels):,} labels"
-            return [f"{counted}: no pair of labels stands out"]
+            yield f"{counted}: no pair of labels stands out"
+            return
         gain = 100 * sum(pair.share for pair in self.pairs)
         why = (
             "near copies disagree, so the LLM confuses labels"
@@ -132,38 +133,31 @@ class LabelCheck(Brief):
         if not any(pair.confirmed for pair in self.pairs):
             rows = [row[:-1] for row in rows]
         merged = f"Merging all of them gains up to about {gain:.1f} points of accuracy"
-        lines = [
-            f"Pairs of labels that stand out in {self.texts:,} texts: {len(self.pairs)}; {why}.",
-            f"{merged}; as many random pairs {100 * self.by_chance:.1f}.",
-            *["", columns(rows), ""],
-        ]
+        yield f"Pairs of labels that stand out in {self.texts:,} texts: {len(self.pairs)}; {why}."
+        yield f"{merged}; as many random pairs {100 * self.by_chance:.1f}."
+        yield from ("", columns(rows), "")
         for pair in self.pairs:
-            lines.append(f"{pair.first} | {pair.second}")
-            lines += [
-                f"    {one_line(one, _WIDTH)} | {one_line(other, _WIDTH)}"
-                for one, other in pair.examples
-            ]
-        return lines
+            yield f"{pair.first} | {pair.second}"
+            for one, other in pair.examples:
+                yield f"    {one_line(one, _WIDTH)} | {one_line(other, _WIDTH)}"
 
     def _unused(self) -> str:
         were = "was" if len(self.never) == 1 else "were"
         return f"{len(self.never):,} of {len(self.labels):,} labels {were} never given"
 
-    def _labels(self) -> list[str]:
-        lines = []
+    def _labels(self) -> Iterator[str]:
         if self.never:
-            lines.append(f"{self._unused()}: {_listed(self.never)}")
+            yield f"{self._unused()}: {_listed(self.never)}"
         if self.rare:
             rare = [f"{label} ({n:,})" for label, n in self.rare.items()]
-            lines.append(f"labels that hardly occur: {_listed(rare)}")
+            yield f"labels that hardly occur: {_listed(rare)}"
         for label, others in self.swallowing.items():
-            lines.append(f"{label} is given often, and may swallow {_listed(others)}")
+            yield f"{label} is given often, and may swallow {_listed(others)}"
         for answer, n in [*self.outside.items()][:_IN_LINE]:
             says = "answer outside the labels says" if n == 1 else "answers outside the labels say"
-            lines.append(f"{n:,} {says} {answer[:_WIDTH]!r}")
+            yield f"{n:,} {says} {answer[:_WIDTH]!r}"
         if more := [*self.outside.values()][_IN_LINE:]:
-            lines.append(f"{sum(more):,} answers outside the labels say something else")
-        return lines
+            yield f"{sum(more):,} answers outside the labels say something else"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -233,11 +233,10 @@ class Learned(Brief):
         """Draw the positions of n texts that are not judged, to certify one part more."""
         trust, ends = self.trust.astype(np.float64), self.cohorts or (self.texts,)
         strata = self._strata(self.right)
-        parts = strata.proven(_USUAL, error_of(_USUAL, self.rankings))
-        found = strata.next(n, parts + 1)
-        while len(found) < n and parts < len(strata.lowest):
-            parts += 1
-            found = strata.next(n, parts + 1)
+        proven = strata.proven(_USUAL, error_of(_USUAL, self.rankings))
+        for parts in range(proven + 1, len(strata.lowest) + 2):
+            if len(found := strata.next(n, parts)) == n:
+                break
         cells = cells_of(trust, strata.lowest, ends)
         cells[self.rows] = -1
         left = [

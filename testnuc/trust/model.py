@@ -139,8 +139,7 @@ class VoteModel(Brief):
         if not self.k:
             return own
         votes = texts.votes(texts.own, k=self.k, own_weight=self.own_weight)
-        found = np.where(votes.max(axis=1) > 0, votes.argmax(axis=1), own)
-        return found.astype(np.int32)
+        return np.where(votes.max(axis=1) > 0, votes.argmax(axis=1), own).astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -256,18 +255,14 @@ def fit_model(
 
     `power`, 0 to 1, is how far class sizes are moved toward equal ones.
     """
-    heads = tuple(start)
-    head = predict_folds(heads, texts.vectors, texts.folds)
-    found = vote_joined(texts, head, texts.own, own_weight=1.0)
-    scale = class_scale(found, power)
-    found = _rows_to_one(found * scale)
-    for _ in range(rounds):
-        heads = fit_folds(texts.vectors, found, texts.folds, heads)
+    heads, labels, own_weight = tuple(start), texts.own, 1.0
+    for step in range(rounds + 1):
         head = predict_folds(heads, texts.vectors, texts.folds)
-        labels = found.argmax(axis=1).astype(np.int32)
-        found = vote_joined(texts, head, labels)
-        scale = class_scale(found, power)
-        found = _rows_to_one(found * scale)
+        found = vote_joined(texts, head, labels, own_weight=own_weight)
+        found = _rows_to_one(found * class_scale(found, power))
+        if step < rounds:
+            heads = fit_folds(texts.vectors, found, texts.folds, heads)
+            labels, own_weight = found.argmax(axis=1).astype(np.int32), 0.0
     # the labels of neighbors are the head's from now on, so that a new text is labeled alike
     labels = head.argmax(axis=1).astype(np.int32)
     scale = class_scale(vote_joined(texts, head, labels), power)

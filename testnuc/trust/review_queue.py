@@ -1,6 +1,6 @@
 """Ranking of results for manual review."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from testnuc._base.checks import checked_whole
@@ -49,42 +49,34 @@ def review_queue(results: Iterable[Classification], n: int = 20) -> list[ReviewR
     copy = nearest[int((1 - _COPY) * (len(nearest) - 1))] if nearest else 2.0
     reviews = []
     for row in rows:
-        reasons = _reasons(row, far, copy)
-        if reasons:
-            reasons.sort(key=lambda reason: -reason[0])
+        if reasons := sorted(_reasons(row, far, copy), key=lambda reason: -reason[0]):
             urgency = sum(weight for weight, _ in reasons)
             reviews.append(ReviewReason(row, urgency, tuple(why for _, why in reasons)))
     reviews.sort(key=lambda review: (-review.urgency, review.result.index))
     return reviews[:n]
 
 
-def _reasons(row: Classification, far: float, copy: float) -> list[tuple[float, str]]:
+def _reasons(row: Classification, far: float, copy: float) -> Iterator[tuple[float, str]]:
     if row.source == "person":
-        return []
-    reasons = []
+        return
     if row.error is not None:
-        reasons.append((2.0, f"call failed: {row.error}"))
+        yield 2.0, f"call failed: {row.error}"
     if row.label is None:
         said = row.prediction.said if row.prediction and row.own_label is None else None
         why = f"the answer {said[:60]!r} matches no label" if said else row.reason
-        reasons.append((2.0, why or "no label"))
+        yield 2.0, why or "no label"
     if row.trust is not None and row.trust < 1:
         share = f"trust is {row.trust:.2f}"
         if row.trust < _HEAVY and row.source in {None, "vote"}:
             share += ": most of the vote went to other labels"
-        reasons.append((1 - row.trust, share))
+        yield 1 - row.trust, share
     if row.changed:
         who = {"head": "a model of your texts", "referee": "the referee"}.get(
             row.source or "", "the vote"
         )
-        reasons.append((_HEAVY, f"{who} changed {row.own_label!r} to {row.label!r}"))
+        yield _HEAVY, f"{who} changed {row.own_label!r} to {row.label!r}"
     for neighbor in row.neighbors[:1]:
         if neighbor.similarity >= copy and neighbor.label not in {None, row.label}:
-            reasons.append(
-                (_HEAVY, f"a near copy is labeled {neighbor.label!r}: {neighbor.text[:60]!r}")
-            )
+            yield _HEAVY, f"a near copy is labeled {neighbor.label!r}: {neighbor.text[:60]!r}"
         if neighbor.similarity < far:
-            reasons.append(
-                (_HEAVY, f"far from all others: the nearest has {neighbor.similarity:.2f}")
-            )
-    return reasons
+            yield _HEAVY, f"far from all others: the nearest has {neighbor.similarity:.2f}"
