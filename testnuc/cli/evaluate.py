@@ -207,15 +207,10 @@ def compare_files(given: SimpleNamespace) -> None:
 
 def _labels_in(table: Table, column: str) -> list[Classification]:
     """Return the texts of a file with the labels in a column."""
-    return [
-        Classification(
-            at,
-            str(text),
-            (text_of(row.get(column)) or "").strip() or None,
-            source=row.get("nuc_source"),
-        )
-        for at, (text, row) in enumerate(zip(table.texts, table.rows, strict=True))
-    ]
+    labels = [(text_of(row.get(column)) or "").strip() or None for row in table.rows]
+    sources = [row.get("nuc_source") for row in table.rows]
+    every = enumerate(zip(table.texts, labels, sources, strict=True))
+    return [Classification(at, str(text), label, source=by) for at, (text, label, by) in every]
 
 
 def chosen(given: SimpleNamespace) -> None:

@@ -71,33 +71,20 @@ class Metrics:
             "testnuc_http_requests", "HTTP requests answered.", ["route", "status"]
         )
         histogram = partial(prometheus_client.Histogram, registry=self._registry)
-        self._seconds = histogram(
-            "testnuc_http_request_seconds",
-            "Duration of a request, from its headers to the end of the response.",
-            ["route"],
-            buckets=_BUCKETS,
-        )
+        took = "Duration of a request, from its headers to the end of the response."
+        self._seconds = histogram("testnuc_http_request_seconds", took, ["route"], buckets=_BUCKETS)
         #: To be counted by the service; labels as below.
-        self.texts = counter(
-            "testnuc_texts",
-            "Texts by outcome: labeled, unlabeled (no vote), or failed (error and no label).",
-            [*places, "outcome"],
-        )
+        texts = "Texts by outcome: labeled, unlabeled (no vote), or failed (error and no label)."
+        self.texts = counter("testnuc_texts", texts, [*places, "outcome"])
         self.labels = counter("testnuc_labels", "Labels by what gave them.", [*places, "source"])
         self.of_label = counter("testnuc_label_texts", "Texts by label.", [*places, "label"])
         trust = "Trust of labels, by what gave them."
         self.trust = histogram("testnuc_trust", trust, [*places, "source"], buckets=_TRUSTS)
-        self.calls = histogram(
-            "testnuc_llm_call_seconds",
-            "Duration of an attempt of an LLM call, answered or not, without the wait before it.",
-            [*places, "model"],
-            buckets=_BUCKETS,
-        )
-        self.failures = counter(
-            "testnuc_failed_texts",
-            "Texts whose own call failed, by type of error; others may label them all the same.",
-            [*places, "type"],
-        )
+        took = "Duration of an attempt of an LLM call, answered or not, without the wait before it."
+        by = [*places, "model"]
+        self.calls = histogram("testnuc_llm_call_seconds", took, by, buckets=_BUCKETS)
+        what = "Texts whose own call failed, by type of error; others may label them all the same."
+        self.failures = counter("testnuc_failed_texts", what, [*places, "type"])
         self._values = values
         self._registry.register(self)
 

@@ -496,12 +496,9 @@ def _fault(result: Classification) -> Exception | None:
 def _json(
     value: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None
 ) -> web.Response:
-    return web.Response(
-        body=orjson.dumps(value),
-        status=status,
-        content_type="application/json",
-        headers={**(headers or {}), "X-Content-Type-Options": "nosniff"},
-    )
+    sent = {**(headers or {}), "X-Content-Type-Options": "nosniff"}
+    body, kind = orjson.dumps(value), "application/json"
+    return web.Response(body=body, status=status, content_type=kind, headers=sent)
 
 
 def _line(value: dict[str, Any]) -> bytes:

@@ -75,12 +75,9 @@ class Diagnosis(Brief):
         judging : str | None
             How to draw texts to be judged; None: some are judged.
         """
-        chosen = self.decision
-        decided = (
-            "The LLM's own labels are kept"
-            if chosen.policy is None
-            else f"{chosen.k} neighbors vote, with own weight {chosen.policy.own_weight:g}"
-        )
+        chosen, decided = self.decision, "The LLM's own labels are kept"
+        if chosen.policy is not None:
+            decided = f"{chosen.k} neighbors vote, with own weight {chosen.policy.own_weight:g}"
         found = (
             f"{decided}: {chosen.reason}. Ten neighbors would give another label to "
             f"{self.differing:,} of {self.predictions:,} texts, rightly or not"
@@ -123,23 +120,14 @@ class Diagnosis(Brief):
         right.plot([b[0] for b in self.agreement], [b[1] for b in self.agreement], marker="o")
         low, high = self.near_copies_bounds
         if low > -1 and high < 2:
-            right.errorbar(
-                [1.0],
-                [self.near_copies],
-                yerr=[[max(self.near_copies - low, 0)], [max(high - self.near_copies, 0)]],
-                fmt="s",
-                color="tab:red",
-                capsize=3,
-                label="near copies (bounds)",
-            )
+            middle, marks = self.near_copies, {"fmt": "s", "color": "tab:red", "capsize": 3}
+            errors = [[max(middle - low, 0)], [max(high - middle, 0)]]
+            right.errorbar([1.0], [middle], errors, **marks, label="near copies (bounds)")
             right.legend(loc="upper left", frameon=False)
         right.set(xlabel="similarity")
         left.set_ylim(min(0.0, *self.kappa) if self.kappa else 0.0, 1.05)
-        chosen = self.decision
-        title = (
-            "no vote"
-            if chosen.policy is None
-            else (f"vote of {chosen.k}, own weight {chosen.policy.own_weight:g}")
-        )
+        chosen, title = self.decision, "no vote"
+        if chosen.policy is not None:
+            title = f"vote of {chosen.k}, own weight {chosen.policy.own_weight:g}"
         figure.suptitle(f"{title} ({self.predictions} predictions)")
         return figure

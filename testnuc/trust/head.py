@@ -187,13 +187,8 @@ def _fitted(
     first = np.zeros((dim, n_classes))
     if start is not None:
         first = np.linalg.solve(basis.astype(np.float64), start.weights.astype(np.float64))
-    found = minimize(
-        loss,
-        first.ravel(),
-        jac=True,
-        method="L-BFGS-B",
-        options={"maxiter": _FIRST if start is None else _NEXT},
-    )
+    steps = {"maxiter": _FIRST if start is None else _NEXT}
+    found = minimize(loss, first.ravel(), jac=True, method="L-BFGS-B", options=steps)
     fitted: Float32s = basis @ found.x.reshape(dim, n_classes).astype(np.float32)
     return fitted
 

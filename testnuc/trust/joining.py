@@ -189,11 +189,8 @@ def agreement_of(answers: Sequence[Sequence[str | None]], people: int) -> Agreem
     order of the people, if there are two.
     """
     texts: _Texts = Counter(map(tuple, answers))
-    return Agreement(
-        _interval(_equal, texts),
-        _interval(_alpha, texts),
-        _interval(_kappa, texts) if people == 2 else None,
-    )
+    kappa = _interval(_kappa, texts) if people == 2 else None
+    return Agreement(_interval(_equal, texts), _interval(_alpha, texts), kappa)
 
 
 def judge_error(agreed: Sequence[bool], confidence: float = 0.9) -> float | None:

@@ -191,23 +191,16 @@ class Learned(Brief):
 
     def ranked(self, hashes: Sequence[bytes]) -> Self:
         """Return the same, with the name of the ranking of the texts that have these hashes."""
-        return replace(
-            self,
-            ranking=self.ranking_of(hashes),
-            keys=np.array([key_of(one) for one in hashes[: self.texts]], dtype=np.uint64),
-            cohorts=(*self.cohorts, self.texts),
-        )
+        keys = np.array([key_of(one) for one in hashes[: self.texts]], dtype=np.uint64)
+        ranking, cohorts = self.ranking_of(hashes), (*self.cohorts, self.texts)
+        return replace(self, ranking=ranking, keys=keys, cohorts=cohorts)
 
     def extended(self, trust: Float32s, given: Int32s, hashes: Sequence[bytes]) -> Self:
         """Return the same with trust and labels, by the same rule, of texts that came later."""
-        n = self.texts
-        longer = replace(
-            self,
-            texts=len(trust),
-            trust=np.concatenate([self.trust, trust[n:]]),
-            given=np.concatenate([self.given, given[n:]]),
-            extends=(*self.extends, self.ranking),
-        )
+        n, extends = self.texts, (*self.extends, self.ranking)
+        trust = np.concatenate([self.trust, trust[n:]])
+        given = np.concatenate([self.given, given[n:]])
+        longer = replace(self, texts=len(trust), trust=trust, given=given, extends=extends)
         return longer.ranked(hashes)
 
     def checked(
@@ -431,12 +424,8 @@ class Learned(Brief):
             right = self._at_level(level)
         if label is not None:
             right, inside = self._of_label(label)
-        certificate = certify(
-            self._strata(right, inside),
-            accuracy=accuracy,
-            confidence=confidence,
-            ranking=self.rankings,
-        )
+        strata, ranking = self._strata(right, inside), self.rankings
+        certificate = certify(strata, accuracy=accuracy, confidence=confidence, ranking=ranking)
         if self.unproved:
             certificate = replace(certificate, reason=_OTHER_SETTINGS)
         among = None

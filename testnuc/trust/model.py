@@ -87,17 +87,9 @@ class Texts(Brief):
         """
         b = len(self)
         own = self.own[:b] if own_weight else np.full(b, -1, dtype=np.int32)
-        found = vote_pool(
-            self.neighbors[:, :k],
-            self.similarities[:, :k],
-            labels,
-            None,
-            own,
-            None,
-            n_classes=self.n_classes,
-            policy=VotePolicy(own_weight=own_weight or 1.0),
-            votes=True,
-        ).votes
+        policy = VotePolicy(own_weight=own_weight or 1.0)
+        given = (self.neighbors[:, :k], self.similarities[:, :k], labels, None, own, None)
+        found = vote_pool(*given, n_classes=self.n_classes, policy=policy, votes=True).votes
         assert found is not None
         return found
 
@@ -108,16 +100,9 @@ class Texts(Brief):
         # the last one is that of a missing neighbor
         new = np.full(len(self.own) + 1, -1, dtype=np.int64)
         new[places] = np.arange(len(places))
-        part = Texts(
-            self.vectors[places],
-            self.own[places],
-            new[near],
-            self.similarities[rows],
-            self.folds[places],
-            self.n_classes,
-            None if self.judged is None else self.judged[places],
-        )
-        return part, places
+        judged = None if self.judged is None else self.judged[places]
+        facts = (self.vectors[places], self.own[places], new[near], self.similarities[rows])
+        return Texts(*facts, self.folds[places], self.n_classes, judged), places
 
     def with_judged(self, rows: Int64s, labels: Int32s) -> Self:
         """Return the same texts, some of them judged."""

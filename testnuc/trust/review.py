@@ -267,17 +267,11 @@ class Review(Listed[ReviewItem]):
 
     def blind(self) -> Self:
         """Return it without what the LLM, candidates and neighbors say: no judge sees it."""
-        items = [
-            replace(
-                item,
-                own_label=None,
-                label=None,
-                candidates=(),
-                trust=None,
-                neighbors=tuple(Neighbor(n.text, n.similarity, None, None) for n in item.neighbors),
-            )
-            for item in self
-        ]
+        items = list[ReviewItem]()
+        hidden = dict[str, Any](own_label=None, label=None, candidates=(), trust=None)
+        for item in self:
+            near = tuple(Neighbor(n.text, n.similarity, None, None) for n in item.neighbors)
+            items.append(replace(item, **hidden, neighbors=near))
         made = self.with_items(items)
         made.context = replace(
             self.context, candidates=(), earlier=(), differing=None, unlabeled=None, blind=True

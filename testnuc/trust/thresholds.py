@@ -253,14 +253,10 @@ class Thresholds(Brief):
         start, slope = self.of_text[scores.folds].T
         odds = start + slope * _text_odds(scores, given, chances)
         known = scores.vote.known | scores.answered
-        return replace(
-            scores.vote,
-            share=scores.scores(with_head=self.decides == "head"),
-            known=known,
-            given=given,
-            chance=chances,
-            trust=np.where(known, 1 / (1 + np.exp(-odds)), np.nan),
-        )
+        share = scores.scores(with_head=self.decides == "head")
+        trust = np.where(known, 1 / (1 + np.exp(-odds)), np.nan)
+        vote = scores.vote
+        return replace(vote, share=share, known=known, given=given, chance=chances, trust=trust)
 
     def calibrated(self, scores: LabelScores, right: Labels, exact: Bools) -> Self:
         """Return the same with trust, fitted for each fold on the judged texts of the others.
