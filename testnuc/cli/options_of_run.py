@@ -274,10 +274,8 @@ def completed(options: Options, output: str | None) -> tuple[Options, AnswerStor
             options = options.but(former=former)
     head = None if options["head"] is None else Head.load(options["head"])
     if head is not None:
-        options = options.but(
-            labels=list(head.labels) if options["labels"] is None else options["labels"],
-            multilabel=options.several or head.sets is not None,
-        )
+        labels = list(head.labels) if options["labels"] is None else options["labels"]
+        options = options.but(labels=labels, multilabel=options.several or head.sets is not None)
     store = AnswerStore.of_run(options, output)
     options = run_to_end(with_embedder(options, store.where))
     if head is not None and head.loadable and options["embedder"] == EMBEDDER:

@@ -3,7 +3,7 @@
 import json
 import sys
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -121,16 +121,14 @@ def _values(
     return values
 
 
-def misspelled(environment: Iterable[str], options: Mapping[str, Collection[str]]) -> list[str]:
-    """Return notes on variables that look like a setting."""
+def misspelled(environment: Iterable[str], options: Mapping[str, Collection[str]]) -> Iterator[str]:
+    """Yield notes on variables that look like a setting."""
     every = {name for of in options.values() for name in of}
-    notes = []
     for variable in sorted(environment):
         key = variable.removeprefix(PREFIX).lower()
         if variable.startswith(PREFIX) and key not in every | _OTHER:
-            close = (PREFIX + name.upper() for name in get_close_matches(key, every, 1))
-            notes += [f"{variable} is not a setting; did you mean {name}?" for name in close]
-    return notes
+            for name in get_close_matches(key, every, 1):
+                yield f"{variable} is not a setting; did you mean {PREFIX}{name.upper()}?"
 
 
 def has_password(value: str) -> bool:

@@ -86,8 +86,7 @@ async def runs(given: SimpleNamespace) -> None:
         _, texts = await opened.counts()
         for embedder, dim in await opened.embedders():
             lines.append(f"{texts[embedder]:,} texts, {embedder}, {dim} dimensions")
-    for line in lines or ["the store is empty"]:
-        print(line)
+    print("\n".join(lines or ["the store is empty"]))
 
 
 def _checked(records: Iterable[Record], seen: Counter[str], file: str) -> Iterator[Record]:

@@ -462,11 +462,8 @@ def count_labels(
             if (less := item.difference) and not less.low <= 0 <= less.high
         ]
         alone = f" (each alone, of {len(items[None]):,} labels; sure only with `count --together`)"
-        found = (
-            f"these shares have changed, in points: {', '.join(moved)}{'' if together else alone}"
-            if moved
-            else "no label's share has changed for certain"
-        )
+        found = f"these shares have changed, in points: {', '.join(moved)}{alone * (not together)}"
+        found = found if moved else "no label's share has changed for certain"
         counting.notes.append(f"since {since}, compared with the time before, {found}")
     every = [item for some in items.values() for item in some]
     return Counts(every, confidence, together, counting.notes, judge_error, since, counting.judge)
