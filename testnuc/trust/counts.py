@@ -431,6 +431,11 @@ def count_labels(
             contrast(name, [name])
     if len(names) > 1:
         counting.notes.append("each group is estimated alone: rows of groups need not add up")
+    if counting.chosen_by_use([selected[name] for name in names] or [selected[None]]):
+        counting.notes.append(
+            "if rows were chosen or grouped by the labels in use, as in `nuc_label`, these shares "
+            "are wrong, as judged texts are where they were judged to be; take `nuc_own_label`"
+        )
     if judge_error:
         counting.notes.append(
             f"corrected for errors in {judge_error:.1%} of the judgments, at random; the intervals "
@@ -520,6 +525,8 @@ class _Counting:
             if one.hash in places and (one.source == judge or (one.uniform and one.source is None))
         ]
         self.notes = [f"right: by {'your judgments' if people else 'the referee, not by a person'}"]
+        #: The labels of judged texts that are not among these.
+        self.elsewhere = {one.label for one in judged if one.hash not in places} - {None}
         if elsewhere := sum(one.hash not in places for one in judged):
             self.notes.append(
                 f"{elsewhere:,} more texts are judged, of other files (or left out, or edited here)"
@@ -645,6 +652,14 @@ class _Counting:
             rows = members[name]
             selected[name] = [row for row in rows if early[row]] or rows
         return selected
+
+    def chosen_by_use(self, parts: Sequence[Sequence[int]]) -> bool:
+        """Return whether the labels in use seem to say which rows are in which part, or here."""
+        now = np.array([self.now[self.place[rows]].any(0) for rows in parts])
+        if len(parts) > 1:
+            return bool((now.sum(0) <= 1).all() and (self.own != self.now).any())
+        here = {self.labels[at] for at in np.flatnonzero(now)}
+        return bool(self.elsewhere) and self.elsewhere.isdisjoint(here)
 
     def independent(self, rows: Sequence[int]) -> float:
         """Return how many texts the rows are worth, as copies are written at once (Kish)."""

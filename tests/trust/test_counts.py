@@ -224,6 +224,24 @@ def test_no_difference_of_shares_is_above_one():
     assert min(one.low for one in apart) == -1
 
 
+def test_rows_that_were_chosen_by_the_labels_in_use_are_told():
+    """Judged texts are there if they were judged so: all were refunds, by a third too many."""
+    texts, right, said = world(wrong=0.4)
+    judged = judged_at_random(texts, right, 100)
+    judged_as = {one.text: one.label for one in judged}
+    now = [[judged_as.get(text, own)] for text, (own,) in zip(texts, said, strict=True)]
+    by_use, by_own = [[of[0] for of in some] for some in (now, said)]
+    by_month = [f"2026-0{1 + at % 3}" for at in range(len(texts))]
+    for groups, wrong in [(by_use, True), (by_own, False), (by_month, False), (None, False)]:
+        counts = count_labels(texts, said, judged, LABELS, groups, now=now)
+        assert ("by the labels in use" in str(counts)) == wrong
+    for labels, wrong in [(by_use, True), (by_own, False)]:
+        rows = [at for at, label in enumerate(labels) if label == "refund"]
+        some = [[of[at] for at in rows] for of in (texts, said, now)]
+        counts = count_labels(*some[:2], judged, LABELS, now=some[2])
+        assert ("by the labels in use" in str(counts)) == wrong
+
+
 def test_a_text_counts_as_often_as_it_occurs():
     texts, right, said = world()
     judged = judged_at_random(texts, right, 300)
