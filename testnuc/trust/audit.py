@@ -109,7 +109,7 @@ class AuditWeek(Brief):
         """Count a text by the label that it was given then."""
         self.texts += 1
         self.latest = int(time)
-        for name in split_labels(label) or [""]:
+        for name in split_labels(label, several=self.multilabel) or [""]:
             self.given[name] = self.given.get(name, 0) + 1
 
     def keep(self, texts: Sequence[AuditedText]) -> None:
@@ -258,8 +258,9 @@ def audited(weeks: Sequence[AuditWeek], since: str = "") -> Audit:
     labels: list[str | None] = [*weeks[-1].labels, None]
     judged = [(at, text) for at, week in enumerate(weeks) for text in week.judged]
     place = np.array([at for at, _ in judged], dtype=np.int64)
-    given = _marks([text.label for _, text in judged], labels)
-    right = _marks([text.answer for _, text in judged], labels)
+    several = weeks[-1].multilabel
+    given = _marks([text.label for _, text in judged], labels, several=several)
+    right = _marks([text.answer for _, text in judged], labels, several=several)
     every = np.ones((len(judged), 1), dtype=np.bool_)
     # the first kind of hit is a right label, among the texts that have one; then each label
     labeled = np.array([[text.label is not None] for _, text in judged]).reshape(-1, 1)
@@ -309,12 +310,13 @@ def audited(weeks: Sequence[AuditWeek], since: str = "") -> Audit:
     return Audit(weeks, accuracy, _pooled(used[:, :1], hits[:, :1]), Counts(items), moves)
 
 
-def _marks(given: Sequence[str | None], labels: Sequence[str | None]) -> Bools:
+def _marks(given: Sequence[str | None], labels: Sequence[str | None], *, several: bool) -> Bools:
     """Return which of the labels each text has, bool[m, C]; the last: none of them."""
     number = {label: at for at, label in enumerate(labels)}
     marks = np.zeros((len(given), len(labels)), dtype=np.bool_)
     for row, label in zip(marks, given, strict=True):
-        row[[number[name] for name in split_labels(label) if name in number] or [-1]] = True
+        names = split_labels(label, several=several)
+        row[[number[name] for name in names if name in number] or [-1]] = True
     return marks
 
 

@@ -48,6 +48,27 @@ def test_weeks_are_those_of_the_calendar_in_utc():
     assert week_of(1_767_225_600 - 4 * 86_400) == "2025-W52"
 
 
+def test_one_label_that_looks_like_several():
+    """Any two of these were the same to it: every label was right, and none was given."""
+    labels = ("broken; in use", "broken; on arrival")
+    made = AuditWeek("2026-W07", labels, False, "openai/x", ReviewContext(), 20)
+    for _ in range(20):
+        made.count(labels[0], 0.0)
+    made.keep(
+        [
+            AuditedText(f"text {at}", 0.0, at / 20, labels[0], None, None, None, labels[at % 2], 1)
+            for at in range(20)
+        ]
+    )
+    found = audited([made])
+    assert found.overall.value == pytest.approx(0.5)
+    assert [(one.label, one.llm) for one in found.counts] == [
+        (labels[0], 1),
+        (labels[1], 0),
+        (None, 0),
+    ]
+
+
 def test_what_several_processes_keep_is_a_sample_of_all():
     orders = np.random.default_rng(0).random(400).tolist()
     one, other = week(), week()
