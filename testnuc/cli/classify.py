@@ -182,7 +182,7 @@ async def _told(labeling: Coroutine[None, None, T], nuc: TestNUC) -> T:
         calls = parts_of(nuc).transport.admission.in_flight
         said = f"{calls:,} {'call' if calls == 1 else 'calls'} in flight, which may be billed"
         # on a line of its own, after the progress bar
-        print(f"\ntestnuc: stopping: {said}; Ctrl-C again stops at once", file=sys.stderr)
+        to_stderr(f"\ntestnuc: stopping: {said}; Ctrl-C again stops at once")
         task.cancel()
         return await task
 
@@ -308,7 +308,7 @@ def _interrupted(nuc: TestNUC, progress: LineProgress, store: AnswerStore, lane:
             "resumes them"
         )
     # on a line of its own, after the progress bar
-    print(f"\ntestnuc: {line}", file=sys.stderr)
+    to_stderr(f"\ntestnuc: {line}")
     sys.exit(130)
 
 

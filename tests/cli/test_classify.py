@@ -20,14 +20,14 @@ from pathlib import Path
 import pytest
 from tqdm.auto import tqdm
 
-from testnuc import Classification, Prediction, Usage
+from testnuc import Classification, Prediction, TestNUC, Usage
 from testnuc._base import jsonl
-from testnuc.cli.classify import end
+from testnuc.cli.classify import _told, end
 from testnuc.cli.memory import AnswerStore
 from testnuc.errors import RateLimitedError
 from testnuc.progress import BarProgress, LineProgress
 from testnuc.results import Results
-from testnuc.testing import LoopbackLLM
+from testnuc.testing import HashEmbedder, LoopbackLLM
 from tests.cli.in_process import command_line, ran, rows_of, run_here
 from tests.conftest import LABELS, confident, gold, messages
 from tests.virtual import Clock
@@ -218,6 +218,31 @@ def test_ctrl_c_keeps_what_was_answered_and_the_same_command_goes_on(source, tmp
         assert (llm.calls, set(llm.asked.values())) == (30, {1})
         assert f"{answered} stored" in err
     assert [row["nuc_own_label"] for row in rows(out)] == [gold(t) for t in messages(30)]
+
+
+async def test_calls_in_flight_are_waited_for_where_the_terminal_was_closed(monkeypatch):
+    """The line that says so raised: what they answered was not stored, and was paid for again."""
+    kept = []
+
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise OSError(text)
+
+    async def labeling():
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            kept.append("answers")
+            raise
+
+    async with TestNUC(LABELS, model="openai/test", api_key="key", embedder=HashEmbedder()) as nuc:
+        run = asyncio.create_task(_told(labeling(), nuc))
+        await asyncio.sleep(0.01)
+        monkeypatch.setattr(sys, "stderr", Closed())
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+    assert kept == ["answers"]
 
 
 def test_parquet_in_and_out(tmp_path):
