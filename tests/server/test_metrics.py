@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -90,3 +93,46 @@ async def test_calls_of_a_referee_count():
     assert referee.asked
     calls = len(model.asked) + len(referee.asked)
     assert f"testnuc_llm_calls_total {calls}.0" in page
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool comes with Prometheus")
+@pytest.mark.parametrize("lasts", [90, 900])
+def test_an_alert_begins_while_its_cause_goes_on_or_not_at_all(tmp_path, lasts):
+    # after a quiet time, texts and requests fail for so many seconds; a deploy takes a minute
+    failures = f"0x20 1+1x{lasts // 15 - 1} {lasts // 15}+0x80"
+    requests = "testnuc_http_requests_total{instance='a',route='/v1/classify',status='%d'}"
+    series = {
+        "testnuc_failed_texts_total{instance='a',type='provider'}": failures,
+        "testnuc_llm_calls_total{instance='a'}": "0+1x200",
+        "testnuc_retries_total{instance='a'}": failures,
+        requests % 503: failures,
+        requests % 200: "0+1x200",
+    }
+    labels = {
+        "TestnucFailedTexts": {"instance": "a", "type": "provider"},
+        "TestnucRequests": {},
+        "TestnucRetries": {"instance": "a"},
+    }
+    fires = {at: 360 <= at < lasts for at in range(0, lasts + 900, 30)}
+    test = {
+        "interval": "15s",
+        "input_series": [{"series": name, "values": counts} for name, counts in series.items()],
+        "alert_rule_test": [
+            {
+                "alertname": name,
+                "eval_time": f"{300 + at}s",
+                "exp_alerts": [{"exp_labels": own}] * fires[at],
+            }
+            for name, own in labels.items()
+            for at in fires
+            # one that fires goes on for the time that the rule looks at
+            if not 300 <= at < 360 and not (any(fires.values()) and lasts <= at < lasts + 150)
+        ],
+    }
+    rules = re.sub(r" +annotations:\n +summary: .*\n", "", RULES.read_text(encoding="utf-8"))
+    (tmp_path / "rules.yml").write_text(rules, encoding="utf-8")
+    given = {"rule_files": ["rules.yml"], "evaluation_interval": "15s", "tests": [test]}
+    (tmp_path / "test.json").write_text(json.dumps(given), encoding="utf-8")
+    command = ["promtool", "test", "rules", tmp_path / "test.json"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, (ran.stdout + ran.stderr)[:3_000]
