@@ -25,6 +25,7 @@ from testnuc.index.matching import empty_matches, scanned
 from testnuc.labels import LabelSet
 from testnuc.protocols import Index, Matches, Method, PoolText, Store
 from testnuc.trust.auto_policy import MIN_PREDICTIONS, VoteSettings
+from testnuc.trust.certificates import key_of
 from testnuc.trust.diagnosis import Diagnosis
 from testnuc.types import Prediction
 
@@ -405,6 +406,10 @@ class PoolPredictions:
             part = [e for e in part if int.from_bytes(e.hash[1:5]) % every == 0]
             stored = await self.retriever.stored(part)
             texts += [e for e, p in zip(part, stored, strict=True) if p is not None]
+        if settings.learned is not None:
+            # texts with a fixed trust stay the first ones: others may be answered only now
+            fixed = {key: at for at, key in enumerate(settings.learned.keys.tolist())}
+            texts.sort(key=lambda entry: fixed.get(key_of(entry.hash), len(fixed)))
         return await self._with_neighbors(texts, settings, k)
 
     async def _with_neighbors(

@@ -190,13 +190,7 @@ async def learn(given: SimpleNamespace) -> None:
         LessonNote.write(store, source, learned, options)
     print(learned)
     certificate = learned.certify()
-    anew = None if earlier is None or earlier.ranking in learned.current else earlier.certify()
-    if anew is not None and (before := anew.coverage) > certificate.coverage:
-        to_stderr(
-            f"note: {before:.0%} of the texts were certified before, now "
-            f"{certificate.coverage:.0%}: trust was learned anew from all judgments, and a "
-            "certificate takes judgments of texts drawn since, among the trusted ones"
-        )
+    _say_what_ended(learned, earlier)
     if all(judgment.probability is None and not judgment.ranking for judgment in learned.judged):
         to_stderr(
             "note: marked texts were chosen, not drawn, so they correct and train, but prove "
@@ -228,6 +222,23 @@ async def learn(given: SimpleNamespace) -> None:
     if _accuracy_said(learned, source, texts):
         to_stderr(f"how many texts have each label: {next_command('count', given)}")
     to_stderr(what_next(learned, given, texts))
+
+
+def _say_what_ended(learned: Learned, earlier: Learned | None) -> None:
+    """Say which draws to certify count no longer, and whether a certificate ended."""
+    certificate, before = learned.certify(), 0.0
+    if earlier is not None and earlier.ranking not in learned.current:
+        before = earlier.certify().coverage
+    added = {*learned.judged} - {*(earlier.judged if earlier else ())}
+    lost = 0 if certificate.judged else sum(bool(one.ranking) for one in added)
+    said = f"{lost:,} texts were drawn to certify, but prove nothing"
+    if ended := before > certificate.coverage:
+        said = f"{before:.0%} of the texts were certified before, now {certificate.coverage:.0%}"
+    if ended or lost:
+        to_stderr(
+            f"note: {said}: trust was learned anew from all judgments (or texts were erased), and "
+            "a certificate takes judgments of texts drawn since, among the trusted ones"
+        )
 
 
 def _accuracy_said(learned: Learned, source: str, texts: Sequence[str]) -> bool:

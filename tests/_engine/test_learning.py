@@ -749,6 +749,25 @@ async def test_draws_among_later_texts_extend_a_certificate(tmp_path):
         assert nuc.learned.certify().among == whole.among
 
 
+async def test_texts_of_the_pool_that_are_answered_late_end_no_certificate():
+    async with client(Says(), neighbors="stored") as nuc:
+        texts = texts_of(300)
+        await nuc.add(texts[:30])
+        await nuc.classify_many(texts[30:])
+        review = await nuc.review(40)
+        judge(review)
+        first = await nuc.learn(review)
+        review = await nuc.review(30, goal="certify")
+        assert review.ranking == first.ranking != ""
+        judge(review)
+        await nuc.classify_many(texts[:30])
+        learned = await nuc.learn(review)
+        assert (learned.ranking, learned.certify().judged) == (first.ranking, 30)
+        # and these are later ones, which may be drawn
+        await nuc.review(20, goal="certify")
+        assert nuc.learned.cohorts == (270, 300)
+
+
 class Named(Clustered):
     """Embeds the name of a topic near its texts."""
 

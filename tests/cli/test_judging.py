@@ -952,6 +952,12 @@ def test_learning_anew_says_that_it_ends_the_certificate(tickets, monkeypatch):
         _, count = ran("count", "out.csv")
         assert ("to learn from them ends the certificate" in count) == (at == 1)
     assert re.search(r"\nnext, judge .*: testnuc review out.csv -n \d+ --goal certify\n$", err)
+    for name, goal in (("drawn", "certify"), ("others", "correct")):
+        ran("review", "out.csv", "-n", "8", "--goal", goal, "-o", f"{name}.json", "--no-open")
+        judged(f"{name}.json")
+    ran("learn", "out.csv", "others.json")
+    _, err = ran("learn", "out.csv", "drawn.json")
+    assert re.search(r"note: \d texts were drawn to certify, but prove nothing: trust was", err)
 
 
 def test_a_review_in_place_of_results_is_answered_with_the_right_command(tmp_path, monkeypatch):
