@@ -194,13 +194,16 @@ def about_later(learned: Learned, later: Bools, trust: Float64s, label: Int32s) 
         return None
     kinds = len(learned.labels) + 1
     before, now = (np.bincount(of % kinds, minlength=kinds) for of in (learned.given, label[here]))
-    moved = f"trust {new.mean():.2f} in the mean ({old.mean():.2f} before)"
+    moved = f"{new.mean():.2f} in the mean ({old.mean():.2f} before)"
     said = f"{len(new):,} texts came after the {learned.texts:,} that judged texts were drawn from"
     differ = [one < _CHANCE for one in (_chance_of_trust(old, new), _chance_of(before, now))]
     if not any(differ):
-        return f"{said}, and are like them: {moved}"
+        return (
+            f"{said}; trust and labels do not show that they differ: trust {moved}; only judged "
+            "texts say how many labels are right"
+        )
     low = f"below {_LOW} for {(new < _LOW).mean():.0%} ({(old < _LOW).mean():.0%} before)"
-    text = f"{said}, and differ: {moved}, {low}"
+    text = f"{said}, and differ: trust {moved}, {low}"
     if differ[1]:
         first, second = before / before.sum(), now / now.sum()
         most = int(np.abs(second - first).argmax())
