@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from testnuc._base.checks import note_label
+from testnuc._base.display import shown
 from testnuc.errors import InvalidInputError
 from testnuc.labels import LabelSet
 from testnuc.trust.evidence import Judgment
@@ -27,6 +28,12 @@ def judgments_of(
         raise InvalidInputError(
             "the judgments are of another label set than this client's; give was={}, with the "
             "former names of labels that were renamed, merged or split"
+        )
+    if {*labels.names}.union(*(was or {}).values()).isdisjoint(judged.labels):
+        old, new = (shown(", ".join(names)) for names in (judged.labels, labels.names))
+        raise InvalidInputError(
+            f"the judgments have no label in common with this client: theirs are {old}, its own "
+            f"{new}; learn from a review of this run, or say which labels were renamed: `was`"
         )
     found = [*judged.judged] if isinstance(judged, Learned) else _judgments_in(judged)
     if tuple(judged.labels) == labels.names and not was:

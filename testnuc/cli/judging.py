@@ -225,11 +225,12 @@ async def learn(given: SimpleNamespace) -> None:
 
 
 def _say_what_ended(learned: Learned, earlier: Learned | None) -> None:
-    """Say which draws to certify count no longer, and whether a certificate ended."""
+    """Say which draws and settled answers count no longer, and whether a certificate ended."""
     certificate, before = learned.certify(), 0.0
     if earlier is not None and earlier.ranking not in learned.current:
         before = earlier.certify().coverage
-    added = {*learned.judged} - {*(earlier.judged if earlier else ())}
+    judged = earlier.judged if earlier else ()
+    added = {*learned.judged} - {*judged}
     lost = 0 if certificate.judged else sum(bool(one.ranking) for one in added)
     said = f"{lost:,} texts were drawn to certify, but prove nothing"
     if ended := before > certificate.coverage:
@@ -239,6 +240,9 @@ def _say_what_ended(learned: Learned, earlier: Learned | None) -> None:
             f"note: {said}: trust was learned anew from all judgments (or texts were erased), and "
             "a certificate takes judgments of texts drawn since, among the trusted ones"
         )
+    settled = {(one.hash, one.label) for one in judged if one.source and one.agreed is False}
+    if replaced := len(settled - {(one.hash, one.label) for one in learned.judged}):
+        to_stderr(f"note: {replaced:,} settled answers are replaced; a joined review has them")
 
 
 def _accuracy_said(learned: Learned, source: str, texts: Sequence[str]) -> bool:
@@ -457,6 +461,7 @@ async def _carried(
     if lost:
         why = "of labels that are gone or split, or of none of the labels while some are new"
         said += f", {lost:,} {'is' if lost == 1 else 'are'} not: {why}"
+        said += "; to undo this: `testnuc unlearn RESULTS`, then `testnuc learn` the right file"
     stay = {*nuc.labels.names, *(name for names in former.values() for name in names)}
     gone = ", ".join(repr(name) for name in judged.labels if name not in stay)
     new = ", ".join(map(repr, added_labels(nuc.labels, judged.labels, former)))
@@ -584,20 +589,34 @@ def _read_reviews(files: Sequence[str], *, settles: bool = False) -> Review:
 def _newest_review(source: str, store: str | None) -> list[str]:
     """Return the newest review of results in this folder that has answers; of parts, all.
 
-    []: there is none, but a store that may hold judgments.
+    []: there is none, but a store that may hold judgments. One that joins the newest goes first.
     """
+    found = dict[str, Review]()
     for path in sorted(Path().glob("*.json"), key=lambda one: -one.stat().st_mtime):
         with suppress(InvalidInputError):
             review = Review.load(path)
-            run, files = review.context.run, [str(path)]
-            if review.judged and run[:1] == (source,):
-                if any(item.position is not None for item in review):
-                    files = [*takewhile(lambda word: not word.startswith("-"), run[1:])]
-                to_stderr(f"learning from {', '.join(files)}, judged last")
-                return files
+            if review.judged and review.context.run[:1] == (source,):
+                found[str(path)] = review
+    if found:
+        # a copied folder has lost the order in time
+        last, given = next((name, _answers(review)) for name, review in found.items())
+        whole = [one for one in found.items() if given <= _answers(one[1])]
+        file, review = max(whole, key=lambda one: (one[1].context.judges, len(one[1].judged)))
+        files, run = [file], review.context.run
+        if any(item.position is not None for item in review):
+            files = [*takewhile(lambda word: not word.startswith("-"), run[1:])]
+        why = "judged last" if file == last else f"which has the answers of {last}, too"
+        to_stderr(f"learning from {', '.join(files)}, {why}")
+        return files
     if AnswerStore.of_results(store, source).new:
         raise _no_review(source)
     return []
+
+
+def _answers(review: Review) -> set[tuple[str, str | None]]:
+    """Return each text with all that people said of it."""
+    said = {(item.text, label) for item in review for _, label in item.said}
+    return said.union((item.text, item.answer) for item in review.judged)
 
 
 def _new_review(output: str | None) -> str:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import random
 import re
 import shlex
@@ -716,6 +717,51 @@ def test_two_judges_get_parts_with_a_tenth_in_common_and_what_they_say_of_it_is_
     ran(*words[1:])
     assert "learning from joined.json, judged last" in ran("learn", "before.csv")[1]
     assert Path("better.csv").exists()
+
+
+def test_a_review_of_another_run_is_refused(tickets):
+    """Not one of its labels is here: it was learned from, and widened every interval."""
+    with LoopbackLLM(lambda _: ("card", 0.9)) as llm:
+        ran("classify", tickets, *options(llm), "-o", "out.csv")
+        labels = ["--labels", "card,transfer"]
+        ran("classify", tickets, *options(llm), *labels, "-o", "other.csv")
+        ran("classify", tickets, *options(llm), "--labels", "card,login", "-o", "some.csv")
+    for name in ("other", "some"):
+        ran("review", f"{name}.csv", "-n", "6", "-o", f"{name}.json", "--no-open")
+    judge("other.json", lambda _: "card")
+    judge("some.json", lambda text: "card" if int(text.split("#")[1]) % 2 else "login")
+    code, _, err = run_here("learn", "out.csv", "other.json")
+    assert (code, "no label in common" in err) == (2, True), err
+    assert "theirs are 'card, transfer', its own 'refund, delivery, login'" in err
+    assert "nothing was learned" in run_here("unlearn", "out.csv")[2]
+    # one that has some of them is not refused, but it is said how to undo that
+    _, err = ran("learn", "out.csv", "some.json")
+    assert "to undo this: `testnuc unlearn RESULTS`, then `testnuc learn` the right file" in err
+
+
+def test_what_joins_reviews_goes_before_its_parts_where_dates_of_files_are_lost(tickets):
+    """As in a folder that was copied: one judge's answers took the place of settled ones."""
+    with LoopbackLLM(wrong_at_random) as llm:
+        ran("classify", tickets, *options(llm), "-o", "out.csv")
+    ran("review", "out.csv", "-n", "8", "--blind", "-o", "ann.json", "--no-open")
+    texts = [item.text for item in judged("ann.json")]
+    shutil.copy("ann.json", "ben.json")
+    ben = judge("ben.json", lambda text: "login" if text in texts[:3] else true_label(text))
+    differ = sum(true_label(item.text) != "login" for item in ben[:3])
+    ran("review", "ann.json", "ben.json", "-o", "joined.json", "--no-open")
+    shutil.copy("joined.json", "open.json")
+    judged("joined.json")
+    for at, name in enumerate(["joined.json", "ann.json", "open.json", "ben.json"]):
+        os.utime(name, (1e9 + at, 1e9 + at))
+    _, err = ran("learn", "out.csv")
+    assert "learning from joined.json, which has the answers of ben.json, too" in err
+    assert "replaced" not in err
+    # but what was judged since is not in it
+    _, err = ran("learn", "out.csv", "ben.json")
+    assert f"note: {differ} settled answers are replaced" in err
+    ben.answer(7, next(label for label in LABELS if label != true_label(texts[7])))
+    ben.save("ben.json")
+    assert "learning from ben.json, judged last" in ran("learn", "out.csv")[1]
 
 
 @pytest.mark.slow
