@@ -140,8 +140,9 @@ async def _drain(service: Service, signals: asyncio.Semaphore) -> bool:
     finally:
         again.cancel()
     finished = not service.queue.pending
+    level = logging.INFO if finished else logging.WARNING
+    _log.log(level, "stopped with %d texts pending", service.queue.pending)
     if not finished:
-        _log.warning("stopped with %d texts pending", service.queue.pending)
         service.abort()
     return finished
 

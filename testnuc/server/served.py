@@ -27,6 +27,7 @@ from testnuc.errors import (
     ProviderDownError,
     RateLimitedError,
     StoreError,
+    TestNUCError,
 )
 from testnuc.labels import labels_hash
 from testnuc.limits.budget import PICO
@@ -216,12 +217,13 @@ class ServedSet:
         return "failing" if transport.failing else "ready"
 
     @contextmanager
-    def answering(self, about: dict[str, Any], seconds: float) -> Iterator[Failed]:
-        """Wait for the calls of a request for so many seconds; log what failed, by type.
+    def answering(self, about: dict[str, Any], seconds: float, texts: int) -> Iterator[Failed]:
+        """Wait for the calls of a request of so many texts; log what failed, by type.
 
         It does not wait while the provider is paused for longer.
         """
         failed, transport = defaultdict[str, list[Exception]](list), parts_of(self.nuc).transport
+        whole = None
         pause = transport.admission.pause
         seconds = min(seconds, _FOR_PROBE) if transport.outage.is_down else seconds
         patience = Patience(0.0 if pause > seconds else seconds)
@@ -232,20 +234,25 @@ class ServedSet:
         try:
             with transport.observed(patience.failed):
                 yield failed
+        except TestNUCError as error:
+            whole = error_fields(error)["type"]
+            raise
         finally:
-            # of a call that was not sent, the request's own line is enough
-            sent = (e for e in patience.failures if not isinstance(e, ProviderDownError))
-            if transport.failing and (why := next(sent, None)) is not None:
-                kind, patience.logged = error_fields(why)["type"], str(why)
-                fields = about["fields"] | {"type": kind, "texts": len(failed.get(kind, ()))}
-                name, extra = fields["request_id"], {"fields": fields}
-                _log.error("%s: every LLM call fails: %s", name, why, extra=extra)
+            for why in patience.failures if transport.failing else ():
+                kind = error_fields(why)["type"]
+                n = texts if kind == whole else len(failed.get(kind, ()))
+                # of a call that was not sent, or of neighbors, the request's own line is enough
+                if n and not isinstance(why, ProviderDownError):
+                    patience.logged = str(why)
+                    fields = about["fields"] | {"type": kind, "texts": n}
+                    name, extra = fields["request_id"], {"fields": fields}
+                    _log.error("%s: every LLM call fails: %s", name, why, extra=extra)
             for kind, errors in failed.items():
                 if patience.is_logged(errors[0]):
                     continue
                 fields = about["fields"] | {"type": kind, "texts": len(errors)}
-                texts = "1 text" if len(errors) == 1 else f"{len(errors)} texts"
-                said = fields["request_id"], texts, kind, errors[0]
+                many = "1 text" if len(errors) == 1 else f"{len(errors)} texts"
+                said = fields["request_id"], many, kind, errors[0]
                 _log.warning("%s: %s failed: %s, %s", *said, extra={"fields": fields})
 
     def note(self, result: Classification, failed: Failed) -> None:

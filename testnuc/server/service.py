@@ -259,7 +259,7 @@ class Service:
             return web.Response(body=b"".join(map(_line, results)), content_type=_NDJSON)
         with (
             self.queue.admit(len(asked.texts)) as leave,
-            served.answering(about(request), _OF_CALLS * seconds) as failed,
+            served.answering(about(request), _OF_CALLS * seconds, len(asked.texts)) as failed,
         ):
             self._callers.admit(request, len(asked.texts))
             if lines:

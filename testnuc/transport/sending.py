@@ -182,13 +182,15 @@ class Transport:
             elif call.sends and self.outage.gave_up(call.started, now, self._retry.deadline):
                 error.fatal = True
             self.failing = error.fatal and not isinstance(error, BadRequestError)
-            _log.info(
-                "call failed permanently: %s, status %s, request id %s, sent %d times",
-                type(error).__name__,
-                error.status_code,
-                error.request_id,
-                call.sends,
-            )
+            # the log has once that the provider is down
+            if not isinstance(error, ProviderDownError):
+                _log.info(
+                    "call failed permanently: %s, status %s, request id %s, sent %d times",
+                    type(error).__name__,
+                    error.status_code,
+                    error.request_id,
+                    call.sends,
+                )
             raise
         finally:
             # a reservation is left only if no attempt can have been billed
@@ -391,6 +393,6 @@ class Transport:
         seconds = self._retry.timeout if seconds is None else seconds
         return CallTimeoutError(
             f"no complete response from {where} within {seconds:g} s for this attempt "
-            f"({self._retry.deadline:g} s in total); if the model is slow, raise timeout and "
-            "deadline of the retry policy"
+            f"({self._retry.deadline:g} s in total); if the model is slow, send fewer calls at a "
+            "time, or in Python raise timeout and deadline of the retry policy"
         )

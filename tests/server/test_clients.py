@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import socket
@@ -338,7 +339,8 @@ async def test_a_request_has_its_time():
     assert held.asked.count(one) == 1
 
 
-async def test_ending_lets_requests_finish():
+async def test_ending_lets_requests_finish(caplog):
+    caplog.set_level(logging.INFO, "testnuc")
     held = Held()
     nuc = TestNUC(LABELS, held, embedder=HashEmbedder(), k=0)
     loaded, url = asyncio.Event(), asyncio.get_running_loop().create_future()
@@ -372,6 +374,7 @@ async def test_ending_lets_requests_finish():
                 assert (await response.json())["label"] == "refund"
         assert await running is True
     assert held.asked == ["refund please"]
+    assert "stopped with 0 texts pending" in caplog.text
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["after its time", "by a second signal"])

@@ -415,6 +415,7 @@ async def test_a_provider_that_is_down_is_asked_by_one_call_at_a_time(
 ):
     monkeypatch.setattr(retries, "_LEAST_DOWN", 0.05)
     monkeypatch.setattr(retries, "_UNTIL_PROBE", 1e9)
+    caplog.set_level(logging.INFO, "testnuc")
     kind, down = {"status": "500", "hangs": "stalled"}[fault], False
     faults = Faults(schedule=lambda _: kind if down else None, stall=60.0)
     policy = RetryPolicy(attempts=50, max_wait=0.02, timeout=0.2, deadline=100)
@@ -444,6 +445,10 @@ async def test_a_provider_that_is_down_is_asked_by_one_call_at_a_time(
     assert records
     assert {r.fields["type"] for r in records} <= {"provider", "provider_timeout"}
     assert all(r.fields["request_id"] in r.getMessage() for r in records)
+    # those that found it down are not among them, nor calls that were not sent
+    assert {r.fields["texts"] for r in records} == {1}
+    assert len(records) <= 1 + sum(status != 503 for status, *_ in found)
+    assert "permanently: ProviderDownError" not in caplog.text
 
 
 async def test_who_waits_when_a_provider_is_found_down_is_answered_at_once(monkeypatch, caplog):
