@@ -326,6 +326,8 @@ def what_next(
             f"to halve the range of how many labels are right, now {bounds_of(accuracy.now)} %, "
             f"judge others first, drawn at random: {draw(accuracy.to_halve, 'count')}"
         )
+    more = certificate.judgments_needed if goal is None else 0
+    lines += [f"to certify the labels as they are instead: {draw(more, 'certify')}"] if more else []
     if certificate.achievable is not None:
         lower = _options_of(certificate, certificate.achievable[0])
         lines.append(f"to see what is proved now: {then('certify', *lower)}")

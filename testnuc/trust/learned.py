@@ -744,5 +744,5 @@ def _proved(learned: Learned) -> str:
     decisions = learned.wants_decisions(certificate)
     text += f": {certificate.reason}." if not (decisions and certificate.judgments_needed) else "."
     if decisions:
-        text += " Judging 50 more texts on which strategies differ would help most."
+        text += " Judging 50 more texts on which strategies differ may lead to better labels."
     return f"{text} {certificate.hint}." if certificate.achievable else text

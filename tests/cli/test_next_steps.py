@@ -155,9 +155,9 @@ def test_a_file_is_named_whose_accuracy_alone_is_not_known(capsys):
 
 
 def test_the_path_leads_to_how_many_labels_are_right():
-    def after(measure, covered, judged=0, known=None):
+    def after(measure, covered, judged=0, known=None, *, decide=False):
         learned = SimpleNamespace(
-            to_measure=measure, reopened=(), wants_decisions=lambda _: False, unused=lambda _: 0
+            to_measure=measure, reopened=(), wants_decisions=lambda _: decide, unused=lambda _: 0
         )
         learned.accuracy = lambda _: known
         found = Certificate(0.9, 0.9, 0.5, covered, judged, judgments_needed=40)
@@ -178,6 +178,11 @@ def test_the_path_leads_to_how_many_labels_are_right():
     # they went on: what is learned from others ends a certificate
     assert after(60, 0.0, judged=20).endswith("testnuc review o.csv -n 40 --goal certify")
     assert after(0, 0.0).endswith("testnuc review o.csv -n 40 --goal certify")
+    # the command of the draws that a certificate asks for, also where others come first
+    assert after(0, 0.0, decide=True).splitlines() == [
+        "to certify the labels as they are instead: testnuc review o.csv -n 40 --goal certify",
+        "next, judge 50 more texts, where strategies differ: testnuc review o.csv -n 50",
+    ]
     larger = after(0, 0.3, 9).splitlines()
     assert larger[0] == (
         "to prove a larger part, judge more: testnuc review o.csv -n 50 --goal certify"
