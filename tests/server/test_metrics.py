@@ -95,7 +95,7 @@ async def test_calls_of_a_referee_count():
     assert f"testnuc_llm_calls_total {calls}.0" in page
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool comes with Prometheus")
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="platform: promtool is missing")
 @pytest.mark.parametrize("lasts", [90, 900])
 def test_an_alert_begins_while_its_cause_goes_on_or_not_at_all(tmp_path, lasts):
     # after a quiet time, texts and requests fail for so many seconds; a deploy takes a minute
