@@ -34,7 +34,7 @@ from testnuc.prompts.writing import user_prompt
 from testnuc.results import Results, figures
 from testnuc.trust.auto_policy import MIN_PREDICTIONS
 from testnuc.trust.counts import Counts
-from testnuc.trust.joining import JoinedReview
+from testnuc.trust.joining import BY_DIFFERENCES, JoinedReview
 from testnuc.trust.learned import Learned
 from testnuc.trust.shares import Accuracy, LabelAccuracy, bounds_of, percent
 from testnuc.types import error_text
@@ -228,7 +228,8 @@ def _headline(
     yield f"What to do next: {todo}.\n"
     right = "the true number lies in it in 95 of 100 cases, if the judgments are right"
     if (error := accuracy.judge_error) is not None:
-        right += f"; judges err in at most {error:.1%}: then it is {bounds_of(now.allowing(error))}"
+        range_ = bounds_of(now.allowing(error))
+        right += f"; if judges err in at most {error:.1%} ({BY_DIFFERENCES}), it is {range_}"
     yield f"In brackets is a range: {right}."
     if (others := len(texts) - accuracy.texts) > 0:
         yield f"\nThe headline is not about {others:,} of these texts, which were not drawn from."
@@ -363,8 +364,9 @@ def _judgments(learned: Learned | None, joined: JoinedReview | None) -> Iterator
     of_all = "all" if 0 < uniform == len(drawn) else f"{uniform:,}"
     yield (
         f"{len(drawn):,} texts were drawn with known probabilities, {of_all} of them at random "
-        "from all texts. By the latter and the labels of all texts, shares of labels are estimated "
-        "(beta-binomial, in strata by labels that do not depend on the text's own judgment).\n"
+        "from all texts that there were then. By the latter and the labels of all texts, shares "
+        "of labels are estimated (beta-binomial, in strata by labels that do not depend on the "
+        "text's own judgment).\n"
     )
     alone = sum(bool(one.uniform) for one in judged) - uniform
     others = {

@@ -18,6 +18,7 @@ from testnuc._base.display import Brief, Listed, columns, data_frames, new_figur
 from testnuc.errors import InvalidInputError
 from testnuc.label_tree import path_of
 from testnuc.trust.evidence import Judgment
+from testnuc.trust.joining import BY_DIFFERENCES
 from testnuc.trust.joining import judge_error as bound_of_errors
 from testnuc.trust.learned import Learned
 from testnuc.trust.shares import Accuracy, JudgedSample, Population, Share, percent
@@ -436,15 +437,16 @@ def count_labels(
             "if rows were chosen or grouped by the labels in use, as in `nuc_label`, these shares "
             "are wrong, as judged texts are where they were judged to be; take `nuc_own_label`"
         )
+    twice = {one.text: one.agreed for one in judged if one.agreed is not None}
     if judge_error:
         counting.notes.append(
             f"corrected for errors in {judge_error:.1%} of the judgments, at random; the intervals "
             "hold for fewer, too"
         )
-    elif most := bound_of_errors([one.agreed for one in judged if one.agreed is not None]):
+    elif not twice.keys().isdisjoint(texts) and (most := bound_of_errors([*twice.values()])):
         counting.notes.append(
-            f"judges err in at most {most:.1%}, which the intervals do not know: `testnuc count "
-            f"--judge-error {min(most, 0.4):.3f}` allows for it; print both"
+            f"judges err in at most {most:.1%} ({BY_DIFFERENCES}), which the intervals do not "
+            f"know: `testnuc count --judge-error {min(most, 0.4):.3f}` allows for it; print both"
         )
     enough = PER_LABEL * (len(counting.labels) - 1)
     open_ = (i for some in items.values() for i in some if i.share and i.share.low < i.share.high)

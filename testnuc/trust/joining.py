@@ -18,6 +18,8 @@ from testnuc.errors import InvalidInputError
 from testnuc.trust.review import Review, ReviewItem
 from testnuc.trust.shares import Z_95, upper_bound
 
+#: What is said beside the bound of `judge_error`.
+BY_DIFFERENCES = "by their differences; errors that both make are not in it"
 #: What each person said of a text: labels, None = none of the labels. Skipped texts are missing.
 _Texts: TypeAlias = "Counter[tuple[str | None, ...]]"
 

@@ -289,13 +289,20 @@ class Learned(Brief):
             alike = bool((drawn & self.draws.uniform[by]).all())
             return accuracy_of(self._differs[inside], rows, *of_each, alike=alike)
 
-        if texts is None and (first := self.first_later()):
+        every = together = True
+        if texts is not None:
+            texts = [*texts]
+            keys = {*map(key_of, map(hash_text, texts))}
+            every = keys.issuperset(self.keys[: self.measured].tolist())
+            together = any(j.agreed is not None and key_of(j.hash) in keys for j in self.judged)
+        if every and (first := self.first_later()):
             # those that came since were drawn from alone, and may differ
             parts = of(None, slice(first)), of(None, slice(first, None))
             found = parts[0] and combined([*filter(None, parts)])
         else:
             found = of(texts)
-        return found and replace(found, judge_error=judge_error(self._agreed))
+        # of texts that one person alone judged it is not known
+        return found and replace(found, judge_error=judge_error(self._agreed if together else ()))
 
     def by_label(self, texts: Iterable[str] | None = None) -> dict[str, LabelAccuracy]:
         """Return how many texts have each label rightly, and how many that should have it have it.

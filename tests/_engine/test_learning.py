@@ -682,6 +682,8 @@ async def test_draws_from_later_texts_alone_say_how_right_these_are(tmp_path):
         # that of all texts is of both parts
         found, of = learned.accuracy(), [learned.accuracy(part) for part in (texts, later)]
         assert (found.texts, found.to_halve) == (600, sum(one.to_halve for one in of))
+        # and so is that of a file with all of them
+        assert learned.accuracy([*texts, *later]) == found
         both = (2 * of[0].now.value + of[1].now.value) / 3
         assert found.now.value == pytest.approx(both, abs=0.02)
         for part, n in ((later, 200), ([*texts[:5], *later], 200), (texts, 400)):

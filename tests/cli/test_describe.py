@@ -203,7 +203,10 @@ def test_a_headline_says_what_is_known_and_what_to_do():
     assert title == f"About 71 of 100 texts have exactly the right labels {right}"
     assert "use the labels of 31% of the texts, which are proved to be at least 90% right" in todo
     assert "it is no probability before judgments" in "".join(_accuracy(None))
-    assert "then it is 57 to 85" in headline(0.0, error=0.09)[2]
+    most = (
+        "if judges err in at most 9.0% (by their differences; errors that both make are not in it)"
+    )
+    assert f"{most}, it is 57 to 85." in headline(0.0, error=0.09)[2]
     assert "the true number lies in it" in headline(0.0)[2]
     # texts that came after the draws were not measured
     assert "not about 1 of these texts, which were not drawn from" in headline(0.0, of=2)[-1]
