@@ -119,6 +119,8 @@ def join_reviews(
     disagreements = undecided = 0
     people_of_all = sum(review.context.judges for review in reviews.values())
     shared: list[list[str | None]] = []
+    #: Reviews with texts that several judged: a later one of one person is none.
+    sharing: set[str] = set()
     items = []
     # of parts, in the order in which they were drawn
     ordered = sorted(of_text.values(), key=lambda said: said[0][1].position or 0)
@@ -127,6 +129,7 @@ def join_reviews(
         votes = Counter(answer for _, answer in people)
         if len(people) > 1:
             shared.append([answer for _, answer in people])
+            sharing.update(name for name, _ in said)
         joint = replace(said[0][1], index=index, judges=len(people), position=None, said=())
         # a referee's answer, if no person gave one; of a single review what it says
         answered = next((item for _, item in said if item.source), joint)
@@ -142,7 +145,8 @@ def join_reviews(
         items.append(replace(joint, answer=answer, source=source))
     review = first.with_items(items)
     review.context = replace(first.context, judges=people_of_all)
-    agreement = agreement_of(shared, people_of_all) if shared else None
+    n = sum(reviews[name].context.judges for name in sharing)
+    agreement = agreement_of(shared, n) if shared else None
     alike = tuple(f"{a}, {b}" for b, a in copies.items())
     some = [one for said in ordered for one in said if len(reviews) > 1]
     none = Counter(name for name, item in some if item.source is None)

@@ -53,6 +53,10 @@ def test_a_joined_review_says_how_far_people_agreed_and_what_was_settled_since()
     assert "without an answer" not in again.facts
     assert again.agreement == before.agreement
     assert again.review.context.judges == 2
+    # a later review of one of them alone leaves kappa
+    beside = join_reviews([joined, review_of(["a", "b"], called="later")], batches=True)
+    assert beside.agreement == before.agreement
+    assert before.agreement.kappa is not None
     joined.answer(1, "c")
     joined.answer(3, "a")
     settled = join_reviews([joined])
