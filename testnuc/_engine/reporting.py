@@ -33,7 +33,7 @@ from testnuc.progress import Observer, start_progress
 from testnuc.prompts.writing import user_prompt
 from testnuc.results import Results, figures
 from testnuc.trust.auto_policy import MIN_PREDICTIONS
-from testnuc.trust.counts import Counts
+from testnuc.trust.counts import NONE, Counts
 from testnuc.trust.joining import BY_DIFFERENCES, JoinedReview
 from testnuc.trust.learned import Learned
 from testnuc.trust.shares import Accuracy, LabelAccuracy, bounds_of, percent
@@ -220,6 +220,9 @@ def _headline(
     if learned.wants_decisions(certificate):
         n, why = 50, "a better way to label can be proved"
     todo = f"judge {n:,} more texts, so that {why}"
+    if (unfit := learned.unfit)[0]:
+        of = f"{len(unfit[0]):,} of {unfit[1]:,} texts that were drawn at random and judged"
+        todo = f"add a label, as {of} fit none; how is said at the end"
     if certificate.coverage:
         todo = (
             f"use the labels of {certificate.coverage:.0%} of the texts, which are proved to be at "
@@ -294,8 +297,12 @@ def _by_label(parts: Components, results: Results, learned: Learned | None) -> I
     names += [*(["of those that should have it, found"] if recalls else []), of]
     yield f"| {' | '.join(names)} |"
     yield f"| --- |{' --: |' * (len(names) - 1)}"
-    for name, number in sorted(((n, given[n]) for n in parts.labels.names), key=lambda c: -c[1]):
-        right = str(known.get(name, LabelAccuracy())) if number else ""
+    rows = [*sorted(((n, given[n]) for n in parts.labels.names), key=lambda c: -c[1])]
+    if learned and any(one.source and one.label is None for one in learned.judged):
+        shares[NONE] = shares.pop(None, "")
+        rows.append((NONE, results.labels.count(None)))
+    for name, number in rows:
+        right = str(known.get(name, LabelAccuracy())) if number and name != NONE else ""
         cells = [cell_in(name), f"{number:,}", right]
         cells += [*([recalls.get(name, "")] if recalls else []), shares.get(name, "")]
         yield f"| {' | '.join(cells)} |"

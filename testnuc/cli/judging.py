@@ -331,8 +331,17 @@ def what_next(
     if certificate.achievable is not None:
         lower = _options_of(certificate, certificate.achievable[0])
         lines.append(f"to see what is proved now: {then('certify', *lower)}")
-    lines.append(f"next, judge {n:,} more texts, {what}: {draw(n, goal)}")
+    lines += (first := _label_missing(learned))
+    start = "or, with these labels" if first else "next"
+    lines.append(f"{start}, judge {n:,} more texts, {what}: {draw(n, goal)}")
     return "\n".join(lines)
+
+
+def _label_missing(learned: Learned) -> list[str]:
+    """Return the step that comes first where judged texts fit no label."""
+    add = "next, add a label, as docs/label-set.md says: testnuc classify TEXTS"
+    step = f"{add} --labels NEW.json --reuse -o NEW.csv"
+    return [step] if learned.unfit[0] and not learned.reopened else []
 
 
 def _wanted(learned: Learned, certificate: Certificate) -> tuple[int, str, str | None]:

@@ -18,7 +18,7 @@ from testnuc.cli.reading import existing, holds_rows, name_labels, read_table, t
 from testnuc.errors import InvalidInputError
 from testnuc.report import write
 from testnuc.report.page import page_of
-from testnuc.trust.counts import Counts, counted
+from testnuc.trust.counts import NONE, Counts, counted
 from testnuc.trust.review import Review
 
 
@@ -109,7 +109,7 @@ async def _describe(
 
 def _shares(counts: Counts) -> Iterator[str]:
     """Yield a table, in Markdown, of the share of each label in each group, and what is noted."""
-    shares = {(item.label or "none of these", item.group or "all"): item.shown for item in counts}
+    shares = {(item.label or NONE, item.group or "all"): item.shown for item in counts}
     labels, groups = (list(dict.fromkeys(names)) for names in zip(*shares, strict=True))
     yield " | ".join(["| label", *map(cell_in, groups)]) + " |"
     yield "| --- |" + " --: |" * len(groups)

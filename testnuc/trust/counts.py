@@ -33,7 +33,9 @@ LEAST_JUDGED = 10
 #: Judged texts for each label, drawn at random, below which a note says that they are few.
 PER_LABEL = 10
 #: How a text without any of the labels is shown.
-_NONE = "(none of these)"
+NONE = "(none of these)"
+#: Most differences of groups that a note names.
+_NAMED = 5
 #: How the names of columns that hold shares and their bounds end.
 _BOUNDS = ("share", "low", "high", "difference", "accuracy")
 #: Says which texts, given by their hashes, are not among so many first ones.
@@ -167,7 +169,7 @@ class Counts(Brief, Listed[LabelCount]):
             number, less = item.number, item.group and item.difference
             cells = [
                 *(["all" if item.group is None else item.group] * grouped),
-                item.label or _NONE,
+                item.label or NONE,
                 item.shown,
                 f"{item.rows:,}" if number is None else f"{number:,} of {item.rows:,}",
                 *(f"{100 * part:.1f} %" for part in (item.llm, item.current)[: 1 + learned]),
@@ -463,17 +465,35 @@ def count_labels(
         at = 1 + int(np.abs(2 * until[:-1] - until[-1]).argmin())
         since = names[at]
         contrast(None, names[at:])
-        moved = [
-            f"{item.label} {less.signed()}"
-            for item in items[None]
-            if (less := item.difference) and not less.low <= 0 <= less.high
-        ]
-        alone = f" (each alone, of {len(items[None]):,} labels; sure only with `count --together`)"
-        found = f"these shares have changed, in points: {', '.join(moved)}{alone * (not together)}"
-        found = found if moved else "no label's share has changed for certain"
+        found = _moved(items[None], "these shares have changed", together=together)
+        found = found or "no label's share has changed for certain"
         counting.notes.append(f"since {since}, compared with the time before, {found}")
+    # of two groups, the one differs as the other does
+    some = names[:1] if len(names) == 2 else names
+    counting.notes += _apart([one for name in some for one in items[name]], together=together)
     every = [item for some in items.values() for item in some]
     return Counts(every, confidence, together, counting.notes, judge_error, since, counting.judge)
+
+
+def _moved(items: Sequence[LabelCount], what: str, *, together: bool) -> str:
+    """Return the counts whose difference excludes 0, the largest first; empty: there is none."""
+    found = [(i, less) for i in items if (less := i.difference) and not less.low <= 0 <= less.high]
+    found.sort(key=lambda one: -abs(one[1].value))
+    said = [f"{i.group or ''} {i.label or NONE} {less.signed()}".strip() for i, less in found]
+    if items[0].group and (more := len(said) - _NAMED) > 0:
+        # the table has them all
+        said[_NAMED:] = [f"and {more:,} more"]
+    number = f"{len(items):,} {'shares' if items[0].group else 'labels'}"
+    alone = f" (each alone, of {number}; sure only with `count --together`)"
+    return f"{what}, in points: {', '.join(said)}{alone * (not together)}" if said else ""
+
+
+def _apart(items: Sequence[LabelCount], *, together: bool) -> list[str]:
+    """Return a note on which groups differ from the others; none if nothing is compared."""
+    if not any(one.difference for one in items):
+        return []
+    found = _moved(items, "shares in one group differ from the others", together=together)
+    return [found or "no share in one group differs for certain from the others"]
 
 
 def _of_two(groups: Sequence[str | None], compare: Sequence[str]) -> list[str | None]:

@@ -158,6 +158,30 @@ def test_shares_by_period_are_on_the_same_page(labeled):
 
 
 @pytest.mark.slow
+def test_texts_that_fit_no_label_are_a_row_and_the_next_step():
+    Path("tickets.csv").write_text("text\n" + "\n".join(TEXTS))
+    with LoopbackLLM(wrong_at_random) as llm:
+        ran("classify", "tickets.csv", *options(llm), "-o", "out.csv")
+    ran("review", "out.csv", "-n", "60", "--goal", "count")
+    review = Review.load("review.json")
+    for item in review:
+        label = true_label(item.text)
+        review.answer(item.index, None if label == "refund" else label, "person")
+    review.save("review.json")
+    _, err = ran("learn", "out.csv", "review.json")
+    step = "add a label, as docs/label-set.md says: testnuc classify TEXTS --labels NEW.json"
+    assert f"next, {step}" in err
+    assert "or, with these labels, judge" in err
+    out, _ = ran("count", "out.csv")
+    share = next(line for line in out.splitlines() if line.startswith("(none of these)"))
+    ran("report", "out.csv", "--summary", "-o", "page.md")
+    page = Path("page.md").read_text()
+    assert "\nWhat to do next: add a label, as " in page
+    row = next(line for line in page.splitlines() if line.startswith("| (none of these) |"))
+    assert re.search(r"[\d.]+ % \(.*?\)", share)[0] in row
+
+
+@pytest.mark.slow
 def test_later_texts_and_a_referee_are_told_on_the_pages():
     Path("tickets.csv").write_text("text\n" + "\n".join(TEXTS))
     with LoopbackLLM(wrong_at_random) as llm:
@@ -181,12 +205,15 @@ def test_later_texts_and_a_referee_are_told_on_the_pages():
 
 
 def test_a_headline_says_what_is_known_and_what_to_do():
-    def headline(covered, *, several=False, more=40, accuracy=True, later=0, error=None, of=3):
+    def headline(
+        covered, *, several=False, more=40, accuracy=True, later=0, error=None, of=3, unfit=0
+    ):
         known = Accuracy(Share(0.42, 0.4, 0.5), Share(0.71, 0.66, 0.764), 0, error, of)
         certificate = Certificate(0.9, 0.9, 0.5, covered, 0, judgments_needed=more)
         learned = SimpleNamespace(
             certify=lambda: certificate,
             wants_decisions=lambda _: False,
+            unfit=([None] * unfit, 40),
             measured=3,
             later=lambda hashes, among: [at < later for at in range(len(hashes))],
         )
@@ -199,6 +226,8 @@ def test_a_headline_says_what_is_known_and_what_to_do():
     assert title == f"About 71 of 100 labels are right {right}"
     assert todo.startswith("What to do next: judge 40 more texts")
     assert "in brackets" in brackets.lower()
+    _, todo, _ = headline(0.0, unfit=7)
+    assert "next: add a label, as 7 of 40 texts that were drawn at random and judged fit" in todo
     title, todo, _ = headline(0.31, several=True)
     assert title == f"About 71 of 100 texts have exactly the right labels {right}"
     assert "use the labels of 31% of the texts, which are proved to be at least 90% right" in todo

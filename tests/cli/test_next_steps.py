@@ -157,7 +157,11 @@ def test_a_file_is_named_whose_accuracy_alone_is_not_known(capsys):
 def test_the_path_leads_to_how_many_labels_are_right():
     def after(measure, covered, judged=0, known=None, *, decide=False):
         learned = SimpleNamespace(
-            to_measure=measure, reopened=(), wants_decisions=lambda _: decide, unused=lambda _: 0
+            to_measure=measure,
+            reopened=(),
+            unfit=((), 0),
+            wants_decisions=lambda _: decide,
+            unused=lambda _: 0,
         )
         learned.accuracy = lambda _: known
         found = Certificate(0.9, 0.9, 0.5, covered, judged, judgments_needed=40)

@@ -81,9 +81,11 @@ def test_periods_are_compared_in_halves_by_what_is_prepared_once(monkeypatch):
     judged = judged_at_random(texts, right, 300)
     months = [f"2026-0{1 + at // 200}" for at in range(600)]
     counts = count_labels(texts, said, judged, LABELS, months, periods=True)
-    assert counts.notes[-1] == (
+    assert counts.notes[-2] == (
         "since 2026-02, compared with the time before, no label's share has changed for certain"
     )
+    alike = count_labels(texts, said, judged, LABELS, months, together=True)
+    assert alike.notes[-1] == "no share in one group differs for certain from the others"
     assert str(counts).endswith(counts.notes[-1])
     assert "each group is estimated alone: rows of groups need not add up" in counts.notes
     hashed = []
@@ -91,17 +93,25 @@ def test_periods_are_compared_in_halves_by_what_is_prepared_once(monkeypatch):
     rising = sorted(range(600), key=lambda at: right[at] == "refund")
     texts, right, said = ([of[at] for at in rising] for of in (texts, right, said))
     counts = count_labels(texts, said, judged, LABELS, months, periods=True)
-    assert "these shares have changed, in points: refund +" in counts.notes[-1]
-    assert counts.notes[-1].endswith("(each alone, of 3 labels; sure only with `count --together`)")
+    assert "these shares have changed, in points: refund +" in counts.notes[-2]
+    assert counts.notes[-2].endswith("(each alone, of 3 labels; sure only with `count --together`)")
+    compared = [i for i in counts if i.group and i.difference]
+    differ = [i for i in compared if not i.difference.low <= 0 <= i.difference.high]
+    one = max(differ, key=lambda i: abs(i.difference.value))
+    first = f"in points: {one.group} {one.label} {one.difference.signed()}, "
+    assert f"shares in one group differ from the others, {first}" in counts.notes[-1]
+    more = f", and {len(differ) - 5} more" * (len(differ) > 5)
+    alone = f" (each alone, of {len(compared)} shares; sure only with `count --together`)"
+    assert counts.notes[-1].endswith(more + alone)
     # a file has it, too
     assert {row["since"] for row in counts.records()} == {None, "2026-02"}
     row = counts.records()[0]
     assert (row["group"], row["since"], row["difference_low"] > 0) == (None, "2026-02", True)
-    assert f"refund {counts[0].difference.signed()}" in counts.notes[-1]
+    assert f"refund {counts[0].difference.signed()}" in counts.notes[-2]
     assert len(hashed) == 600
     both = count_labels(texts, said, judged, LABELS, months, periods=True, together=True)
-    assert "these shares have changed, in points: refund +" in both.notes[-1]
-    assert "--together" not in both.notes[-1]
+    assert "these shares have changed, in points: refund +" in both.notes[-2]
+    assert not any("--together" in note for note in both.notes)
     for groups, periods in ((months, False), (["2026"] * 600, True)):
         assert "since" not in str(
             count_labels(texts, said, judged, LABELS, groups, periods=periods)
