@@ -254,7 +254,7 @@ def test_where_too_few_texts_of_a_label_are_judged_its_accuracy_is_not_known():
         def count_labels(self, _):
             raise InvalidInputError("none was drawn")
 
-    learned = SimpleNamespace(by_label=lambda _: {})
+    learned = SimpleNamespace(by_label=lambda _: {}, judged=())
     labels = SimpleNamespace(names=("a", "b"))
     results = Counted(Classification(at, f"text {at}", "ab"[at % 2]) for at in range(10))
     page = "\n".join(_by_label(SimpleNamespace(labels=labels), results, learned))
@@ -268,7 +268,7 @@ def table_of(counts, *, texts=10):
         def count_labels(self, _):
             return counts
 
-    learned = SimpleNamespace(by_label=lambda _: {})
+    learned = SimpleNamespace(by_label=lambda _: {}, judged=())
     labels = SimpleNamespace(names=("a", "b"))
     results = Counted(Classification(at, f"text {at}", "ab"[at % 2]) for at in range(texts))
     return "\n".join(_by_label(SimpleNamespace(labels=labels), results, learned))
