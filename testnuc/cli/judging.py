@@ -93,7 +93,9 @@ def review(given: SimpleNamespace) -> None:
         # another terminal has written it meanwhile
         output = _new_review(given.output)
     drawn.save(output)
-    to_stderr(f"{len(drawn):,} of {drawn.texts:,} texts to judge, written to {output}")
+    later = sum(item.goal == "later" for item in drawn)
+    of = f", {later:,} of them drawn from those that came later" if later else ""
+    to_stderr(f"{len(drawn):,} of {drawn.texts:,} texts to judge{of}, written to {output}")
     _judge(drawn, output, results, given, drawn=True)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
+from itertools import chain
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from testnuc.index.nearest import NearestVectors
 from testnuc.progress import Observer
 from testnuc.protocols import PoolText, StoredPrediction
 from testnuc.trust.evidence import Judgment
+from testnuc.trust.review import closest_label
 from testnuc.trust.shares import upper_bound
 from testnuc.types import Prediction
 
@@ -67,6 +69,11 @@ async def reuse_answers(
         return 0
     was, hashes = client.get("former") or {}, [hash_text(text) for text in texts]
     new = {*added_labels(labels, old, was)}
+    for name in sorted({*chain.from_iterable(was.values())} - {*old, *labels.names}):
+        to_stderr(
+            f"note: `was` in --labels names {name!r}, which the labels before do not have"
+            f"{closest_label(name, old)}; if that is wrong, stop here (Ctrl-C)"
+        )
     part = f"{_RANDOM} at random and those that could have {', '.join(map(repr, sorted(new)))}"
     to_stderr(
         f"note: {known:,} texts have answers to other labels; to ask about all takes {calls:,} "

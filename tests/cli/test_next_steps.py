@@ -38,7 +38,8 @@ def test_the_command_that_a_run_ends_with_works_as_it_stands(tmp_path):
 
 
 def _it_draws_from_new_texts_alone():
-    ran("review", "new.csv", "-n", "40", "--goal", "count", "--no-open")
+    _, err = ran("review", "new.csv", "-n", "40", "--goal", "count", "--no-open")
+    assert "texts to judge, 40 of them drawn from those that came later, written to" in err
     assert all(item.text.endswith("again") for item in Review.load("review-3.json"))
     judge("review-3.json", gold)
     out, _ = ran("learn", "new.csv", "review-3.json", "-o", "better-2.csv")

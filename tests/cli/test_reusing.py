@@ -124,6 +124,15 @@ def test_labels_in_another_order_cost_nothing(llm):
     assert [row["nuc_own_label"] for row in rows_of("new.csv")] == answers
 
 
+def test_a_label_of_before_that_there_was_not_is_named_before_any_call(llm):
+    wrong = [*named(KINDS[1:29]), {"label": "other", "was": [f"{KINDS[0]}x"]}]
+    _, err = llm(wrong, "--reuse", "--dry-run")
+    said = f"{KINDS[0] + 'x'!r}, which the labels before do not have; did you mean {KINDS[0]!r}?"
+    assert f"note: `was` in --labels names {said}" in err
+    right = [*named(KINDS[1:29]), {"label": "other", "was": [KINDS[0]]}]
+    assert "`was` in --labels names" not in llm(right, "--reuse", "--dry-run")[1]
+
+
 @pytest.mark.slow
 def test_labels_that_are_renamed_merged_or_split(llm):
     merged = [*named(KINDS[2:29]), {"label": "both", "was": KINDS[:2]}]
