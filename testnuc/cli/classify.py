@@ -19,7 +19,7 @@ from testnuc.cli.judging import better_name, what_next
 from testnuc.cli.memory import AnswerStore, RunNote, about_lessons, digest
 from testnuc.cli.options import OF_ANSWERS, Options
 from testnuc.cli.options_of_run import client_of, command, completed, next_command
-from testnuc.cli.reading import STANDARD, holds_rows, read_input, to_stderr, usable
+from testnuc.cli.reading import STANDARD, holds_rows, read_input, say_if_ids, to_stderr, usable
 from testnuc.cli.reusing import reuse_answers
 from testnuc.client import TestNUC, parts_of
 from testnuc.embedders.openai import OpenAIEmbedder
@@ -61,6 +61,7 @@ def run(given: SimpleNamespace) -> None:
     table = read_input(given, guess=False)
     asked, (client, store) = client, completed(client, output)
     problems, valid = usable(table)
+    say_if_ids(table)
     texts = [table.texts[at] for at in valid]
     # nothing is lost if a run replaces what it wrote before: the answers are stored
     asked_for = client.but(embedder=asked["embedder"])

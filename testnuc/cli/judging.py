@@ -324,9 +324,10 @@ def what_next(
         return "\n".join(lines)
     n, what, goal = _wanted(learned, certificate)
     if goal == "certify" and accuracy and accuracy.to_halve and not certificate.judged:
+        of = f" of {given.source}" * (accuracy.texts < learned.measured)
         lines.append(
-            f"to halve the range of how many labels are right, now {bounds_of(accuracy.now)} %, "
-            f"judge others first, drawn at random: {draw(accuracy.to_halve, 'count')}"
+            f"to halve the range of how many labels{of} are right, now {bounds_of(accuracy.now)} "
+            f"%, judge others first, drawn at random: {draw(accuracy.to_halve, 'count')}"
         )
     more = certificate.judgments_needed if goal is None else 0
     lines += [f"to certify the labels as they are instead: {draw(more, 'certify')}"] if more else []

@@ -41,6 +41,8 @@ STANDARD = "-"
 _LIKELY = ("text", "texts", "message", "content", "body", "description", "question", "comment")
 #: Rows that are read to find the column of texts.
 _LOOKED_AT = 50
+#: Fewer texts are not said to look like ids.
+_FEW = 10
 #: First bytes of files that hold no plain text.
 _MARKS = {
     b"PK\x03\x04": "an Excel workbook, perhaps; name it .xlsx",
@@ -343,6 +345,21 @@ def usable(table: Table) -> tuple[dict[int, str], list[int]]:
         at, problem = next(iter(problems.items()))
         raise InvalidInputError(f"{table.file} has no usable text: row {at + 1} {problem}")
     return problems, valid
+
+
+def say_if_ids(table: Table) -> None:
+    """Say so if the texts look like ids while another column holds longer texts."""
+    rows = table.rows[:_LOOKED_AT]
+    cells = {c: [str(row.get(c) or "") for row in rows] for c in table.columns}
+    texts = cells.pop(table.text_column, [])
+    if len(texts) < _FEW or len({*texts}) < len(texts) or any(" " in text for text in texts):
+        return
+    longer = max(cells, key=lambda name: sum(map(len, cells[name])), default="")
+    if 2 * sum(map(len, texts)) < sum(" " in c and len(c) for c in cells.get(longer, ())):
+        to_stderr(
+            f"note: the texts in {table.text_column!r} look like ids, as {texts[0]!r}; if those in "
+            f"{longer!r} are meant, stop here (Ctrl-C), and give --text-column {longer}"
+        )
 
 
 def _problem(text: Any) -> str | None:

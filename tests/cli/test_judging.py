@@ -90,13 +90,15 @@ def test_labels_stay_those_of_the_policy_of_the_run(tickets):
 
 
 def test_texts_of_a_run_that_was_a_mistake_are_named_when_drawn(tickets):
-    rows = [f"id {at},{text}" for at, text in enumerate(TEXTS[:20])]
+    rows = [f"id-{at},{text}" for at, text in enumerate(TEXTS[:20])]
     Path("ids.csv").write_text("\n".join(["id,text", *rows]))
     with LoopbackLLM(lambda _: ("login", 0.9)) as llm:
-        ran("classify", "ids.csv", *options(llm), "--text-column", "id", "-o", "wrong.csv")
-        ran("classify", "ids.csv", *options(llm), "-o", "out.csv")
+        _, wrong = ran("classify", "ids.csv", *options(llm), "--text-column", "id", "-o", "w.csv")
+        assert "note: the texts in 'id' look like ids, as 'id-0'; if those in 'text' are" in wrong
+        _, err = ran("classify", "ids.csv", *options(llm), "-o", "out.csv")
+        assert "look like ids" not in err
     _, _, err = run_here("review", "out.csv", "-n", "40", "--goal", "count")
-    assert re.search(r"note: 20 of these 40 texts are not in out.csv, as 'id \d+': they", err), err
+    assert re.search(r"note: 20 of these 40 texts are not in out.csv, as 'id-\d+': they", err), err
 
 
 @pytest.mark.slow

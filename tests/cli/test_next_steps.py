@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -160,6 +161,7 @@ def test_the_path_leads_to_how_many_labels_are_right():
         learned = SimpleNamespace(
             to_measure=measure,
             reopened=(),
+            measured=9,
             unfit=((), 0),
             wants_decisions=lambda _: decide,
             unused=lambda _: 0,
@@ -174,11 +176,14 @@ def test_the_path_leads_to_how_many_labels_are_right():
     assert said.endswith(": testnuc review o.csv -n 60 --goal count")
     assert "which say how many labels are right" in said
     # their range can be halved, which is said first
-    known = Accuracy(Share(0.5, 0.4, 0.6), Share(0.9, 0.7, 0.95), 138)
+    known = Accuracy(Share(0.5, 0.4, 0.6), Share(0.9, 0.7, 0.95), 138, texts=9)
     assert after(0, 0.0, known=known).splitlines()[0] == (
         "to halve the range of how many labels are right, now 70 to 95 %, judge others first, "
         "drawn at random: testnuc review o.csv -n 138 --goal count"
     )
+    # of a file with a part of the texts
+    said = after(0, 0.0, known=replace(known, texts=8))
+    assert said.startswith("to halve the range of how many labels of o.csv are right, now 70 to 95")
     assert "halve" not in after(0, 0.0, judged=20, known=known)
     # they went on: what is learned from others ends a certificate
     assert after(60, 0.0, judged=20).endswith("testnuc review o.csv -n 40 --goal certify")
