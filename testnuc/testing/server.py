@@ -144,7 +144,8 @@ class Server:
                 self._finish(transport, response)
                 await part.write_eof(body)
                 return part
-            await part.write(body[: len(body) // 2])
+            # an end that looks like that of JSON may be read as a whole body of a wrong length
+            await part.write(body[: len(body) // 2].rstrip(b"}"))
             await asyncio.sleep(response.duration)
         elif kind == "reset-after":
             self._finish(transport, response)
