@@ -65,6 +65,7 @@ class Leases:
         self._renewal: asyncio.Task[None] | None = None
         self._poller: asyncio.Task[None] | None = None
         self._releases: set[asyncio.Task[None]] = set()
+        self._closed = False
         # after a suspension one renewal covers the keys of all workers
         self._confirming = asyncio.Lock()
 
@@ -127,6 +128,7 @@ class Leases:
 
     async def close(self) -> None:
         """Release all leases and stop polling."""
+        self._closed = True
         self._awaited.clear()
         self.done(list(self._held), stored=False)
         tasks = [task for task in (self._renewal, self._poller) if task is not None]
@@ -136,6 +138,7 @@ class Leases:
 
     def cancel(self) -> None:
         """Stop at once; leases that are not released expire."""
+        self._closed = True
         for task in (self._renewal, self._poller, *self._releases):
             if task is not None:
                 task.cancel()
@@ -152,7 +155,8 @@ class Leases:
         for key in mine:
             self._held[key] = until
             self._awaited.pop(key, None)
-        if self._held and self._renewal is None:
+        # those that a store grants after `close` expire
+        if self._held and self._renewal is None and not self._closed:
             self._renewal = asyncio.create_task(self._renew_loop(), name="testnuc-leases")
         return set(mine)
 

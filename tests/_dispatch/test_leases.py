@@ -586,3 +586,22 @@ async def test_an_answer_of_another_process_ends_the_wait_of_a_rejected_text(two
         assert (mine[0], type(mine[1])) == (LABEL, error)
     else:
         assert type(mine) is error
+
+
+async def test_leases_that_a_store_grants_after_the_end_are_not_renewed():
+    """A task was left, found by simulation."""
+    asked, granted = asyncio.Event(), asyncio.Event()
+
+    class Slow(BreakingStore):
+        async def lease(self, keys, seconds):
+            asked.set()
+            await granted.wait()
+            return await super().lease(keys, seconds)
+
+    leases = Leases(Slow(), granted=list, answered=print, failed=print)
+    taking = asyncio.create_task(leases.take([b"a"]))
+    await asked.wait()
+    await leases.close()
+    granted.set()
+    assert await taking == {b"a"}
+    assert leases._renewal is None
