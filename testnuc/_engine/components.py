@@ -76,8 +76,8 @@ class Components:
     #: The process that opened it; threads and connections do not survive a fork.
     _process: int | None = None
     _store_open = False
-    #: Whether the store has the dates of the answers.
-    _noted = False
+    #: Gives the store the dates of the answers.
+    _noting: asyncio.Task[None] | None = None
 
     def __init__(
         self,
@@ -267,11 +267,9 @@ class Components:
         if self._opening is None:
             self._opening = asyncio.create_task(self._open(opened), name="testnuc-open")
         await asyncio.shield(self._opening)
-        if self.meter.calls and not self._noted:
-            # a service runs for long, and may be killed
-            self._noted = True
-            with suppress(StoreError):
-                await self._describe()
+        if self.meter.calls and self._noting is None:
+            # a service runs for long, and may be killed; no caller waits for this write
+            self._noting = asyncio.create_task(self._note(), name="testnuc-note")
         if lane == "batch" and self.batch_lane is not None:
             # resumes the open batches of earlier runs, even if this run does not need them
             await self.batch_lane.resume()
@@ -308,11 +306,17 @@ class Components:
         if not self._store_open:
             return
         try:
+            if self._noting is not None:
+                await self._noting
             if self.meter.calls:
-                with suppress(StoreError):
-                    await self._describe()
+                await self._note()
         finally:
             await self.store.close()
+
+    async def _note(self) -> None:
+        """Store what answered so far, if the store takes it."""
+        with suppress(StoreError):
+            await self._describe()
 
     async def _describe(self) -> None:
         """Store the facts of the scope: options, and what answered so far."""

@@ -275,9 +275,10 @@ async def test_a_label_set_has_one_hash_in_the_service_and_in_its_store(tmp_path
 async def test_a_run_has_its_date_while_the_service_goes_on(tmp_path):
     """Without one it counted as older than all others, and commands took another run."""
     held, store = Held(is_open=True), str(tmp_path / "labels.db")
-    async with served(client(held, k=0, store=store)) as (_, session):
+    async with served(nuc := client(held, k=0, store=store)) as (_, session):
         for text in messages(2):
             assert (await post(session, {"text": text}))[0] == 200
+        await parts_of(nuc)._noting
         (run,) = await stored_runs(store)
         assert run.day
 
