@@ -192,7 +192,7 @@ async def learn(given: SimpleNamespace) -> None:
         LessonNote.write(store, source, learned, options)
     print(learned)
     certificate = learned.certify()
-    _say_what_ended(learned, earlier)
+    _say_what_ended(learned, certificate, earlier)
     if all(judgment.probability is None and not judgment.ranking for judgment in learned.judged):
         to_stderr(
             "note: marked texts were chosen, not drawn, so they correct and train, but prove "
@@ -223,12 +223,12 @@ async def learn(given: SimpleNamespace) -> None:
     texts = [row.text for row in rows if valid_text(row.text) is None]
     if _accuracy_said(learned, source, texts):
         to_stderr(f"how many texts have each label: {next_command('count', given)}")
-    to_stderr(what_next(learned, given, texts))
+    to_stderr(what_next(learned, given, texts, certificate))
 
 
-def _say_what_ended(learned: Learned, earlier: Learned | None) -> None:
+def _say_what_ended(learned: Learned, certificate: Certificate, earlier: Learned | None) -> None:
     """Say which draws and settled answers count no longer, and whether a certificate ended."""
-    certificate, before = learned.certify(), 0.0
+    before = 0.0
     if earlier is not None and earlier.ranking not in learned.current:
         before = earlier.certify().coverage
     judged = earlier.judged if earlier else ()
