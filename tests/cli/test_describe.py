@@ -23,18 +23,23 @@ from testnuc.trust.joining import join_reviews
 from testnuc.trust.review import Review
 from testnuc.trust.shares import Accuracy, Share
 from testnuc.types import Classification
-from tests.cli.in_process import ran, rows_of, run_here
+from tests.cli.in_process import judge, ran, rows_of, run_here
 from tests.cli.test_judging import TEXTS, judged, options, text_of, true_label, wrong_at_random
 from tests.report.test_report import review_of
+
+
+def label_and_draw(llm, n):
+    """Label the texts, and draw some of them to be judged."""
+    Path("tickets.csv").write_text("text\n" + "\n".join(TEXTS))
+    ran("classify", "tickets.csv", *options(llm), "-o", "out.csv")
+    ran("review", "out.csv", "-n", f"{n}", "--goal", "count")
 
 
 @pytest.fixture
 def labeled():
     """Labeled texts of a folder, of which 90 are judged."""
-    Path("tickets.csv").write_text("text\n" + "\n".join(TEXTS))
     with LoopbackLLM(wrong_at_random) as llm:
-        ran("classify", "tickets.csv", *options(llm), "-o", "out.csv")
-        ran("review", "out.csv", "-n", "90", "--goal", "count")
+        label_and_draw(llm, 90)
         judged("review.json")
         _, err = ran("learn", "out.csv", "review.json")
         assert "how many texts have each label: testnuc count out.csv" in err
@@ -159,15 +164,9 @@ def test_shares_by_period_are_on_the_same_page(labeled):
 
 @pytest.mark.slow
 def test_texts_that_fit_no_label_are_a_row_and_the_next_step():
-    Path("tickets.csv").write_text("text\n" + "\n".join(TEXTS))
     with LoopbackLLM(wrong_at_random) as llm:
-        ran("classify", "tickets.csv", *options(llm), "-o", "out.csv")
-    ran("review", "out.csv", "-n", "60", "--goal", "count")
-    review = Review.load("review.json")
-    for item in review:
-        label = true_label(item.text)
-        review.answer(item.index, None if label == "refund" else label, "person")
-    review.save("review.json")
+        label_and_draw(llm, 60)
+    judge("review.json", lambda text: None if (it := true_label(text)) == "refund" else it)
     _, err = ran("learn", "out.csv", "review.json")
     step = "add a label, as docs/label-set.md says: testnuc classify TEXTS --labels NEW.json"
     assert f"next, {step}" in err
@@ -183,10 +182,8 @@ def test_texts_that_fit_no_label_are_a_row_and_the_next_step():
 
 @pytest.mark.slow
 def test_later_texts_and_a_referee_are_told_on_the_pages():
-    Path("tickets.csv").write_text("text\n" + "\n".join(TEXTS))
     with LoopbackLLM(wrong_at_random) as llm:
-        ran("classify", "tickets.csv", *options(llm), "-o", "out.csv")
-        ran("review", "out.csv", "-n", "60", "--goal", "count")
+        label_and_draw(llm, 60)
         review = Review.load("review.json")
         for item in review:
             review.answer(item.index, true_label(item.text), "referee")
