@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import orjson
 
+from bench._batch_api import BatchLLM
 from bench._report import Report
 from bench.evaluation.recording import KnownVectors
 from testnuc import Sampling, TestNUC, UncertaintySampling, embedders
 from testnuc.embedders.sentence_transformers import WHEEL_MODEL
 from testnuc.limits.budget import PICO, Price
 from testnuc.protocols import TokenUsage
-from testnuc.testing import LoopbackLLM
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,6 +48,8 @@ class _Way:
     name: str
     lane: Literal["live", "batch"] = "live"
     judged: bool = False
+    #: Texts the LLM labels however many there are; a head trained on them labels the others.
+    answers: int | None = None
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
@@ -75,6 +78,14 @@ def _ways() -> list[_Way]:
         _Way(f"a quarter, {both}, {judged}", "batch", judged=True, arguments=_packed(quarter)),
         _Way(f"a tenth, {both}", "batch", arguments=_packed(tenth)),
         _Way(f"a tenth, {both}, {judged}", "batch", judged=True, arguments=_packed(tenth)),
+        _Way(f"5,000 texts, {both}", "batch", answers=5_000, arguments=_packed()),
+        _Way(
+            f"5,000 texts, {both}, {judged}",
+            "batch",
+            judged=True,
+            answers=5_000,
+            arguments=_packed(),
+        ),
     ]
 
 
@@ -104,8 +115,14 @@ def _read(folder: Path, dataset: str, most: int) -> _Data:
 async def _asked(data: _Data, way: _Way) -> tuple[Estimate, Usage, float]:
     """Return what a run was estimated at, what it used, and its accuracy."""
     texts = list(data.gold)
+    asked, others = texts, list[str]()
+    if way.answers:
+        # at random; a small set is halved
+        drawn = [texts[at] for at in np.random.default_rng(0).permutation(len(texts))]
+        most = min(way.answers, len(texts) // 2)
+        asked, others = drawn[:most], drawn[most:]
     async with (
-        LoopbackLLM(data.answers) as llm,
+        BatchLLM(data.answers) as llm,
         TestNUC(
             data.labels,
             model=f"openai/{_MODEL}",
@@ -115,18 +132,22 @@ async def _asked(data: _Data, way: _Way) -> tuple[Estimate, Usage, float]:
             **way.arguments,
         ) as nuc,
     ):
-        estimate = await nuc.estimate(texts)
-        results = await nuc.classify_many(texts, lane=way.lane)
+        estimate = await nuc.estimate(asked)
+        results = await nuc.classify_many(asked, lane=way.lane)
         if way.judged:
             review = await nuc.review(_JUDGED)
             for item in review:
                 review.answer(item.text, data.gold[item.text])
             await nuc.learn(review)
-            results = await nuc.classify_many(texts, lane=way.lane)
+            results = await nuc.classify_many(asked, lane=way.lane)
+        if others:
+            with tempfile.TemporaryDirectory() as folder:
+                head = await nuc.distill(f"{folder}/million.head")
+            results = head.predict(others)
         if (llm.calls, llm.input_tokens) != (nuc.usage.calls, nuc.usage.input_tokens):
             sys.exit("bench cost: the server and the client counted differently")
         right = sum(result.label == data.gold[result.text] for result in results)
-        return estimate, nuc.usage, right / len(texts)
+        return estimate, nuc.usage, right / len(results)
 
 
 def _usd(way: _Way, sent: int | None, received: int | None) -> float:
@@ -142,11 +163,13 @@ async def report_of(folder: Path, dataset: str, most: int) -> Report:
     report = Report(
         "cost of a million texts",
         f"{data.name}: {n:,} texts, {len(data.labels)} labels, policy auto; US dollars for a "
-        f"million such texts at the prices of {_MODEL}, and accuracy of the {n:,}",
+        f"million such texts at the prices of {_MODEL}, and accuracy of the {n:,}; where a number "
+        "of texts is given, the LLM labels these however many there are, a head the others, and "
+        "accuracy is of others",
     )
     for way in _ways():
         estimate, usage, accuracy = await _asked(data, way)
-        scale = _MILLION / n
+        scale = 1 if way.answers else _MILLION / n
         report.row(
             way=way.name,
             **{

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 
@@ -54,6 +55,29 @@ def test_paper_counts_and_curves(recorded, tmp_path):
     ]  # fmt: skip
     alone = np.mean([t_i % 5 != 0 or gold(t) == LABELS[0] for t_i, t in enumerate(messages(120))])
     assert written["rows"][0]["k=0"] == pytest.approx(alone, abs=0.01)
+
+
+async def test_cost_of_a_million(tmp_path):
+    rows = [
+        {"text": text, "gold": gold(text), "prediction": gold(text), "confidence": 0.8}
+        for text in messages(400)
+    ]
+    (tmp_path / "predictions").mkdir()
+    (tmp_path / "predictions" / "banking77.some.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "embeddings").mkdir()
+    vectors = await HashEmbedder().embed([row["text"] for row in rows])
+    np.save(tmp_path / "embeddings" / "banking77.some.npy", vectors)
+    result = tmp_path / "result.json"
+    code, _, err = await asyncio.to_thread(
+        bench, "cost", "--million", "--data", tmp_path, "--json", result
+    )
+    assert code == 0, err
+    found = {row["way"]: row for row in json.loads(result.read_text())["rows"]}
+    assert found["each text alone"]["calls"] == 1_000_000
+    assert found["20 texts a call, batch lane"]["calls"] == 50_000
+    # half of the texts here, and as many of a million
+    head = found["5,000 texts, 20 texts a call, batch lane, 50 judged texts"]
+    assert (head["calls"], head["accuracy"] > 0.8) == (10, True)
 
 
 def test_paper_names_wrong_paths(recorded):
