@@ -46,6 +46,8 @@ _LONG = 20
 #: When a response was made. Those of mocks have a constant, or none.
 _CREATED = re.compile(rb'"created(?:_at)?"\s*:\s*(\d{10})(?!\d)')
 _RECENT = 3600.0
+#: Of a gateway that may still get the response of the server behind it, and send it.
+_OF_GATEWAYS = {408, 502, 503, 504, 522, 524}
 #: Most bytes that are written at once.
 _MOST_AT_ONCE = 2**16
 #: Responses that are remembered, to recognize one that is repeated.
@@ -67,6 +69,13 @@ class _Connection(ResponseHandler):
         """Expect a response."""
         self.idle = False
         super().set_response_params(**parameters)
+
+    async def read(self) -> Any:
+        """Return the head of a response, and its content."""
+        message, content = await super().read()
+        if message.code in _OF_GATEWAYS:
+            self.force_close()
+        return message, content
 
     def data_received(self, data: bytes) -> None:
         """Pass on what arrived, if a response is expected."""

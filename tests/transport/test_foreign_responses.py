@@ -401,6 +401,28 @@ def test_bytes_that_nobody_asked_for_answer_no_text(loop, extra, at_once):
         assert runner.run(ask_twice(extra, at_once=at_once)) == ("ab", 2)
 
 
+@pytest.mark.parametrize("status", [b"408", b"502 Bad Gateway", b"503", b"504", b"524"])
+@pytest.mark.parametrize("at_a_proxy", [False, True])
+async def test_the_late_response_of_a_gateway_that_gave_up_answers_no_text(
+    status, at_a_proxy, monkeypatch
+):
+    first = []
+
+    async def respond(number, writer):
+        if not first:
+            first.append(writer)
+            writer.write(whole(b"{}", status))
+        else:
+            writer.write(labeled(b"x" if writer is first[0] else b"b"))
+
+    async with raw(respond) as (wire, _):
+        if at_a_proxy:
+            monkeypatch.setenv("http_proxy", wire.url)
+            wire.url = "http://example.test/v1"
+        async with sending(trust_env=at_a_proxy) as transport:
+            assert (await transport.call(wire, ONE)).answers[0].label == "b"
+
+
 @pytest.mark.parametrize("extra", [labeled(b"x"), labeled(b"x")[:30]])
 async def test_what_follows_a_large_response_answers_no_text(extra):
     """A parser that was paused keeps it, and returns it when the connection is idle."""
