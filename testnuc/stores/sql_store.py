@@ -182,12 +182,11 @@ class SqlStore(Store):
             await self._put_vectors(embedder, hashes[part], vectors[part])
 
     async def describe(self, scope: bytes, facts: Mapping[str, Any]) -> None:
-        await self._change(
+        statement = (
             "INSERT INTO scopes (scope, facts) VALUES ($1, $2) ON CONFLICT (scope) "
-            "DO UPDATE SET facts = excluded.facts WHERE scopes.facts <> excluded.facts",
-            scope,
-            orjson.dumps(dict(facts)).decode(),
+            "DO UPDATE SET facts = excluded.facts WHERE scopes.facts <> excluded.facts"
         )
+        await self._change(statement, scope, orjson.dumps(dict(facts)).decode())
 
     async def count(self, scope: bytes) -> int:
         ((found,),) = await self._rows(f"SELECT count(DISTINCT text) {_OF_SCOPE}", scope)
@@ -207,11 +206,8 @@ class SqlStore(Store):
             return 0
         # one statement: all or nothing, and one pass over the predictions
         marks = ", ".join(f"${i}" for i in range(1, len(found) + 1))
-        return await self._change(
-            "DELETE FROM predictions "
-            f"WHERE scope IN (SELECT id FROM scopes WHERE scope IN ({marks}))",
-            *found,
-        )
+        scopes = f"(SELECT id FROM scopes WHERE scope IN ({marks}))"
+        return await self._change(f"DELETE FROM predictions WHERE scope IN {scopes}", *found)
 
     async def swap_learned(self, scope: bytes, before: bytes | None, data: bytes) -> bool:
         """Store what was learned, if `before` (None: nothing) is still there; returns whether."""
@@ -232,33 +228,25 @@ class SqlStore(Store):
 
     async def put_batch(self, batch: StoredBatch, owner: bytes, seconds: float) -> None:
         """Store a batch that is about to be submitted, leased by `owner`."""
-        await self._change(
+        statement = (
             "INSERT INTO batches (id, scope, facts, requests, created, items, owner, until) VALUES "
             f"($1, $2, $3, $4, $5, $6, $7, {self._now} + $8 * {self._second}) "
-            "ON CONFLICT DO NOTHING",
-            batch.id,
-            batch.scope,
-            orjson.dumps(dict(batch.facts)).decode(),
-            batch.requests,
-            batch.created,
-            batch.items,
-            owner,
-            seconds,
+            "ON CONFLICT DO NOTHING"
         )
+        facts = orjson.dumps(dict(batch.facts)).decode()
+        fields = batch.id, batch.scope, facts, batch.requests, batch.created, batch.items
+        await self._change(statement, *fields, owner, seconds)
 
     async def claim_batch(self, batch: bytes, owner: bytes, seconds: float) -> bool:
         """Take or extend the lease of an open batch; False if it is leased or has ended."""
-        claimed = await self._change(
+        statement = (
             f"UPDATE batches SET owner = $2, until = {self._now} + $3 * {self._second} "
             f"WHERE id = $1 AND outcome IS NULL AND (owner = $2 OR until <= {self._now} "
             # the clock was set back: a lease that no process takes for so long
-            f"OR until > {self._now} + $4 * {self._second})",
-            batch,
-            owner,
-            seconds,
-            max(seconds, LONGEST_LEASE),
+            f"OR until > {self._now} + $4 * {self._second})"
         )
-        return claimed == 1
+        longest = max(seconds, LONGEST_LEASE)
+        return await self._change(statement, batch, owner, seconds, longest) == 1
 
     async def note_batch(self, batch: bytes, remote_id: str) -> None:
         """Store the provider's id of a batch."""
@@ -266,30 +254,25 @@ class SqlStore(Store):
 
     async def end_batch(self, batch: bytes, outcome: str, usage: Usage) -> bool:
         """Mark a batch as ended; False if it had ended already (nothing is changed then)."""
-        ended = await self._change(
+        statement = (
             "UPDATE batches SET outcome = $2, usage = $3, items = $4, owner = $5 "
-            "WHERE id = $1 AND (outcome IS NULL OR owner = $5)",
-            batch,
-            outcome,
-            orjson.dumps(usage).decode(),
-            b"",
-            # unique per call: distinguishes a retry after a lost connection from a second call
-            secrets.token_bytes(16),
+            "WHERE id = $1 AND (outcome IS NULL OR owner = $5)"
         )
-        return ended == 1
+        # unique per call: distinguishes a retry after a lost connection from a second call
+        call = secrets.token_bytes(16)
+        said = orjson.dumps(usage).decode()
+        return await self._change(statement, batch, outcome, said, b"", call) == 1
 
     async def batches(
         self, scope: bytes | None = None, *, ended: bool = False
     ) -> list[StoredBatch]:
         """Return the open batches (of a scope), oldest first; `ended` includes ended ones."""
-        rows = await self._rows(
+        statement = (
             "SELECT id, scope, facts, requests, created, items, remote, outcome, usage "
             "FROM batches WHERE coalesce($1, scope) = scope AND ($2 OR outcome IS NULL) "
-            "ORDER BY created, id",
-            scope,
-            ended,
+            "ORDER BY created, id"
         )
-        text = (str, type(None))
+        rows, text = await self._rows(statement, scope, ended), (str, type(None))
         kinds = (bytes, bytes, str, int, (float, int), bytes, text, text, text)
         # in the order of the fields of `StoredBatch`
         found = []
@@ -313,9 +296,8 @@ class SqlStore(Store):
 
     async def embedders(self) -> list[tuple[str, int]]:
         """Return the name and dimension of each embedder in the store."""
-        return self._typed(
-            await self._rows("SELECT name, dim FROM embedders ORDER BY id"), str, int
-        )
+        rows = await self._rows("SELECT name, dim FROM embedders ORDER BY id")
+        return self._typed(rows, str, int)
 
     async def counts(self) -> tuple[dict[bytes, int], dict[str, int]]:
         """Return the number of predictions of each scope, and of pool texts of each embedder."""
@@ -333,13 +315,12 @@ class SqlStore(Store):
 
     async def predictions(self, after: bytes = b"", count: int = 1_000) -> list[StoredPrediction]:
         """Return up to `count` predictions after a key, ordered by key; empty at the end."""
-        rows = await self._rows(
+        statement = (
             "SELECT p.key, s.scope, p.text, p.sample, p.label, p.confidence, p.said "
             "FROM predictions p JOIN scopes s ON s.id = p.scope "
-            "WHERE p.key > $1 ORDER BY p.key LIMIT $2",
-            after,
-            count,
+            "WHERE p.key > $1 ORDER BY p.key LIMIT $2"
         )
+        rows = await self._rows(statement, after, count)
         with rows_of(self.place):
             for row in rows:
                 of_types(tuple(row)[:4], bytes, bytes, bytes, int)

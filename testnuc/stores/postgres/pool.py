@@ -419,12 +419,11 @@ async def _insert_texts(
             [to_text(entry.label) for entry in new.values()],
         )
         if labels:
-            await connection.execute(
+            statement = (
                 f"UPDATE {table} t SET label = u.label "
-                "FROM unnest($1::bytea[], $2::text[]) u (hash, label) WHERE t.hash = u.hash",
-                list(labels),
-                list(labels.values()),
+                "FROM unnest($1::bytea[], $2::text[]) u (hash, label) WHERE t.hash = u.hash"
             )
+            await connection.execute(statement, list(labels), list(labels.values()))
         await connection.execute(
             "UPDATE embedders SET size = $2 WHERE id = $1", embedder.id, size + len(new)
         )
@@ -488,14 +487,11 @@ async def _nearest(connection: Any, scan: _Scan, queries: Sequence[bytes], count
     # SET LOCAL ends with the transaction; one round trip for all settings
     try:
         await connection.execute(f"BEGIN READ ONLY; {settings}")
-        rows = await connection.fetch(
-            "SELECT q.place, c.hash, c.number, c.distance "
-            "FROM unnest($1::halfvec[]) WITH ORDINALITY q (vector, place) "
-            f"CROSS JOIN LATERAL ({select}) c",
-            queries,
-            scan.limit,
-            count,
+        statement = (
+            "SELECT q.place, c.hash, c.number, c.distance FROM unnest($1::halfvec[]) "
+            f"WITH ORDINALITY q (vector, place) CROSS JOIN LATERAL ({select}) c"
         )
+        rows = await connection.fetch(statement, queries, scan.limit, count)
     finally:
         if not connection.is_closed():
             await connection.execute("ROLLBACK")

@@ -199,13 +199,11 @@ class PostgresStore(SqlStore):
 
     async def renew(self, keys: Sequence[bytes], seconds: float) -> list[bool]:
         """Extend leases to `seconds` from now; False if a lease has expired and was taken."""
-        rows = await self.database.fetch(
+        statement = (
             "UPDATE leases SET until = clock_timestamp() + make_interval(secs => $3) "
-            f"WHERE {_MINE} RETURNING key",
-            keys,
-            self._owner,
-            seconds,
+            f"WHERE {_MINE} RETURNING key"
         )
+        rows = await self.database.fetch(statement, keys, self._owner, seconds)
         mine = {key for (key,) in rows}
         return [key in mine for key in keys]
 

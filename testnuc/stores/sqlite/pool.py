@@ -280,12 +280,8 @@ class IndexSync:
                     if again is not None and again.saved != now.saved:
                         # another process has saved meanwhile and deleted the old file
                         continue
-                    _log.warning(
-                        "the index in %s cannot be used (%s): rebuilding it from %d vectors",
-                        self.folder,
-                        exc,
-                        now.size,
-                    )
+                    said = "the index in %s cannot be used (%s): rebuilding it from %d vectors"
+                    _log.warning(said, self.folder, exc, now.size)
                     self.damaged = now.saved
                     break
             self.catch_up()

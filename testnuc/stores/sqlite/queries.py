@@ -144,14 +144,11 @@ def insert_texts(
     """Add the texts that are not in the pool; returns its size. Existing vectors stay."""
     hashes = [entry.hash for entry in texts]
     now = insert_vectors(connection, embedder, hashes, vectors)
-    rows = select_in(
-        connection,
-        "SELECT hash, vectors.id, pool.id FROM vectors "
-        "LEFT JOIN pool ON pool.vector = vectors.id AND removed IS NULL "
-        "WHERE embedder = ? AND hash IN",
-        hashes,
-        now.embedder,
+    statement = (
+        "SELECT hash, vectors.id, pool.id FROM vectors LEFT JOIN pool "
+        "ON pool.vector = vectors.id AND removed IS NULL WHERE embedder = ? AND hash IN"
     )
+    rows = select_in(connection, statement, hashes, now.embedder)
     known: dict[bytes, tuple[int, int | None]] = {h: (vector, row) for h, vector, row in rows}
     new: list[tuple[int, int, str, str | None]] = []
     labels: list[tuple[str, int]] = []
@@ -215,12 +212,9 @@ def erase_texts(connection: Connection, hashes: Sequence[bytes]) -> set[bytes]:
 
 def texts_of(connection: Connection, now: PoolState, ids: Sequence[int]) -> dict[int, PoolText]:
     """Return the texts with these numbers, including removed ones."""
-    rows = select_in(
-        connection,
-        "SELECT pool.id, text, hash, label FROM pool JOIN vectors ON vectors.id = pool.vector "
-        "WHERE pool.id IN",
-        [now.first + i for i in ids],
-    )
+    columns, joined = "pool.id, text, hash, label", "pool JOIN vectors ON vectors.id = pool.vector"
+    statement = f"SELECT {columns} FROM {joined} WHERE pool.id IN"
+    rows = select_in(connection, statement, [now.first + i for i in ids])
     return {row - now.first: pool_text(text) for row, *text in rows}
 
 
