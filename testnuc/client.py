@@ -350,10 +350,6 @@ class TestNUC(Facts):
         many without a call. With few-shot methods, every text counts as one without a stored
         prediction. Retries are not included.
 
-        Parameters
-        ----------
-        texts : iterable of str
-
         Returns
         -------
         Estimate
@@ -696,10 +692,6 @@ class TestNUC(Facts):
 
         Makes no LLM call. The file holds labels, weights, calibration of trust, a certificate if
         judged texts prove one, and what it was trained on; `Head.load` reads it.
-
-        Parameters
-        ----------
-        path : str or path
 
         Returns
         -------

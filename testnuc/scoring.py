@@ -332,10 +332,6 @@ def compare(
         The known label of each text of `first`, in order. Texts that a person judged in one of the
         runs are left out of the accuracies.
 
-    Returns
-    -------
-    Comparison
-
     Raises
     ------
     InvalidInputError

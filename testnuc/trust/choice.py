@@ -249,10 +249,6 @@ def choose(
     among : int, optional
         Number of distinct texts of which these are a random sample. Default: they are all.
 
-    Returns
-    -------
-    Choice
-
     Raises
     ------
     InvalidInputError

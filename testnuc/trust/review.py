@@ -292,10 +292,6 @@ class Review(Listed[ReviewItem]):
         overlap : float
             The part of the texts that is in all.
         seed : int
-
-        Returns
-        -------
-        list of Review
         """
         checked_whole("judges", judges, least=1, most=1_000)
         checked_whole("seed", seed, least=0)

@@ -75,10 +75,6 @@ def vote(
         bit-identical.
     votes : bool
         Whether to return the weights of all labels.
-
-    Returns
-    -------
-    VoteResult
     """
     ballots = Ballots.of_rows(labels, similarities, confidences, n_classes)
     return _vote(ballots, VotePolicy.of(policy), threads, votes=votes)
@@ -116,10 +112,6 @@ def vote_pool(
         In 0..1, NaN = none given.
     n_classes, policy, threads, votes
         As for `vote`.
-
-    Returns
-    -------
-    VoteResult
     """
     pool, own = (pool_labels, pool_confidences), (own_labels, own_confidences)
     ballots = Ballots.of_pool(neighbor_ids, similarities, pool, own, n_classes)
@@ -267,10 +259,6 @@ def decided(
         Number of known leading columns, including the text itself.
     n_classes, policy
         As for `vote`.
-
-    Returns
-    -------
-    bool[B]
     """
     lab, sim, conf = rows_of(labels, similarities, confidences)
     counts = _counts(known, *lab.shape)
