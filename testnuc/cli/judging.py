@@ -606,7 +606,9 @@ def _newest_review(source: str, store: str | None) -> list[str]:
     []: there is none, but a store that may hold judgments. One that joins the newest goes first.
     """
     found = dict[str, Review]()
-    for path in sorted(Path().glob("*.json"), key=lambda one: -one.stat().st_mtime):
+    # no pipe, and no link of an editor to nothing
+    files = filter(Path.is_file, Path().glob("*.json"))
+    for path in sorted(files, key=lambda one: -one.stat().st_mtime):
         with suppress(InvalidInputError):
             review = Review.load(path)
             if review.judged and review.context.run[:1] == (source,):
@@ -616,12 +618,12 @@ def _newest_review(source: str, store: str | None) -> list[str]:
         last, given = next((name, _answers(review)) for name, review in found.items())
         whole = [one for one in found.items() if given <= _answers(one[1])]
         file, review = max(whole, key=lambda one: (one[1].context.judges, len(one[1].judged)))
-        files, run = [file], review.context.run
+        parts, run = [file], review.context.run
         if any(item.position is not None for item in review):
-            files = [*takewhile(lambda word: not word.startswith("-"), run[1:])]
+            parts = [*takewhile(lambda word: not word.startswith("-"), run[1:])]
         why = "judged last" if file == last else f"which has the answers of {last}, too"
-        to_stderr(f"learning from {', '.join(files)}, {why}")
-        return files
+        to_stderr(f"learning from {', '.join(parts)}, {why}")
+        return parts
     if AnswerStore.of_results(store, source).new:
         raise _no_review(source)
     return []
