@@ -64,10 +64,14 @@ async def opened(
             if answered:
                 await _take(nuc, answered)
             if not (await nuc.stats()).predicted:
-                held = await held_scopes(str(kept.where))
+                if table is not None and any(row.source == "head" for row in table.results):
+                    raise InvalidInputError(
+                        f"a head labeled {source}, and no LLM; to judge its labels, judge and "
+                        "learn what it was trained on, and train it again: testnuc distill"
+                    )
                 raise InvalidInputError(
-                    f"{kept.where} holds no answer of {nuc.model} with these labels and "
-                    f"settings: {held}; give the options of the run that filled it"
+                    f"no answer of {nuc.model} with these labels and settings is stored: "
+                    f"{await held_scopes(str(kept.where))}; give the options of that run"
                 )
             yield nuc, table
 

@@ -242,6 +242,9 @@ def test_protected_labels_are_remembered_until_none_is(tickets):
         assert "from a text: 'refund'" in run_here(*learn)[1]
         code, out, err = run_here("distill", "out.csv")
         assert (code, "protected ones, which a head does not see" in out) == (0, True), err
+        ran("classify", tickets, "--head", "labels.head", "-o", "by-head.csv")
+        code, _, err = run_here("review", "by-head.csv")
+        assert (code, "a head labeled by-head.csv, and no LLM" in err) == (2, True), err
 
 
 @pytest.mark.slow
