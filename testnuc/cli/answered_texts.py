@@ -19,6 +19,7 @@ from testnuc.index.matching import scanned
 from testnuc.labels import as_stored
 from testnuc.protocols import StoredPrediction
 from testnuc.results import Results
+from testnuc.trust.learned import Learned
 from testnuc.types import Classification, Prediction, split_labels
 
 #: Texts that are read from a pool at a time.
@@ -139,6 +140,22 @@ async def labeled(nuc: TestNUC, table: Table) -> LabeledTable:
             f"{edited[0].label!r} in row {edited[0].index + 1}; as your judgments they are: {take}"
         )
     return found
+
+
+def changed_since(table: Table, now: Mapping[int, Classification]) -> str:
+    """Return how many labels of a file have changed since it was written; "": none."""
+    said = table.results if holds_rows(table.file) else ()
+    changed = sum((row.label or "") != (said[at].label or "") for at, row in now.items() if said)
+    before = "was written before the last judgments or later texts"
+    return f"{before}: {changed:,} of its labels have changed since" if changed else ""
+
+
+def say_if_changed(table: Table, now: Mapping[int, Classification], learned: Learned) -> None:
+    """Say that the labels that a command is about are not those in the file, and since when."""
+    if told := changed_since(table, now):
+        last = max((one.day for one in learned.judged), default="") or "an unknown date"
+        by = f"by judgments until {last}"
+        to_stderr(f"note: {table.file} {told}; what follows is of the labels as they are now, {by}")
 
 
 async def newest(nuc: TestNUC, table: Table) -> Results:

@@ -23,7 +23,7 @@ from testnuc.cli.reading import STANDARD, holds_rows, read_input, say_if_ids, to
 from testnuc.cli.reusing import reuse_answers
 from testnuc.client import TestNUC, parts_of
 from testnuc.embedders.openai import OpenAIEmbedder
-from testnuc.errors import InvalidInputError, SmallPoolWarning, StoreError
+from testnuc.errors import CallTimeoutError, InvalidInputError, SmallPoolWarning, StoreError
 from testnuc.limits.budget import context_window
 from testnuc.limits.policies import BatchPolicy
 from testnuc.progress import LineProgress, display_of
@@ -238,6 +238,9 @@ def _remedies(results: Results, store: AnswerStore) -> Iterator[str]:
             f"{unmatched:,} texts with such answers have no label (nuc_error holds them): add what "
             "is missing to --labels, or judge some texts, so that `learn` labels the others"
         )
+    if (late := sum(isinstance(one.error, CallTimeoutError) for one in results.errors)) > 1:
+        fewer = "a lower --max-concurrency (max_concurrency in the settings file; 64 if not given)"
+        yield f"{late:,} texts failed by time-out; for a slow server, give {fewer}"
     if store.folder is not None and not broken:
         yield (
             f"{store.folder} has the answers, the embeddings and what is learned: later runs with "
@@ -340,8 +343,9 @@ def show_estimate(
     if bound:
         most = "--reuse asks about fewer texts: these calls and this price are the most"
         to_stderr(f"note: {most}; how many depends on how many get a new label")
-    if (note := _about_model(nuc, texts)) is not None:
-        to_stderr(f"note: {note}")
+    for note in (_about_model(nuc, texts), getattr(parts_of(nuc).embedder, "missing", None)):
+        if note is not None:
+            to_stderr(f"note: {note}")
     tokens = [found.input_tokens, found.output_tokens]
     needed = {
         "budget_usd": found.usd,

@@ -19,9 +19,10 @@ from testnuc._base.display import one_line
 from testnuc._base.jsonl import guarded, write_whole
 from testnuc._base.loop_thread import run_to_end
 from testnuc._version import __version__
-from testnuc.cli.answered_texts import labeled, opened, texts_for
+from testnuc.cli.answered_texts import labeled, opened, say_if_changed, texts_for
 from testnuc.cli.answering import judge
 from testnuc.cli.files import csv_of, require_kind, require_new, require_store
+from testnuc.cli.judging import say_unlearned
 from testnuc.cli.label_files import read_labels
 from testnuc.cli.options_of_run import command, next_command, opened_store
 from testnuc.cli.reading import Table, require_column, to_stderr
@@ -41,8 +42,6 @@ _SHORT_YEAR = re.compile(r"\d\d?([-./])\d\d?\1\d\d")
 _MANY = 50
 #: Rows of most groups, where one of a single row is told: its date may be mistyped.
 _TYPICAL = 10
-#: Judgments that are advised.
-_USUAL = 100
 _PERIODS = {"year": "%Y", "quarter": "%Y-Q", "month": "%Y-%m", "week": "%G-W%V", "day": "%Y-%m-%d"}
 
 
@@ -62,39 +61,45 @@ async def run(given: SimpleNamespace) -> None:
         table = await texts_for(nuc, held, source)
         groups = None if given.by is None else groups_of(table, given.by, given.period)
         found = await labeled(nuc, table)
+        open_ = say_unlearned(nuc.learned, source)
         if nuc.learned is None:
             raise InvalidInputError(
                 f"nothing was judged in {source} yet; draw texts, judge them and learn: "
-                f"{more(_USUAL)}; what is judged already: "
-                f"testnuc learn {source} REVIEW.json -o better.csv"
+                f"{more(100)}; what is judged already: testnuc learn {source} REVIEW.json"
             )
     rows = sorted(found.merged().items())
-    counts = counted(
-        [result for _, result in rows],
-        nuc.learned,
-        None if groups is None else [groups[at] for at, _ in rows],
-        confidence=given.confidence,
-        together=given.together,
-        level=given.level,
-        judge_error=given.judge_error,
-        periods=given.period is not None,
-        compare=given.compare,
-    )
+    of, names = groups and [groups[at] for at, _ in rows], ("confidence", "together", "level")
+    asked = {name: getattr(given, name) for name in (*names, "judge_error", "compare")}
+    asked["periods"] = given.period is not None
+    try:
+        counts = counted([result for _, result in rows], nuc.learned, of, **asked)
+    except InvalidInputError as exc:
+        # as where all texts came later
+        draws = "testnuc review RESULTS --goal count"
+        raise InvalidInputError(f"{exc}".replace(draws, more(40))) from None
+    say_if_changed(table, dict(rows), nuc.learned)
     print(counts)
     if accuracy := counts.accuracy[None]:
         print(accuracy)
-    if output is not None:
+    _write(counts, given)
+    ends = "; to learn from them ends the certificate, so certify first"
+    ends *= bool(nuc.learned.certify().coverage)
+    # `learn` and `report` name this number for the accuracy
+    wanted = max(counts[0].judgments_needed, accuracy.to_halve if accuracy else 0)
+    if wanted and not open_:
+        to_stderr(f"to halve the intervals of shares, judge more at random: {more(wanted)}{ends}")
+
+
+def _write(counts: Counts, given: SimpleNamespace) -> None:
+    """Write the counts, and the figure, to the files that were asked for."""
+    if given.output is not None:
         compared = given.compare and " and ".join(given.compare)
-        write_counts(counts, output, by=given.by, period=given.period, compare=compared)
-    if plot is not None:
+        write_counts(counts, given.output, by=given.by, period=given.period, compare=compared)
+    if (plot := given.plot) is not None:
         figure = counts.plot(given.plot_label, dark=given.dark)
         figure.savefig(plot, dpi=300)
         if note := figure.get_supxlabel():
             to_stderr(f"{plot}: {note}; to choose labels: --plot-label LABEL")
-    ends = "; to learn from them ends the certificate, so certify first"
-    ends = ends if nuc.learned.certify().coverage else ""
-    if wanted := counts[0].judgments_needed:
-        to_stderr(f"to halve the intervals of shares, judge more at random: {more(wanted)}{ends}")
 
 
 def groups_of(table: Table, column: str, period: str | None) -> list[str | None]:

@@ -18,7 +18,7 @@ from testnuc._base.display import one_line
 from testnuc._base.loop_thread import run_to_end
 from testnuc._engine.carried import added_labels
 from testnuc._engine.learning import key_of
-from testnuc.cli.answered_texts import labeled, newest, opened, texts_for
+from testnuc.cli.answered_texts import labeled, newest, opened, say_if_changed, texts_for
 from testnuc.cli.answering import judge, write_page
 from testnuc.cli.files import free_name, require_kind, require_new, write_results
 from testnuc.cli.label_files import read_former, read_labels
@@ -123,6 +123,7 @@ def _share_out(parts: Sequence[Review], output: str, run: Sequence[str], *, page
     path, numbers = Path(output), range(1, len(parts) + 1)
     files = [_new_review(str(path.with_stem(f"{path.stem}-{n}"))) for n in numbers]
     then = shlex.join(["testnuc", "learn", run[0], *files, *run[1:]])
+    to_stderr("to compare judges on all texts, give each a copy of one review under another name")
     for part, file in zip(parts, files, strict=True):
         part.context = replace(part.context, run=(run[0], *files, *run[1:]))
         part.save(file)
@@ -136,21 +137,16 @@ def _judge(
     review: Review, path: str, results: Results | None, given: SimpleNamespace, *, drawn: bool
 ) -> None:
     """Let a person judge a review, then learn from it, or name the command that does."""
-    source, *more = review.context.run or ("RESULTS",)
     part = any(item.position is not None for item in review)
-    if not part:
-        # parts that are joined are in this file
-        more = [*dropwhile(lambda word: not word.startswith("-"), more)]
-    # a part is among the files of all
-    words = ["learn", source, *([] if path in more else [path]), *more, "-o", better_name(source)]
-    then = shlex.join(["testnuc", *words])
+    words = _learning(review, path)
+    then, source = shlex.join(["testnuc", *words]), words[1]
     if not judge(review, path, given, then, results):
         return
     # a review that is stopped in the terminal is continued later
     done = len(review.judged) == len(review) if given.by_hand else bool(review.judged)
     to_stderr(f"{len(review.judged):,} of {len(review):,} texts are judged, saved in {path}")
     # a review may come from another person: do not apply its options unseen
-    known = "STORE" not in words if drawn else Path(source).is_file() and not more
+    known = "STORE" not in words if drawn else Path(source).is_file() and words[3] == "-o"
     if done and known and not part:
         from testnuc.cli import app
 
@@ -164,6 +160,16 @@ def _judge(
         to_stderr(f"next: {joined if part else then}")
 
 
+def _learning(review: Review, path: str) -> list[str]:
+    """Return the command that learns from a review; of a part, with the files of all."""
+    source, *more = review.context.run or ("RESULTS",)
+    if all(item.position is None for item in review):
+        # parts that are joined are in this file
+        more = [*dropwhile(lambda word: not word.startswith("-"), more)]
+    # a part is among the files of all
+    return ["learn", source, *([] if path in more else [path]), *more, "-o", better_name(source)]
+
+
 def better_name(source: str) -> str:
     """Return a free name of what `learn` writes."""
     return free_name("better.jsonl" if source.endswith(".jsonl") else "better.csv")
@@ -173,7 +179,7 @@ async def learn(given: SimpleNamespace) -> None:
     """Learn from reviews, or from marks of the page, and print what was learned."""
     source, output = given.source, given.output
     require_new(output, overwrite=given.overwrite)
-    _require_results(given)
+    require_results("learn", source, given.judged or ())
     options = RunNote.of(source).options
     named = given.client["labels"] if "labels" in given.client.named else None
     former = options.get("former", {}) if named is None else read_former(named)
@@ -214,6 +220,8 @@ async def learn(given: SimpleNamespace) -> None:
             if "labels" in named:
                 named["labels"] = read_labels(named["labels"])
             RunNote.write(output, store, table.text_column, options | named, placed.values())
+            # the commands that come next read what they are about
+            given.source = output if holds_rows(output) else source
         kept = sum(found.before.get(at) is row for at, row in placed.items())
         to_stderr(
             f"{_counted(placed.values())}, written to {output}"
@@ -221,7 +229,7 @@ async def learn(given: SimpleNamespace) -> None:
         )
     rows = found.results if found else held.results if held else ()
     texts = [row.text for row in rows if valid_text(row.text) is None]
-    if _accuracy_said(learned, source, texts):
+    if _accuracy_said(learned, given.source, texts):
         to_stderr(f"how many texts have each label: {next_command('count', given)}")
     to_stderr(what_next(learned, given, texts, certificate))
 
@@ -260,12 +268,12 @@ def _accuracy_said(learned: Learned, source: str, texts: Sequence[str]) -> bool:
     return bool(accuracy or every)
 
 
-def _require_results(given: SimpleNamespace) -> None:
+def require_results(name: str, source: str, others: Collection[str]) -> None:
     """Raise an error that names the right command if a review is given in place of results."""
-    if _is_review(source := given.source):
-        files = [name for name in given.judged or () if not _is_review(name)]
+    if _is_review(source):
+        files = [other for other in others if not _is_review(other)]
         files += [*Review.load(existing(source)).context.run[:1], "RESULTS"]
-        then = shlex.join(["testnuc", "learn", files[0], source])
+        then = shlex.join(["testnuc", name, files[0], source])
         raise InvalidInputError(f"{source} is a review: name the results first, then it: {then}")
 
 
@@ -304,8 +312,12 @@ def what_next(
         what = f"{unused:,} judgments of these texts that are not used yet{ends}"
         return f"next, learn from {what}: {then('learn', '-o', better_name(given.source))}"
     if texts and learned.mostly_later(texts, certificate.texts):
+        n = 50 if certificate.coverage else certificate.judgments_needed
+        prove = f"to certify labels of these, too: {draw(n, 'certify')}\n"
+        # labels of several go on with a new review alone
+        prove *= bool(n and len(learned.given))
         what = f"which say how many of their labels are right{ends}"
-        return f"next, judge some of these texts, {what}: {draw(40, 'count')}"
+        return f"{prove}next, judge some of these texts, {what}: {draw(40, 'count')}"
     lines, accuracy = list[str](), learned.accuracy(texts or None)
     if certificate.coverage:
         # a file of earlier texts stays
@@ -510,6 +522,7 @@ async def certify(given: SimpleNamespace) -> None:
     require_new(output, overwrite=given.overwrite)
     async with opened(source, given.client, given.text_column) as (nuc, held):
         learned = nuc.learned
+        open_ = say_unlearned(learned, source)
         if learned is None:
             raise await _not_learned(source)
         certificate = learned.certify(
@@ -519,6 +532,7 @@ async def certify(given: SimpleNamespace) -> None:
         found = await labeled(nuc, table)
     results = found.results
     covered = results.certified(certificate)
+    say_if_changed(table, found.merged(), learned)
     texts = [result.text for result in results]
     if later := sum(learned.later([hash_text(text) for text in texts], certificate.texts)):
         to_stderr(
@@ -530,9 +544,10 @@ async def certify(given: SimpleNamespace) -> None:
     print(certificate)
     if given.level is None and label is None and (accuracy := learned.accuracy()):
         print(accuracy)
+        _accuracy_said(learned, source, texts)
     if label is None and results.multilabel:
         to_stderr("right: the text has exactly its labels, none is missing and none is wrong")
-    if output is None or not covered:
+    if not open_ and (output is None or not covered):
         to_stderr(what_next(learned, given, texts, certificate))
     if output is None:
         return
@@ -605,15 +620,7 @@ def _newest_review(source: str, store: str | None) -> list[str]:
 
     []: there is none, but a store that may hold judgments. One that joins the newest goes first.
     """
-    found = dict[str, Review]()
-    # no pipe, and no link of an editor to nothing
-    files = filter(Path.is_file, Path().glob("*.json"))
-    for path in sorted(files, key=lambda one: -one.stat().st_mtime):
-        with suppress(InvalidInputError):
-            review = Review.load(path)
-            if review.judged and review.context.run[:1] == (source,):
-                found[str(path)] = review
-    if found:
+    if found := _reviews_of(source):
         # a copied folder has lost the order in time
         last, given = next((name, _answers(review)) for name, review in found.items())
         whole = [one for one in found.items() if given <= _answers(one[1])]
@@ -627,6 +634,32 @@ def _newest_review(source: str, store: str | None) -> list[str]:
     if AnswerStore.of_results(store, source).new:
         raise _no_review(source)
     return []
+
+
+def _reviews_of(source: str) -> dict[str, Review]:
+    """Return the reviews in this folder, with answers, of results or others of the same texts."""
+    # a store may be large to read
+    note, found = RunNote.of(source) if holds_rows(source) else RunNote(), dict[str, Review]()
+    # no pipe, and no link of an editor to nothing
+    files = filter(Path.is_file, Path().glob("*.json"))
+    for path in sorted(files, key=lambda one: -one.stat().st_mtime):
+        with suppress(InvalidInputError):
+            review = Review.load(path)
+            of = review.context.run[0] if review.judged and review.context.run else None
+            if of and (of == source or (note.texts and note.alike(RunNote.of(of)))):
+                found[str(path)] = review
+    return found
+
+
+def say_unlearned(learned: Learned | None, source: str) -> bool:
+    """Say which reviews of results have answers that were not learned from; whether some do."""
+    known, said = {one.hash for one in (learned.judged if learned else ())}, False
+    for path, review in _reviews_of(source).items():
+        if n := len({item.hash for item in review.judged} - known):
+            then = shlex.join(["testnuc", *_learning(review, path)])
+            to_stderr(f"note: {n:,} answers in {path} are not learned from yet: {then}")
+            said = True
+    return said
 
 
 def _answers(review: Review) -> set[tuple[str, str | None]]:

@@ -162,12 +162,22 @@ class RunNote:
     def nearest(self, rows: Sequence[Classification]) -> RunNote:
         """Return the note of which fewest labels were edited: this one, or another of the texts."""
         texts = {_mark(row)[0] for row in rows}
-        fit = [n for n in self._here() if texts <= {*re.findall("(.{12}).{4}", n.rows)}]
+        fit = [note for note in self._here() if texts <= {*note.texts}]
         return min([self, *fit], key=lambda note: len(note.edited(rows)))
+
+    def alike(self, other: RunNote) -> bool:
+        """Whether both outputs are of the same texts and store, as that of `learn` and its file."""
+        one, two = ((note.store, note.named, {*note.texts}) for note in (self, other))
+        return one == two
+
+    @property
+    def texts(self) -> list[str]:
+        """The digits of each text, in order; []: they are not noted."""
+        return re.findall("(.{12}).{4}", self.rows)
 
     def says(self, output: str, options: Mapping[str, Any], texts: Sequence[str]) -> bool:
         """Whether an output is what a run with these options wrote of these texts, or the first."""
-        held = re.findall("(.{12}).{4}", self.rows)
+        held = self.texts
         if not held or held != [hash_text(text).hex()[:12] for text in texts[: len(held)]]:
             return False
         # an embedder that is not named is that of the store

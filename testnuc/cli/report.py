@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 from testnuc._base.jsonl import write_whole
 from testnuc._engine.reporting import cell_in
-from testnuc.cli.answered_texts import labeled, opened, texts_for
+from testnuc.cli.answered_texts import changed_since, labeled, opened, texts_for
 from testnuc.cli.count import groups_of
 from testnuc.cli.files import require_kind, require_new
-from testnuc.cli.judging import what_next
+from testnuc.cli.judging import require_results, what_next
 from testnuc.cli.label_files import read_labels
 from testnuc.cli.memory import RunNote
 from testnuc.cli.options_of_run import next_command
@@ -58,6 +58,7 @@ async def run(given: SimpleNamespace) -> None:
 async def describe(given: SimpleNamespace) -> None:
     """Print or write how the labels of a file or a store were made."""
     require_new(given.output, ".md", overwrite=given.overwrite)
+    require_results("describe", given.source, given.reviews or ())
     reviews = {file: Review.load(existing(file)) for file in given.reviews or ()}
     if empty := [file for file, review in reviews.items() if not review.judged]:
         raise InvalidInputError(f"{', '.join(empty)}: nobody has judged it; leave it out")
@@ -77,15 +78,9 @@ async def _describe(
         results = found.results.with_rows([row for _, row in sorted(merged.items())])
         page = await nuc.describe(results, reviews, brief=brief)
     if holds_rows(source):
-        # judgments and later texts change labels, not the file
-        said = {at: table.results[at].label for at in merged}
-        told = sum((row.label or "") != (said[at] or "") for at, row in merged.items())
         about = f"This page is about the labels in `{source}`."
-        if told:
-            about = (
-                f"`{source}` was written before the last judgments or later texts: {told:,} of its "
-                "labels have changed since. This page is about the labels as they are now."
-            )
+        if told := changed_since(table, merged):
+            about = f"`{source}` {told}. This page is about the labels as they are now."
         # below the title, or the headline
         before = "\n\n##" if brief else "\n"
         page = page.replace(before, f"\n\n{about}{before}", 1)

@@ -158,8 +158,7 @@ async def _before(
             labels, none = run.facts["labels"], run.facts.get("none_label")
             # their order is a part of the question
             if tuple(labels) != nuc.labels.names:
-                instead = {"labels": run.labels, "none_label": none, "store": None}
-                instead |= {"former": None}
+                instead = {"labels": run.labels, "none_label": none, "store": None, "former": None}
                 asked = parts_of(client_of(client, **instead, api_key="not-needed")).predictor
                 async with opened_store(place) as opened:
                     stored = await opened.get_predictions([asked.key(text) for text in texts])

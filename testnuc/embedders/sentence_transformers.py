@@ -156,6 +156,18 @@ class SentenceTransformersEmbedder:
             f"{self.name}@torch,dtype=bfloat16" if supported is not None and supported() else None
         )
 
+    @property
+    def missing(self) -> str | None:
+        """What a run has to download first, and what follows if it cannot; None: nothing."""
+        name = self._model_name
+        held = any(map(version_of, (name, f"sentence-transformers/{name}")))
+        if find_spec("sentence_transformers") and (held or Path(name).exists()):
+            return None
+        return (
+            f"the embedder {name!r} is not on this machine: the run downloads it before any call, "
+            "and ends if the name is wrong or the model hub cannot be reached"
+        )
+
     async def embed(self, texts: Sequence[str]) -> Float32s:
         """Return float32[len(texts), dim], each row of unit norm; the model is loaded once."""
         stop = threading.Event()

@@ -224,6 +224,10 @@ def contents(
         chosen = set(map(id, order))
         listed = [result for result in rows if id(result) in chosen]
     records = []
+
+    def near(n: Any) -> list[Any]:
+        return [texts.of(n.text), _number(n.similarity), labels.of(n.label), _number(n.confidence)]
+
     for result in listed:
         reason, neighbors = why.get(id(result)), result.neighbors
         if not neighbors and result.text in drawn:
@@ -252,15 +256,7 @@ def contents(
                 "p": [[name, _number(trust)] for name, trust in levels],
                 "b": labels.of(fields["alternative"]),
                 "bt": _number(fields["trust_of_alternative"]),
-                "k": [
-                    [
-                        texts.of(n.text),
-                        _number(n.similarity),
-                        labels.of(n.label),
-                        _number(n.confidence),
-                    ]
-                    for n in neighbors
-                ],
+                "k": list(map(near, neighbors)),
             }
         )
     # where nobody asks for it, what takes long is left out

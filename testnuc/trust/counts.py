@@ -225,11 +225,8 @@ class Counts(Brief, Listed[LabelCount]):
         InvalidInputError
             One of `labels` was not counted.
         """
-        shares = {
-            item.label: item.llm if item.share is None else item.share.value
-            for item in self.items
-            if item.label is not None and item.group is None
-        }
+        every = [item for item in self.items if item.group is None]
+        shares = {i.label or NONE: i.llm if i.share is None else i.share.value for i in every}
         chosen = list(labels or sorted(shares, key=shares.__getitem__, reverse=True)[:_PLOTTED])
         if unknown := {*chosen} - {*shares}:
             raise InvalidInputError(f"{unknown} were not counted; labels: {', '.join(shares):.200}")
@@ -252,7 +249,8 @@ class Counts(Brief, Listed[LabelCount]):
             else:
                 figure, order = new_figure(6.4, 1.2 + 0.4 * len(chosen)), chosen[::-1]
                 axes = figure.subplots()
-                _draw(axes, [(order.index(i.label), i) for i in self.items if i.label in order])
+                shown = [i for i in every if (i.label or NONE) in order]
+                _draw(axes, [(order.index(i.label or NONE), i) for i in shown])
                 axes.set_yticks(range(len(order)), order)
                 axes.set_xlabel(said, fontsize="small")
                 axes.set_xlim(left=0)
@@ -270,7 +268,7 @@ class Counts(Brief, Listed[LabelCount]):
         figure = new_figure(6.4, 0.8 + min(1.9 * lines, 9.5))
         panels = figure.subplots(lines, 2, sharex=True, sharey=True, squeeze=False)
         ticks = range(0, len(groups), math.ceil(len(groups) / _TICKS))
-        shown = [i for i in self.items if i.label in chosen and i.group is not None]
+        shown = [i for i in self.items if (i.label or NONE) in chosen and i.group is not None]
         highs = [100 * item.share.high for item in shown if item.share] or [0.0]
         least = max(110 * max(i.share.value if i.share else 0, i.llm, i.current) for i in shown)
         # a few wide intervals leave no room for the others
@@ -281,7 +279,7 @@ class Counts(Brief, Listed[LabelCount]):
                 # the panel above is the last one of its column
                 panels[max(len(panels) - 2, 0), 1].tick_params(labelbottom=True)
                 continue
-            of_label = [i for i in shown if i.label == label]
+            of_label = [i for i in shown if (i.label or NONE) == label]
             _draw(axes, [(groups.index(str(i.group)), i) for i in of_label], top=top)
             axes.set_title(fill(label, _TITLE), fontsize="medium", loc="left")
             axes.set_xticks(ticks, [groups[at] for at in ticks], rotation=40, ha="right")
@@ -575,6 +573,8 @@ class _Counting:
         #: Whether no text has several labels, so that the shares of all add up to 1.
         most = self.hits.sum(1) + (self.hits.any(1) & self.missing.any(1))
         self.exclusive = max(self.own.sum(1).max(), most.max(initial=0)) <= 1
+        if 0 < (unfit := int(self.hits[self.drawn, -1].sum())) < LEAST_JUDGED / 2:
+            self.notes.append(f"{NONE}: {unfit:,} of the judged texts, drawn at random, say so")
         if not self.drawn.any():
             raise InvalidInputError(
                 f"none of these texts was drawn at random and judged ({elsewhere:,} judged texts "

@@ -143,11 +143,12 @@ class LabelCheck(Brief):
 
     def _unused(self) -> str:
         were = "was" if len(self.never) == 1 else "were"
-        return f"{len(self.never):,} of {len(self.labels):,} labels {were} never given"
+        of = f"{len(self.never):,} of {len(self.labels):,} labels"
+        return f"{of} {were} never given ({_listed(self.never)})"
 
     def _labels(self) -> Iterator[str]:
         if self.never:
-            yield f"{self._unused()}: {_listed(self.never)}"
+            yield self._unused()
         if self.rare:
             rare = [f"{label} ({n:,})" for label, n in self.rare.items()]
             yield f"labels that hardly occur: {_listed(rare)}"

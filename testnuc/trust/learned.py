@@ -556,10 +556,12 @@ class Learned(Brief):
             )
         elif more := self.to_measure:
             # one number: those that come next
-            number = "" if self.wants_decisions(self.certify()) else f"about {more:,} "
+            certificate = self.certify()
+            number = "" if self.wants_decisions(certificate) else f"about {more:,} "
+            ends = ", which ends the certificate" if certificate.coverage else ""
             lines.append(
                 f"How many labels are right is not known yet: judge {number}more texts for that, "
-                'drawn at random (goal "count"), which ends a certificate.'
+                f'drawn at random (goal "count"){ends}.'
             )
         lines += self.cautions
         if self.fewer:

@@ -24,7 +24,7 @@ from testnuc import Classification, Prediction, TestNUC, Usage
 from testnuc._base import jsonl
 from testnuc.cli.classify import _told, end
 from testnuc.cli.memory import AnswerStore
-from testnuc.errors import RateLimitedError
+from testnuc.errors import CallTimeoutError, RateLimitedError
 from testnuc.progress import BarProgress, LineProgress
 from testnuc.results import Results
 from testnuc.testing import HashEmbedder, LoopbackLLM
@@ -398,6 +398,25 @@ def test_a_run_that_was_stopped_says_so_and_a_run_without_a_label_has_failed(cap
         assert lines[0] == "stopped early: RateLimitedError: quota exhausted"
         assert "a.db" in lines[2]
         assert lines[:2] == results.summary().splitlines()
+
+
+def test_many_time_outs_name_the_option_that_helps(capsys):
+    late = Classification(0, "a", None, None, None, 0, complete=True, error=CallTimeoutError("x"))
+    for rows_, told in (([late, late], True), ([late], False)):
+        with pytest.raises(SystemExit):
+            end(Results(rows_, Usage(), 1.0), AnswerStore("a.db"))
+        err = capsys.readouterr().err
+        said = f"{len(rows_)} texts failed by time-out; for a slow server, give a lower --max-conc"
+        assert (said in err) == told
+
+
+def test_a_dry_run_says_that_the_embedder_is_not_there(source):
+    with LoopbackLLM(confident) as llm:
+        given = ["classify", source, *options(llm), "--dry-run", "--embedder"]
+        _, err = ran(*given, "nobody/nothing", replaced=False)
+        assert "note: the embedder 'nobody/nothing' is not on this machine: the run downlo" in err
+        assert "not on this machine" not in ran(*given, "openai/any", replaced=False)[1]
+        assert llm.requests == 0
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="platform: an open file cannot be moved")

@@ -85,6 +85,8 @@ def test_labels_stay_those_of_the_policy_of_the_run(tickets):
     assert re.search(
         r"strategies differ on [0-5] of the judged texts, and too few show a gain", out
     )
+    # there is no certificate that further judgments could end
+    assert 'drawn at random (goal "count").' in out
     before, after = (read_table(f, "text").rows for f in ("before.csv", "after.csv"))
     assert any(row["nuc_label"] != row["nuc_own_label"] for row in before)
     for old, new in zip(before, after, strict=True):
@@ -187,7 +189,9 @@ def test_each_command_ends_with_the_next_and_nothing_is_named_twice(tickets, mon
         more = int(re.search(r"about (\d+) more drawn there", out)[1])
         assert f"next, judge {more} more texts, drawn by trust, to prove" in err
         review = next_command(err)
-        assert review[:2] == ["review", "out.csv"]
+        # of the file that was written
+        assert "how many texts have each label: testnuc count better.csv" in err
+        assert review[:2] == ["review", "better.csv"]
         assert review[2:6] == ["-n", str(more), "--goal", "certify"]
         # the first review is not replaced, and neither is the file of the first labels
         before = Path("review.json").read_bytes()
@@ -199,11 +203,20 @@ def test_each_command_ends_with_the_next_and_nothing_is_named_twice(tickets, mon
         assert data["file"] == "review-2.json"
         judged("review-2.json")
         learn = next_command(err)
-        assert learn[:5] == ["learn", "out.csv", "review-2.json", "-o", "better-2.csv"]
+        assert learn[:5] == ["learn", "better.csv", "review-2.json", "-o", "better-2.csv"]
+        # what was judged and not learned from is named, in place of more texts to judge
+        for name in ("better.csv", "out.csv"):
+            _, err = ran("certify", name)
+            assert f"{more} answers in review-2.json are not learned from yet: " in err
+            assert next_command(err) == learn
+        assert next_command(ran("count", "better.csv")[1]) == learn
         out, err = ran(*learn)
         assert f"{16 + more} of 240 texts are judged" in out
         last = next_command(err)
-        assert last[:2] in (["certify", "out.csv"], ["review", "out.csv"])
+        assert last[:2] in (["certify", "better-2.csv"], ["review", "better-2.csv"])
+        assert "not learned" not in ran(*last[:2])[1]
+        # the review of a file of the same texts is known, too
+        assert "learning from review-2.json, judged last" in ran("learn", "out.csv")[1]
         assert embedded == []
         assert llm.calls == 240
     assert {row["id"] for row in rows_of("better-2.csv")} == {"x"}
@@ -692,6 +705,7 @@ def test_two_judges_get_parts_with_a_tenth_in_common_and_what_they_say_of_it_is_
     _, err = ran(*draw, "--no-open")
     assert "or open review-2.html in a browser, move the review-2.json that it saves here" in err
     assert Path("review-1.html").exists()
+    assert "to compare judges on all texts, give each a copy of one review" in err
     assert "22 texts to judge, written to review-1.json: testnuc review review-1.json" in err
     assert "when all are judged: testnuc learn before.csv review-1.json review-2.json" in err
     assert {item.own_label for part in (1, 2) for item in Review.load(f"review-{part}.json")} == {
@@ -1022,3 +1036,5 @@ def test_a_review_in_place_of_results_is_answered_with_the_right_command(tmp_pat
         assert code == 2
         then = f"testnuc learn {results} review.json"
         assert f"review.json is a review: name the results first, then it: {then}" in err
+    code, _, err = run_here("describe", "review.json", "out.csv")
+    assert (code, "then it: testnuc describe out.csv review.json" in err) == (2, True)

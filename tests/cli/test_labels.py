@@ -35,7 +35,7 @@ def labeled():
 def test_confused_labels_are_shown_and_merged(labeled):
     out, err = ran("labels", "check", "out.csv")
     assert "refund | money back" in out
-    assert "1 of 5 labels was never given: unused" in out
+    assert "1 of 5 labels was never given (unused)" in out
     assert "testnuc labels check out.csv --merge" in err
 
     merge = ["--merge", "money back = refund", "-o", "merged.csv"]

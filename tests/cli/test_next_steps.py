@@ -44,7 +44,9 @@ def _it_draws_from_new_texts_alone():
     assert all(item.text.endswith("again") for item in Review.load("review-3.json"))
     judge("review-3.json", gold)
     out, _ = ran("learn", "new.csv", "review-3.json", "-o", "better-2.csv")
-    found = re.search("In new.csv: (About 100 % .* of the labels of 60 texts are right)", out)[1]
+    found = re.search("In better-2.csv: (About 100 % .* of the labels of 60 texts are right)", out)[
+        1
+    ]
     assert found in ran("count", "new.csv")[0]
     ran("report", "new.csv", "--summary", "-o", "page.md")
     assert Path("page.md").read_text().startswith("# About 100 of 100 labels are right (")
@@ -75,11 +77,14 @@ def test_where_labels_are_proved_the_next_command_writes_them():
         ran("review", "new.csv", "-n", "1", "--goal", "certify", "--no-open")
         judge("review-2.json", gold)
         _, err = ran("learn", "new.csv", "review-2.json", "-o", "better.csv")
+        code, _, none = run_here("count", "new.csv")
+        assert (code, "`testnuc review new.csv -n 40 --goal count`" in none) == (2, True)
         _it_draws_from_new_texts_alone()
+    assert " too: testnuc review better.csv -n 50 --goal certify" in err.splitlines()[-2]
     # a number first, then a proof
     assert err.splitlines()[-1].endswith(
         "right (what is certified of the others ends: write it first): "
-        "testnuc review new.csv -n 40 --goal count"
+        "testnuc review better.csv -n 40 --goal count"
     )
     # what `learn` said is not repeated, but for what was decided
     assert "texts are judged: " not in "".join(said)
@@ -140,7 +145,7 @@ def test_judgments_that_a_change_of_labels_leaves_unused_are_named_and_learned_f
     out, err = ran(*shlex.split(line.partition(": ")[2])[1:])
     assert "40 of 100 texts are judged" in out
     assert "not used" not in out + err
-    assert "In b2.csv: About 100 % " in out
+    assert "In better-2.csv: About 100 % " in out
     code, _, err = run_here("learn", "b2.csv")
     assert (code, "no review of b2.csv with answers is in this folder" in err) == (2, True)
 

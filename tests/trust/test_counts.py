@@ -319,6 +319,20 @@ def test_none_of_the_labels_is_counted_where_it_was_judged():
     none = counts[-1].share
     assert none.low <= right.count("login") / 300 <= none.high
     assert "(none of these)" in str(counts)
+    assert "say so" not in str(counts)
+    few = judged_at_random(texts, [None, None, *right[2:]], 300)
+    told = "(none of these): 2 of the judged texts, drawn at random, say so"
+    assert told in str(count_labels(texts, [[one] for one in right], few, LABELS))
+
+
+def test_a_figure_has_texts_that_fit_no_label_or_names_them_as_left_out():
+    pytest.importorskip("matplotlib")
+    texts, right, said = world()
+    judged = judged_at_random(texts, [None if x == "login" else x for x in right], 150)
+    counts = count_labels(texts, said, judged, LABELS)
+    shown = counts.plot().axes[0].get_yticklabels()
+    assert "(none of these)" in [one.get_text() for one in shown]
+    assert counts.plot(["refund"]).get_supxlabel().endswith("delivery, login, (none of these)")
 
 
 def test_texts_to_which_the_llm_gives_no_label_count_as_none():

@@ -62,10 +62,10 @@ def test_labels_that_cannot_be_told_apart_are_found():
     assert len({text for example in pair.examples for text in example}) == 6
     assert found.never == ("unused",)
     assert found.notice == (
-        "1 of 6 labels was never given, and 1 pair of labels is confused, such as 'refund' and "
-        "'money back'"
+        "1 of 6 labels was never given (unused), and 1 pair of labels is confused, such as "
+        "'refund' and 'money back'"
     )
-    for said in ("gains up to about 12", "refund | money back", "text ", "never given: unused"):
+    for said in ("gains up to about 12", "refund | money back", "text ", "never given (unused)"):
         assert said in str(found)
 
 
@@ -89,7 +89,7 @@ def test_labels_that_near_copies_tell_apart_raise_no_alarm():
     assert len(found.pairs) == 1
     assert not found.proved
     assert "judge some texts before you merge" in str(found)
-    assert found.notice == "1 of 6 labels was never given"
+    assert found.notice == "1 of 6 labels was never given (unused)"
 
 
 def test_one_label_for_each_topic_leaves_nothing_to_merge():
