@@ -96,7 +96,7 @@ def test_one_label_for_each_topic_leaves_nothing_to_merge():
     found = checked_labels(rows(lambda at: TOPICS[at // PER_TOPIC][0]), NAMES)
     assert found.pairs == ()
     assert "no pair of labels stands out" in str(found)
-    assert found.notice == "2 of 6 labels were never given"
+    assert found.notice == "2 of 6 labels were never given (money back, unused)"
 
 
 def test_shuffled_labels_raise_no_alarm():
