@@ -61,8 +61,8 @@ async def run(given: SimpleNamespace) -> None:
         table = await texts_for(nuc, held, source)
         groups = None if given.by is None else groups_of(table, given.by, given.period)
         found = await labeled(nuc, table)
-        open_ = say_unlearned(nuc.learned, source)
         if nuc.learned is None:
+            say_unlearned(None, source)
             raise InvalidInputError(
                 f"nothing was judged in {source} yet; draw texts, judge them and learn: "
                 f"{more(100)}; what is judged already: testnuc learn {source} REVIEW.json"
@@ -86,7 +86,7 @@ async def run(given: SimpleNamespace) -> None:
     ends *= bool(nuc.learned.certify().coverage)
     # `learn` and `report` name this number for the accuracy
     wanted = max(counts[0].judgments_needed, accuracy.to_halve if accuracy else 0)
-    if wanted and not open_:
+    if not say_unlearned(nuc.learned, source) and wanted:
         to_stderr(f"to halve the intervals of shares, judge more at random: {more(wanted)}{ends}")
 
 

@@ -522,8 +522,8 @@ async def certify(given: SimpleNamespace) -> None:
     require_new(output, overwrite=given.overwrite)
     async with opened(source, given.client, given.text_column) as (nuc, held):
         learned = nuc.learned
-        open_ = say_unlearned(learned, source)
         if learned is None:
+            say_unlearned(None, source)
             raise await _not_learned(source)
         certificate = learned.certify(
             given.accuracy, given.confidence, level=given.level, label=label
@@ -547,7 +547,7 @@ async def certify(given: SimpleNamespace) -> None:
         _accuracy_said(learned, source, texts)
     if label is None and results.multilabel:
         to_stderr("right: the text has exactly its labels, none is missing and none is wrong")
-    if not open_ and (output is None or not covered):
+    if not say_unlearned(learned, source) and (output is None or not covered):
         to_stderr(what_next(learned, given, texts, certificate))
     if output is None:
         return
