@@ -18,7 +18,7 @@ from testnuc.cli.answering import judge
 from testnuc.cli.classify import end, estimate_of, label_all, show_estimate
 from testnuc.cli.files import require_kind, require_new
 from testnuc.cli.label_files import read_labels
-from testnuc.cli.memory import AnswerStore
+from testnuc.cli.memory import AnswerStore, RunNote
 from testnuc.cli.options import Options, client_options
 from testnuc.cli.options_of_run import client_of, completed, stored_runs
 from testnuc.cli.reading import Table, read_input, read_table, require_labels, to_stderr, usable
@@ -59,7 +59,7 @@ def run(given: SimpleNamespace) -> None:
     table = read_input(given)
     require_labels(table, label_column)
     require_new(output, ".json", overwrite=given.overwrite)
-    several = client.several
+    several = client.several or bool(RunNote.of(file).options.get("multilabel"))
     try:
         gold = _gold(table.rows, label_column, several=several)
     except (json.JSONDecodeError, RecursionError) as exc:

@@ -31,7 +31,8 @@ def says(text):
 
 @pytest.fixture
 def tickets():
-    Path("tickets.csv").write_text("text\n" + "\n".join(TEXTS[:80]))
+    rows = (f"{text},{'; '.join(reversed(true_labels(text)))}" for text in TEXTS[:80])
+    Path("tickets.csv").write_text("\n".join(["text,right", *rows]))
     return "tickets.csv"
 
 
@@ -46,6 +47,7 @@ def test_a_file_is_judged_learned_from_and_certified(tickets, output):
         )  # fmt: skip
         calls = llm.calls
     # the options of the run are known
+    assert "exact match" in ran("evaluate", output, "--label-column", "right")[0]
     assert f"testnuc review {output} -n 50" in err
     ran("review", output, "-n", "30", "--no-open")
     assert data_of(Path("review.html").read_text("utf-8"))["several"] is True
