@@ -184,12 +184,8 @@ class Head:
             "sets": None if self.sets is None else asdict(self.sets),
             "certificate": proved,
         }
-        buffer = io.BytesIO()
-        np.savez(
-            buffer,
-            weights=self.weights.astype("<f4"),
-            header=np.frombuffer(orjson.dumps(header), np.uint8),
-        )
+        buffer, said = io.BytesIO(), np.frombuffer(orjson.dumps(header), np.uint8)
+        np.savez(buffer, weights=self.weights.astype("<f4"), header=said)
         write_whole(path, [buffer.getvalue()])
 
     @classmethod
@@ -227,9 +223,8 @@ class Head:
                     f"{path} is not a head that this version of testnuc can read; upgrade testnuc, "
                     "or distill again"
                 )
-            made = cls._of(
-                header, stored, None if embedder is None else embedders.resolve(embedder)
-            )
+            own = None if embedder is None else embedders.resolve(embedder)
+            made = cls._of(header, stored, own)
         except OSError as exc:
             raise InvalidInputError(f"{path} cannot be read: {exc.strerror or exc}") from exc
         except InvalidInputError:
@@ -369,10 +364,6 @@ class Head:
     def predict(self, texts: Iterable[str]) -> Results:
         """Label texts; makes no LLM call.
 
-        Parameters
-        ----------
-        texts : iterable of str
-
         Returns
         -------
         Results
@@ -402,13 +393,8 @@ class Head:
                 shares = {name: share for name, _, share, _ in candidates}
                 made = replace(made, shares=shares, trusts=has)
             rows.append(made)
-        return Results(
-            rows,
-            Usage(),
-            perf_counter() - started,
-            model=f"head of {self.trained_on.model}",
-            choices=self.labels,
-        )
+        seconds, model = perf_counter() - started, f"head of {self.trained_on.model}"
+        return Results(rows, Usage(), seconds, model=model, choices=self.labels)
 
     def _said(self, vectors: Float16s) -> Iterator[tuple[float, list[_Candidate]]]:
         """Yield the trust of each text, and the labels that anything speaks for."""
@@ -416,9 +402,8 @@ class Head:
         names = [self.labels[one] for one in labels.label.tolist()]
         given, share = labels.given.tolist(), labels.share.tolist()
         candidates = list(zip(names, given, share, labels.chance.tolist(), strict=True))
-        for trust, (first, end) in zip(
-            labels.trust.tolist(), pairwise(labels.starts.tolist()), strict=True
-        ):
+        ends = pairwise(labels.starts.tolist())
+        for trust, (first, end) in zip(labels.trust.tolist(), ends, strict=True):
             yield trust, candidates[first:end]
 
     async def answer(self, request: Request) -> Reply:

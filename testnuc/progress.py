@@ -49,15 +49,12 @@ def start_progress(
     usage: Callable[[], Usage],
 ) -> Observer:
     """Return the observer of a run, started with the number of its texts."""
-    observer: Observer
-    if not isinstance(progress, bool):
-        if isinstance(progress, type) or not hasattr(progress, "advance"):
-            raise InvalidInputError(f"progress is {progress!r}; give True, False or an Observer")
-        observer = progress
-    elif not progress:
-        observer = Silent()
+    if isinstance(progress, bool):
+        observer: Observer = display_of(usage) if progress else Silent()
+    elif isinstance(progress, type) or not hasattr(progress, "advance"):
+        raise InvalidInputError(f"progress is {progress!r}; give True, False or an Observer")
     else:
-        observer = display_of(usage)
+        observer = progress
     observer.start(texts)
     return observer
 

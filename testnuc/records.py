@@ -55,6 +55,7 @@ def result_of(record: Mapping[str, Any], index: int, text_column: str) -> Classi
     if error is not None and error.startswith(_OUTSIDE):
         said, error = error.removeprefix(_OUTSIDE), None
     text, label = record[text_column], text_of(record["nuc_label"])
+    votes = _structure(record.get("nuc_votes"), {})
     labels, shares = _structure(record.get("nuc_labels"), None), None
     if labels is not None:
         # they are those of `nuc_label`, which a person may have edited; "" is a text without labels
@@ -75,19 +76,8 @@ def result_of(record: Mapping[str, Any], index: int, text_column: str) -> Classi
         margin=_number(record.get("nuc_margin")) or 0.0,
         voters=int(_number(record.get("nuc_voters")) or 0),
         complete=record.get("nuc_complete") not in {False, "False", "false"},
-        neighbors=tuple(
-            Neighbor(
-                str(near["text"]),
-                _number(near["similarity"]) or 0.0,
-                text_of(near["label"]),
-                _part(near["confidence"]),
-            )
-            for near in _structure(record.get("nuc_neighbors"), [])
-        ),
-        votes={
-            str(label): _number(weight) or 0.0
-            for label, weight in _structure(record.get("nuc_votes"), {}).items()
-        },
+        neighbors=tuple(map(_neighbor, _structure(record.get("nuc_neighbors"), []))),
+        votes={str(label): _number(weight) or 0.0 for label, weight in votes.items()},
         error=None if error is None else TestNUCError(error),
         trust=_part(record.get("nuc_trust")),
         reason=text_of(record.get("nuc_reason")),
@@ -95,6 +85,11 @@ def result_of(record: Mapping[str, Any], index: int, text_column: str) -> Classi
         alternative=text_of(record.get("nuc_alternative")),
         trust_of_alternative=_part(record.get("nuc_trust_of_alternative")),
     )
+
+
+def _neighbor(near: Mapping[str, Any]) -> Neighbor:
+    similarity, label = _number(near["similarity"]) or 0.0, text_of(near["label"])
+    return Neighbor(str(near["text"]), similarity, label, _part(near["confidence"]))
 
 
 def _path(record: Mapping[str, Any]) -> dict[str, Any]:

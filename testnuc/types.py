@@ -337,21 +337,15 @@ class Estimate(Brief, Usage):
     least_calls: int | None = None
 
     def __str__(self) -> str:
-        rows = [("lane", "calls", "input tokens", "output tokens", "usd", "hours")]
+        rows = [["lane", "calls", "input tokens", "output tokens", "usd", "hours"]]
         for lane in self.lanes:
             least, most = lane.least_seconds, lane.most_seconds
             hours = "unknown" if least is None else f"at least {least / 3600:.2f}"
             hours = hours if most is None else f"at most {most / 3600:.0f}"
-            rows.append(
-                (
-                    lane.lane,
-                    f"{lane.calls:,}",
-                    "unknown" if lane.input_tokens is None else f"{lane.input_tokens:,}",
-                    "unknown" if lane.output_tokens is None else f"{lane.output_tokens:,}",
-                    "unknown" if lane.usd is None else f"{lane.usd:.4f}",
-                    hours,
-                )
-            )
+            numbers = (lane.calls, lane.input_tokens, lane.output_tokens)
+            counts = ("unknown" if number is None else f"{number:,}" for number in numbers)
+            usd = "unknown" if lane.usd is None else f"{lane.usd:.4f}"
+            rows.append([lane.lane, *counts, usd, hours])
         lines = [columns(rows)]
         if self.store_hits:
             lines.append(f"{self.store_hits:,} predictions are stored already")
@@ -441,15 +435,8 @@ def row(result: Classification, *, full: bool = False) -> dict[str, Any]:
         fields["path_trusts"] = list(result.path_trusts)
     if full:
         fields["votes"] = dict(result.votes)
-        fields["neighbors"] = [
-            {
-                "text": neighbor.text,
-                "similarity": neighbor.similarity,
-                "label": neighbor.label,
-                "confidence": neighbor.confidence,
-            }
-            for neighbor in result.neighbors
-        ]
+        names = Neighbor.__slots__
+        fields["neighbors"] = [{name: getattr(n, name) for name in names} for n in result.neighbors]
     return fields
 
 

@@ -224,19 +224,11 @@ class Components:
         instructions: str | None,
         shortlist: int | str | None,
     ) -> Predictor:
-        return Predictor(
-            provider,
-            self.transport,
-            self.labels,
-            self.sampling,
-            instructions=instructions,
-            shortlist=("levels",)
-            if shortlist == "levels"
-            else (shortlist, self.embedding.name)
-            if isinstance(shortlist, int)
-            else None,
-            store=self.store,
-        )
+        shown: tuple[Any, ...] | None = None
+        if shortlist is not None:
+            shown = ("levels",) if shortlist == "levels" else (shortlist, self.embedding.name)
+        sent = provider, self.transport, self.labels, self.sampling
+        return Predictor(*sent, instructions=instructions, shortlist=shown, store=self.store)
 
     async def ready(
         self, lane: str = "live", *, opened: Callable[[], Awaitable[None]] | None = None

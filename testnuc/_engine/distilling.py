@@ -44,11 +44,8 @@ def _trained(parts: Components, run: Run, vectors: Float16s) -> Head:
     several, n_classes = parts.settings.threshold is not None, len(parts.labels.names)
     rows = np.flatnonzero(labels.known) if several else np.arange(run.batch.n_own)
     hashes = [run.batch.entries[row].hash for row in rows.tolist()]
-    judged = judged_of(
-        () if learned is None else learned.used,
-        {key: row for row, key in enumerate(hashes)},
-        parts.labels,
-    )
+    place = {key: row for row, key in enumerate(hashes)}
+    judged = judged_of(() if learned is None else learned.used, place, parts.labels)
     labels, vectors, folds = labels.at(rows), vectors[rows], folds_of(hashes)
     taught, gold = (of.table(n_classes, of.given) for of in (labels, judged.right))
     targets = taught.astype(np.float32)

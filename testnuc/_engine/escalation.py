@@ -46,13 +46,9 @@ class RefereeModel:
         self._parts = parts
         provider = parts.referee_provider(model)
         self.model = f"{provider.name}/{provider.model}"
+        url, ttl = getattr(provider, "url", None), getattr(provider, "cache_ttl", None)
         #: None: unknown.
-        self.price = Price.of(
-            provider.name,
-            provider.model,
-            getattr(provider, "url", None),
-            cache_ttl=getattr(provider, "cache_ttl", None),
-        )
+        self.price = Price.of(provider.name, provider.model, url, cache_ttl=ttl)
         require_price(parts.limits.budget, self.price, self.model)
         self.meter = Meter(self.price)
         self._provider = provider
@@ -64,13 +60,8 @@ class RefereeModel:
         )
         #: Shows all labels.
         self.predictor = self._predictor(parts.labels)
-        self._scheduler = Scheduler(
-            _answered,
-            parts.store,
-            self.predictor.scope,
-            meter=self.meter,
-            workers=parts.limits.concurrency,
-        )
+        sent, workers = (_answered, parts.store, self.predictor.scope), parts.limits.concurrency
+        self._scheduler = Scheduler(*sent, meter=self.meter, workers=workers)
         self._described = False
 
     async def ask(
@@ -111,9 +102,8 @@ class RefereeModel:
         of_run, instructions = self._parts.sampling, self._parts.instructions
         # few calls, which must be right: the provider's own effort
         sampling = Sampling(of_run.temperature, of_run.top_p, reasoning_effort=None)
-        return Predictor(
-            self._provider, self._transport, labels, sampling, instructions=instructions
-        )
+        sent = self._provider, self._transport, labels, sampling
+        return Predictor(*sent, instructions=instructions)
 
 
 async def _answered(asks: tuple[Ask, ...]) -> list[Prediction | Exception]:
@@ -175,10 +165,8 @@ class Escalation:
         referee = self._referee_of(model)
         items = [item for item in review if item.source is None]
         given = [[label for label, _ in item.candidates if label is not None] for item in items]
-        answers = await referee.ask(
-            [PoolText(item.text, item.hash) for item in items],
-            given if shown == "candidates" else None,
-        )
+        texts = [PoolText(item.text, item.hash) for item in items]
+        answers = await referee.ask(texts, given if shown == "candidates" else None)
         for item, answer in zip(items, answers, strict=True):
             if isinstance(answer, Prediction) and answer.label is not None:
                 review.answer(item.index, review.as_given(answer.label), "referee")

@@ -223,27 +223,20 @@ async def costs_of(
     pico_usd = [0] * len(prices)
     for number, (part, shown, task) in enumerate(calls, 1):
         if reserve is not None:
-            user = writing.user_prompt(part, shown)
-            tokens = TokenUsage(
-                reserve(Request(task, user, part))[0], _answer(predictor.provider, part, task)
-            )
+            request = Request(task, writing.user_prompt(part, shown), part)
+            tokens = TokenUsage(reserve(request)[0], _answer(predictor.provider, part, task))
             sent += tokens.input_tokens
             received += tokens.output_tokens
             for i, price in enumerate(prices):
                 pico_usd[i] += 0 if price is None else price.pico(tokens)
         if number % _CHUNK == 0:
             await asyncio.sleep(0)
-    known = reserve is not None or not number
-    return [
-        LaneEstimate(
-            "live",
-            number,
-            sent if known else None,
-            received if known else None,
-            pico / PICO if not number or (price is not None and (known or price.is_free)) else None,
-        )
-        for price, pico in zip(prices, pico_usd, strict=True)
-    ]
+    known, lanes = reserve is not None or not number, []
+    asked, said = (sent, received) if known else (None, None)
+    for price, pico in zip(prices, pico_usd, strict=True):
+        priced = not number or (price is not None and (known or price.is_free))
+        lanes.append(LaneEstimate("live", number, asked, said, pico / PICO if priced else None))
+    return lanes
 
 
 def _answer(provider: object, part: Sequence[str], task: Task) -> int:

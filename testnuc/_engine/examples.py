@@ -87,31 +87,21 @@ class ExampleFinder:
     async def _vectors(self, entries: Sequence[PoolText], snapshot: Snapshot) -> Float16s:
         kept = snapshot.vectors
         others = [e for e in entries if e.hash not in kept]
-        vectors = await self.embedding.vectors(others)
-        rest = iter(vectors)
+        rest = iter(await self.embedding.vectors(others))
         return np.stack([kept[e.hash] if e.hash in kept else next(rest) for e in entries])
 
     async def _label(
         self, entries: Sequence[PoolText], snapshot: Snapshot, scheduler: Scheduler
     ) -> None:
         """Label examples by standard prompting, in `snapshot.labels` (stage 1 of KNN-ICL-P)."""
-        labels = snapshot.labels
-        unknown = []
-        for entry in entries:
-            if entry.hash in labels:
-                continue
-            if entry.label is not None:
-                labels[entry.hash] = entry.label
-            else:
-                unknown.append(entry)
-
-        allowed = snapshot.askable
+        labels, allowed = snapshot.labels, snapshot.askable
+        new = [entry for entry in entries if entry.hash not in labels]
+        labels.update((entry.hash, entry.label) for entry in new if entry.label is not None)
+        unknown = [entry for entry in new if entry.label is None]
         if allowed is not None:
             others = [entry for entry in unknown if entry.hash not in allowed]
-            plain = await self.store.get_predictions(
-                [self.predictor.key(entry.text) for entry in others]
-            )
-            own = await self.stored(others)
+            keys = [self.predictor.key(entry.text) for entry in others]
+            plain, own = await self.store.get_predictions(keys), await self.stored(others)
             for entry, first, second in zip(others, plain, own, strict=True):
                 known = first or second
                 labels[entry.hash] = None if known is None else known.label
@@ -135,14 +125,9 @@ class ExampleFinder:
     async def remember(self, seen: Sequence[tuple[PoolText, Prediction]]) -> None:
         """Store the prediction of each text for `stored`; existing ones are kept."""
         if seen:
-            await self.store.put_predictions(
-                [
-                    StoredPrediction(
-                        self._key(entry), self.predictor.scope, entry.hash, 0, prediction
-                    )
-                    for entry, prediction in seen
-                ]
-            )
+            scope = self.predictor.scope
+            rows = [StoredPrediction(self._key(one), scope, one.hash, 0, p) for one, p in seen]
+            await self.store.put_predictions(rows)
 
 
 #: Texts whose examples are retrieved at a time, while earlier texts are in flight.

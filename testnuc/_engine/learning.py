@@ -236,22 +236,12 @@ class Learning:
         await self.load()
         before = self.learned
         unjudged = size - (len(before.judged) if before is not None else 0)
-        return await self._learn(
-            [
-                Judgment(
-                    entry.text,
-                    entry.hash,
-                    right[place],
-                    "person",
-                    chance := 1 / max(unjudged - place, 1),
-                    chance,
-                    size,
-                    uniform=True,
-                )
-                for place, entry in enumerate(entries)
-            ],
-            protected,
-        )
+        judged = []
+        for place, entry in enumerate(entries):
+            chance = 1 / max(unjudged - place, 1)
+            drawn = (entry.text, entry.hash, right[place], "person", chance, chance, size)
+            judged.append(Judgment(*drawn, uniform=True))
+        return await self._learn(judged, protected)
 
     async def unlearn(self) -> bool:
         """Forget what was learned; returns whether there was anything.

@@ -130,11 +130,8 @@ def _written(name: str) -> str:
 def _labels(values: Mapping[str, Any], labels: Any) -> LabelSet | None:
     """Return the set of the labels; None: unchanged."""
     plain = values.get("none_label") is None and values.get("multilabel", False) is False
-    return (
-        None
-        if (plain and not values.get("former")) or isinstance(labels, LabelSet)
-        else LabelSet(labels, **values)
-    )
+    unchanged = (plain and not values.get("former")) or isinstance(labels, LabelSet)
+    return None if unchanged else LabelSet(labels, **values)
 
 
 def _sampling(values: Mapping[str, Any], sampling: Any) -> Sampling:

@@ -121,12 +121,9 @@ def _problem(labels: LabelSet, method: Method) -> str:
 
 def described(labels: LabelSet) -> list[str]:
     """Return what is embedded of each label: its name, and its description if it has one."""
-    texts = []
-    for name in labels.names:
-        description = labels.descriptions.get(name)
-        readable = name.replace("_", " ")
-        texts.append(f"{readable}: {description}" if description else readable)
-    return texts
+    readable = {name: name.replace("_", " ") for name in labels.names}
+    about = {name: f": {said}" for name, said in labels.descriptions.items() if said}
+    return [f"{words}{about.get(name, '')}" for name, words in readable.items()]
 
 
 def nearest_labels(
@@ -314,12 +311,8 @@ async def compare_with_full_labels(run: Run, predictor: Predictor, scheduler: Sc
     where it is shown all labels besides. Which texts these are depends on their content alone, so
     that a second run makes no call. An error ends the comparison, not the run.
     """
-    own = range(run.batch.n_own)
-    places = [
-        place
-        for place in own
-        if run.batch.entries[place].label is None and not run.is_skipped(place)
-    ]
+    own = [*enumerate(run.batch.own)]
+    places = [at for at, entry in own if entry.label is None and not run.is_skipped(at)]
     entries = [run.batch.entries[place] for place in places]
     asks = [
         predictor.ask(entries[at].text, entries[at].hash, places[at], FULL_LABELS)

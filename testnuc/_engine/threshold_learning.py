@@ -159,13 +159,9 @@ class ThresholdFit:
         given = Labels(starts, labels, ones, known).at(judged.rows)
         right, own = np.zeros(len(labels), np.bool_), self._scores.at(judged.rows)
         right[places_of(starts, judged.rows)[0]] = given.among(judged.right)
-        return before.checked(
-            judgments,
-            judged,
-            exactly(given, judged.right, given.given),
-            exactly(own.vote, judged.right, own.own),
-            replace(rule, given_right=right),
-        )
+        exact = exactly(given, judged.right, given.given)
+        own_exact = exactly(own.vote, judged.right, own.own)
+        return before.checked(judgments, judged, exact, own_exact, replace(rule, given_right=right))
 
 
 def learn_thresholds(

@@ -311,9 +311,8 @@ class BatchLane:
         """Run a batch, or smaller ones in turn if the budget requires it."""
         tokens = load.input_tokens + load.output_tokens
         try:
-            reservation = await self._transport.account.reserve(
-                load.pico_usd, tokens, len(load.packs), batch=True
-            )
+            size = load.pico_usd, tokens, len(load.packs)
+            reservation = await self._transport.account.reserve(*size, batch=True)
         except BudgetExceededError as error:
             if len(load.packs) == 1:
                 return {ask.key: error for ask in load.packs[0]}
@@ -338,14 +337,9 @@ class BatchLane:
 
     async def _created_and_followed(self, load: PendingBatch, reservation: Reservation) -> Outcomes:
         account = self._transport.account
-        batch = StoredBatch(
-            load.id,
-            self._predictor.scope,
-            {**self._facts, "tokens": load.largest},
-            len(load.packs),
-            time.time(),
-            pack(load.items),
-        )
+        scope, facts = self._predictor.scope, {**self._facts, "tokens": load.largest}
+        n, items = len(load.packs), pack(load.items)
+        batch = StoredBatch(load.id, scope, facts, n, time.time(), items)
         self._known.add(batch.id)
         # unless it was certainly not billed, the reservation is booked in full
         billed = False
@@ -397,9 +391,8 @@ class BatchLane:
             if taken:
                 raise _TakenError(taken)
             lines = await self._lines(load)
-            creating = asyncio.create_task(
-                self._lifecycle.create(batch, lines, lambda: bool(self._open))
-            )
+            work = self._lifecycle.create(batch, lines, lambda: bool(self._open))
+            creating = asyncio.create_task(work)
             del lines
             self._creating.add(creating)
             creating.add_done_callback(self._creating.discard)

@@ -240,6 +240,5 @@ class BatchOutcomes:
             pairs = zip(self._items[number], self._answered[number], strict=True)
             for wanted, outcome in pairs:
                 if not isinstance(outcome, Exception):
-                    yield StoredPrediction(
-                        wanted.key, scope, wanted.text_hash, wanted.sample, as_stored(outcome)
-                    )
+                    kept = as_stored(outcome)
+                    yield StoredPrediction(wanted.key, scope, wanted.text_hash, wanted.sample, kept)
