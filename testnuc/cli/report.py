@@ -86,9 +86,14 @@ async def _describe(
         page = page.replace(before, f"\n\n{about}{before}", 1)
     if groups is not None and nuc.learned is not None:
         of_rows = [groups[at] for at in sorted(merged)]
-        counts = counted(results, nuc.learned, of_rows, periods=given.period is not None)
+        try:
+            counts = counted(results, nuc.learned, of_rows, periods=given.period is not None)
+            shares = [*_shares(counts)]
+        except InvalidInputError as exc:
+            # as where all texts came later; what comes next is below
+            shares = [f"Not known: {exc}".partition("; ")[0] + "."]
         head = f"\n## Shares by {cell_in(str(given.period or given.by))}"
-        page += "\n".join([head, "", *_shares(counts), ""])
+        page += "\n".join([head, "", *shares, ""])
     if brief:
         todo = what_next(nuc.learned, given, [row.text for row in results])
         then = re.sub(r"testnuc [^;\n]+", r"`\g<0>`", todo.replace("next, ", ""))

@@ -156,6 +156,12 @@ def test_shares_by_period_are_on_the_same_page(labeled):
     assert shares == [f"{100 * c['share']:.1f}" for c in counted if c["label"] == "refund"]
     assert "\n- right: by your judgments\n" in page
     assert "has no column 'dya'" in run_here(*given[:-1], "dya")[2]
+    # of later texts nothing may be judged yet
+    Path("later.csv").write_text(dated.replace(" #", " again #").join(["text,day\n", ""]))
+    ran("classify", "later.csv", *options(labeled), "-o", "later-out.csv")
+    ran("report", "later-out.csv", *given[2:4], "later.md", "--by", "day")
+    page = Path("later.md").read_text()
+    assert "## Shares by day\n\nNot known: none of these texts was drawn at random" in page
     for wrong in ([*given[:-2], "--period", "month"], ["report", "out.csv", "--by", "day"]):
         code, _, err = run_here(*wrong)
         assert code == 2
