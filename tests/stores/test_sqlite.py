@@ -195,7 +195,7 @@ asyncio.run(main())
     ("mode", "folder_mode", "says"),
     [
         (0o444, 0o777, "to a writable folder"),
-        (0o666, 0o555, "to a writable folder"),
+        (0o666, 0o555, "change the owner of the folder"),
         (0o222, 0o777, "check the permissions of the file"),
     ],
 )

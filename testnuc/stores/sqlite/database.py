@@ -409,8 +409,8 @@ def check_file(path: str) -> None:
             raise read_only(path)
     if not os.access(folder, os.W_OK):
         raise StoreError(
-            f"the store {path} is in a read-only folder, but SQLite creates files next to it; copy "
-            "the store to a writable folder"
+            f"the store {path} is in a folder that this user may not write to, but SQLite creates "
+            "files there; change the owner of the folder, or move the store to a writable folder"
         )
 
 
