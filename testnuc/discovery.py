@@ -401,10 +401,8 @@ class _Run:
         one = {name: name for name in known}
         for pair, answer in zip(pairs.tolist(), answers, strict=True):
             # the one that was given stays, or that of more clusters
-            kept, other = sorted(
-                (one[known[at]] for at in pair),
-                key=lambda name: (name not in self.given, -len(clusters[name])),
-            )
+            both_of = (one[known[at]] for at in pair)
+            kept, other = sorted(both_of, key=lambda n: (n not in self.given, -len(clusters[n])))
             if answer == "same" and other not in self.given:
                 one = {name: kept if to == other else to for name, to in one.items()}
         return [None if name is None else one[name] for name in names]

@@ -73,14 +73,12 @@ def read_results(
             continue
         for needed in (text_column, "nuc_label"):
             if needed not in record:
+                remedy = "give a file written by `testnuc classify` or `Results.to_jsonl`"
+                if needed == text_column:
+                    remedy = "name the text column with --text-column"
                 raise InvalidInputError(
                     f"{source}, record {len(rows) + 1} has no field {needed!r}, only "
-                    f"{', '.join(map(repr, record)) or 'nothing'}: "
-                    + (
-                        "name the text column with --text-column"
-                        if needed == text_column
-                        else "give a file written by `testnuc classify` or `Results.to_jsonl`"
-                    )
+                    f"{', '.join(map(repr, record)) or 'nothing'}: {remedy}"
                 )
         try:
             rows.append(result_of(record, len(rows), text_column))
@@ -343,16 +341,8 @@ class Results(Listed[Classification]):
             if len(kinds) > 1 or list in kinds:
                 # they have no order
                 by = [None if value is None else str(value) for value in by]
-        return counted(
-            self,
-            learned,
-            by,
-            confidence=confidence,
-            together=together,
-            level=level,
-            judge_error=judge_error,
-            compare=compare,
-        )
+        how = {"confidence": confidence, "together": together, "judge_error": judge_error}
+        return counted(self, learned, by, level=level, compare=compare, **how)
 
     def check_labels(self, learned: Learned | None = None) -> LabelCheck:
         """Check the label set by the LLM's own answers: what is confused, unused or missing.

@@ -366,12 +366,8 @@ class _Fitted(TestNUC):
         self._memory = MemoryStore() if store is None else None
         # what one fit learns is no other's: a fold of a search must not see the labels of another
         self._internals = Internals(pool=Pool(), shared=False)
-        super().__init__(
-            **arguments,
-            store=store if self._memory is None else self._memory,
-            neighbors="stored",
-            join_pool=False,
-        )
+        own = store if self._memory is None else self._memory
+        super().__init__(**arguments, store=own, neighbors="stored", join_pool=False)
         self._texts: list[str] = []
         #: Number of predictions behind the auto policy's decision; None: no such decision.
         self.predicted: int | None = None

@@ -292,9 +292,8 @@ class Predictor:
         )
         if isinstance(last, ReplyError):
             kind = UnreadableReplyError
-            said = (
-                "nothing" if not (last.content or "").strip() else repr((last.content or "")[:300])
-            )
+            content = last.content or ""
+            said = repr(content[:300]) if content.strip() else "nothing"
             message = (
                 f"the first {_SILENT_TEXTS} texts got no readable reply from "
                 f"{self.provider.model}, so the run stops. The last reply was {said} "
@@ -410,9 +409,8 @@ class Predictor:
         return tuple(longest[level] for level in sorted(longest))
 
     def _part_task(self, labels: LabelSet) -> Task:
-        return replace(
-            self.task, system=self._system(labels), labels=labels.names, same=labels.same
-        )
+        system = self._system(labels)
+        return replace(self.task, system=system, labels=labels.names, same=labels.same)
 
     def _are_all(self, shown: int) -> bool:
         """Whether a prompt with so many labels would show all labels."""
@@ -427,11 +425,7 @@ class Predictor:
         if part is not None and self._levels:
             found = self._checked(answer, part)
             # a label of another branch, which one of these resembles
-            if (
-                isinstance(found, Prediction)
-                and found.said is not None
-                and found.said in self.labels
-            ):
+            if isinstance(found, Prediction) and found.said and found.said in self.labels:
                 return Prediction(None, found.confidence, found.said)
             return found
         found = self._checked(answer, self.labels)
@@ -460,11 +454,8 @@ class Predictor:
 
     async def _kept(self, asks: tuple[Ask, ...], outcomes: Sequence[_Found]) -> None:
         """Store answers before others are asked for again: the client may close meanwhile."""
-        rows = [
-            ask.answered(self.scope, outcome)
-            for ask, outcome in zip(asks, outcomes, strict=True)
-            if isinstance(outcome, Prediction)
-        ]
+        pairs = zip(asks, outcomes, strict=True)
+        rows = [ask.answered(self.scope, of) for ask, of in pairs if isinstance(of, Prediction)]
         if rows and self._store is not None:
             # the scheduler stores all answers, and reports failures
             with contextlib.suppress(Exception):

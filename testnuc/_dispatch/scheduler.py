@@ -319,11 +319,8 @@ class Scheduler:
         if not isinstance(error, StoreError):
             cause, error = error, StoreError(f"leases failed: {error}")
             error.__cause__ = cause
-        requests = [
-            request
-            for key in keys
-            if (request := self._requests.get(key)) is not None and not request.sent
-        ]
+        known = [self._requests[key] for key in keys if key in self._requests]
+        requests = [request for request in known if not request.sent]
         self._settle(requests, [error] * len(requests))
 
     async def lease(self, keys: Sequence[bytes]) -> set[bytes]:
@@ -443,9 +440,8 @@ class Scheduler:
                 # of a text in the same job, or in the same call
                 outcome.fatal = False
         try:
-            standing = await self._store.put_predictions(
-                [ask.answered(self._scope, prediction) for ask, prediction in answered]
-            )
+            rows = [ask.answered(self._scope, prediction) for ask, prediction in answered]
+            standing = await self._store.put_predictions(rows)
         except Exception as exc:  # noqa: BLE001 - ends the waiting runs, which get the answers
             broken = exc if isinstance(exc, StoreError) else StoreError(f"not stored: {exc}")
             if broken is not exc:

@@ -63,10 +63,8 @@ class ArgmaxFit:
         n = run.batch.n_own
         self._texts = texts_among(run, np.arange(n), vectors, run.answers.label[:n].copy())
         self._candidates = [
-            replace(candidate, model=candidate.model.rounded())
-            if isinstance(candidate.model, HeadModel)
-            else candidate
-            for candidate in candidates_of(self._texts)
+            replace(one, model=one.model.rounded()) if isinstance(one.model, HeadModel) else one
+            for one in candidates_of(self._texts)
         ]
 
     @staticmethod
@@ -167,11 +165,8 @@ class ArgmaxFit:
         rule, tree = before.rule, self._parts.labels.tree
         assert isinstance(rule, Argmax)
         # that a drawn text has no answer but a referee's counts as wrong
-        used = [
-            j
-            for j in judgments
-            if j.source != "referee" or rule.referee_better or j.ranking == before.ranking
-        ]
+        all_count, ranking = rule.referee_better, before.ranking
+        used = [j for j in judgments if all_count or j.source != "referee" or j.ranking == ranking]
         judged = judged_of(used, before.places(self.rows), self._parts.labels)
         given, gold = before.given[judged.rows], judged.right.first()
         own = self._texts.own[judged.rows]
@@ -185,10 +180,8 @@ class ArgmaxFit:
         judged = judged_of(said, self.rows, self._parts.labels)
         given, differ = judged.right.first(), differing(self._candidates)
         own, *others = [c.labels[judged.rows[given >= 0]] for c in self._candidates]
-        at = judged.rows[given >= 0]
-        return dissent_of(
-            own, np.array(others), given[given >= 0], differ[at], float(differ.mean())
-        )
+        at, part = judged.rows[given >= 0], float(differ.mean())
+        return dissent_of(own, np.array(others), given[given >= 0], differ[at], part)
 
     def _kept(self, learned: Learned | None) -> tuple[Int32s, Float64s]:
         """Return the labels that are kept now, as far as learned models give them, and trust."""

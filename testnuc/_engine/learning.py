@@ -354,7 +354,7 @@ def _merged(earlier: Sequence[Judgment], new: Sequence[Judgment]) -> tuple[Judgm
         if old is None:
             judged[judgment.hash] = judgment
             continue
-        change = (old.source, judgment.source)
+        change, drawn = (old.source, judgment.source), judgment.probability is not None
         if judgment.source is None or change == ("person", "referee"):
             if judgment.agreed is False:
                 # what one judge alone had said is open now; what was settled stays
@@ -362,9 +362,7 @@ def _merged(earlier: Sequence[Judgment], new: Sequence[Judgment]) -> tuple[Judgm
                 found = replace(old, label=None, source=None, by="") if alone else old
                 judged[judgment.hash] = replace(found, agreed=False)
             continue
-        if change == ("referee", "person") and (
-            judgment.probability is not None or judgment.ranking
-        ):
+        if change == ("referee", "person") and (drawn or judgment.ranking):
             # of the same review, or drawn again, as if the referee had not been asked
             del judged[judgment.hash]
             judged[judgment.hash] = judgment

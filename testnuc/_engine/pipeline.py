@@ -378,10 +378,8 @@ class Pipeline:
         n_own = run.batch.n_own
         entries = run.batch.entries[:n_own]
         vectors, rejected = await self.embedding.each(entries)
-        rows = np.array(
-            [i for i, e in enumerate(entries) if e.label is None and i not in rejected],
-            dtype=np.int64,
-        )
+        asked = [i for i, e in enumerate(entries) if e.label is None and i not in rejected]
+        rows = np.array(asked, dtype=np.int64)
         if self.head is not None:
             rows = await asyncio.to_thread(label_by_head, self.head, run, vectors, rows)
         if self.ask is None:

@@ -32,12 +32,8 @@ def rescore(
     all finite, and `ids`, int64[B, K], the rows of `vectors` to compare query b with.
     """
     out = np.empty(ids.shape, np.float32)
-    _rescore()(
-        np.ascontiguousarray(queries, np.float32),
-        np.ascontiguousarray(vectors),
-        np.ascontiguousarray(ids, np.int64),
-        out,
-    )
+    queries, ids = np.ascontiguousarray(queries, np.float32), np.ascontiguousarray(ids, np.int64)
+    _rescore()(queries, np.ascontiguousarray(vectors), ids, out)
     return out
 
 

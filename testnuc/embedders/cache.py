@@ -338,12 +338,9 @@ def _unit(texts: Sequence[str], vectors: Float32s) -> list[Row]:
     norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
     good = np.isfinite(norms) & (norms > 0)
     unit: Float16s = (vectors / np.where(good, norms, 1.0)[:, None]).astype(np.float16)
+    what = "the embedder returned NaN, infinity or a zero vector for the text"
     return [
-        row
-        if usable
-        else EmbeddingError(
-            f"the embedder returned NaN, infinity or a zero vector for the text {text[:80]!r}"
-        )
+        row if usable else EmbeddingError(f"{what} {text[:80]!r}")
         for text, row, usable in zip(texts, unit, good, strict=True)
     ]
 

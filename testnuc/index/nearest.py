@@ -61,9 +61,8 @@ class SavedGraph:
         # a store from elsewhere must not name other files: they are read, and deleted
         if not isinstance(facts["file"], str) or not _NAME.fullmatch(facts["file"]):
             raise DamagedIndexError("the index names files outside of its folder")
-        if not all(
-            type(facts[name]) is int and facts[name] >= 0 for name in ("dim", "rows", "crc")
-        ):
+        numbers = facts["dim"], facts["rows"], facts["crc"]
+        if not all(type(number) is int and number >= 0 for number in numbers):
             raise DamagedIndexError("the record of the index is damaged")
         return cls(**facts)
 

@@ -105,9 +105,8 @@ def parse_reply(content: str, n: int, *, several: bool = False, truncated: bool 
 
 
 def _only(items: list[dict[str, Any]], answers: Answers, content: str) -> Answer | ReplyError:
-    if any(item.get("id") is not None and _id_of(item["id"]) != 1 for item in items) or any(
-        answer != answers[0] for answer in answers
-    ):
+    others = any(item.get("id") is not None and _id_of(item["id"]) != 1 for item in items)
+    if others or any(answer != answers[0] for answer in answers):
         return _error(MismatchedReplyError, "the reply has answers for other texts", content)
     return answers[0]
 
@@ -156,13 +155,11 @@ def _match_by_id(
         return _all_errors(
             MismatchedReplyError, f"the reply's ids are not those of the {n} texts", content, n
         )
-    return tuple(
-        _error(MismatchedReplyError, f"the reply has two answers with id {i}", content)
-        if i in duplicate
-        else by_id.get(i)
-        or _error(MismatchedReplyError, f"the reply has no answer with id {i}", content)
-        for i in range(1, n + 1)
-    )
+    for i in range(1, n + 1):
+        if i in duplicate or i not in by_id:
+            number = "two answers" if i in duplicate else "no answer"
+            by_id[i] = _error(MismatchedReplyError, f"the reply has {number} with id {i}", content)
+    return tuple(by_id[i] for i in range(1, n + 1))
 
 
 def _error(kind: type[ReplyError], message: str, content: str) -> ReplyError:

@@ -198,12 +198,9 @@ class HTTPProvider(ABC):
         self.validate(task)
         body, sent = self._parts(task, n, request.step)
         suffix = b'"}]' + (b"," + orjson.dumps(sent)[1:] if sent else b"}")
-        prepared = _Prepared(
-            body.opening,
-            suffix,
-            int((len(body.opening) + len(suffix)) / BYTES_PER_TOKEN) + OVERHEAD_TOKENS,
-            UNLIMITED_OUTPUT if body.output_tokens is None else body.output_tokens,
-        )
+        sent_tokens = int((len(body.opening) + len(suffix)) / BYTES_PER_TOKEN) + OVERHEAD_TOKENS
+        most = UNLIMITED_OUTPUT if body.output_tokens is None else body.output_tokens
+        prepared = _Prepared(body.opening, suffix, sent_tokens, most)
         if len(self._prepared) >= _PREPARED:
             self._prepared.clear()
         self._prepared[task, n, request.step] = prepared
@@ -264,20 +261,15 @@ class HTTPProvider(ABC):
         return True
 
     def _after_refusal(self, error: BadRequestError, task: Task, users: set[str]) -> Dialect | None:
-        if (
-            self.dialect.tight
-            and not self.needs_limit
-            and users.isdisjoint(LIMITS)
-            and LIMIT_TOO_LARGE.search(str(error))
-        ):
+        ours = self.dialect.tight and not self.needs_limit and users.isdisjoint(LIMITS)
+        if ours and LIMIT_TOO_LARGE.search(str(error)):
             return replace(self.dialect, tight=False)
         if not error.fatal:
             return None
         # a model's name says nothing about the refusal
         message = re.sub(rf"(?<![\w-]){re.escape(self.model)}(?![\w-])", "", str(error))
-        return after_refusal(
-            self.dialect, message, self.structures, users, self._parts(task, 1, 0)[1]
-        )
+        _, sent = self._parts(task, 1, 0)
+        return after_refusal(self.dialect, message, self.structures, users, sent)
 
     @abstractmethod
     def parse(self, answer: dict[str, Any]) -> Message:
@@ -304,14 +296,12 @@ class HTTPProvider(ABC):
             if stream is None:
                 page = body.lstrip()[:1] == b"<"
                 why = "a web page, not JSON; check base_url" if page else f"no JSON ({problem})"
-                raise UnreadableReplyError(
-                    f"{self._where}: the response is {why}", status_code=200
-                ) from problem
+                said = f"{self._where}: the response is {why}"
+                raise UnreadableReplyError(said, status_code=200) from problem
             answer, ended = stream
         if not isinstance(answer, dict):
-            raise UnreadableReplyError(
-                f"{self._where}: the response is not a JSON object", status_code=200
-            )
+            said = f"{self._where}: the response is not a JSON object"
+            raise UnreadableReplyError(said, status_code=200)
         if answer.get("error"):
             raise self._error_within(answer, body if stream is None else write_json(answer))
         given = answer.get("id")
@@ -338,18 +328,15 @@ class HTTPProvider(ABC):
         billed = usage is not None and usage.output_tokens > 0
         if not (billed and isinstance(error, ProviderError) and error.retryable):
             return error
-        return UnreadableReplyError(
-            str(error), usage=usage, request_id=error.request_id, status_code=200
-        )
+        facts: dict[str, Any] = {"usage": usage, "request_id": error.request_id}
+        return UnreadableReplyError(str(error), **facts, status_code=200)
 
     def _read(self, request: Request, message: Message) -> Reply:
         content = message.content
         several, n = request.task.multilabel, len(request.texts)
-        answers = (
-            parse_reply(content, n, several=several, truncated=not message.whole)
-            if content.strip()
-            else ()
-        )
+        answers: Answers = ()
+        if content.strip():
+            answers = parse_reply(content, n, several=several, truncated=not message.whole)
         if len(answers) == 1 and isinstance(answers[0], UnreadableReplyError):
             answers = self._label_alone(request.task, message) or answers
         elif n > 1 or several:

@@ -207,11 +207,8 @@ class Anthropic(HTTPProvider):
         cloud = self._cloud
         named = {"model": self.model} if cloud is None else {"anthropic_version": cloud.version}
         head = orjson.dumps({**named, "system": [system]})[:-1]
-        return Body(
-            head + b',"messages":[{"role":"user","content":"',
-            parameters,
-            limit if type(limit) is int else None,
-        )
+        opening = head + b',"messages":[{"role":"user","content":"'
+        return Body(opening, parameters, limit if type(limit) is int else None)
 
     def parse(self, answer: dict[str, Any]) -> Message:
         """Return the content of a message."""

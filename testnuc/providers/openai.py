@@ -326,10 +326,8 @@ def _response_format(task: Task, n: int, dialect: Dialect) -> dict[str, Any] | N
     schema = answer_schema(task, n, structure)
     if dialect.typed:
         return {"type": "json_object", "schema": schema}
-    return {
-        "type": "json_schema",
-        "json_schema": {"name": "answer", "strict": True, "schema": schema},
-    }
+    form = {"name": "answer", "strict": True, "schema": schema}
+    return {"type": "json_schema", "json_schema": form}
 
 
 def _usage(value: Any, tier: Any, prompt: str, completion: str) -> TokenUsage | None:

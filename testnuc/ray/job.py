@@ -207,11 +207,8 @@ def classify_dataset(
     if learned is None:
         _warn(number, diagnosis, settings.get("k"))
     decision = None if diagnosis is None else diagnosis.decision
-    labeled = dataset.map_batches(
-        Vote,
-        fn_constructor_args=(column, prefix, job, pool, dim, decision, learned),
-        **stage("vote"),
-    )
+    arguments = (column, prefix, job, pool, dim, decision, learned)
+    labeled = dataset.map_batches(Vote, fn_constructor_args=arguments, **stage("vote"))
     summary = None if learned is None else str(Learned.from_bytes(learned))
     return Labeled(labeled, number, usage, diagnosis, summary)
 

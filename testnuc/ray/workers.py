@@ -287,12 +287,8 @@ class Voting:
     ) -> None:
         self._shards = Shards(shards)
         given = {name: v for name, v in settings.client.items() if name in _OF_VOTES}
-        self._parts = Components(
-            Internals(pool=self._shards),
-            model=_NoModel(),
-            embedder=_NoEmbedder(dim, self._shards),
-            **given,
-        )
+        internals, embedder = Internals(pool=self._shards), _NoEmbedder(dim, self._shards)
+        self._parts = Components(internals, model=_NoModel(), embedder=embedder, **given)
         #: Those of the job.
         self.labels = self._parts.labels
         if learned is not None:

@@ -102,13 +102,10 @@ class AuxiliaryRequests:
         async def attempt() -> HTTPAnswer:
             seconds = self.retry.timeout + len(body) * _SECONDS_PER_BYTE
             async with _within(seconds, provider):
+                # a large body that is not a file would block the event loop
+                file = io.BytesIO(body) if body else None
                 answer = await self.connections.request(
-                    provider,
-                    method,
-                    url,
-                    # a large body that is not a file would block the event loop
-                    data=io.BytesIO(body) if body else None,
-                    content_type=content_type,
+                    provider, method, url, data=file, content_type=content_type
                 )
             self._check(provider, answer.status, answer.headers, answer.data)
             return answer

@@ -192,12 +192,9 @@ class Connections:
     ) -> HTTPAnswer:
         """Send an auxiliary request to the same provider, and read the complete response."""
         _, own = await key_headers(provider)
-        response = await self._session(provider).http.request(
-            method,
-            url,
-            data=data,
-            headers={"Content-Type": content_type, **(own or {})},
-            allow_redirects=False,
+        headers, http = {"Content-Type": content_type, **(own or {})}, self._session(provider).http
+        response = await http.request(
+            method, url, data=data, headers=headers, allow_redirects=False
         )
         return await read_response(response, MOST_BYTES, provider, ServerError, self._large)
 

@@ -70,9 +70,8 @@ def translate(raised: BaseException, provider: WireProvider) -> BaseException:
         return refused
     if isinstance(raised, NEVER_SENT):
         return ConnectionFailedError(f"cannot connect to {where} {_why(raised)}")
-    if isinstance(raised, (ValueError, aiohttp.NonHttpUrlClientError)) and not isinstance(
-        raised, ConfigurationError
-    ):
+    malformed = isinstance(raised, (ValueError, aiohttp.NonHttpUrlClientError))
+    if malformed and not isinstance(raised, ConfigurationError):
         return ConfigurationError(
             f"calls to {where} cannot be sent: base_url is not a URL, credentials in it or in "
             f".netrc conflict with the key, or the key holds characters not allowed in a header"

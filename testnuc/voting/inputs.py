@@ -156,12 +156,9 @@ class Ballots:
             own_conf = _like(
                 own_confidences, "own_confidences", own_lab.shape, "the shape of own_labels"
             )
-        return cls(
-            (ids.reshape(-1), sim.reshape(-1), lab, conf),
-            (own_lab, _ONE.repeat(len(own_lab)), own_conf),
-            ids.shape[1],
-            classes(n_classes),
-        )
+        near = (ids.reshape(-1), sim.reshape(-1), lab, conf)
+        alone = (own_lab, _ONE.repeat(len(own_lab)), own_conf)
+        return cls(near, alone, ids.shape[1], classes(n_classes))
 
     def nearest(self, k: int) -> Self:
         """Return the same rows with their first k neighbors."""

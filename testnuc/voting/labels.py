@@ -77,14 +77,8 @@ class Labels(Brief):
         known, unknown = label >= 0, np.full(len(label), np.nan)
         share = unknown if share is None else share
         trust = unknown if trust is None else trust
-        return cls(
-            starts_of(known),
-            label[known].astype(np.int32),
-            share[known].astype(np.float32),
-            known,
-            chance=trust[known],
-            trust=trust,
-        )
+        label, share = label[known].astype(np.int32), share[known].astype(np.float32)
+        return cls(starts_of(known), label, share, known, chance=trust[known], trust=trust)
 
     def by_share(self) -> Self:
         """Return the same with the candidates of each text by share, largest first."""

@@ -76,9 +76,8 @@ class VotePolicy(Brief):
         checked_number("prior_power", self.prior_power, 0, 2)
         checked_number("min_trust", self.min_trust, 0, 1, none=True)
         checked_number("threshold", self.threshold, 0, 1, none=True)
-        if self.weight == "auto" and (
-            (self.min_confidence, self.min_similarity, self.own_weight) != (None, None, 1.0)
-        ):
+        fixed = (self.min_confidence, self.min_similarity, self.own_weight) != (None, None, 1.0)
+        if self.weight == "auto" and fixed:
             raise InvalidInputError(
                 "policy 'auto' decides min_confidence, min_similarity and own_weight itself; leave "
                 "them out, or choose another weight"

@@ -388,10 +388,9 @@ async def _insert_texts(
     missing = [i for i, h in enumerate(hashes) if h not in known]
     if missing:
         await insert_vectors(connection, embedder, [hashes[i] for i in missing], vectors[missing])
-    if not missing and all(
-        known[entry.hash][0] is not None and entry.label in (None, known[entry.hash][1])
-        for entry in texts
-    ):
+    pairs = [(entry.label, *known[entry.hash]) for entry in texts if entry.hash in known]
+    held = all(number is not None and own in (None, label) for own, number, label in pairs)
+    if held and not missing:
         return await _size(connection, embedder.id)
     async with connection.transaction():
         # waits until the transaction that assigned the previous numbers has committed

@@ -124,11 +124,9 @@ async def create_texts(connection: Any, name: str, dim: int) -> None:
     """Insert an embedder and create its tables, unless it exists."""
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
-        number = await connection.fetchval(
-            "INSERT INTO embedders (name, dim) VALUES ($1, $2) ON CONFLICT DO NOTHING RETURNING id",
-            to_text(name),
-            dim,
-        )
+        insert = "INSERT INTO embedders (name, dim) VALUES ($1, $2)"
+        statement = f"{insert} ON CONFLICT DO NOTHING RETURNING id"
+        number = await connection.fetchval(statement, to_text(name), dim)
         if number is None:
             return
         await connection.execute(

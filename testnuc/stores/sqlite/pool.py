@@ -309,10 +309,9 @@ class IndexSync:
                     self.save()
             if now.removals > self.removals:
                 # removals are read later than `now`, so they may include later rows
-                rows = self.connection.execute(
-                    "SELECT id FROM pool WHERE id >= ? AND id < ? AND removed > ?",
-                    (now.first, now.first + len(nearest), self.removals),
-                )
+                statement = "SELECT id FROM pool WHERE id >= ? AND id < ? AND removed > ?"
+                ends = (now.first, now.first + len(nearest))
+                rows = self.connection.execute(statement, (*ends, self.removals))
                 nearest.remove(np.array([row - now.first for (row,) in rows], dtype=np.int64))
                 self.removals = now.removals
             self.nearest = nearest
@@ -384,10 +383,9 @@ class IndexSync:
         saved = self.nearest.graph.save(self.folder)
         self.connection.execute("BEGIN IMMEDIATE")
         try:
-            won = self.connection.execute(
-                "UPDATE embedders SET saved = ? WHERE id = ? AND saved IS ?",
-                (orjson.dumps(saved).decode(), now.embedder, now.saved),
-            ).rowcount
+            statement = "UPDATE embedders SET saved = ? WHERE id = ? AND saved IS ?"
+            values = (orjson.dumps(saved).decode(), now.embedder, now.saved)
+            won = self.connection.execute(statement, values).rowcount
         finally:
             self.connection.execute("COMMIT")
         if not won:

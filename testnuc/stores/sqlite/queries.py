@@ -123,10 +123,8 @@ def insert_vectors(
     connection: Connection, embedder: str, hashes: Sequence[bytes], vectors: Float16s
 ) -> PoolState:
     """Insert vectors, and the embedder if it is new; existing ones are not changed."""
-    connection.execute(
-        "INSERT INTO embedders (name, dim) VALUES (?, ?) ON CONFLICT DO NOTHING",
-        (embedder, vectors.shape[1]),
-    )
+    statement = "INSERT INTO embedders (name, dim) VALUES (?, ?) ON CONFLICT DO NOTHING"
+    connection.execute(statement, (embedder, vectors.shape[1]))
     now = state(connection, embedder)
     assert now is not None
     check_vectors(embedder, now.dim, vectors)

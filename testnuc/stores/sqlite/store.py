@@ -132,10 +132,8 @@ def _insert_predictions(
     stored = []
     for row in rows:
         if row.scope not in scopes:
-            connection.execute(
-                "INSERT INTO scopes (scope, facts) VALUES (?, '{}') ON CONFLICT DO NOTHING",
-                (row.scope,),
-            )
+            insert = "INSERT INTO scopes (scope, facts) VALUES (?, '{}') ON CONFLICT DO NOTHING"
+            connection.execute(insert, (row.scope,))
             found = connection.execute("SELECT id FROM scopes WHERE scope = ?", (row.scope,))
             (scopes[row.scope],) = found.fetchone()
         scope, new = scopes[row.scope], row.prediction
