@@ -14,10 +14,10 @@ from testnuc.errors import StoreError
 from testnuc.index.matching import SCORE_SLACK, Where, check_dim, empty_matches, ranks_of
 from testnuc.index.nearest import NearestVectors
 from testnuc.protocols import Index, Matches, PoolText
-from testnuc.stores.postgres.database import PostgresDatabase
-from testnuc.stores.postgres.schema import (
+from testnuc.stores.postgres.database import (
     MAX_GRAPH_DIM,
     EmbedderRow,
+    PostgresDatabase,
     from_text,
     from_vectors,
     index_texts,
