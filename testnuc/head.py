@@ -184,8 +184,8 @@ class Head:
             "sets": None if self.sets is None else asdict(self.sets),
             "certificate": proved,
         }
-        buffer, said = io.BytesIO(), np.frombuffer(orjson.dumps(header), np.uint8)
-        np.savez(buffer, weights=self.weights.astype("<f4"), header=said)
+        buffer, encoded = io.BytesIO(), np.frombuffer(orjson.dumps(header), np.uint8)
+        np.savez(buffer, weights=self.weights.astype("<f4"), header=encoded)
         write_whole(path, [buffer.getvalue()])
 
     @classmethod

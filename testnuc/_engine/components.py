@@ -227,8 +227,8 @@ class Components:
         shown: tuple[Any, ...] | None = None
         if shortlist is not None:
             shown = ("levels",) if shortlist == "levels" else (shortlist, self.embedding.name)
-        sent = provider, self.transport, self.labels, self.sampling
-        return Predictor(*sent, instructions=instructions, shortlist=shown, store=self.store)
+        common = provider, self.transport, self.labels, self.sampling
+        return Predictor(*common, instructions=instructions, shortlist=shown, store=self.store)
 
     async def ready(
         self, lane: str = "live", *, opened: Callable[[], Awaitable[None]] | None = None

@@ -60,8 +60,8 @@ class RefereeModel:
         )
         #: Shows all labels.
         self.predictor = self._predictor(parts.labels)
-        sent, workers = (_answered, parts.store, self.predictor.scope), parts.limits.concurrency
-        self._scheduler = Scheduler(*sent, meter=self.meter, workers=workers)
+        scope, most = self.predictor.scope, parts.limits.concurrency
+        self._scheduler = Scheduler(_answered, parts.store, scope, meter=self.meter, workers=most)
         self._described = False
 
     async def ask(
@@ -102,8 +102,9 @@ class RefereeModel:
         of_run, instructions = self._parts.sampling, self._parts.instructions
         # few calls, which must be right: the provider's own effort
         sampling = Sampling(of_run.temperature, of_run.top_p, reasoning_effort=None)
-        sent = self._provider, self._transport, labels, sampling
-        return Predictor(*sent, instructions=instructions)
+        return Predictor(
+            self._provider, self._transport, labels, sampling, instructions=instructions
+        )
 
 
 async def _answered(asks: tuple[Ask, ...]) -> list[Prediction | Exception]:

@@ -232,10 +232,11 @@ async def costs_of(
         if number % _CHUNK == 0:
             await asyncio.sleep(0)
     known, lanes = reserve is not None or not number, []
-    asked, said = (sent, received) if known else (None, None)
+    tokens_in, tokens_out = (sent, received) if known else (None, None)
     for price, pico in zip(prices, pico_usd, strict=True):
         priced = not number or (price is not None and (known or price.is_free))
-        lanes.append(LaneEstimate("live", number, asked, said, pico / PICO if priced else None))
+        usd = pico / PICO if priced else None
+        lanes.append(LaneEstimate("live", number, tokens_in, tokens_out, usd))
     return lanes
 
 

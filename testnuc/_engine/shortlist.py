@@ -122,7 +122,7 @@ def _problem(labels: LabelSet, method: Method) -> str:
 def described(labels: LabelSet) -> list[str]:
     """Return what is embedded of each label: its name, and its description if it has one."""
     readable = {name: name.replace("_", " ") for name in labels.names}
-    about = {name: f": {said}" for name, said in labels.descriptions.items() if said}
+    about = {name: f": {text}" for name, text in labels.descriptions.items() if text}
     return [f"{words}{about.get(name, '')}" for name, words in readable.items()]
 
 

@@ -311,8 +311,9 @@ class BatchLane:
         """Run a batch, or smaller ones in turn if the budget requires it."""
         tokens = load.input_tokens + load.output_tokens
         try:
-            size = load.pico_usd, tokens, len(load.packs)
-            reservation = await self._transport.account.reserve(*size, batch=True)
+            reservation = await self._transport.account.reserve(
+                load.pico_usd, tokens, len(load.packs), batch=True
+            )
         except BudgetExceededError as error:
             if len(load.packs) == 1:
                 return {ask.key: error for ask in load.packs[0]}

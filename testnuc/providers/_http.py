@@ -296,12 +296,12 @@ class HTTPProvider(ABC):
             if stream is None:
                 page = body.lstrip()[:1] == b"<"
                 why = "a web page, not JSON; check base_url" if page else f"no JSON ({problem})"
-                said = f"{self._where}: the response is {why}"
-                raise UnreadableReplyError(said, status_code=200) from problem
+                reason = f"{self._where}: the response is {why}"
+                raise UnreadableReplyError(reason, status_code=200) from problem
             answer, ended = stream
         if not isinstance(answer, dict):
-            said = f"{self._where}: the response is not a JSON object"
-            raise UnreadableReplyError(said, status_code=200)
+            reason = f"{self._where}: the response is not a JSON object"
+            raise UnreadableReplyError(reason, status_code=200)
         if answer.get("error"):
             raise self._error_within(answer, body if stream is None else write_json(answer))
         given = answer.get("id")

@@ -260,8 +260,8 @@ class SqlStore(Store):
         )
         # unique per call: distinguishes a retry after a lost connection from a second call
         call = secrets.token_bytes(16)
-        said = orjson.dumps(usage).decode()
-        return await self._change(statement, batch, outcome, said, b"", call) == 1
+        spent = orjson.dumps(usage).decode()
+        return await self._change(statement, batch, outcome, spent, b"", call) == 1
 
     async def batches(
         self, scope: bytes | None = None, *, ended: bool = False

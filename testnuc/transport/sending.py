@@ -184,9 +184,9 @@ class Transport:
             self.failing = error.fatal and not isinstance(error, BadRequestError)
             # the log has once that the provider is down
             if not isinstance(error, ProviderDownError):
-                said = "call failed permanently: %s, status %s, request id %s, sent %d times"
+                message = "call failed permanently: %s, status %s, request id %s, sent %d times"
                 kind = type(error).__name__
-                _log.info(said, kind, error.status_code, error.request_id, call.sends)
+                _log.info(message, kind, error.status_code, error.request_id, call.sends)
             raise
         finally:
             # a reservation is left only if no attempt can have been billed

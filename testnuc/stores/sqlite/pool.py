@@ -280,8 +280,8 @@ class IndexSync:
                     if again is not None and again.saved != now.saved:
                         # another process has saved meanwhile and deleted the old file
                         continue
-                    said = "the index in %s cannot be used (%s): rebuilding it from %d vectors"
-                    _log.warning(said, self.folder, exc, now.size)
+                    message = "the index in %s cannot be used (%s): rebuilding it from %d vectors"
+                    _log.warning(message, self.folder, exc, now.size)
                     self.damaged = now.saved
                     break
             self.catch_up()
