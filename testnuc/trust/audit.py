@@ -156,13 +156,11 @@ class AuditWeek(Brief):
             chances = [chance for one in sample for chance in (one.order, one.trust)]
             for one in sample:
                 labels += [one.label, one.own_label, one.alternative, one.answer]
-            if not (
-                all(map(hash_text, (week.week, *(one.text for one in sample))))
-                and all(label is None or hash_text(label) for label in labels)
-                and all(type(number) is int and 0 <= number < 2**53 for number in numbers)
-                and all(map(is_chance, chances))
-                and len(sample) <= week.size > 0
-            ):
+            names = [label for label in labels if label is not None]
+            for text in (week.week, *(one.text for one in sample), *names):
+                hash_text(text)
+            whole = all(type(number) is int and 0 <= number < 2**53 for number in numbers)
+            if not (whole and all(map(is_chance, chances)) and len(sample) <= week.size > 0):
                 raise ValueError(numbers)  # noqa: TRY301
         except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as exc:
             raise StoreError(
@@ -181,10 +179,8 @@ def review_of(weeks: Sequence[AuditWeek]) -> Review:
     items: dict[str, ReviewItem] = {}
     for text in (text for week in weeks for text in week.sample if not text.look):
         by: dict[str | None, tuple[str, ...]] = {text.label: ("the label given",)}
-        for label, name in (
-            (text.own_label, "the LLM alone"),
-            (text.alternative, "the next label"),
-        ):
+        others = (text.own_label, "the LLM alone"), (text.alternative, "the next label")
+        for label, name in others:
             if label is not None:
                 by[label] = (*by.get(label, ()), name)
         facts = len(items), text.text, hash_text(text.text), text.own_label

@@ -417,11 +417,10 @@ def _check_shapes(arrays: Mapping[str, Array], sizes: dict[str, int]) -> None:
         if not kind:
             continue
         wanted = [int(c) if c.isdigit() else sizes.get(c) for c in letters]
-        if (
-            array.dtype.kind not in kind
-            or array.ndim != len(letters)
-            or any(size not in {None, have} for size, have in zip(wanted, array.shape, strict=True))
-        ):
+        sizes_fit = len(wanted) == array.ndim and all(
+            size in {None, have} for size, have in zip(wanted, array.shape, strict=True)
+        )
+        if array.dtype.kind not in kind or not sizes_fit:
             raise ValueError(f"{name} has the shape {array.shape} of {array.dtype}")
         sizes.update(zip(letters, array.shape, strict=True))
     for name, letter in _PLACES.items():
