@@ -41,10 +41,7 @@ class FairQueue:
 
     def put(self, run: ScheduledRun, request: InFlightRequest) -> None:
         """Queue a request on behalf of a run."""
-        queue = self._queues.get(run)
-        if queue is None:
-            self._queues[run] = queue = deque()
-        queue.append(request)
+        self._queues.setdefault(run, deque()).append(request)
         self._size += 1
 
     def hold_back(self, run: ScheduledRun) -> None:
@@ -94,9 +91,7 @@ class FairQueue:
 
     def remove(self, run: ScheduledRun) -> deque[InFlightRequest]:
         """Remove a run and return its requests."""
-        queue = self._queues.pop(run, None)
-        if queue is None:
-            return deque()
+        queue = self._queues.pop(run, deque[InFlightRequest]())
         self._size -= len(queue)
         return queue
 

@@ -168,13 +168,11 @@ class Scheduler:
         if not self.answered:
             # they fail as well, and are not billed
             return
-        left = run.failed_at + self.drain - asyncio.get_running_loop().time()
-        while run.open and not run.outcomes and left > 0 and not self._ended:
-            run.changed.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(run.failed_at + self.drain):
+                while run.open and not run.outcomes and not self._ended:
+                    run.changed.clear()
                     await run.changed.wait()
-            left = run.failed_at + self.drain - asyncio.get_running_loop().time()
 
     async def _feed(self, run: ScheduledRun, asks: Asks) -> None:
         """Claim the asks of a run in chunks, with backpressure from its queue and its consumer."""
