@@ -108,14 +108,11 @@ def _as_in(rows: Mapping[str, Classification], review: Review, source: str) -> R
             f"{one_line(others[0], 40)!r}: they are drawn from all that were labeled with these "
             "settings; to remove those of a file that was a mistake: testnuc store erase"
         )
-    return review.with_items(
-        [
-            item
-            if (row := rows.get(item.text)) is None
-            else replace(item, label=row.label, trust=row.trust)
-            for item in review
-        ]
-    )
+    items = list(review)
+    for at, item in enumerate(items):
+        if (row := rows.get(item.text)) is not None:
+            items[at] = replace(item, label=row.label, trust=row.trust)
+    return review.with_items(items)
 
 
 def _share_out(parts: Sequence[Review], output: str, run: Sequence[str], *, pages: bool) -> None:

@@ -161,14 +161,8 @@ def read_table(
 
 def read_input(given: SimpleNamespace, *, guess: bool = True) -> Table:
     """Read the FILE of a command, with its options about it."""
-    return read_table(
-        given.file,
-        given.text_column,
-        encoding=given.encoding,
-        delimiter=given.delimiter,
-        limit=given.limit,
-        guess=guess,
-    )
+    how = {name: getattr(given, name) for name in ("encoding", "delimiter", "limit")}
+    return read_table(given.file, given.text_column, guess=guess, **how)
 
 
 def column_of_results(
