@@ -127,6 +127,30 @@ async def test_no_byte_of_it_is_left_in_the_files_while_others_use_them(tmp_path
         assert len(other) == len(TEXTS)
 
 
+async def test_it_waits_until_others_have_written_the_log(tmp_path, monkeypatch):
+    """As beside the traffic of a service: the caller got an error, and a 0 the next time."""
+    path, busy = tmp_path / "labels.db", [(1, 3, 0), (1, 3, 3)]
+    await filled(path)
+    async with is_open(SqliteStore(path)) as store:
+        rows = store._rows
+
+        async def meanwhile(statement, *values):
+            if "wal_checkpoint" in statement and busy:
+                return [busy.pop()]
+            return await rows(statement, *values)
+
+        monkeypatch.setattr(store, "_rows", meanwhile)
+        assert await erase_texts(store, [hash_text(GONE)]) == {hash_text(GONE)}
+        assert not busy
+        for file in tmp_path.glob("labels.db*"):
+            assert b"St James" not in file.read_bytes()
+        # it is never free
+        monkeypatch.setattr("testnuc.stores.sqlite.store._TRIES", 2)
+        busy += [(1, 3, 0)] * 2
+        with pytest.raises(StoreError, match="is in use: what was erased is not in its tables"):
+            await erase_texts(store, [hash_text(GONE)])
+
+
 async def test_an_index_is_built_again_without_it(tmp_path):
     path, texts, vectors = tmp_path / "labels.db", entries(400), unit(400)
     folder = tmp_path / "labels.db.index" / "of"

@@ -1,5 +1,6 @@
 """`SqliteStore`: predictions, embeddings, pools and batches of one host."""
 
+import asyncio
 import os
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -17,6 +18,9 @@ from testnuc.stores.sqlite import queries as sql
 from testnuc.stores.sqlite.database import SqliteDatabase
 from testnuc.stores.sqlite.pool import SqlitePool
 from testnuc.types import Prediction
+
+#: Most tries to write what was erased out of the log, which others may be writing as well.
+_TRIES = 100
 
 
 class SqliteStore(SqlStore):
@@ -92,10 +96,15 @@ class SqliteStore(SqlStore):
         rmtree(f"{self.path}.index", ignore_errors=True)
         # what is deleted stays in free pages, and in the log, until these are written anew
         await self._rows("VACUUM")
-        ((busy, *_),) = await self._rows("PRAGMA wal_checkpoint(TRUNCATE)")
-        if busy:
-            raise StoreError(f"{self.path} is in use, and its log holds what was erased; run again")
-        return found
+        for _ in range(_TRIES):
+            ((busy, *_),) = await self._rows("PRAGMA wal_checkpoint(TRUNCATE)")
+            if not busy:
+                return found
+            await asyncio.sleep(0.1)
+        raise StoreError(
+            f"{self.path} is in use: what was erased is not in its tables any more, but in its "
+            "log; erase again"
+        )
 
     async def vectors(
         self, embedder: str, after: bytes = b"", count: int = 1_000
