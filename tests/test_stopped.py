@@ -11,6 +11,7 @@ from aiohttp import web
 import testnuc
 from bench._batch_api import BatchLLM
 from testnuc import Budget, Limits, SelfConsistency, TestNUC
+from testnuc.client import parts_of
 from testnuc.errors import (
     AuthenticationError,
     QuotaExceededError,
@@ -21,6 +22,7 @@ from testnuc.protocols import Answer, Reply
 from testnuc.sklearn import TestNUCClassifier
 from testnuc.stores.memory import MemoryStore
 from testnuc.testing import HashEmbedder, LoopbackLLM
+from testnuc.transport.calls import PATIENCE, Patience
 from tests.conftest import LABELS, confident, gold, messages
 from tests.embedders import test_embedders as embeddings
 
@@ -105,6 +107,25 @@ async def test_what_was_answered_before_the_end_is_handed_over(why, policy):
     rerun = Provider(10_000, None)
     async with client(rerun, store if why != "store" else None, policy=policy) as nuc:
         assert (await nuc.classify_many(texts)).stopped is None
+
+
+@pytest.mark.parametrize("within", [None, 5.0])
+async def test_calls_in_flight_label_where_texts_cannot_join_the_pool(within, monkeypatch):
+    """As on a full disk: their answers were lost, and a service said 503."""
+
+    async def add(*_):
+        while llm.calls < 6:  # noqa: ASYNC110 - the server has no event
+            await asyncio.sleep(0.001)
+        raise StoreError("disk full")
+
+    async with LoopbackLLM(confident, latency=0.05) as llm:
+        more = {"base_url": llm.base_url, "api_key": "k", "policy": "majority"}
+        async with client("openai/test", Failing(0), **more) as nuc:
+            monkeypatch.setattr(parts_of(nuc).pool, "add", add)
+            PATIENCE.set(Patience(within))
+            results = await nuc.classify_many(messages(8))
+            assert len([r for r in results if r.label is not None]) == llm.calls >= 6
+            assert isinstance(results.stopped, StoreError)
 
 
 @pytest.mark.parametrize("way", ["classify_many", "stream", "classify"])

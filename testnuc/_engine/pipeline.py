@@ -26,7 +26,7 @@ from testnuc._engine.retrieval import SEARCH, PoolPredictions, Retriever, in_thr
 from testnuc._engine.run import Run
 from testnuc._engine.shortlist import Shortlist
 from testnuc.embedders.cache import EmbeddingCache
-from testnuc.errors import EmbeddingError, ProviderError, with_count, with_note
+from testnuc.errors import EmbeddingError, ProviderError, StoreError, with_count, with_note
 from testnuc.head import Head
 from testnuc.index.matching import empty_matches
 from testnuc.labels import LabelSet
@@ -152,6 +152,9 @@ class Pipeline:
         except FATAL_ERRORS as error:
             if not partial:
                 raise
+            if asking is not None and isinstance(error, StoreError):
+                # its calls are billed, and what they answer may not be stored
+                await asking
             # the pool may be what failed
             run, failure = first or self.retriever.alone(texts, settings), error
         finally:
