@@ -190,8 +190,9 @@ def audit(given: SimpleNamespace) -> None:
         if len(open_):
             open_.save(path)
             to_stderr(f"{len(open_):,} texts to judge, written to {path}")
-            chosen = {} if given.label_set is None else {"labels": given.label_set}
-            again = command("audit", given.place, chosen)
+            named = {"labels": given.label_set, "review": path, "since": given.since}
+            given_options = {name: value for name, value in named.items() if value is not None}
+            again = command("audit", given.place, given_options)
             if judge(open_, path, given, again) and open_.judged:
                 weeks = run_to_end(_answered(store, weeks, _answers(path, weeks)))
     if running is not None:

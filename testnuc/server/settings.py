@@ -28,6 +28,9 @@ class Caller(NamedTuple):
     name: str
     per_minute: int | None = None
 
+    def __str__(self) -> str:
+        return self.name if self.per_minute is None else f"{self.name} ({self.per_minute}/minute)"
+
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
@@ -107,8 +110,8 @@ class ServerSettings:
         try:
             found = _tokens_in(self.token())
             if found != self._valid.get("tokens", found):
-                names = ", ".join(one.name for one in found.values())
-                _log.info("the tokens are now those of %s", names)
+                callers = ", ".join(map(str, dict.fromkeys(found.values())))
+                _log.info("the tokens are now those of %s", callers)
             self._valid.update(tokens=found, problem=None)
         except Exception as exc:
             if not self._valid:
@@ -132,11 +135,12 @@ class ServerSettings:
 @lru_cache(maxsize=4)
 def _tokens_in(text: str) -> Mapping[str, Caller]:
     """Return the tokens in a text, a line each: ``TOKEN``, ``NAME TOKEN`` or ``NAME TOKEN
-    600/minute``; two may have a name.
+    600/minute``; two may have a name, and then the lowest rate of its lines.
 
     Messages never contain a token.
     """  # noqa: D205 - the forms belong to the summary
-    tokens: dict[str, Caller] = {}
+    names_by_token: dict[str, str] = {}
+    rates: dict[str, int] = {}
     for number, line in enumerate(map(str.strip, text.splitlines()), 1):
         if not line:
             continue
@@ -153,8 +157,10 @@ def _tokens_in(text: str) -> Mapping[str, Caller]:
                 f"the token in line {number} contains characters that a header cannot carry; use "
                 "letters and digits, and write lines as NAME TOKEN or NAME TOKEN 600/minute"
             )
-        name = names[0] if names else f"token {len(tokens) + 1}"
-        tokens[token] = Caller(name, int(rate[1]) if rate else None)
-    if not tokens:
+        name = names[0] if names else f"token {len(names_by_token) + 1}"
+        names_by_token[token] = name
+        if rate:
+            rates[name] = min(int(rate[1]), rates.get(name, int(rate[1])))
+    if not names_by_token:
         raise ConfigurationError("there is no token; create one with: openssl rand -hex 32")
-    return tokens
+    return {token: Caller(name, rates.get(name)) for token, name in names_by_token.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import sqlite3
 import time
 from pathlib import Path
@@ -53,6 +54,16 @@ def test_after_a_rollback_the_labels_that_are_used_again_are_audited(back):
     code, _, err = run_here("audit", store, "--no-open")
     said = f"the latest has {len(back)} labels ({', '.join(back)}), labels_hash "
     assert (code, said in err) == (0, True)
+
+
+def test_the_next_command_names_the_file_of_judgments():
+    store = fill("labels.db", 2)
+    options = ["--review", "other.json", "--since", week_of(time.time() - 5 * WEEK)]
+    _, _, err = run_here("audit", store, "--no-open", *options)
+    judge("other.json", lambda _: LABELS[0])
+    then = shlex.split(err.partition("and run: testnuc ")[2].splitlines()[0])
+    assert {*options} <= {*then}
+    assert "20 of 20" in run_here(*then, "--no-open")[1]
 
 
 def test_weeks_that_are_over_are_judged_and_shown():

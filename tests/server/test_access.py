@@ -351,15 +351,16 @@ def test_other_tokens_are_logged_by_their_names(caplog):
     caplog.set_level(logging.INFO, "testnuc.server")
     lines = [f"desk {'a' * 20}"]
     settings = ServerSettings(token=lambda: "\n".join(lines))
-    lines.append(f"shop {'b' * 20}")
+    lines += [f"shop {'b' * 20}", f"desk {'c' * 20} 30/minute"]
     for _ in range(2):
-        assert len(settings.tokens()) == 2
-    assert caplog.messages == ["the tokens are now those of desk, shop"]
+        assert len(settings.tokens()) == 3
+    assert caplog.messages == ["the tokens are now those of desk (30/minute), shop"]
 
 
 async def test_a_caller_has_so_many_texts_a_minute(client_of):
     one, two, other = ({"Authorization": f"Bearer {c * 20}"} for c in "abc")
-    lines = f"desk {'a' * 20} 3/minute\ndesk {'b' * 20} 3/minute\nshop {'c' * 20}"
+    # all tokens of a caller have the lowest limit of its lines, also one without a limit
+    lines = f"desk {'b' * 20}\ndesk {'a' * 20} 3/minute\ndesk {'d' * 20} 9/minute\nshop {'c' * 20}"
     texts = messages(5)
     async with running(client_of, {"token": lines}, k=3) as (_, _, session):
 
