@@ -210,8 +210,10 @@ class Service:
         yield Value("pending_texts", "Texts being labeled or waiting.", queue.pending, {})
         yield Value("pending_texts_limit", "Limit of pending texts.", queue.limit, {})
         yield Value("ready", "1 while requests are accepted and can be answered.", ready, {})
-        failed, meaning = self.failed_reloads + self.settings.failed_tokens, "Reloads that failed."
-        yield Value("failed_reloads", meaning, failed, {}, counted=True)
+        failed = {"labels": self.failed_reloads, "tokens": self.settings.failed_tokens}
+        for what, times in failed.items():
+            where = {"what": what}
+            yield Value("failed_reloads", "Reloads that failed.", times, where, counted=True)
         yield Value("reloads", "Reloads that succeeded.", self.reloads, {}, counted=True)
         for name, texts in self._callers.texts.items():
             yield Value("caller_texts", "Texts by caller.", texts, {"caller": name}, counted=True)

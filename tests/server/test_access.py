@@ -259,7 +259,7 @@ async def test_tokens_that_cannot_be_read_stay_those_before_and_are_logged_once(
         assert await status(new) == 200
         # an alert shows it: a token that was to be removed may still be valid
         _, page = await get(session, "/metrics", Authorization=f"Bearer {new}")
-        assert "testnuc_failed_reloads_total 4.0" in page
+        assert 'testnuc_failed_reloads_total{what="tokens"} 4.0' in page
     assert [r.levelname for r in caplog.records].count("ERROR") == 4
     with pytest.raises(ConfigurationError, match="is gone"):
         ServerSettings(token=tokens)

@@ -55,10 +55,12 @@ def test_the_documentation_has_all_alerts_and_no_others():
     [group] = pytest.importorskip("yaml").safe_load(RULES.read_text(encoding="utf-8"))["groups"]
     rules = {rule["alert"]: rule for rule in group["rules"]}
     rows = re.findall(
-        r"^\| `(Testnuc\w+)` \| (.*?) \|", DOCS.read_text(encoding="utf-8"), re.MULTILINE
+        r"^\| `(Testnuc\w+)` \| (.*?) \|(.*?)\|", DOCS.read_text(encoding="utf-8"), re.MULTILINE
     )
-    assert [name for name, _ in rows] == [*rules]
-    for name, when in rows:
+    assert [name for name, *_ in rows] == [*rules]
+    for name, when, pages in rows:
+        severity = "page" if pages.strip() == "yes" else "ticket"
+        assert rules[name]["labels"] == {"severity": severity}, name
         minutes = re.search(r"for (\d) min", when)
         wait = rules[name].get("for", "")
         assert rules[name].keys() <= {"alert", "expr", "for", "labels", "annotations"}
@@ -105,13 +107,15 @@ def test_an_alert_begins_while_its_cause_goes_on_or_not_at_all(tmp_path, lasts):
         "testnuc_failed_texts_total{instance='a',type='provider'}": failures,
         "testnuc_llm_calls_total{instance='a'}": "0+1x200",
         "testnuc_retries_total{instance='a'}": failures,
+        requests % 401: failures,
         requests % 503: failures,
         requests % 200: "0+1x200",
     }
     labels = {
-        "TestnucFailedTexts": {"instance": "a", "type": "provider"},
-        "TestnucRequests": {},
-        "TestnucRetries": {"instance": "a"},
+        "TestnucFailedTexts": {"instance": "a", "type": "provider", "severity": "ticket"},
+        "TestnucRequests": {"severity": "page"},
+        "TestnucRefused": {"instance": "a", "status": "401", "severity": "ticket"},
+        "TestnucRetries": {"instance": "a", "severity": "ticket"},
     }
     fires = {at: 360 <= at < lasts for at in range(0, lasts + 900, 30)}
     test = {
@@ -129,10 +133,49 @@ def test_an_alert_begins_while_its_cause_goes_on_or_not_at_all(tmp_path, lasts):
             if not 300 <= at < 360 and not (any(fires.values()) and lasts <= at < lasts + 150)
         ],
     }
+    check_rules(tmp_path, test)
+
+
+def check_rules(folder, test):
     rules = re.sub(r" +annotations:\n +summary: .*\n", "", RULES.read_text(encoding="utf-8"))
-    (tmp_path / "rules.yml").write_text(rules, encoding="utf-8")
+    (folder / "rules.yml").write_text(rules, encoding="utf-8")
     given = {"rule_files": ["rules.yml"], "evaluation_interval": "15s", "tests": [test]}
-    (tmp_path / "test.json").write_text(json.dumps(given), encoding="utf-8")
-    command = ["promtool", "test", "rules", tmp_path / "test.json"]
+    (folder / "test.json").write_text(json.dumps(given), encoding="utf-8")
+    command = ["promtool", "test", "rules", folder / "test.json"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, (ran.stdout + ran.stderr)[:3_000]
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="platform: promtool is missing")
+def test_two_minutes_without_answers_page(tmp_path):
+    # a hang from 60 to 180: the circuit breaker opens after a minute, the last calls end later
+    series = {
+        "testnuc_oldest_call_seconds{instance='a'}": "0x3 0+15x4 60x6 0x40",
+        "testnuc_failing{instance='a'}": "0x8 1x4 0x40",
+    }
+    page = [{"exp_labels": {"instance": "a", "severity": "page"}}]
+    times = {90: [], 165: page, 180: page, 300: []}
+    check_rules(tmp_path, alerts("TestnucProvider", series, times))
+    # one slow call does not
+    slow = {"testnuc_oldest_call_seconds{instance='a'}": "0x3 0+15x3 0x40"}
+    check_rules(tmp_path, alerts("TestnucProvider", slow, {at: [] for at in range(0, 300, 15)}))
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="platform: promtool is missing")
+@pytest.mark.parametrize(("job", "known", "pages"), [("testnuc", 0, 1), ("b", 1, 1), ("b", 0, 0)])
+def test_an_instance_that_is_gone_pages_whatever_its_job_is_named(job, known, pages, tmp_path):
+    own = f"{{job='{job}',instance='a'}}"
+    series = {f"up{own}": "1x4 0x100", f"testnuc_ready{own if known else '{}'}": "1x4 stale"}
+    page = {"exp_labels": {"job": job, "instance": "a", "severity": "page"}}
+    times = {60: [], 300: [], 480: [page] * pages, 1_200: [page] * pages}
+    check_rules(tmp_path, alerts("TestnucGone", series, times))
+
+
+def alerts(name, series, times):
+    """Return a test of a rule: the alerts that are expected after so many seconds."""
+    given = [{"series": one, "values": values} for one, values in series.items()]
+    expected = [
+        {"alertname": name, "eval_time": f"{at}s", "exp_alerts": found}
+        for at, found in times.items()
+    ]
+    return {"interval": "15s", "input_series": given, "alert_rule_test": expected}

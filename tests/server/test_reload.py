@@ -168,7 +168,8 @@ async def test_a_reload_that_fails_changes_nothing(caplog):
         assert service.clients == before
         assert (await post(session, {"texts": messages(3)}))[0] == 200
         assert (await info(session))["before"] is None
-        assert "testnuc_failed_reloads_total 1.0" in (await get(session, "/metrics"))[1]
+        page = (await get(session, "/metrics"))[1]
+        assert 'testnuc_failed_reloads_total{what="labels"} 1.0' in page
 
 
 async def test_a_label_that_is_renamed_is_told_from_before(caplog):
