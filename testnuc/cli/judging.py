@@ -1,12 +1,12 @@
 """``testnuc review``, ``learn``, ``certify``, ``distill``, ``unlearn`` and ``diagnose``."""
 
 import shlex
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import dropwhile, takewhile
-from operator import attrgetter
+from itertools import takewhile
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -157,14 +157,15 @@ def _judge(
         to_stderr(f"next: {joined if part else then}")
 
 
-def _learning(review: Review, path: str) -> list[str]:
-    """Return the command that learns from a review; of a part, with the files of all."""
+def _learning(review: Review, *files: str) -> list[str]:
+    """Return the command that learns from files of a review; of a part, with the files of all."""
     source, *more = review.context.run or ("RESULTS",)
     if all(item.position is None for item in review):
         # parts that are joined are in this file
-        more = [*dropwhile(lambda word: not word.startswith("-"), more)]
+        more = more[len(_parts(review)) :]
     # a part is among the files of all
-    return ["learn", source, *([] if path in more else [path]), *more, "-o", better_name(source)]
+    named = [file for file in files if file not in more]
+    return ["learn", source, *named, *more, "-o", better_name(source)]
 
 
 def better_name(source: str) -> str:
@@ -613,24 +614,53 @@ def _read_reviews(files: Sequence[str], *, settles: bool = False) -> Review:
 
 
 def _newest_review(source: str, store: str | None) -> list[str]:
-    """Return the newest review of results in this folder that has answers; of parts, all.
+    """Return the files of the review of results in this folder that was judged last.
 
-    []: there is none, but a store that may hold judgments. One that joins the newest goes first.
+    []: there is none, but a store that may hold judgments.
     """
-    if found := _reviews_of(source):
-        # a copied folder has lost the order in time
-        last, given = next((name, _answers(review)) for name, review in found.items())
-        whole = [one for one in found.items() if given <= _answers(one[1])]
-        file, review = max(whole, key=lambda one: (one[1].context.judges, len(one[1].judged)))
-        parts, run = [file], review.context.run
-        if any(item.position is not None for item in review):
-            parts = [*takewhile(lambda word: not word.startswith("-"), run[1:])]
-        why = "judged last" if file == last else f"which has the answers of {last}, too"
-        to_stderr(f"learning from {', '.join(parts)}, {why}")
-        return parts
+    for last, files in _by_draw(_reviews_of(source)):
+        why = "judged last" if last in files else f"which has the answers of {last}, too"
+        if len(files) > 1:
+            why += "; of several judges, all files: to take one alone, name it"
+        to_stderr(f"learning from {', '.join(files)}, {why}")
+        return files
     if AnswerStore.of_results(store, source).new:
         raise _no_review(source)
     return []
+
+
+def _by_draw(found: Mapping[str, Review]) -> Iterator[tuple[str, list[str]]]:
+    """Yield, of each draw, the file judged last, and those to learn from together.
+
+    These are the parts, or the copies of several judges; one that joins the newest goes first.
+    """
+    draws = dict[Any, dict[str, Review]]()
+    for file, review in found.items():
+        # those that join parts name them, too
+        draw = [(item.hash, item.probability, item.floor) for item in review]
+        draws.setdefault(tuple(_parts(review) or draw), {})[file] = review
+    for of_draw in draws.values():
+        answers = {file: _answers(review) for file, review in of_draw.items()}
+        # a copied folder has lost the order in time
+        last = next(iter(of_draw))
+        whole = [file for file, given in answers.items() if answers[last] <= given]
+        of = [(of_draw[file].context.judges, len(of_draw[file].judged), file) for file in whole]
+        judges, _, best = max(of, key=itemgetter(0, 1))
+        if any(item.position is not None for item in of_draw[best]):
+            yield last, _parts(of_draw[best]) or [best]
+        elif judges > 1:
+            yield last, [best]
+        else:
+            alone = [file for file, review in of_draw.items() if review.context.judges == 1]
+            more = [file for file in alone if not answers[file] <= answers[best]]
+            # an earlier state of a file is no judge
+            more = [a for a in more if not any(answers[a] < answers[b] for b in more)]
+            yield last, sorted([best, *more])
+
+
+def _parts(review: Review) -> list[str]:
+    """Return the files of all parts of a review that is shared out; [] of another."""
+    return [*takewhile(lambda word: not word.startswith("-"), review.context.run[1:])]
 
 
 def _reviews_of(source: str) -> dict[str, Review]:
@@ -651,10 +681,12 @@ def _reviews_of(source: str) -> dict[str, Review]:
 def say_unlearned(learned: Learned | None, source: str) -> bool:
     """Say which reviews of results have answers that were not learned from; whether some do."""
     known, said = {one.hash for one in (learned.judged if learned else ())}, False
-    for path, review in _reviews_of(source).items():
-        if n := len({item.hash for item in review.judged} - known):
-            then = shlex.join(["testnuc", *_learning(review, path)])
-            to_stderr(f"note: {n:,} answers in {path} are not learned from yet: {then}")
+    found = _reviews_of(source)
+    for last, files in _by_draw(found):
+        judged = {item.hash for file in files if file in found for item in found[file].judged}
+        if n := len(judged - known):
+            then = shlex.join(["testnuc", *_learning(found.get(files[0], found[last]), *files)])
+            to_stderr(f"note: {n:,} answers in {', '.join(files)} are not learned from yet: {then}")
             said = True
     return said
 

@@ -782,7 +782,40 @@ def test_what_joins_reviews_goes_before_its_parts_where_dates_of_files_are_lost(
     assert f"note: {differ} settled answers are replaced" in err
     ben.answer(7, next(label for label in LABELS if label != true_label(texts[7])))
     ben.save("ben.json")
-    assert "learning from ben.json, judged last" in ran("learn", "out.csv")[1]
+    assert "learning from ann.json, ben.json, judged last" in ran("learn", "out.csv")[1]
+
+
+def test_the_files_of_several_judges_are_named_in_one_command(tickets):
+    """One command each let the judge who was learned from last overwrite the other."""
+    with LoopbackLLM(wrong_at_random) as llm:
+        ran("classify", tickets, *options(llm), "-o", "out.csv")
+    ran("review", "out.csv", "-n", "8", "--blind", "-o", "ann.json", "--no-open")
+    texts = [item.text for item in judged("ann.json")]
+    shutil.copy("ann.json", "ben.json")
+    ben = judge("ben.json", lambda text: "login" if text in texts[:3] else true_label(text))
+    # an earlier state of a file is not a judge
+    ben.withdraw(7)
+    ben.save("ben-before.json")
+    both = ["learn", "out.csv", "ann.json", "ben.json", "-o", "better.csv"]
+    code, _, err = run_here("count", "out.csv")
+    assert (code, err.count("not learned from yet")) == (2, 1)
+    assert (
+        f"8 answers in ann.json, ben.json are not learned from yet: testnuc {shlex.join(both)}"
+        in err
+    )
+    _, err = ran("learn", "out.csv")
+    assert (
+        "learning from ann.json, ben.json, which has the answers of ben-before.json, too; of" in err
+    )
+    assert "of 8 that several people judged they differ" in err
+    # parts that are shared out, too
+    draw = ["review", "out.csv", "-n", "8", "--judges", "2", "--blind", "-o", "part.json"]
+    ran(*draw, "--no-open")
+    for part in (1, 2):
+        judged(f"part-{part}.json")
+    _, err = ran("certify", "out.csv")
+    assert err.count("not learned from yet") == 1
+    assert "testnuc learn out.csv part-1.json part-2.json -o" in err
 
 
 @pytest.mark.slow
