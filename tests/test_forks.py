@@ -13,6 +13,7 @@ import pytest
 
 import testnuc
 from testnuc import SyncTestNUC, TestNUC
+from testnuc._base.checks import needing
 from testnuc._base.loop_thread import Background
 from testnuc.stores.sqlite.store import SqliteStore
 from testnuc.testing import LoopbackLLM
@@ -191,6 +192,32 @@ def test_a_fit_that_runs_at_the_fork_blocks_no_child():
 
     with head._FITTING:
         assert in_child(lambda: head._FITTING.acquire(timeout=1)) is True
+
+
+SLOW = """
+import threading, time
+threading.slow_import.set()
+time.sleep(1)
+"""
+
+
+def test_a_fork_waits_for_imports_in_a_thread(tmp_path, monkeypatch):
+    """The child waited for ever for what the thread imports, such as the kernels."""
+    (tmp_path / "slow_to_import.py").write_text(SLOW)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(threading, "slow_import", threading.Event(), raising=False)
+
+    def load():
+        with needing("it"):
+            import slow_to_import
+
+            return slow_to_import.__name__
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    threading.slow_import.wait()
+    assert in_child(load) == "slow_to_import"
+    thread.join()
 
 
 def test_a_key_function_that_runs_at_the_fork_is_called_again_in_the_child():

@@ -1,6 +1,7 @@
 """Checks of arguments, and the hash that identifies a text."""
 
 import math
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from hashlib import blake2b
 from ipaddress import ip_address
 from itertools import chain
 from numbers import Integral, Real
+from threading import RLock
 from typing import Any
 
 from testnuc.errors import InvalidInputError, MissingDependencyError
@@ -16,11 +18,20 @@ from testnuc.errors import InvalidInputError, MissingDependencyError
 _SLICE = 1_024
 
 
+#: Held while a thread imports packages, which take seconds: a child that is forked in the midst
+#: would wait for them for ever, so a fork waits.
+IMPORTING = RLock()
+if hasattr(os, "register_at_fork"):
+    _end = IMPORTING.release
+    os.register_at_fork(before=IMPORTING.acquire, after_in_parent=_end, after_in_child=_end)
+
+
 @contextmanager
 def needing(message: str) -> Iterator[None]:
     """Raise `MissingDependencyError` with this message if a package cannot be imported."""
     try:
-        yield
+        with IMPORTING:
+            yield
     except ImportError as exc:
         raise MissingDependencyError(message) from exc
 

@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 import numpy as np
 
 from testnuc._base.arrays import Bools, Float64s, Int64s
+from testnuc._base.checks import IMPORTING
 from testnuc._engine.batch import Answers, TextBatch
 from testnuc.labels import LabelSet
 from testnuc.protocols import PoolText
@@ -252,7 +253,8 @@ def load_kernels(labels: LabelSet, settings: VoteSettings) -> None:
     for place in range(2):
         answers.put(place, Prediction(labels.names[0], 1.0))
     votes, rows = Votes(batch, answers, settings), np.arange(2)
-    votes.label(rows)
-    if settings.threshold is None:
-        votes.result(rows, votes=True)
-        votes.exit_early(rows, min(1, settings.k))
+    with IMPORTING:
+        votes.label(rows)
+        if settings.threshold is None:
+            votes.result(rows, votes=True)
+            votes.exit_early(rows, min(1, settings.k))
