@@ -73,7 +73,9 @@ class Patience:
             for error in self.failures:
                 if error.retryable and not isinstance(error, ReplyError):
                     raise copy(error) from None
-            late = "no result within the time of the request"
+            late = (
+                "no result within the time of the request; send it again: late answers are stored"
+            )
             raise CallTimeoutError(late, retry_after=5) from None
         finally:
             self._waits.discard(wait)

@@ -127,7 +127,8 @@ class Outage:
             self._probed_at = now
         if not self.is_down or was_down:
             return False
-        _log.error("the provider is down; a call every %g s tries it: %s", _UNTIL_PROBE, error)
+        said = "the provider is down; a call every %g s tries it, and no restart is needed: %s"
+        _log.error(said, _UNTIL_PROBE, error)
         return True
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sqlite3
 import subprocess
@@ -143,7 +144,8 @@ async def test_a_damaged_page_is_found_where_it_is_read(filled):
     await store.close()
 
 
-async def test_a_full_disk_costs_what_does_not_fit_and_nothing_else(tmp_path):
+async def test_a_full_disk_costs_what_does_not_fit_and_nothing_else(tmp_path, monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "testnuc")
     path = tmp_path / "store.db"
     store = SqliteStore(path)
     await store.put_predictions([stored(i) for i in range(100)])
@@ -161,9 +163,13 @@ async def test_a_full_disk_costs_what_does_not_fit_and_nothing_else(tmp_path):
     assert outcomes[1] == [stored(1).prediction]
     found = await store.get_predictions([stored(i).key for i in range(5_000)])
     assert [p is not None for p in found] == [True] * 100 + [False] * 4_900
+    assert not caplog.messages
     # room was made
     await store.database.write(lambda c: c.execute("PRAGMA max_page_count = 100000").fetchone())
+    monkeypatch.setattr(database, "_SILENT", 0.0)
     await store.put_predictions([stored(i) for i in range(100, 5_000)])
+    await store.put_predictions([stored(1)])
+    assert caplog.messages == [f"the store {path} takes writes again"]
     await store.close()
     with sqlite3.connect(path) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)

@@ -68,6 +68,8 @@ class SqliteDatabase:
         self.closed = False
         #: Since when the oldest write waits; None: none does.
         self._oldest: float | None = None
+        #: When a write failed, of which the log has not said that it is over.
+        self._failed_at: float | None = None
 
     @property
     def oldest_write(self) -> float:
@@ -201,7 +203,8 @@ class SqliteDatabase:
                 jobs = [first, *_drain(queue, _MAX_GROUP - 1)]
                 last = None in jobs
                 self._oldest = None if first is None else first[2]
-                self._commit(connection, [job for job in jobs if job is not None])
+                if writes := [job for job in jobs if job is not None]:
+                    self._commit(connection, writes)
                 self._oldest = None
         finally:
             connection.close()
@@ -224,8 +227,6 @@ class SqliteDatabase:
         return connection
 
     def _commit(self, connection: Connection, jobs: Sequence[_Job]) -> None:
-        if not jobs:
-            return
         results: list[Any] = []
         begun = False
         try:
@@ -249,9 +250,15 @@ class SqliteDatabase:
                 for job in jobs:
                     self._commit(connection, [job])
                 return
+            if isinstance(exc, sqlite3.Error):
+                self._failed_at = time.monotonic()
             failure = self.translated(exc, reading=False)
             _deliver([(job, failure) for job in jobs])
         else:
+            # not at once: on a full disk, what is small may still fit
+            if self._failed_at is not None and time.monotonic() - self._failed_at > _SILENT:
+                self._failed_at = None
+                _log.info("the store %s takes writes again", self.path)
             _deliver(list(zip(jobs, results, strict=True)))
 
     def _when_free(self, connection: Connection, statement: str) -> None:
@@ -267,7 +274,11 @@ class SqliteDatabase:
                     raise
             if waited > _SILENT and not said:
                 said = True
-                _log.warning("the store %s is locked by another process; writes wait", self.path)
+                _log.warning(
+                    "the store %s is locked by another process; writes wait; lsof lists who has it "
+                    "open",
+                    self.path,
+                )
             time.sleep(0.01)
         if said:
             _log.info("the store %s is not locked any more", self.path)
