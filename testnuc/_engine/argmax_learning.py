@@ -22,7 +22,7 @@ from testnuc.trust.candidates import (
     differing,
     dissent_of,
 )
-from testnuc.trust.evidence import Judgment
+from testnuc.trust.evidence import Judgment, ends_of_draws
 from testnuc.trust.learned import Learned, fallen, grown_by_few, of_judged
 from testnuc.trust.model import NEIGHBORS, HeadModel, most_texts
 from testnuc.trust.review import GOALS, EarlierJudgment, ReviewContext
@@ -111,7 +111,9 @@ class ArgmaxFit:
         judged = judged_of(used, self.rows, self._parts.labels)
         where, draws = judged.rows, judged.draws
         gold = np.where(judged.right.known, judged.right.first(), SKIPPED)
-        verdict = choose(texts, candidates, where, gold, draws, protected=protected)
+        first, end = ends_of_draws(used)
+        ends = (first, min(end or len(texts), len(texts)))
+        verdict = choose(texts, candidates, where, gold, draws, protected=protected, ends=ends)
         vote, heads = chosen_parts(candidates)
         found, label, model = verdict.probabilities, verdict.chosen.labels, verdict.chosen.model
         known = texts.with_judged(where[gold >= 0], gold[gold >= 0])

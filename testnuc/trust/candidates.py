@@ -8,6 +8,7 @@ contradictions of the LLM show that it is better, see `Dissent`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import log
 from typing import NamedTuple
 
@@ -60,7 +61,7 @@ class Verdict(Brief):
     #: The LLM's own labels, unless a taught model is proved to be better. Labels of judged texts
     #: are those of a model that does not know their judgments.
     chosen: LabelCandidate
-    #: Over all texts.
+    #: Over all texts that some were drawn from.
     gain: Share
     #: Whether it may change texts on which no candidates differ.
     everywhere: bool = False
@@ -100,6 +101,7 @@ def choose(
     draws: Draws,
     grounds: Sequence[Ground] | None = None,
     protected: Sequence[int] = (),
+    ends: tuple[int, int] | None = None,
 ) -> Verdict:
     """Teach a model, and take it where, or everywhere if, it is proved to be better than the LLM.
 
@@ -108,7 +110,8 @@ def choose(
     int64[m], are the judged texts in the order they were drawn, `labels`, int32[m], the right
     labels, -1 = none of them, `SKIPPED` = unknown: then each bound assumes what is worst for it.
     `grounds` are those of the heads among the candidates, if the choice is repeated. Texts to which
-    the LLM gives one of the labels `protected` keep it: what is proved is proved with them.
+    the LLM gives one of the labels `protected` keep it: what is proved is proved with them. `ends`
+    are those of `ends_of_draws`: what is proved is so of the texts that some were drawn from.
     """
     own, known, drawn = candidates[0], labels >= 0, draws.drawn
     result = Verdict(own, Share(0.0, 0.0, 0.0))
@@ -122,12 +125,16 @@ def choose(
     taught = teach(bases, judged, weights, fixed, everywhere=bool(random))
     result = replace(result, apart=taught.apart)
     name = f"{candidates[taught.base - len(bases)].name}, trained on the judged texts"
-    where, said, before = rows[drawn], labels[drawn], own.labels
+    # each part by its own draws: later texts may be unlike the first ones
+    place, (first, end) = np.arange(len(texts)), ends or (0, len(texts))
+    parts = [part for part in (place < first, (first <= place) & (place < end)) if part.any()]
+    used = drawn | (draws.uniform & (rows >= first)) if first else drawn
+    where, said, before = rows[used], labels[used], own.labels
     share = min(len(where) / _FIRST, _FIRST / len(where))
     differ, every = differing(candidates), ~np.isin(before, protected)
     # drawn from all texts alike, or more from those on which candidates differ
     steps = [(name, every, [every])]
-    if not draws.uniform[drawn].all():
+    if not draws.uniform[used].all():
         some = (f"{name}, where strategies differ", differ & every, [differ])
         steps = [some, (name, every, [differ, ~differ])]
     for called, open_, strata in steps:
@@ -135,15 +142,15 @@ def choose(
         for care, error in _BOLDNESS:
             model = replace(taught.model, care=care)
             found = np.where(open_, model.label_of(taught.probabilities, texts), before)
-            changed, given = found != before, found[where]
+            changed, given = (found != before) & (place < end), found[where]
             values = ((given == said).astype(np.float64) - (before[where] == said)) * (said >= 0)
-            evidence = values, where, changed, strata
+            of = [stratum & part for stratum in strata for part in parts]
             unknown = (said == SKIPPED) & changed[where]
-            few = np.count_nonzero(values) < _LEAST
-            if few or paired_gain(*evidence, share * error, unknown).low <= 0:
+            gained = partial(paired_gain, values, where, changed, of, unknown=unknown, texts=end)
+            if np.count_nonzero(values) < _LEAST or gained(error=share * error).low <= 0:
                 break
             proved = True
-            gain = paired_gain(*evidence, ALPHA, unknown)
+            gain = gained(error=ALPHA)
             chosen = LabelCandidate(called, model, found)
             result = Verdict(chosen, gain, open_ is every, taught.probabilities, taught.apart)
         if not proved:

@@ -17,8 +17,9 @@ sampling without replacement" (UAI).
 """
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from math import hypot
 from typing import Any, Self
 
 import numpy as np
@@ -153,13 +154,16 @@ def paired_gain(
     strata: Sequence[Bools],
     error: float,
     unknown: Bools | None = None,
+    *,
+    texts: int | None = None,
 ) -> Share:
     """Return the gain of other labels over all texts, and bounds that are each wrong with `error`.
 
     `values`, float64[m], of the judged texts `rows`: 1 where the other label is right and the LLM's
     own is not, -1 the other way round, 0 if neither. `changed`, bool[n], are the texts on which
     these labels differ. `strata`, bool[n] each: judged texts were drawn from each, equally likely;
-    outside of all nothing counts. `unknown`, bool[m], as for `gain_of`.
+    outside of all nothing counts. `unknown`, bool[m], as for `gain_of`. `texts` is the number that
+    the gain is of, if not n.
 
     Judged texts count as they are. Of the others, as many are won as a beta-binomial with Jeffreys'
     prior says: a sign test (mid-p) where there is one stratum. What few draws say of a further
@@ -167,17 +171,19 @@ def paired_gain(
     """
     if unknown is not None and unknown.any():
         given = (np.where(unknown, one, values) for one in (-1.0, 1.0))
-        worst, best = (paired_gain(v, rows, changed, strata, error) for v in given)
+        worst, best = (paired_gain(v, rows, changed, strata, error, texts=texts) for v in given)
         return Share((worst.value + best.value) / 2, worst.low, best.high)
-    left, counts, known = changed.copy(), [], 0.0
+    left, counts, ties, known = changed.copy(), [], [], 0.0
     left[rows] = False
     for stratum in strata:
         seen = values[stratum[rows] & changed[rows]]
         won, lost = float((seen > 0).sum()), float((seen < 0).sum())
         known += won - lost
         # on some texts neither label is right
+        tied, unseen = len(seen) - won - lost, float((left & stratum).sum())
         decided = min((won + lost + 0.5) / (len(seen) + 0.75), 1.0)
-        counts.append((won, lost, float(round(int((left & stratum).sum()) * decided))))
+        counts.append((won, lost, float(round(unseen * decided))))
+        ties.append((won + lost + 0.5, tied + 0.5, unseen, 1.0))
 
     def bound(prior: tuple[float, float], side: int) -> float:
         priors = [_JEFFREYS] + [prior] * (len(counts) - 1)
@@ -185,12 +191,16 @@ def paired_gain(
             (won + more, lost + less, texts, 2.0)
             for (won, lost, texts), (more, less) in zip(counts, priors, strict=True)
         ]
-        return quantiles(tuple(cells), error)[side]
+        found = quantiles(tuple(cells), error)[side] - rest
+        # how many are decided is an estimate, too, by which a gain of none stays one of none
+        apart = abs(quantiles(tuple(ties), error)[side] - rest) * abs(found) / max(rest, 1.0)
+        return middle + (2 * side - 1) * hypot(found - middle, apart)
 
-    n, rest = len(changed), sum(texts for *_, texts in counts)
-    value = sum(2 * texts * (won + 0.5) / (won + lost + 1) for won, lost, texts in counts)
+    n, rest = texts or len(changed), sum(left for *_, left in counts)
+    value = sum(2 * left * (won + 0.5) / (won + lost + 1) for won, lost, left in counts) - rest
+    middle = sum(left * (won - lost) / max(won + lost, 1) for won, lost, left in counts)
     found = (value, bound((NEVER, 1.0), 0), bound((1.0, NEVER), 1))
-    return Share(*((known - rest + one) / n for one in found))
+    return Share(*((known + one) / n for one in found))
 
 
 def _seen(values: Float64s, draws: Draws) -> tuple[Float64s, Float64s]:
@@ -369,6 +379,17 @@ def draws_of(judged: Sequence[Judgment], texts: int) -> Draws:
     uniform = np.array([bool(j.uniform) for j in judged], dtype=np.bool_)
     uniform |= ~said & of_all(probability, floor, left)
     return Draws(texts, probability * share, floor * share, uniform)
+
+
+def ends_of_draws(judged: Iterable[Judgment], texts: int | None = None) -> tuple[int, int]:
+    """Return where the texts end that were drawn from: the first ones, and all.
+
+    The former are 0, unless later ones, or those from the place `texts` on, are drawn from alone.
+    """
+    drawn = [j for j in judged if j.uniform or j.probability is not None]
+    later = texts or max((j.texts for j in drawn if j.probability is None), default=0)
+    first = max((j.texts for j in drawn if j.texts < later), default=0)
+    return first, max((j.texts for j in drawn), default=0)
 
 
 def pack(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:

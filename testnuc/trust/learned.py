@@ -23,7 +23,7 @@ from testnuc._base.display import Brief
 from testnuc.errors import InvalidInputError, StoreError
 from testnuc.trust.argmax import Argmax
 from testnuc.trust.certificates import Certificate, Strata, cells_of, certify, error_of, key_of
-from testnuc.trust.evidence import Draws, Judged, Judgment, pack, unpack
+from testnuc.trust.evidence import Draws, Judged, Judgment, ends_of_draws, pack, unpack
 from testnuc.trust.joining import errors_of_judges, judge_error
 from testnuc.trust.macro import MacroF1, macro_f1
 from testnuc.trust.review import closest_label
@@ -71,7 +71,8 @@ class Learned(Brief):
     name: str
     #: How scores become labels and trust: of the largest, or of all above their thresholds.
     rule: Argmax | Thresholds
-    #: Over all texts: of the labels, or in the mean Jaccard index where a text has several.
+    #: Over the texts that some were drawn from: of the labels, or in the mean Jaccard index where a
+    #: text has several.
     gain: Share
     #: All judged texts, in the order they were drawn; several labels are one string.
     judged: tuple[Judgment, ...]
@@ -339,9 +340,7 @@ class Learned(Brief):
 
     def first_later(self, texts: int | None = None) -> int:
         """Return from which place draws of goal "later" are: the last, or the next of `texts`."""
-        drawn = [j for j in self.judged if j.uniform or j.probability is not None]
-        end = max((j.texts for j in drawn if j.probability is None), default=0)
-        return max((j.texts for j in drawn if j.texts < (texts or end)), default=0)
+        return ends_of_draws(self.judged, texts)[0]
 
     def _sample(
         self, texts: Iterable[str] | None = None, part: slice = slice(None)
@@ -389,6 +388,13 @@ class Learned(Brief):
     def measured(self) -> int:
         """Number of texts that `accuracy` is of: those that were there when it was learned."""
         return self.cohorts[0] if self.cohorts else self.texts
+
+    @property
+    def _gained(self) -> int:
+        """Number of texts that `gain` is of; thresholds are not proved by draws from later ones."""
+        several = isinstance(self.rule, Thresholds)
+        of = [j for j in self.used if not several or j.probability is not None]
+        return min(ends_of_draws(of)[1] or self.measured, self.measured)
 
     @property
     def _differs(self) -> Bools:
@@ -546,8 +552,9 @@ class Learned(Brief):
             value, low, high = (100 * x for x in (self.gain.value, self.gain.low, self.gain.high))
             lines.append(
                 f"Labels come from {self.name}: expected gain {value:+.1f} points"
-                f"{self.rule.measured} over all texts, by your judgments (from {low:+.1f} to "
-                f"{high:+.1f}, with 90 % confidence for each bound)."
+                f"{self.rule.measured} over the {self._gained:,} texts that judged ones were drawn "
+                f"from, by your judgments (from {low:+.1f} to {high:+.1f}, with 90 % confidence "
+                "for each bound)."
             )
         if accuracy := self.accuracy():
             lines.append(

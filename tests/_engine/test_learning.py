@@ -669,6 +669,10 @@ async def test_draws_from_later_texts_alone_say_how_right_these_are(tmp_path):
         assert (first.first_later(400), first.first_later(401)) == (0, 400)
         results = await nuc.classify_many(later)
         assert nuc.learned.accuracy(later) is None
+        assert "points over the 400 texts that judged ones were drawn from" in str(nuc.learned)
+        # also where what was judged of the first ones is learned again
+        again = str(await nuc.learn(nuc.learned))
+        assert "points over the 400 texts that judged ones were drawn from" in again
         review = await nuc.review(40, goal="later")
         assert {item.text for item in review} <= set(later)
         review.save(tmp_path / "r.json")
@@ -678,6 +682,7 @@ async def test_draws_from_later_texts_alone_say_how_right_these_are(tmp_path):
         learned = await nuc.learn(review)
         learned = Learned.from_bytes(learned.to_bytes())
         assert learned.first_later() == 400
+        assert "points over the 600 texts that judged ones were drawn from" in str(learned)
         results = await nuc.classify_many([*texts, *later])
         # that of all texts is of both parts
         found, of = learned.accuracy(), [learned.accuracy(part) for part in (texts, later)]

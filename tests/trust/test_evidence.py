@@ -205,6 +205,35 @@ def test_wins_and_losses_seldom_prove_a_gain_that_is_not_there(balance, others, 
     assert max(low, high) <= 64
 
 
+@pytest.mark.parametrize("later", [(320, 40, 0.4, 0.5, 0.1), (800, 40, 0.4, 0.3, 0.3)])
+def test_the_gain_of_two_parts_misses_the_truth_as_seldom_as_it_says(later):
+    """First texts said how much all later ones gain, on many of which neither label is right."""
+    parts, below, above, draws = [(1_400, 180, 0.33, 0.85, 0.05), later], 0, 0, 400
+    n = sum(part[0] for part in parts)
+    for seed in range(draws):
+        random, start, strata, rows = np.random.default_rng(seed), 0, [], []
+        values, changed = np.zeros(n), np.zeros(n, np.bool_)
+        for texts, judged, change, won, lost in parts:
+            here = slice(start, start + texts)
+            changed[here] = random.random(texts) < change
+            values[here] = random.choice([1, -1, 0], texts, p=[won, lost, 1 - won - lost])
+            rows.append(start + random.permutation(texts)[:judged])
+            strata.append((np.arange(n) >= start) & (np.arange(n) < start + texts))
+            start += texts
+        values, where = values * changed, np.concatenate(rows)
+        found = paired_gain(values[where], where, changed, strata, _ALPHA)
+        assert found.low < found.value < found.high
+        below += values.mean() < found.low
+        above += values.mean() > found.high
+        # of the first part alone
+        first = paired_gain(values[rows[0]], rows[0], changed & strata[0], strata[:1], _ALPHA)
+        alone = paired_gain(
+            values[rows[0]], rows[0], changed & strata[0], strata[:1], _ALPHA, texts=1_400
+        )
+        assert alone.value == pytest.approx(first.value * n / 1_400)
+    assert max(below, above) / draws <= 0.13
+
+
 def test_all_texts_judged_say_the_gain_and_skipped_ones_prove_nothing():
     values, rows = np.array([1.0, 1.0, -1.0, 0.0]), np.arange(4)
     every, skipped = np.ones(4, np.bool_), np.array([True, True, False, False])

@@ -114,3 +114,28 @@ def test_texts_that_a_model_was_fitted_on_are_no_false_alarm():
     assert sum("and differ" in one for one in found) <= 1, found
     shifted = [said_of_a_fit(seed, harder=1.6) for seed in range(3)]
     assert all("and differ" in one for one in shifted), shifted
+
+
+def test_later_texts_that_fit_no_label_lower_the_gain():
+    """The gain of all was that of the first ones, and more than the accuracies differed by."""
+    held = 0
+    for seed in range(6):
+        texts, gold = clusters(700, 5, 16, wrong=0.4, spread=0.1, seed=seed)
+        random, candidates = np.random.default_rng(seed), candidates_of(texts)
+        # these are of a topic that no label has
+        gold[random.permutation(np.arange(500, 700))[:150]] = -1
+        rows = np.append(random.permutation(500)[:100], 500 + random.permutation(200)[:40])
+        chance = np.where(rows < 500, 1 / 500, np.nan)
+        draws = Draws(700, chance, chance, np.ones(len(rows), np.bool_))
+        of = texts, candidates, rows, gold[rows], draws
+        alone, both = choose(*of, ends=(0, 500)), choose(*of, ends=(500, 700))
+        true = [
+            np.mean((one.chosen.labels == gold)[:n]) - np.mean((texts.own == gold)[:n])
+            for one, n in ((alone, 500), (both, 700))
+        ]
+        assert both.gain.high < alone.gain.value
+        held += all(
+            v.gain.low <= t <= v.gain.high for v, t in zip((alone, both), true, strict=True)
+        )
+    # each bound with 90 % confidence
+    assert held >= 4
