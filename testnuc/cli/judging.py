@@ -40,6 +40,8 @@ from testnuc.types import Classification
 
 #: The accuracy, and the confidence, of `testnuc certify` without options.
 _USUAL = 0.9
+#: Edits that contradict so many earlier judgments, and over one in so many, are a mistake.
+_CONTRADICTED, _CONTRADICTED_PART = 10, 3
 #: Texts that are shown where a label may be missing.
 _EXAMPLES = 3
 
@@ -384,7 +386,7 @@ def _lesson(
     files = given.judged or _newest_review(given.source, given.client["store"])
     if not files:
         return partial(_again, given.source)
-    at_random, places, of_file = given.at_random, list[str](), None
+    at_random = given.at_random
     if all(map(_is_review, files)):
         judged = _read_reviews(files)
         if not judged.judged:
@@ -400,29 +402,67 @@ def _lesson(
         raise InvalidInputError("only the .json files of reviews and of the page can be joined")
     elif Path(files[0]).suffix.lower() == ".db":
         return partial(_from_store, store=files[0], former=former)
-    elif not at_random and (note := _written(file := files[0], given.source)) is not None:
-        # what a person edited in it
-        table = read_table(file, given.text_column).results
-        rows = [row for row in table if valid_text(row.text) is None]
-        noted = RunNote.of(file).options
-        # a copy may be of a later output
-        edited = (note if noted else note.nearest(rows)).edited(rows)
-        if not edited:
-            raise InvalidInputError(
-                f"no label in {file} differs from what was written there; of a copy, name what it "
-                f"was copied from first: testnuc learn OUTPUT {file}"
-            )
-        texts, labels = [row.text for row in edited], [row.label for row in edited]
-        places = [f"{file}, row {row.index + 1}" for row in edited]
-        of_file = LabelSet.of(noted) if noted.get("labels") else None
+    elif not at_random and (note := _written(files[0], given.source)) is not None:
+        return _edits(given, files[0], note, former)
     else:
         texts, right = read_marks(existing(files[0]))
         labels = [*right]
     if at_random:
         return lambda nuc, **how: nuc.learn(texts, labels, **how)
-    places = places or [f"{', '.join(files)}, {text[:60]!r}" for text in texts]
-    chosen = partial(_chosen_by_hand, texts, labels, places, of_file)
+    places = [f"{', '.join(files)}, {text[:60]!r}" for text in texts]
+    chosen = partial(_chosen_by_hand, texts, labels, places, None)
     return lambda nuc, **how: _carried(nuc, chosen(nuc), former, **how)
+
+
+def _edits(
+    given: SimpleNamespace, file: str, note: RunNote, former: Mapping[str, Sequence[str]]
+) -> Callable[..., Awaitable[Learned]]:
+    """Read which labels a person edited in results; as `_lesson`."""
+    table = read_table(file, given.text_column).results
+    rows = [row for row in table if valid_text(row.text) is None]
+    noted = RunNote.of(file).options
+    # a copy may be of a later output
+    note = note if noted else note.nearest(rows)
+    edited = note.edited(rows)
+    if not edited:
+        raise InvalidInputError(
+            f"no label in {file} differs from what was written there; of a copy, name what it "
+            f"was copied from first: testnuc learn OUTPUT {file}"
+        )
+    said = f"{len(edited):,} of {len(rows):,} labels in {file} differ from what was written"
+
+    def refused(why: str) -> InvalidInputError:
+        then = shlex.join(["testnuc", "learn", given.source, "marks.csv"])
+        return InvalidInputError(
+            f"{said}, and {why}; nothing is learned. Restore the column; if these are your "
+            f"judgments, save them alone, in columns text and right_label, as marks.csv: {then}"
+        )
+
+    if note.moved(rows):
+        raise refused("are those of other rows: a column was sorted, or moved, without the others")
+
+    async def take(nuc: TestNUC, **how: Any) -> Learned:
+        texts, labels = [row.text for row in edited], [row.label for row in edited]
+        places = [f"{file}, row {row.index + 1}" for row in edited]
+        of_file = LabelSet.of(noted) if noted.get("labels") else None
+        review = _chosen_by_hand(texts, labels, places, of_file, nuc)
+        answers = nuc.learned.answers.items() if nuc.learned else ()
+        judged = {key: {label, *former.get(label or "", ())} for key, (label, _) in answers}
+        before = len(judged.keys() & {hash_text(row.text) for row in rows})
+        against = sum(one.answer not in judged.get(one.hash, {one.answer}) for one in review)
+        if against >= _CONTRADICTED and _CONTRADICTED_PART * against > before:
+            raise refused(
+                f"contradict {against:,} of {before:,} earlier judgments: perhaps a column was "
+                "moved, or filled with one label"
+            )
+        empty = sum(not label for label in labels)
+        to_stderr(
+            f"{said}: taken as judgments of texts chosen by hand; empty cells, which say that no "
+            f"label fits: {empty:,}; earlier judgments that they replace: {against:,}"
+        )
+        return await _carried(nuc, review, former, **how)
+
+    return take
 
 
 def _written(file: str, source: str) -> RunNote | None:

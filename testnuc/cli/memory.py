@@ -12,10 +12,12 @@ import hashlib
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
+from operator import eq
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,6 +38,9 @@ _NOTE = "output.json"
 _TYPES = {"options": dict, "judgments": int}
 #: Bytes of a note: somebody else may have put a device there, or a file without end.
 _LARGEST = 64 << 20
+#: Edits of so many labels may be a column that moved, by so many cells; or that was sorted, if
+#: so large a part of them is of labels that other edited rows had.
+_MOVED, _CELLS, _SORTED, _SAME = 5, 3, 20, 0.95
 #: Options that change how a run goes, not what it writes.
 _NO_MATTER = {"store", *options_in("Limits")}
 #: Options that decide the LLM's answers, and so what judgments are about.
@@ -156,8 +161,30 @@ class RunNote:
 
     def edited(self, rows: Iterable[Classification]) -> list[Classification]:
         """Return the rows of the output whose label is not the one that was written."""
+        return [row for row, was, now in self._labels(rows) if was != now]
+
+    def moved(self, rows: Iterable[Classification]) -> bool:
+        """Whether a column of labels seems to have been moved, or sorted, without the others."""
+        pairs = [(was, now) for _, was, now in self._labels(rows)]
+        changed = [at for at, (was, now) in enumerate(pairs) if was != now]
+        if len(changed) < _MOVED:
+            return False
+        edits = [pairs[at] for at in changed]
+        was, now = zip(*pairs[changed[0] : changed[-1] + 1], strict=True)
+        shifts = (by for n in range(1, _CELLS + 1) for by in ((n, 0), (0, n)))
+        alike = max(sum(map(eq, now[down:], was[up:])) for down, up in shifts)
+        # more rows are as written above or below than are as written there
+        shifted = alike - (len(now) - len(edits)) > len(edits) / 2
+        same = Counter(one for one, _ in edits) & Counter(one for _, one in edits)
+        many = len(edits) >= max(_SORTED, len(now) / 4)
+        return shifted or (many and same.total() >= _SAME * len(edits))
+
+    def _labels(self, rows: Iterable[Classification]) -> Iterator[tuple[Classification, str, str]]:
+        """Yield each row with the digits of its label as written, and as it is."""
         known = dict(re.findall("(.{12})(.{4})", self.rows))
-        return [row for row in rows if known.get((mark := _mark(row))[0], mark[1]) != mark[1]]
+        for row in rows:
+            text, label = _mark(row)
+            yield row, known.get(text, label), label
 
     def nearest(self, rows: Sequence[Classification]) -> RunNote:
         """Return the note of which fewest labels were edited: this one, or another of the texts."""

@@ -930,6 +930,7 @@ def test_labels_that_are_edited_in_the_results_are_named_and_can_be_taken(ticket
     assert "testnuc learn out.csv out.csv -o better.csv" in err
     out, err = ran("learn", "out.csv", "./out.csv", "-o", "better.csv")
     assert "3 of 241 texts are judged: 3 by a person" in out
+    assert "3 of 241 labels in ./out.csv differ from what was written: taken as judgments" in err
     # they were chosen, and prove nothing
     assert "marked texts were chosen, not drawn" in err
     assert "testnuc count" not in err
@@ -1007,6 +1008,53 @@ def test_edits_in_a_copy_count_as_those_in_the_results(tickets):
         writer.writerows({**r, "nuc_trust": r["nuc_trust"].replace(".", ",")} for r in first)
     out, _ = ran("learn", "out.csv", "first.csv")
     assert "21 of 240 texts are judged: 21 by a person" in out
+
+
+def _saved(rows, name):
+    with Path(name).open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+@pytest.mark.slow
+def test_a_column_that_was_moved_in_a_spreadsheet_is_not_learned(tickets):
+    """Hundreds of labels became judgments without a word, and replaced careful ones."""
+    with LoopbackLLM(wrong_at_random) as llm:
+        ran("classify", tickets, *options(llm), "-o", "out.csv")
+    ran("review", "out.csv", "-n", "40", "-o", "review.json")
+    judged("review.json")
+    ran("learn", "out.csv", "review.json", "-o", "better.csv")
+    rows = rows_of("better.csv")
+    labels = [row["nuc_label"] for row in rows]
+    other = "differ from what was written, and are those of other rows: a column was sorted, or"
+    moved = [
+        (sorted(labels), other),
+        ([*labels[:30], *labels[31:], ""], other),
+        ([labels[0]] * 200 + labels[200:], " earlier judgments: perhaps a column was moved"),
+    ]
+    for column, said in moved:
+        given = [{**row, "nuc_label": label} for row, label in zip(rows, column, strict=True)]
+        _saved(given, "copy.csv")
+        code, _, err = run_here("learn", "better.csv", "copy.csv", "-o", "new.csv")
+        assert (code, said in err, Path("new.csv").exists()) == (2, True, False), err
+        assert "nothing is learned. Restore the column" in err
+        assert "as marks.csv: testnuc learn better.csv marks.csv" in err
+    assert "40 of 240 texts are judged: 40 by" in ran("describe", "better.csv")[0]
+    # the way that the message names
+    edits = [(r["text"], labels[0]) for r in rows[:200] if r["nuc_label"] != labels[0]]
+    Path("marks.csv").write_text("\n".join(map(",".join, [("text", "right_label"), *edits])))
+    assert f" {len(edits):,} by a person" not in ran("learn", "better.csv", "marks.csv")[0]
+
+    ran("learn", "out.csv", "review.json", "-o", "better.csv", "--overwrite")
+    rows = rows_of("better.csv")
+    person = next(row for row in rows if row["nuc_source"] == "person")
+    person["nuc_label"] = next(one for one in LABELS if one != person["nuc_label"])
+    next(row for row in rows if row["nuc_source"] != "person")["nuc_label"] = ""
+    _saved(rows, "copy.csv")
+    _, err = ran("learn", "better.csv", "copy.csv", "-o", "new.csv")
+    assert "2 of 240 labels in copy.csv differ from what was written: taken as judgments" in err
+    assert "no label fits: 1; earlier judgments that they replace: 1" in err
 
 
 @pytest.mark.slow

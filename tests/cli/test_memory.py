@@ -6,6 +6,7 @@ import csv
 import hashlib
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -13,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from testnuc.cli.memory import AnswerStore, RunNote, _name_of
+from testnuc.cli.memory import AnswerStore, RunNote, _mark, _name_of
 from testnuc.cli.options import client_options
 from testnuc.testing import HashEmbedder, LoopbackLLM
+from testnuc.types import Classification
 from tests.cli.in_process import command_line, ran, rows_of, run_here
 from tests.conftest import LABELS, confident, messages
 
@@ -260,6 +262,33 @@ def test_a_note_of_many_rows_still_has_the_options(monkeypatch):
     note = RunNote.of("out.csv")
     assert (note.rows, note.options["labels"]) == ("", list(LABELS))
     assert note.edited(iter(())) == []
+
+
+def _moved(was, now):
+    """What a note says of labels that were written, and of those in the file now."""
+
+    def rows(labels):
+        return [Classification(at, f"{at}", one) for at, one in enumerate(labels)]
+
+    marks = "".join("".join(_mark(row)) for row in rows(was))
+    return RunNote(rows=marks).moved(rows(now))
+
+
+def test_single_edits_do_not_look_like_a_column_that_was_moved():
+    """Edits towards a frequent label are like the rows above and below, too."""
+    rng = random.Random(0)
+    for kinds in (["other"] * 19 + ["rare"], ["a", "b"], [f"{n}" for n in range(30)]):
+        for _ in range(20):
+            was = [rng.choice(kinds) for _ in range(200)]
+            for label in (kinds[0], kinds[-1]):
+                now = [label if rng.random() < 0.3 else one for one in was]
+                assert not _moved(was, now)
+            start, by = rng.randrange(100), rng.choice([-3, -2, -1, 1, 2, 3])
+            now = [was[at + by] if start <= at < 195 else one for at, one in enumerate(was)]
+            if sum(a != b for a, b in zip(was, now, strict=True)) >= 5:
+                assert _moved(was, now)
+            if len(kinds) == 30:
+                assert _moved(was, rng.sample(was, 200))
 
 
 def test_a_note_names_no_store_elsewhere():
