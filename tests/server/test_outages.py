@@ -697,7 +697,7 @@ async def test_a_store_that_another_process_locks_is_seen_before_anything_fails(
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         waiting = asyncio.create_task(post(session, {"text": "refund please"}))
-        await until(lambda: "writes wait; lsof lists who has it open" in caplog.text)
+        await until(lambda: "writes wait; lsof shows which" in caplog.text)
         page = (await get(session, "/metrics"))[1]
         assert float(re.search(r"^testnuc_oldest_write_seconds (.*)$", page, re.MULTILINE)[1]) > 0
         other.execute("ROLLBACK")

@@ -274,11 +274,8 @@ class SqliteDatabase:
                     raise
             if waited > _SILENT and not said:
                 said = True
-                _log.warning(
-                    "the store %s is locked by another process; writes wait; lsof lists who has it "
-                    "open",
-                    self.path,
-                )
+                held = "the store %s is locked by another process; writes wait; lsof shows which"
+                _log.warning(held, self.path)
             time.sleep(0.01)
         if said:
             _log.info("the store %s is not locked any more", self.path)
