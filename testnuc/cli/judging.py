@@ -421,8 +421,9 @@ def _edits(
     table = read_table(file, given.text_column).results
     rows = [row for row in table if valid_text(row.text) is None]
     noted = RunNote.of(file).options
-    # a copy may be of a later output
-    note = note if noted else note.nearest(rows)
+    if not noted and not _is_copy_of(given.source, rows, given.text_column):
+        # of a later output
+        note = note.nearest(rows)
     edited = note.edited(rows)
     if not edited:
         raise InvalidInputError(
@@ -463,6 +464,13 @@ def _edits(
         return await _carried(nuc, review, former, **how)
 
     return take
+
+
+def _is_copy_of(source: str, rows: Sequence[Classification], text_column: str) -> bool:
+    """Whether most rows have the trust that they have in results: people edit labels alone."""
+    held = {row.text: row.trust for row in read_table(source, text_column, quiet=True).results}
+    known = [row for row in rows if row.text in held]
+    return 2 * sum(held[row.text] == row.trust for row in known) > len(known)
 
 
 def _written(file: str, source: str) -> RunNote | None:

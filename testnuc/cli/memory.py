@@ -176,7 +176,7 @@ class RunNote:
         # more rows are as written above or below than are as written there
         shifted = alike - (len(now) - len(edits)) > len(edits) / 2
         same = Counter(one for one, _ in edits) & Counter(one for _, one in edits)
-        many = len(edits) >= max(_SORTED, len(now) / 4)
+        many = len(edits) >= max(_SORTED, 0.4 * len(now))
         return shifted or (many and same.total() >= _SAME * len(edits))
 
     def _labels(self, rows: Iterable[Classification]) -> Iterator[tuple[Classification, str, str]]:

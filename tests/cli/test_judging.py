@@ -1058,6 +1058,25 @@ def test_a_column_that_was_moved_in_a_spreadsheet_is_not_learned(tickets):
 
 
 @pytest.mark.slow
+def test_a_corrected_copy_is_of_the_results_that_are_named(tickets):
+    """Most corrections were in another output: they were dropped, and other rows became edits."""
+    with LoopbackLLM(wrong_at_random) as llm:
+        ran("classify", tickets, *options(llm), "-o", "out.csv")
+    with LoopbackLLM(lambda text: (true_label(text), 0.9)) as llm:
+        ran("classify", tickets, *options(llm), "--model", "openai/better", "-o", "other.csv")
+    rows = rows_of("out.csv")
+    wrong = [row for row in rows if row["nuc_label"] != true_label(row["text"])]
+    assert len(wrong) > 12
+    for row in wrong[:-6]:
+        row["nuc_label"] = true_label(row["text"])
+    _saved(rows, "copy.csv")
+    _, err = ran("learn", "out.csv", "copy.csv", "-o", "better.csv")
+    assert f"{len(wrong) - 6} of 240 labels in copy.csv differ" in err
+    people = {row["text"] for row in rows_of("better.csv") if row["nuc_source"] == "person"}
+    assert people == {row["text"] for row in wrong[:-6]}
+
+
+@pytest.mark.slow
 def test_edits_that_agree_with_what_was_learned_are_named_and_a_copy_has_none(tickets):
     """They were left out, though `learn` took them."""
     with LoopbackLLM(wrong_at_random) as llm:
