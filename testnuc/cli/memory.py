@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -294,13 +293,14 @@ class AnswerStore:
         if options["store"] is not None:
             return cls(options["store"])
         name = _name_of(options)
-        for place in _stores(name, output):
+        places = [*_stores(name, output)]
+        for place in places:
             if os.access(place.parent, os.W_OK):
                 return cls(str(place), place.parent)
-            print(
-                f"note: {place} is not used: its folder is read-only; copy it, and name it with "
-                "--store",
-                file=sys.stderr,
+        if places:
+            raise InvalidInputError(
+                f"{places[0]} has the answers of such runs, and its folder is read-only: copy it, "
+                "and name the copy with --store; a new --store asks and pays anew"
             )
         return cls(None) if output is None else cls._created(name, output)
 

@@ -237,13 +237,14 @@ def test_where_the_folder_is_read_only_the_store_is_beside_the_output(monkeypatc
         code, _, err = classify(llm, second, "-o", "out/b.csv")
         assert (code, llm.calls) == (0, 60), err
         assert "30 judgments, last of out/a.csv: applied" in err
-        # one that is there is not used, and it is said
+        # one that is there is not paid for again
         shutil.copytree("out/a.csv.resume", ".testnuc")
         name = f"answers-{'0' * 32}.db"
         patch.setattr("testnuc.cli.memory._name_of", lambda _: name)
         Path(".testnuc/answers.db").rename(f".testnuc/{name}")
         code, _, err = classify(llm, first, "-o", "c.csv")
-        assert (code, "is not used: its folder is read-only" in err) == (0, True), err
+        assert (code, "its folder is read-only: copy it" in err) == (2, True), err
+        assert llm.calls == 60
 
 
 def test_a_copy_of_results_under_another_name_is_known():
