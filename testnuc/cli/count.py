@@ -244,14 +244,18 @@ def _answers(path: str, weeks: Sequence[AuditWeek]) -> dict[str, str | None]:
     if not Path(path).exists():
         return {}
     # another store of the same labels has other texts
-    last, here = weeks[-1], {None} | {one.text for week in weeks for one in week.sample}
+    last, here = weeks[-1], {one.text for week in weeks for one in week.sample}
     review = Review.load(path)
-    ours = all(i.goal == "audit" and (i.text if i.source else None) in here for i in review)
+    given = {item.text: item.answer for item in review if item.source}
+    gone = given.keys() - here
+    ours = all(item.goal == "audit" for item in review) and (not gone or given.keys() & here)
     if not ours or review.label_set != (tuple(last.labels), last.multilabel):
         raise InvalidInputError(
             f"{path} is not a review of this audit, and is kept; name another file with --review"
         )
-    return {item.text: item.answer for item in review if item.source == "person"}
+    if gone:
+        to_stderr(f"texts of {path} that are not in the store any more are left out: {len(gone):,}")
+    return {i.text: i.answer for i in review if i.source == "person" and i.text in here}
 
 
 async def _answered(

@@ -144,6 +144,21 @@ def test_a_corrected_answer_and_a_known_text_are_taken():
     assert "100.0 %" in run_here("audit", store, "--no-open")[1]
 
 
+def test_answers_count_where_some_texts_were_erased_meanwhile():
+    """All others were refused."""
+    store = fill("labels.db", 2, texts=5)
+    run_here("audit", store, "--no-open")
+    judged = judge("audit.json", lambda _: LABELS[0])
+    Path("gone.txt").write_text(judged[0].text + "\n")
+    run_here("store", "erase", store, "gone.txt")
+    code, out, err = run_here("audit", store, "--no-open")
+    assert (code, "that are not in the store any more are left out: 1" in err) == (
+        0,
+        True,
+    )
+    assert f"{len(judged) - 1} of {len(judged) - 1}" in out + err
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
