@@ -333,7 +333,7 @@ class Learned(Brief):
         """About how many more judgments, at random, `accuracy` lacks; 0: none, or it is unknown."""
         if self.unproved or not len(self.before) or self.accuracy():
             return 0
-        by = self._sample()[1] & ~self.drawn
+        by = self._sample()[1] & self.draws.drawn & ~self.drawn
         lacking = draws_lacking(self._differs, self.rows[by], self.draws.drawn[by])
         left = self.texts - len(self.rows)
         return min(math.ceil(lacking * left * _AMPLE), left)

@@ -342,12 +342,13 @@ def accuracy_of(
     the texts that people judged or skipped; `right`, bool[m], whether their labels are right by a
     rule that does not know their judgments; `before`, int8[m], whether the LLM's are, -1: skipped;
     `drawn` and `ranked`, bool[m], which were drawn with equal chances in each stratum, and which
-    from a ranking: these do not count, but are corrected. Strata of trust would miss the accuracy
-    twice as often: the trust of a judged text is by another fit than that of the others.
+    from a ranking: these, and those chosen by hand, do not count, but are corrected: who looks for
+    errors leaves fewer of them among the others. Strata of trust would miss the accuracy twice as
+    often: the trust of a judged text is by another fit than that of the others.
 
     `alike`: all `rows` were drawn with equal chances from all texts. Few draws need no strata then.
     """
-    used, n = ~ranked, len(differs)
+    used, n = drawn & ~ranked, len(differs)
     sample = JudgedSample(rows[used], drawn[used], before[used, None] < 0)
     if alike and len(rows) >= 2 * LEAST_DRAWS and draws_lacking(differs, rows, drawn):
         differs = np.zeros_like(differs)

@@ -49,6 +49,24 @@ def test_the_interval_misses_the_accuracy_as_seldom_as_it_says(m, ranked):
     assert (missed / draws <= 0.07).all()
 
 
+def test_errors_that_were_looked_for_say_nothing_of_the_others():
+    """Who corrects most errors by hand leaves few: the rate of the draws was taken for the rest."""
+    missed, n = np.zeros(2), 1_000
+    for seed in range(100):
+        random = np.random.default_rng(seed)
+        trust, right, own = world(random, n)
+        rows = random.choice(n, 100, replace=False)
+        left = np.setdiff1d(np.flatnonzero(~right), rows)
+        rows = np.append(rows, random.permutation(left)[: len(left) // 2])
+        drawn, now = np.arange(len(rows)) < 100, right.copy()
+        now[rows] = True
+        judged = (right[rows], own[rows].astype(np.int8), drawn, np.zeros(len(rows), np.bool_))
+        found = accuracy_of(trust < 0.6, rows, *judged)
+        for kind, (share, true) in enumerate([(found.before, own), (found.now, now)]):
+            missed[kind] += not share.low <= true.mean() <= share.high
+    assert (missed <= 10).all()
+
+
 @pytest.mark.slow
 def test_the_interval_of_a_group_misses_its_accuracy_as_seldom_as_it_says():
     """Groups differ in how many labels are right, and each has its own part of the draws."""
