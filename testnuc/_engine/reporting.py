@@ -220,14 +220,21 @@ def _headline(
     if learned.wants_decisions(certificate):
         n, why = 50, "a better way to label can be proved"
     todo = f"judge {n:,} more texts, so that {why}"
-    if (unfit := learned.unfit)[0]:
+    if (unfit := learned.unfit_among(texts))[0]:
         of = f"{len(unfit[0]):,} of {unfit[1]:,} texts that were drawn at random and judged"
         todo = f"add a label, as {of} fit none; how is said at the end"
-    if certificate.coverage:
+    if part := certificate.coverage:
         todo = (
-            f"use the labels of {certificate.coverage:.0%} of the texts, which are proved to be at "
-            f"least {certificate.accuracy:.0%} right; correct the others, least trusted first"
+            f"use the labels of {part:.0%} of the texts, which are proved to be at least "
+            f"{certificate.accuracy:.0%} right; correct the others, least trusted first"
         )
+    least = now.allowing(accuracy.judge_error or 0.0).low
+    if least >= certificate.accuracy and accuracy.texts >= len(texts) and (part or not unfit[0]):
+        todo = f"use all labels, of which at least {100 * least:.0f} of 100 are right by the range"
+        stricter = "a stricter proof, which holds however often one looks"
+        todo += f"; {part:.0%} are also certified, {stricter}" * bool(part)
+    if asked := len(learned.reopened):
+        todo = f"judge {asked:,} more texts, whose judgment the new label set leaves open"
     yield f"What to do next: {todo}.\n"
     right = "the true number lies in it in 95 of 100 cases, if the judgments are right"
     if (error := accuracy.judge_error) is not None:

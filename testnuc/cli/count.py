@@ -84,8 +84,7 @@ async def run(given: SimpleNamespace) -> None:
     _write(counts, given)
     ends = "; to learn from them ends the certificate, so certify first"
     ends *= bool(nuc.learned.certify().coverage)
-    # `learn` and `report` name this number for the accuracy
-    wanted = max(counts[0].judgments_needed, accuracy.to_halve if accuracy else 0)
+    wanted = counts[0].judgments_needed
     if not say_unlearned(nuc.learned, source) and wanted:
         to_stderr(f"to halve the intervals of shares, judge more at random: {more(wanted)}{ends}")
 

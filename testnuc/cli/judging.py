@@ -324,10 +324,12 @@ def what_next(
         asked = [*_options_of(certificate, certificate.accuracy), "-o", free_name("certified.csv")]
         if certificate.coverage < 1:
             correct = "to correct the others, which ends the certificate, so write it first"
+            # unless all are known to be as right
+            wrong = not accuracy or accuracy.now.low < certificate.accuracy
             lines += [
                 f"to prove a larger part, judge more: {draw(50, 'certify')}",
                 f"{correct}: {then('review', '--goal', 'correct')}",
-            ]
+            ][: 1 + wrong]
         lines.append(
             f"next, write the {certificate.coverage:.0%} of the texts whose labels are at least "
             f"{certificate.accuracy:.0%} right by your judgments: "
@@ -346,17 +348,17 @@ def what_next(
     if certificate.achievable is not None:
         lower = _options_of(certificate, certificate.achievable[0])
         lines.append(f"to see what is proved now: {then('certify', *lower)}")
-    lines += (first := _label_missing(learned))
+    lines += (first := _label_missing(learned, texts))
     start = "or, with these labels" if first else "next"
     lines.append(f"{start}, judge {n:,} more texts, {what}: {draw(n, goal)}")
     return "\n".join(lines)
 
 
-def _label_missing(learned: Learned) -> list[str]:
-    """Return the step that comes first where judged texts fit no label."""
+def _label_missing(learned: Learned, texts: Collection[str]) -> list[str]:
+    """Return the step that comes first where judged ones of these texts, or of all, fit none."""
     add = "next, add a label, as docs/label-set.md says: testnuc classify TEXTS"
     step = f"{add} --labels NEW.json --reuse -o NEW.csv"
-    return [step] if learned.unfit[0] and not learned.reopened else []
+    return [step] if learned.unfit_among(texts or None)[0] and not learned.reopened else []
 
 
 def _wanted(learned: Learned, certificate: Certificate) -> tuple[int, str, str | None]:

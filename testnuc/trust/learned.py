@@ -159,7 +159,13 @@ class Learned(Brief):
     @property
     def unfit(self) -> tuple[list[Judgment], int]:
         """Judged texts that fit no label, if they are many of the random ones, and their number."""
-        drawn = [j for j in self.judged if j.source == "person" and j.uniform]
+        return self.unfit_among(None)
+
+    def unfit_among(self, texts: Collection[str] | None) -> tuple[list[Judgment], int]:
+        """Return what `unfit` says of some texts alone, as those of a file; None: of all."""
+        wanted = {*(texts or ())}
+        here = [j for j in self.judged if texts is None or j.text in wanted]
+        drawn = [j for j in here if j.source == "person" and j.uniform]
         for among in ([j for j in drawn if j.probability is None], drawn):
             found = [j for j in among if j.label is None]
             if len(found) >= max(_UNFIT, _UNFIT_SHARE * len(among)):
@@ -315,12 +321,16 @@ class Learned(Brief):
         if self.unproved or not len(self.before) or not len(self.keys):
             return {}
         inside, by, rows, drawn = self._sample(texts)
+        # later texts that were drawn from alone are strata of their own
+        later = np.arange(len(inside)) >= (self.first_later() or len(inside))
+        drawn = drawn | (self.draws.uniform[by] & later[self.rows[by]])
+        strata = self._differs + 2 * later
         several, n = isinstance(self.rule, Thresholds), len(inside)
         said = {key_of(j.hash): split_labels(j.label, several=several) for j in self.judged}
         judged = [said.get(key) for key in self.keys[self.rows[by]].tolist()]
         # a judgment may have been erased
         skipped = (self.before[by] < 0) | np.array([one is None for one in judged], np.bool_)
-        of_each = (self._differs[inside], rows, skipped, drawn, self.drawn[by])
+        of_each = (strata[inside], rows, skipped, drawn, self.drawn[by])
         found = {}
         for at, label in enumerate(self.labels):
             given = self._of_label(label)[1] if several else self.given == at
@@ -455,8 +465,9 @@ class Learned(Brief):
         """What to look at: unused judgments, errors of judges, labels that are lost or grow."""
         said = [*_open_again(self.reopened), errors_of_judges(self._agreed)]
         if (found := self.unfit)[0]:
-            of = f"{len(found[0]):,} of {found[1]:,} texts that were drawn at random and judged fit"
-            said.append(f"{of} no label: a label may be missing (docs/label-set.md).")
+            later = "later " * all(j.probability is None for j in found[0])
+            of = f"{len(found[0]):,} of {found[1]:,} {later}texts that were drawn at random and"
+            said.append(f"{of} judged fit no label: a label may be missing (docs/label-set.md).")
         said += [*_moves(self), *_never_right(self)]
         if unused := self.unused(self.answers):
             said += [

@@ -403,7 +403,7 @@ class LabelAccuracy:
 def label_accuracy(
     given: Bools,
     true: Bools,
-    differs: Bools,
+    strata: Array,
     rows: Int64s,
     skipped: Bools,
     drawn: Bools,
@@ -412,29 +412,35 @@ def label_accuracy(
     """Return how right a label is.
 
     `given`, bool[n], are the texts with the label by a rule that does not know their judgments, and
-    `true`, bool[m], those that have it by them; other arguments are as for `accuracy_of`. Bounds
-    are exact (Clopper and Pearson; hypergeometric ones of the precision in each stratum, as bad as
-    can be in one without draws).
+    `true`, bool[m], those that have it by them; `strata`, bool or int64[n], are those that texts
+    were drawn from; other arguments are as for `accuracy_of`. Bounds are exact (Clopper and
+    Pearson; hypergeometric ones of the precision in each stratum, as bad as can be in one without
+    draws).
     """
-    here, of, sample = given[rows], differs[rows].astype(np.int64), drawn & ~ranked
+    strata, sample = strata.astype(np.int64), drawn & ~ranked
+    here, of = given[rows], strata[rows]
+
+    def sizes_of(some: Int64s) -> Int64s:
+        return np.bincount(some, minlength=int(strata.max(initial=0)) + 1)
+
     # recall is by as large a part of each stratum: the first draws
-    sizes, drawn_in = (np.bincount(one, minlength=2) for one in (differs, of[sample]))
+    sizes, drawn_in = sizes_of(strata), sizes_of(of[sample])
     part = np.where(sizes, drawn_in / np.maximum(sizes, 1), 1.0).min()
-    number = np.where(of, np.cumsum(sample & (of > 0)), np.cumsum(sample & (of < 1)))
+    number = np.choose(of, [np.cumsum(sample & (of == one)) for one in range(len(sizes))])
     should = true & sample & (number <= part * sizes[of] + _TINY)
     n, found = int(should.sum()), int((should & here).sum())
     sample &= here
-    tries = np.bincount(of[sample], minlength=2)
+    tries = sizes_of(of[sample])
     # those drawn from a ranking are no sample, and are known
-    left = np.bincount(differs[given], minlength=2) - np.bincount(of[here & ~ranked], minlength=2)
+    left = sizes_of(strata[given]) - sizes_of(of[here & ~ranked])
     ends = float((here & ranked & true).sum())
     open_ = float(given.sum() - (here & ~skipped).sum())
     unknown, known = float((here & skipped & ~ranked).sum()), float(true.sum())
 
     def hits(right: Bools, prior: tuple[float, float]) -> tuple[float, float, float]:
-        k = np.bincount(of[sample & right], minlength=2)
+        k = sizes_of(of[sample & right])
         rate = np.where(tries > 0, k / np.maximum(tries, 1), k.sum() / tries.sum())
-        cells = np.stack([k + prior[0], tries - k + prior[1], left, np.ones(2)], axis=1)
+        cells = np.stack([k + prior[0], tries - k + prior[1], left, np.ones(len(k))], axis=1)
         return float(rate @ left), *quantiles(tuple(map(tuple, cells.tolist())), _TAIL)
 
     precision = recall = None

@@ -697,6 +697,12 @@ async def test_draws_from_later_texts_alone_say_how_right_these_are(tmp_path):
             assert (found.texts, found.now.low <= true <= found.now.high) == (n, True)
             judged = sum(of.judged for of in learned.by_label(part).values())
             assert judged == (40 if n == 200 else 60)
+        assert sum(of.judged for of in learned.by_label([*texts, *later]).values()) == 100
+        # what fits no label is said of the texts that it is of
+        none = [replace(j, label=None) if j.text in later else j for j in learned.judged]
+        unfit = replace(learned, judged=tuple(none))
+        assert [unfit.unfit_among(of)[1] for of in (None, later, texts)] == [40, 40, 0]
+        assert "40 of 40 later texts that were drawn at random and judged fit no" in str(unfit)
         assert "200 texts are right" in str(learned.accuracy(later))
         assert counted(results[400:], learned)[0].judged == 40
         # a head's certificate is by draws from all

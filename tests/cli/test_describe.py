@@ -105,7 +105,7 @@ def test_one_page_says_how_good_labels_are_and_what_comes_next(labeled):
     )
     assert before < low <= now <= high
     assert todo.startswith("What to do next: ")
-    assert "judge" in todo or "correct" in todo
+    assert re.search("judge|correct|use all labels, of which at least", todo)
     # emphasis is not rendered, so that labels cannot have it
     assert "**" not in page
     for said in (
@@ -177,7 +177,10 @@ def test_texts_that_fit_no_label_are_a_row_and_the_next_step():
     step = "add a label, as docs/label-set.md says: testnuc classify TEXTS --labels NEW.json"
     assert f"next, {step}" in err
     assert "or, with these labels, judge" in err
-    out, _ = ran("count", "out.csv")
+    out, err = ran("count", "out.csv")
+    # one number for one thing
+    needed = re.search(r"about ([\d,]+) more judgments", out)[1]
+    assert f"judge more at random: testnuc review out.csv -n {needed} " in err
     share = next(line for line in out.splitlines() if line.startswith("(none of these)"))
     ran("report", "out.csv", "--summary", "-o", "page.md")
     page = Path("page.md").read_text()
@@ -209,14 +212,25 @@ def test_later_texts_and_a_referee_are_told_on_the_pages():
 
 def test_a_headline_says_what_is_known_and_what_to_do():
     def headline(
-        covered, *, several=False, more=40, accuracy=True, later=0, error=None, of=3, unfit=0
+        covered,
+        *,
+        several=False,
+        more=40,
+        accuracy=True,
+        later=0,
+        error=None,
+        of=3,
+        unfit=0,
+        now=(0.71, 0.66, 0.764),
+        asked=(),
     ):
-        known = Accuracy(Share(0.42, 0.4, 0.5), Share(0.71, 0.66, 0.764), 0, error, of)
+        known = Accuracy(Share(0.42, 0.4, 0.5), Share(*now), 0, error, of)
         certificate = Certificate(0.9, 0.9, 0.5, covered, 0, judgments_needed=more)
         learned = SimpleNamespace(
             certify=lambda: certificate,
             wants_decisions=lambda _: False,
-            unfit=([None] * unfit, 40),
+            unfit_among=lambda _: ([None] * unfit, 40),
+            reopened=asked,
             measured=3,
             later=lambda hashes, among: [at < later for at in range(len(hashes))],
         )
@@ -234,6 +248,17 @@ def test_a_headline_says_what_is_known_and_what_to_do():
     title, todo, _ = headline(0.31, several=True)
     assert title == f"About 71 of 100 texts have exactly the right labels {right}"
     assert "use the labels of 31% of the texts, which are proved to be at least 90% right" in todo
+    # where all are known to be as right, none is to be corrected
+    sure = {"now": (0.99, 0.96, 1.0)}
+    said = "What to do next: use all labels, of which at least 96 of 100 are right by the range"
+    assert headline(0.31, **sure)[1].startswith(f"{said}; 31% are also certified, a stricter proof")
+    assert headline(0.0, **sure)[1] == f"{said}.\n"
+    assert "correct the others" in headline(0.31, **sure, of=2)[1]
+    assert "correct the others" in headline(0.31, **sure, error=0.09)[1]
+    assert "add a label" in headline(0.0, **sure, unfit=7)[1]
+    # the same number as at the end of the page
+    todo = headline(0.0, asked=range(9), unfit=7)[1]
+    assert "next: judge 9 more texts, whose judgment the new label set leaves open" in todo
     assert "it is no probability before judgments" in "".join(_accuracy(None))
     most = (
         "if judges err in at most 9.0% (by their differences; errors that both make are not in it)"
@@ -432,7 +457,9 @@ def test_a_file_has_six_columns_and_says_which_labels_are_certified(labeled):
     assert "of the texts are certified: at least 90% of their labels are right by the j" in page
     # the labels are those that were written last, and the next command is not the one that was run
     assert page.endswith("-o certified-2.csv`\n")
-    assert "ends the certificate, so write it first: `testnuc review out.csv --goal corr" in page
+    # all are known to be as right as the certified ones
+    assert "What to do next: use all labels, of which at least 9" in page
+    assert "--goal correct" not in page
     assert "prove a larger part, judge more: `testnuc review out.csv -n 50 --goal cert" in page
     ran("report", "better.csv", "--summary", "-o", "page.md", "--overwrite")
     assert "This page is about the labels in `better.csv`." in Path("page.md").read_text()

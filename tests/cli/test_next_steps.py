@@ -167,7 +167,7 @@ def test_the_path_leads_to_how_many_labels_are_right():
             to_measure=measure,
             reopened=(),
             measured=9,
-            unfit=((), 0),
+            unfit_among=lambda _: ((), 0),
             wants_decisions=lambda _: decide,
             unused=lambda _: 0,
         )
@@ -186,6 +186,9 @@ def test_the_path_leads_to_how_many_labels_are_right():
         "to halve the range of how many labels are right, now 70 to 95 %, judge others first, "
         "drawn at random: testnuc review o.csv -n 138 --goal count"
     )
+    # who knows that all are as right as the certified ones need not correct the others
+    assert "to correct the others" in after(0, 0.5, known=known)
+    assert "correct" not in after(0, 0.5, known=replace(known, now=Share(0.95, 0.91, 0.98)))
     # of a file with a part of the texts
     said = after(0, 0.0, known=replace(known, texts=8))
     assert said.startswith("to halve the range of how many labels of o.csv are right, now 70 to 95")

@@ -217,6 +217,32 @@ def test_the_intervals_of_a_label_miss_as_seldom_as_they_say(skip):
     assert np.mean(recalls) > 0.95
 
 
+def test_the_intervals_of_a_label_in_two_parts_miss_as_seldom_as_they_say():
+    """Of a label of later texts alone it was said that none of its texts is judged."""
+    missed, given, recalls, later = np.zeros(2), np.zeros(2), [], np.arange(700) >= 500
+    for seed in range(200):
+        random = np.random.default_rng(seed)
+        new = random.random(700) < np.where(later, 0.4, 0.1)
+        right, differ = random.random(700) < np.where(later, 0.75, 0.95), random.random(700) < 0.3
+        rows = np.append(random.permutation(500)[:100], 500 + random.permutation(200)[:40])
+        every, none = np.ones(140, np.bool_), np.zeros(140, np.bool_)
+        true, now = new ^ ~right, new.copy()
+        now[rows] = true[rows]
+        for kind, one in enumerate([new, ~new]):
+            said, of = true ^ bool(kind), now ^ bool(kind)
+            found = label_accuracy(one, said[rows], differ + 2 * later, rows, none, every, none)
+            assert found.judged == one[rows].sum()
+            if (share := found.precision) is not None:
+                given[kind] += 1
+                missed[kind] += not share.low - 1e-9 <= said[of].mean() <= share.high + 1e-9
+            if (share := found.recall) is not None:
+                recalls.append(share.low <= one[said].mean() <= share.high)
+    assert given.min() == 200
+    assert (missed / given <= 0.05).all()
+    assert len(recalls) > 200
+    assert np.mean(recalls) > 0.95
+
+
 def test_few_judged_texts_of_a_label_have_a_wide_interval():
     def said(m, right, differs=np.zeros(200, np.bool_)):  # noqa: B008
         every, none, rows = np.ones(m, np.bool_), np.zeros(m, np.bool_), np.arange(m)
