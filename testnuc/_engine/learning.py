@@ -346,7 +346,8 @@ def _is_ranked(learned: Learned, fit: Fit) -> bool:
 def _merged(earlier: Sequence[Judgment], new: Sequence[Judgment]) -> tuple[Judgment, ...]:
     """Return all judgments; a second one of a text takes the place of the first, and its draw.
 
-    But what a person judged is not judged again by a referee.
+    But what a person judged is not judged again by a referee. Reviews of one draw that are learned
+    from again say anew whether several people agree.
     """
     judged = {judgment.hash: judgment for judgment in earlier}
     for judgment in new:
@@ -355,28 +356,36 @@ def _merged(earlier: Sequence[Judgment], new: Sequence[Judgment]) -> tuple[Judgm
             judged[judgment.hash] = judgment
             continue
         change, drawn = (old.source, judgment.source), judgment.probability is not None
+        again = _same_draw(old, judgment)
         if judgment.source is None or change == ("person", "referee"):
             if judgment.agreed is False:
-                # what one judge alone had said is open now; what was settled stays
-                alone = old.source == "person" and old.agreed is None
+                # what one judge, or others, had said is open now; what was settled stays
+                alone = old.source == "person" and old.agreed is not False
                 found = replace(old, label=None, source=None, by="") if alone else old
                 judged[judgment.hash] = replace(found, agreed=False)
+            elif again and judgment.source is None:
+                judged[judgment.hash] = replace(old, agreed=None)
             continue
         if change == ("referee", "person") and (drawn or judgment.ranking):
             # of the same review, or drawn again, as if the referee had not been asked
             del judged[judgment.hash]
             judged[judgment.hash] = judgment
             continue
-        same_draw = judgment.probability == old.probability is not None
         now = replace(
             old,
             **{name: getattr(judgment, name) for name in ("label", "source", "by", "possible")},
-            agreed=old.agreed if judgment.agreed is None else judgment.agreed,
+            agreed=judgment.agreed if again or judgment.agreed is not None else old.agreed,
             # who confirms an answer of a referee by hand chooses which
-            uniform=judgment.uniform if same_draw or "referee" in change else old.uniform,
+            uniform=judgment.uniform if again or "referee" in change else old.uniform,
         )
         judged[judgment.hash] = old if now == old else replace(now, day=judgment.day)
     return tuple(judged.values())
+
+
+def _same_draw(one: Judgment, two: Judgment) -> bool:
+    """Whether both are of one draw of a text; what was chosen is of none."""
+    drawn = one.probability is not None or one.ranking or (one.uniform and two.uniform)
+    return bool(drawn) and (one.probability, one.ranking) == (two.probability, two.ranking)
 
 
 def _key(parts: Components) -> bytes:

@@ -172,15 +172,15 @@ async def describe(
     if brief:
         title, *lead = _headline(parts, learned, accuracy, texts)
         found = {
-            "What is proved": _proved(learned) if learned else _accuracy(None),
-            "Who judged, and when": _judges(learned),
+            "What is proved": _proved(learned, texts) if learned else _accuracy(None),
+            "Who judged, and when": _judges(learned, texts),
         }
         sections = {title: iter(lead)} | labels | found | made
     else:
         sections = made | labels
         sections |= {
             "Accuracy": _accuracy(learned, accuracy),
-            "Judgments": _judgments(learned, joined),
+            "Judgments": _judgments(learned, joined, texts),
             "Model": _model(parts, await parts.answered(), referees),
             "Neighbors": _neighbors(parts, results, judged=learned is not None),
             "Software": _software(results),
@@ -274,9 +274,11 @@ def _accuracy(learned: Learned | None, of_these: Accuracy | None = None) -> Iter
     yield from (f"- {line.replace('your ', 'the ')}" for line in lines)
 
 
-def _proved(learned: Learned) -> Iterator[str]:
+def _proved(learned: Learned, texts: Collection[str]) -> Iterator[str]:
     """Yield what is proved, and what to look at, for those who use the labels."""
     certificate = learned.certify()
+    if len(texts) < learned.measured:
+        yield f"What follows is of {learned.measured:,} texts, not of these alone.\n"
     right = f"at least {certificate.accuracy:.0%} of their labels are right"
     if part := certificate.coverage:
         yield f"- {part:.0%} of the texts are certified: {right} by the judgments."
@@ -370,15 +372,17 @@ def _neighbors(parts: Components, results: Results, *, judged: bool) -> Iterator
         yield f"- {results.diagnosis.sentence(None if judged else _JUDGING)}"
 
 
-def _judgments(learned: Learned | None, joined: JoinedReview | None) -> Iterator[str]:
-    judged = () if learned is None else learned.judged
+def _judgments(
+    learned: Learned | None, joined: JoinedReview | None, texts: Collection[str]
+) -> Iterator[str]:
+    judged = [one for one in (learned.judged if learned else ()) if one.text in texts]
     drawn = [one for one in judged if one.probability is not None]
     ranked = sum(bool(one.ranking) for one in judged)
     uniform = sum(bool(one.uniform) for one in drawn)
     of_all = "all" if 0 < uniform == len(drawn) else f"{uniform:,}"
     yield (
         f"{len(drawn):,} texts were drawn with known probabilities, {of_all} of them at random "
-        "from all texts that there were then. By the latter and the labels of all texts, shares "
+        "from all texts that there were then. By those and the labels of all texts, shares "
         "of labels are estimated (beta-binomial, in strata by labels that do not depend on the "
         "text's own judgment).\n"
     )
@@ -390,23 +394,28 @@ def _judgments(learned: Learned | None, joined: JoinedReview | None) -> Iterator
     chosen = len(judged) - len(drawn) - ranked - alone
     others["chosen, not drawn: they correct labels, and prove nothing"] = chosen
     yield from (f"{n:,} more were {said}.\n" for said, n in others.items() if n)
-    yield from _judges(learned)
+    yield from _judges(learned, texts)
     if joined is not None:
+        missing = sum(item.text not in texts for item in joined.review.judged)
+        of = f" ({missing:,} of their texts are not among these)" if missing else ""
         # what it says of judges' errors is said of all judgments where they are known
-        yield f"\nIn the files of reviews named here, {joined.facts if judged else joined}"
+        yield f"\nIn the files of reviews named here{of}, {joined.facts if judged else joined}"
 
 
-def _judges(learned: Learned | None) -> Iterator[str]:
+def _judges(learned: Learned | None, texts: Collection[str]) -> Iterator[str]:
     judged = () if learned is None else learned.judged
     by = Counter(
         (one.day or "before dates were noted", one.source, one.by if one.source else one.reopened)
         for one in judged
+        if one.text in texts
     )
     for (day, source, who), n in sorted(by.items(), key=str):
         why = "judged before the label set changed" if who else "skipped, or judges differ"
         said = f"judged by {who or _JUDGES[source]}" if source else f"open: {why}"
         yield f"- {day}: {n:,} {said}"
-    if not by:
+    if others := len(judged) - by.total():
+        yield f"- Judgments of other texts, which are not in this list: {others:,}"
+    if not judged:
         yield "Nobody yet."
 
 
@@ -418,8 +427,8 @@ def _software(results: Results) -> Iterator[str]:
     texts = hashlib.sha256("\n".join(sorted({row.text for row in results})).encode()).hexdigest()
     yield f"- Texts: SHA-256 `{texts}`, of the distinct ones, sorted, one newline between two"
     yield (
-        "- Draws of texts to be judged have seed 0 if none was given (it is not the LLM's), "
-        "all else fixed ones: a second run gives the same"
+        "- Draws of texts to be judged have seed 0, unless `nuc.review` in Python was given "
+        "another (`--seed` is the LLM's), all else fixed ones: a second run gives the same"
     )
 
 

@@ -521,12 +521,8 @@ async def _carried(
     """Learn from judgments, which may be of other labels, and say how many are of these."""
     if tuple(judged.labels) == nuc.labels.names:
         learned = await nuc.learn(judged, **how)
-        if (
-            isinstance(judged, Review)
-            and (run := judged.context.run)
-            and (missing := learned.unused(item.hash for item in judged))
-        ):
-            to_stderr(f"note: {missing:,} texts of this review, drawn from {run[0]}, are not here")
+        if isinstance(judged, Review):
+            _say_what_differs(learned, judged)
         return learned
     learned = await nuc.learn(judged, was=former, **how)
     before = {one.hash for one in judged.judged if one.source is not None}
@@ -548,6 +544,18 @@ async def _carried(
         said += f"; the certificate of {part:.0%} of the texts is not: {then}"
     to_stderr(said)
     return learned
+
+
+def _say_what_differs(learned: Learned, review: Review) -> None:
+    """Say which texts of a review are not here, and which keep an answer of before."""
+    run, answers = review.context.run, learned.answers
+    if run and (missing := learned.unused(item.hash for item in review)):
+        to_stderr(f"note: {missing:,} texts of this review, drawn from {run[0]}, are not here")
+    if kept := sum(item.source is None and item.hash in answers for item in review):
+        to_stderr(
+            f"note: {kept:,} texts that are open in this review keep what was learned of them "
+            "before; to forget that: `testnuc unlearn RESULTS`, then the same `testnuc learn`"
+        )
 
 
 async def _not_learned(source: str) -> InvalidInputError:
@@ -649,10 +657,17 @@ async def diagnose(given: SimpleNamespace) -> None:
         found.plot().savefig(given.plot, dpi=110)
 
 
+def read_reviews(files: Sequence[str]) -> dict[str, Review]:
+    """Return each review; a file that is named twice is told."""
+    if len(reviews := {file: Review.load(existing(file)) for file in files}) < len(files):
+        to_stderr(f"note: a file is named twice, and counts once: {', '.join(files)}")
+    return reviews
+
+
 def _read_reviews(files: Sequence[str], *, settles: bool = False) -> Review:
     """Return a review, or several people's reviews as one."""
-    reviews = {file: Review.load(existing(file)) for file in files}
-    if len(files) == 1:
+    reviews = read_reviews(files)
+    if len(reviews) == 1:
         return reviews[files[0]]
     joined = join_reviews(reviews)
     to_stderr(str(joined))

@@ -1,7 +1,7 @@
 """``testnuc report``, a page for judging and browsing results, and ``testnuc describe``."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,11 +10,11 @@ from testnuc._engine.reporting import cell_in
 from testnuc.cli.answered_texts import changed_since, labeled, opened, texts_for
 from testnuc.cli.count import groups_of
 from testnuc.cli.files import require_kind, require_new
-from testnuc.cli.judging import require_results, what_next
+from testnuc.cli.judging import read_reviews, require_results, what_next
 from testnuc.cli.label_files import read_labels
 from testnuc.cli.memory import RunNote
 from testnuc.cli.options_of_run import next_command
-from testnuc.cli.reading import existing, holds_rows, name_labels, read_table, to_stderr
+from testnuc.cli.reading import holds_rows, name_labels, read_table, to_stderr
 from testnuc.errors import InvalidInputError
 from testnuc.report import write
 from testnuc.report.page import page_of
@@ -59,10 +59,20 @@ async def describe(given: SimpleNamespace) -> None:
     """Print or write how the labels of a file or a store were made."""
     require_new(given.output, ".md", overwrite=given.overwrite)
     require_results("describe", given.source, given.reviews or ())
-    reviews = {file: Review.load(existing(file)) for file in given.reviews or ()}
+    reviews = read_reviews(given.reviews or ())
     if empty := [file for file, review in reviews.items() if not review.judged]:
         raise InvalidInputError(f"{', '.join(empty)}: nobody has judged it; leave it out")
     await _describe(given, reviews)
+
+
+def _require_texts(reviews: Mapping[str, Review], texts: Collection[str], source: str) -> None:
+    """Raise an error if a review is of other texts; say of how many where it is of some."""
+    for file, review in reviews.items():
+        missing = sum(item.text not in texts for item in review)
+        if missing == len(review):
+            raise InvalidInputError(f"no text of {file} is in {source}; leave it out")
+        if missing:
+            to_stderr(f"note: {missing:,} texts of {file} are not in {source}")
 
 
 async def _describe(
@@ -76,6 +86,7 @@ async def _describe(
         found = await labeled(nuc, table)
         merged = found.merged()
         results = found.results.with_rows([row for _, row in sorted(merged.items())])
+        _require_texts(reviews, {row.text for row in results}, source)
         page = await nuc.describe(results, reviews, brief=brief)
     if holds_rows(source):
         about = f"This page is about the labels in `{source}`."

@@ -322,7 +322,11 @@ def counted(
     texts, own = _said(results, learned)
     options |= {"apart": learned.labels_apart(texts), "later": learned.later}
     options["now"] = [result.labels for result in results]
-    counts = count_labels(texts, own, learned.judged, learned.labels, groups, **options)
+    # what judges said of texts that are not here does not say how often they err here
+    others = learned.later([one.hash for one in learned.judged])
+    told = zip(learned.judged, others, strict=True)
+    judged = [replace(one, agreed=None) if other else one for one, other in told]
+    counts = count_labels(texts, own, judged, learned.labels, groups, **options)
     of = {item.group: list[str]() for item in counts}
     for text, group in zip(texts, groups or (), strict=False):
         of.get(group, []).append(text)

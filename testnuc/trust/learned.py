@@ -477,8 +477,10 @@ class Learned(Brief):
 
     @property
     def _agreed(self) -> list[bool]:
-        """Whether those who judged a text said the same, of each that several judged."""
-        return [j.agreed for j in self.judged if j.agreed is not None]
+        """Whether those who judged a text said the same, of each here that several judged."""
+        others = self.later([j.hash for j in self.judged])
+        told = zip(self.judged, others, strict=True)
+        return [j.agreed for j, other in told if j.agreed is not None and not other]
 
     def later(self, hashes: Sequence[bytes], among: int = 0) -> list[bool]:
         """Return which texts are not among the first ones that have a fixed trust; 0: all these."""

@@ -826,9 +826,23 @@ def test_judges_who_differ_count_where_one_of_them_was_learned_from_before():
     differ = replace(one, label=None, source=None, agreed=False, by="")
     (found,) = _merged([one], [differ])
     assert found == differ
-    (settled,) = _merged([found], [replace(one, agreed=None)])
-    assert (settled.label, settled.agreed) == (one.label, False)
+    settled = replace(one, agreed=False)
+    assert _merged([found], [settled]) == (settled,)
     assert _merged([settled], [differ]) == (settled,)
+
+
+def test_whether_judges_agree_is_said_anew_by_reviews_of_the_same_draw():
+    """A wrong file that was learned from went on in the judges' error."""
+    one = Judgment("text", b"hash", LABELS[0], "person", 0.1, 0.1, 100, True, by="one person")
+    agreed, differ = replace(one, agreed=True), replace(one, label=None, source=None, agreed=False)
+    for draw in ({}, {"probability": None}, {"probability": None, "ranking": "r"}):
+        alone, both, other = (replace(this, **draw) for this in (one, agreed, differ))
+        assert _merged([both], [alone]) == (alone,)
+        assert _merged([both], [other]) == (replace(other, by=""),)
+        assert _merged([both], [replace(alone, label=None, source=None)]) == (alone,)
+        # an answer of another draw, or by hand, says nothing of it
+        (kept,) = _merged([both], [replace(alone, probability=0.2, ranking="")])
+        assert kept.agreed
 
 
 @pytest.mark.slow

@@ -24,7 +24,15 @@ from testnuc.trust.review import Review
 from testnuc.trust.shares import Accuracy, Share
 from testnuc.types import Classification
 from tests.cli.in_process import judge, ran, rows_of, run_here
-from tests.cli.test_judging import TEXTS, judged, options, text_of, true_label, wrong_at_random
+from tests.cli.test_judging import (
+    LABELS,
+    TEXTS,
+    judged,
+    options,
+    text_of,
+    true_label,
+    wrong_at_random,
+)
 from tests.report.test_report import review_of
 
 
@@ -358,13 +366,19 @@ def test_a_review_that_nobody_judged_has_no_agreement():
     assert (code, "open.json: nobody has judged it; leave it out" in err) == (2, True), err
 
 
+def said_of(judged):
+    """Return what the page of all these texts says of their judgments."""
+    texts = {one.text for one in judged}
+    return "\n".join(_judgments(SimpleNamespace(judged=judged), None, texts))
+
+
 def test_each_kind_of_draw_says_what_it_is_for():
     def judged(n, source="person", chance=0.1, **more):
         return [Judgment("", b"", "a", source, chance, chance, 9, **more)] * n
 
     drawn = [*judged(118, uniform=True), *judged(2, source=None, uniform=True)]
     ranked = judged(45, chance=None, uniform=False, ranking="r")
-    page = "\n".join(_judgments(SimpleNamespace(judged=drawn + ranked), None))
+    page = said_of(drawn + ranked)
     assert "120 texts were drawn with known probabilities, all of them at random from all" in page
     assert (
         "45 more were drawn at random among the most trusted texts: they prove certificates alone"
@@ -373,7 +387,7 @@ def test_each_kind_of_draw_says_what_it_is_for():
     assert "chosen" not in page
     mixed = [*drawn, *judged(30, uniform=False), *judged(7, chance=None)]
     mixed += judged(9, chance=None, uniform=True)
-    page = "\n".join(_judgments(SimpleNamespace(judged=mixed), None))
+    page = said_of(mixed)
     assert "150 texts were drawn with known probabilities, 120 of them at random from" in page
     assert "9 more were drawn at random among later texts, and count for these alone" in page
     assert "7 more were chosen, not drawn: they correct labels, and prove nothing" in page
@@ -393,7 +407,7 @@ def test_a_page_says_how_many_people_judged_when_and_whether_blind():
     older = [replace(blind[0], by="", day="")]
     stored = [Judgment.of(one.record()) for one in (*blind, *seeing, *older)]
     assert stored == [*blind, *seeing, *older]
-    page = "\n".join(_judgments(SimpleNamespace(judged=stored), None))
+    page = said_of(stored)
     # a text that the other one did not have, or skipped, was judged by one alone
     assert "- 2026-11-25: 18 judged by one of 2 people, blind: no label was shown" in page
     assert "- 2026-11-25: 2 judged by 2 people, blind: no label was shown" in page
@@ -406,13 +420,52 @@ def test_a_page_says_how_many_people_judged_when_and_whether_blind():
     joined = join_reviews(parts).review
     first = next(item for item in joined if item.said)
     joined.answer(first.index, "b")
-    page = "\n".join(_judgments(SimpleNamespace(judged=_judgments_in(joined)), None))
+    page = said_of(_judgments_in(joined))
     assert " 1 judged by people, after others differed, by one who saw the answers" in page
     # an answer keeps its date when it is read, not that of another answer
     record = orjson.loads(Path("review.json").read_bytes())
     record["items"][0]["day"] = "2026-01-02"
     Path("review.json").write_bytes(orjson.dumps(record))
     assert Review.load("review.json")[0].day == "2026-01-02"
+
+
+def test_judgments_and_reviews_of_other_texts_are_not_taken_for_those_of_a_file():
+    for name, texts in (("first", TEXTS[:120]), ("second", TEXTS[120:])):
+        Path(f"{name}.csv").write_text("text\n" + "\n".join(texts))
+    with LoopbackLLM(wrong_at_random) as llm:
+        ran("classify", "first.csv", *options(llm), "-o", "first-out.csv")
+        ran("review", "first-out.csv", "-n", "30", "--goal", "count", "-o", "one.json", "--no-open")
+        ran("classify", "second.csv", *options(llm), "-o", "second-out.csv", "--store", "s.db")
+        draw = ["review", "second-out.csv", "-n", "9", "--goal", "count", "-o", "two.json"]
+        ran(*draw, "--store", "s.db", "--no-open")
+    judged("one.json")
+    judged("two.json")
+    # answers of another run count for nothing here
+    Path("three.json").write_bytes(Path("two.json").read_bytes())
+    judge("three.json", lambda _: LABELS[0])
+    out, err = ran("learn", "first-out.csv", "two.json", "three.json")
+    assert "note: " in err
+    assert "are not here" in err
+    assert "Judges differ" not in out
+    ran("learn", "first-out.csv", "one.json", "-o", "better.csv")
+    assert "judges err" not in ran("count", "better.csv")[0]
+    code, _, err = run_here("describe", "better.csv", "one.json", "two.json")
+    assert (code, "no text of two.json is in better.csv; leave it out" in err) == (2, True), err
+    page, err = ran("describe", "better.csv", "one.json", "one.json")
+    assert "a file is named twice, and counts once: one.json, one.json" in err
+    assert "30 texts were drawn with known probabilities, all of them" in page
+    assert re.search(r": 30 judged by one person.*\n- Judgments of other texts, .*: 9\n", page)
+    # a part of the file
+    rows = Path("better.csv").read_text().splitlines()
+    Path("part.csv").write_text("\n".join(rows[:61]))
+    here = sum(item.text in TEXTS[:60] for item in Review.load("one.json"))
+    page, err = ran("describe", "part.csv", "one.json")
+    assert f"note: {30 - here} texts of one.json are not in part.csv" in err
+    assert f"named here ({30 - here} of their texts are not among these), 30 texts are" in page
+    page, _ = ran("report", "part.csv", "--summary", "-o", "page.md")
+    page = Path("page.md").read_text()
+    assert f": {here} judged by one person" in page
+    assert "What follows is of 120 texts, not of these alone." in page
 
 
 def saved(review):

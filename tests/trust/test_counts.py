@@ -350,7 +350,9 @@ def test_texts_to_which_the_llm_gives_no_label_count_as_none():
         for at, text in enumerate(texts)
     ]
     none_apart = {"labels_apart": lambda texts: [None] * len(texts), "accuracy": lambda _: None}
-    learned = SimpleNamespace(later=None, judged=judged, labels=LABELS, **none_apart)
+    learned = SimpleNamespace(
+        later=lambda hashes: [False] * len(hashes), judged=judged, labels=LABELS, **none_apart
+    )
     assert counted(results, learned)[-1].llm == pytest.approx(2 / 3)
 
 
