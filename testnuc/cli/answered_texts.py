@@ -9,7 +9,7 @@ from typing import Any
 from testnuc._base.checks import hash_text, valid_text
 from testnuc.cli import xlsx
 from testnuc.cli.files import check_output, free_name
-from testnuc.cli.memory import RunNote
+from testnuc.cli.memory import AnswerStore, RunNote
 from testnuc.cli.options import Options
 from testnuc.cli.options_of_run import client_of, command, held_scopes, with_options_of_run
 from testnuc.cli.reading import Table, holds_rows, kind_of, read_table, to_stderr, usable
@@ -47,13 +47,16 @@ class LabeledTable:
 
 @asynccontextmanager
 async def opened(
-    source: str, client: Options, text_column: str
+    source: str, client: Options, text_column: str, *, learns: bool = False
 ) -> AsyncIterator[tuple[TestNUC, Table | None]]:
     """Open the client of a store, or of results and their store; it makes no call.
 
-    Options that are not given are those of the run behind the source.
+    Options that are not given are those of the run behind the source. A store that is missing, as
+    in a folder copied without its hidden one, is made by those that learn alone.
     """
     client, kept = await with_options_of_run(client, source)
+    if kept.new and kept.folder is not None and not learns:
+        kept = AnswerStore(None)
     table = read_table(source, text_column) if holds_rows(source) else None
     # nothing is sent, so no key is needed; the run may not have asked about neighbors
     nuc = client_of(client, store=kept.where, neighbors="stored", api_key="not-needed")

@@ -67,7 +67,7 @@ def review(given: SimpleNamespace) -> None:
     to_stderr(f"reading {source}, and what is known of its texts")
 
     async def draw() -> tuple[Review, Results | None]:
-        async with opened(source, given.client, given.text_column) as (nuc, table):
+        async with opened(source, given.client, given.text_column, learns=True) as (nuc, table):
             results = None if table is None else await newest(nuc, table)
             # what the file says of them, or will say after `learn`
             rows = {row.text: row for row in results or ()}
@@ -188,7 +188,7 @@ async def learn(given: SimpleNamespace) -> None:
     least = options.get("min_trust")
     # labels that the run withheld for it stay withheld
     client = given.client.but(min_trust=least) if isinstance(least, float) else given.client
-    async with opened(source, client, given.text_column) as (nuc, held):
+    async with opened(source, client, given.text_column, learns=True) as (nuc, held):
         earlier = nuc.learned
         table = None if output is None else await texts_for(nuc, held, source, output)
         learned = await take(nuc, protect=protect)

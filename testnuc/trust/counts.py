@@ -42,6 +42,8 @@ _BOUNDS = ("share", "low", "high", "difference", "accuracy")
 Later: TypeAlias = Callable[[Sequence[bytes], int], Sequence[bool]]
 #: Labels that a plot shows, groups that it names, and those that a note names.
 _PLOTTED, _TICKS, _SHOWN = 12, 12, 6
+#: What the mark of a share means.
+_END = "*: an end of its interval, as few are judged: trust the interval, not the point"
 #: Characters in a line of the title of a panel.
 _TITLE = 34
 #: Characters in a line below a plot.
@@ -184,9 +186,8 @@ class Counts(Brief, Listed[LabelCount]):
     @property
     def marks(self) -> list[str]:
         """What the mark of a share means, where one is marked."""
-        ends = "*: an end of its interval, as few are judged: trust the interval, not the point"
         found = any(item.at_end for item in self.items)
-        return [f"{ends}; labels in use, counted plainly, may be nearer"] * found
+        return [f"{_END}; labels in use, counted plainly, may be nearer"] * found
 
     def _right(self) -> list[str]:
         """Return how many labels of each group are right, as lines; none where nothing is known."""
@@ -242,6 +243,7 @@ class Counts(Brief, Listed[LabelCount]):
             for what, of in missing.items()
             if of
         ]
+        notes += [_END] * any(i.at_end for i in self.items if (i.label or NONE) in chosen)
         with theme(dark=dark):
             if groups:
                 figure = self._by_group(chosen, groups)
@@ -309,6 +311,10 @@ def _draw(axes: Any, points: Sequence[tuple[int, LabelCount]], *, top: float = n
     few = ", where enough" if np.isnan(value).any() else ""
     marks = {"fmt": "o", "markersize": 4, "capsize": 3, "clip_on": False}
     axes.errorbar(*(places, value)[::way], **bars, **marks, label=f"with judgments{few}")
+    for at, item in points:
+        if item.share and item.at_end:
+            place = (at, 100 * item.share.value)[::way]
+            axes.annotate("*", place, (4, 4), textcoords="offset points")
     axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -438,8 +444,9 @@ def count_labels(
         counting.notes.append("each group is estimated alone: rows of groups need not add up")
     if counting.chosen_by_use([selected[name] for name in names] or [selected[None]]):
         counting.notes.append(
-            "if rows were chosen or grouped by the labels in use, as in `nuc_label`, these shares "
-            "are wrong, as judged texts are where they were judged to be; take `nuc_own_label`"
+            "if rows were chosen or grouped by the labels in use, as in `nuc_label`, these shares, "
+            "and how many labels are right, are wrong, as judged texts are where they were judged "
+            "to be; take `nuc_own_label`; accuracy by label is in `testnuc describe`"
         )
     twice = {one.text: one.agreed for one in judged if one.agreed is not None}
     if judge_error:

@@ -785,6 +785,19 @@ def test_what_joins_reviews_goes_before_its_parts_where_dates_of_files_are_lost(
     assert "learning from ann.json, ben.json, judged last" in ran("learn", "out.csv")[1]
 
 
+def test_a_copy_of_a_folder_without_its_store_gets_no_empty_one(tickets, monkeypatch):
+    """Who then moved the right folder there had it inside the new one."""
+    with LoopbackLLM(wrong_at_random) as llm:
+        ran("classify", tickets, *options(llm), "-o", "out.csv")
+    shutil.copytree(".", "copy", ignore=shutil.ignore_patterns(".testnuc", "copy"))
+    monkeypatch.chdir("copy")
+    code, _, err = run_here("count", "out.csv")
+    assert (code, "copy its hidden .testnuc, too" in err) == (2, True), err
+    assert "nothing was judged in out.csv yet" in err
+    assert [*Path().glob("**/*.db")] == []
+    assert not Path(".testnuc").exists()
+
+
 def test_the_files_of_several_judges_are_named_in_one_command(tickets):
     """One command each let the judge who was learned from last overwrite the other."""
     with LoopbackLLM(wrong_at_random) as llm:

@@ -183,6 +183,11 @@ def test_a_share_that_is_an_end_of_its_interval_is_marked():
     assert "*: an end of its interval, as few are judged: trust the interval" in str(counts)
     # a number of rows that was read as a count
     assert "share x rows" in str(counts)
+    # the figure has the mark, too
+    pytest.importorskip("matplotlib")
+    figure = counts.plot()
+    assert [mark.get_text() for mark in figure.axes[0].texts] == ["*"]
+    assert "*: an end of its interval, as few are judged" in figure.get_supxlabel()
 
 
 def test_a_group_of_few_judged_texts_has_no_share_but_a_number():
