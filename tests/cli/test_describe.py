@@ -74,7 +74,7 @@ def test_a_page_says_how_labels_were_made(labeled):
         "reasoning effort least, no seed was sent\n",
         "- Vote, where no model was learned: vote policy weight auto, at most",
         f"- Texts: SHA-256 `{texts}`, of the distinct ones, sorted, one newline between two",
-        "- Draws of texts to be judged have seed 0 if none was given (it is not the LLM's)",
+        "- Draws of texts to be judged have seed 0, unless `nuc.review` in Python was given",
         "`, of the block below without its last newline\n",
         "of the labels of 240 texts are right by the judgments",
         "- Macro F1 by the judgments: 0.",
