@@ -356,7 +356,7 @@ def test_texts_to_which_the_llm_gives_no_label_count_as_none():
     ]
     none_apart = {"labels_apart": lambda texts: [None] * len(texts), "accuracy": lambda _: None}
     learned = SimpleNamespace(
-        later=lambda hashes: [False] * len(hashes), judged=judged, labels=LABELS, **none_apart
+        later=lambda hashes, *_: [False] * len(hashes), judged=judged, labels=LABELS, **none_apart
     )
     assert counted(results, learned)[-1].llm == pytest.approx(2 / 3)
 
