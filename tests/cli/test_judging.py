@@ -760,14 +760,20 @@ def test_a_review_of_another_run_is_refused(tickets):
     assert "to undo this: `testnuc unlearn RESULTS`, then `testnuc learn` the right file" in err
 
 
-def test_what_joins_reviews_goes_before_its_parts_where_dates_of_files_are_lost(tickets):
-    """As in a folder that was copied: one judge's answers took the place of settled ones."""
+def _judged_by_two(tickets):
+    """Label texts; two judges of eight of them differ. Returns the second one's review, texts."""
     with LoopbackLLM(wrong_at_random) as llm:
         ran("classify", tickets, *options(llm), "-o", "out.csv")
     ran("review", "out.csv", "-n", "8", "--blind", "-o", "ann.json", "--no-open")
     texts = [item.text for item in judged("ann.json")]
     shutil.copy("ann.json", "ben.json")
     ben = judge("ben.json", lambda text: "login" if text in texts[:3] else true_label(text))
+    return ben, texts
+
+
+def test_what_joins_reviews_goes_before_its_parts_where_dates_of_files_are_lost(tickets):
+    """As in a folder that was copied: one judge's answers took the place of settled ones."""
+    ben, texts = _judged_by_two(tickets)
     differ = sum(true_label(item.text) != "login" for item in ben[:3])
     ran("review", "ann.json", "ben.json", "-o", "joined.json", "--no-open")
     shutil.copy("joined.json", "open.json")
@@ -800,12 +806,7 @@ def test_a_copy_of_a_folder_without_its_store_gets_no_empty_one(tickets, monkeyp
 
 def test_the_files_of_several_judges_are_named_in_one_command(tickets):
     """One command each let the judge who was learned from last overwrite the other."""
-    with LoopbackLLM(wrong_at_random) as llm:
-        ran("classify", tickets, *options(llm), "-o", "out.csv")
-    ran("review", "out.csv", "-n", "8", "--blind", "-o", "ann.json", "--no-open")
-    texts = [item.text for item in judged("ann.json")]
-    shutil.copy("ann.json", "ben.json")
-    ben = judge("ben.json", lambda text: "login" if text in texts[:3] else true_label(text))
+    ben, _ = _judged_by_two(tickets)
     # an earlier state of a file is not a judge
     ben.withdraw(7)
     ben.save("ben-before.json")
