@@ -20,7 +20,7 @@ from testnuc.label_tree import path_of
 from testnuc.trust.evidence import Judgment
 from testnuc.trust.joining import BY_DIFFERENCES
 from testnuc.trust.joining import judge_error as bound_of_errors
-from testnuc.trust.learned import Learned
+from testnuc.trust.learned import Learned, judged_here
 from testnuc.trust.shares import Accuracy, JudgedSample, Population, Share, percent
 from testnuc.types import LEVELS, Classification, split_labels
 
@@ -328,11 +328,7 @@ def counted(
     texts, own = _said(results, learned)
     options |= {"apart": learned.labels_apart(texts), "later": learned.later}
     options["now"] = [result.labels for result in results]
-    # what judges said of texts that are not here does not say how often they err here
-    others = learned.later([one.hash for one in learned.judged])
-    told = zip(learned.judged, others, strict=True)
-    judged = [replace(one, agreed=None) if other else one for one, other in told]
-    counts = count_labels(texts, own, judged, learned.labels, groups, **options)
+    counts = count_labels(texts, own, judged_here(learned), learned.labels, groups, **options)
     of = {item.group: list[str]() for item in counts}
     for text, group in zip(texts, groups or (), strict=False):
         of.get(group, []).append(text)

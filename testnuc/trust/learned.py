@@ -478,9 +478,7 @@ class Learned(Brief):
     @property
     def _agreed(self) -> list[bool]:
         """Whether those who judged a text said the same, of each here that several judged."""
-        others = self.later([j.hash for j in self.judged])
-        told = zip(self.judged, others, strict=True)
-        return [j.agreed for j, other in told if j.agreed is not None and not other]
+        return [j.agreed for j in judged_here(self) if j.agreed is not None]
 
     def later(self, hashes: Sequence[bytes], among: int = 0) -> list[bool]:
         """Return which texts are not among the first ones that have a fixed trust; 0: all these."""
@@ -658,6 +656,16 @@ class Learned(Brief):
                 f"what was learned is damaged in the store ({exc!r:.200}); learn again after "
                 "`unlearn`, which sets it aside"
             ) from exc
+
+
+def judged_here(learned: Learned) -> list[Judgment]:
+    """Return all judged texts; of those that are not here, not whether several people agreed.
+
+    That does not say how often they err here.
+    """
+    others = learned.later([one.hash for one in learned.judged])
+    told = zip(learned.judged, others, strict=True)
+    return [replace(one, agreed=None) if other else one for one, other in told]
 
 
 def of_judged(judged: Judged, right: Bools, own_right: Bools) -> dict[str, Any]:
