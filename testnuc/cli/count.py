@@ -28,6 +28,7 @@ from testnuc.cli.options_of_run import command, next_command, opened_store
 from testnuc.cli.reading import Table, require_column, to_stderr
 from testnuc.errors import InvalidInputError
 from testnuc.labels import labels_hash
+from testnuc.records import CERTIFIED
 from testnuc.server.served import changed, set_summary, summary_of
 from testnuc.trust.audit import Audit, AuditWeek, audited, is_audit, review_of, week_of
 from testnuc.trust.counts import Counts, counted
@@ -67,6 +68,9 @@ async def run(given: SimpleNamespace) -> None:
                 f"nothing was judged in {source} yet; draw texts, judge them and learn: "
                 f"{more(100)}; what is judged already: testnuc learn {source} REVIEW.json"
             )
+    if all(str(row.get(CERTIFIED)) in {"yes", "True"} for row in table.rows):
+        chosen = "rows that `certify` chose, by trust, say nothing of the shares of others"
+        to_stderr(f"note: all rows of {source} are certified; {chosen}")
     rows = sorted(found.merged().items())
     of, names = groups and [groups[at] for at, _ in rows], ("confidence", "together", "level")
     asked = {name: getattr(given, name) for name in (*names, "judge_error", "compare")}

@@ -108,7 +108,8 @@ def _as_in(rows: Mapping[str, Classification], review: Review, source: str) -> R
         to_stderr(
             f"note: {len(others):,} of these {len(review):,} texts are not in {source}, as "
             f"{one_line(others[0], 40)!r}: they are drawn from all that were labeled with these "
-            "settings; to remove those of a file that was a mistake: testnuc store erase"
+            "settings, or are open as labels changed; if their file was a mistake, as with a wrong "
+            "column: testnuc store erase"
         )
     items = list(review)
     for at, item in enumerate(items):

@@ -342,10 +342,16 @@ def usable(table: Table) -> tuple[dict[int, str], list[int]]:
 
 
 def say_if_ids(table: Table) -> None:
-    """Say so if the texts look like ids while another column holds longer texts."""
+    """Say so if most texts are copies, or look like ids while another column has longer ones."""
     rows = table.rows[:_LOOKED_AT]
     cells = {c: [str(row.get(c) or "") for row in rows] for c in table.columns}
     texts = cells.pop(table.text_column, [])
+    distinct = len({*map(str, table.texts)})
+    if len(table.rows) >= _FEW * distinct:
+        to_stderr(
+            f"note: {len(table.rows):,} rows hold {distinct:,} distinct texts in "
+            f"{table.text_column!r}; if that is not the text, stop here (Ctrl-C)"
+        )
     if len(texts) < _FEW or len({*texts}) < len(texts) or any(" " in text for text in texts):
         return
     longer = max(cells, key=lambda name: sum(map(len, cells[name])), default="")

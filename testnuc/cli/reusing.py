@@ -5,7 +5,7 @@ and a random part of the others, which shows how many are missed.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
@@ -69,11 +69,7 @@ async def reuse_answers(
         return 0
     was, hashes = client.get("former") or {}, [hash_text(text) for text in texts]
     new = {*added_labels(labels, old, was)}
-    for name in sorted({*chain.from_iterable(was.values())} - {*old, *labels.names}):
-        to_stderr(
-            f"note: `was` in --labels names {name!r}, which the labels before do not have"
-            f"{closest_label(name, old)}; if that is wrong, stop here (Ctrl-C)"
-        )
+    _say_lost_names(labels.names, old, was, some_new=bool(new))
     part = f"{_RANDOM} at random and those that could have {', '.join(map(repr, sorted(new)))}"
     to_stderr(
         f"note: {known:,} texts have answers to other labels; to ask about all takes {calls:,} "
@@ -116,8 +112,8 @@ async def reuse_answers(
         most = upper_bound(missed, len(sample), 0.05)
         to_stderr(
             f"of {len(sample):,} texts drawn at random from the {len(rest):,} others, {missed:,} "
-            f"have a new label: at most {most:.1%} of these others are missed (95 %); --no-reuse "
-            "asks about all"
+            f"got an added label: at most {most:.1%} of these others should have one, but keep "
+            "another (95 %); --no-reuse asks about all"
         )
     kept = {
         at: replace(one, label=by_now[at].label, said=f"{one.label}{BEFORE}")
@@ -129,6 +125,22 @@ async def reuse_answers(
     await parts.store.put_predictions(rows)
     to_stderr(f"{len(rows):,} of {len(texts):,} texts keep their answer to the labels before")
     return len(asked)
+
+
+def _say_lost_names(
+    names: Sequence[str], old: Sequence[str], was: Mapping[str, Sequence[str]], *, some_new: bool
+) -> None:
+    """Say which labels of before `was` misspells, or lacks where some labels are new."""
+    before = {*chain.from_iterable(was.values())}
+    for name in sorted(before - {*old, *names}):
+        to_stderr(
+            f"note: `was` in --labels names {name!r}, which the labels before do not have"
+            f"{closest_label(name, old)}; if that is wrong, stop here (Ctrl-C)"
+        )
+    if some_new and (
+        gone := ", ".join(repr(name) for name in old if name not in {*names, *before})
+    ):
+        to_stderr(f"note: {gone} is gone; if it was renamed or split, say so in --labels: `was`")
 
 
 async def _vectors(

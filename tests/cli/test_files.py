@@ -17,7 +17,7 @@ from testnuc.cli import xlsx
 from testnuc.cli.decoding import decoded, delimiter_of
 from testnuc.cli.files import write_results
 from testnuc.cli.label_files import read_labels
-from testnuc.cli.reading import Table, read_table
+from testnuc.cli.reading import Table, read_table, say_if_ids
 from testnuc.errors import InvalidInputError, ProviderError
 from testnuc.records import result_of
 from testnuc.results import read_results
@@ -662,3 +662,12 @@ def test_no_words_of_a_model_are_a_formula_and_all_are_read_back(tmp_path, suffi
     again = tmp_path / f"again{suffix}"
     write_results(str(again), read, results, {}, run={})
     assert again.read_bytes() == output.read_bytes()
+
+
+def test_a_column_of_few_distinct_texts_is_named(capsys):
+    """Channels were labeled in place of texts."""
+    rows = [{"text": f"where is parcel {at}", "channel": "app"} for at in range(40)]
+    say_if_ids(Table(rows, ["text", "channel"], "channel"))
+    assert "40 rows hold 1 distinct texts in 'channel'; if that is not" in capsys.readouterr().err
+    say_if_ids(Table(rows, ["text", "channel"], "text"))
+    assert capsys.readouterr().err == ""

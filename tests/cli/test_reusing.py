@@ -66,7 +66,7 @@ def test_one_label_more_costs_the_texts_that_could_have_it(llm):
     assert "--reuse asks about 60 at random and those that could have 'kind29' alone" in err
     calls, err = llm(named(KINDS), "--reuse", "--full")
     assert 80 <= calls < 250
-    assert "0 have a new label: at most 4.9% of these others are missed (95 %)" in err
+    assert "0 got an added label: at most 4.9% of these others should have one" in err
     rows = own_labels("new.csv")
     assert all(row["nuc_own_label"] == kind for kind, row in rows)
     # judgments know how many of the first texts they were drawn from
@@ -129,8 +129,12 @@ def test_a_label_of_before_that_there_was_not_is_named_before_any_call(llm):
     _, err = llm(wrong, "--reuse", "--dry-run")
     said = f"{KINDS[0] + 'x'!r}, which the labels before do not have; did you mean {KINDS[0]!r}?"
     assert f"note: `was` in --labels names {said}" in err
+    _, err = llm([*named(KINDS[1:29]), {"label": "other"}], "--dry-run")
+    assert f"note: {KINDS[0]!r} is gone; if it was renamed or split, say so in --labels" in err
     right = [*named(KINDS[1:29]), {"label": "other", "was": [KINDS[0]]}]
-    assert "`was` in --labels names" not in llm(right, "--reuse", "--dry-run")[1]
+    _, err = llm(right, "--reuse", "--dry-run")
+    assert "`was` in --labels" not in err
+    assert "is gone" not in err
 
 
 @pytest.mark.slow
