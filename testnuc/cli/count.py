@@ -68,7 +68,7 @@ async def run(given: SimpleNamespace) -> None:
                 f"nothing was judged in {source} yet; draw texts, judge them and learn: "
                 f"{more(100)}; what is judged already: testnuc learn {source} REVIEW.json"
             )
-    if all(str(row.get(CERTIFIED)) in {"yes", "True"} for row in table.rows):
+    if table.rows and all(str(row.get(CERTIFIED)) in {"yes", "True"} for row in table.rows):
         chosen = "rows that `certify` chose, by trust, say nothing of the shares of others"
         to_stderr(f"note: all rows of {source} are certified; {chosen}")
     rows = sorted(found.merged().items())
