@@ -7,10 +7,6 @@ The path of a text::
 ``await TestNUC(labels, model=..).classify_many(texts)`` calls the LLM once per distinct text. The
 nearest neighbors of each text then vote on its label: the batch itself is the unlabeled data.
 
-`client` is the entry point and `_engine` runs the steps. `embedders`, `index`, `providers`,
-`methods`, `stores` and `voting` implement one step each; `protocols` defines their interfaces.
-`types`, `results` and `errors` define what calls return and raise. `testing` provides test doubles.
-
 Public names are imported lazily: ``import testnuc`` loads neither numba, aiohttp nor torch.
 """
 

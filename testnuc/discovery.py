@@ -30,7 +30,7 @@ from testnuc.errors import (
 from testnuc.label_matching import fold_case, fold_punctuation
 from testnuc.label_tree import path_of
 from testnuc.labels import LabelSet
-from testnuc.limits.budget import PICO
+from testnuc.limits.budget import BYTES_PER_TOKEN, PICO
 from testnuc.prompts import writing
 from testnuc.protocols import (
     Answer,
@@ -62,7 +62,7 @@ _MOST_REJECTED = 20
 #: Similarity of two labels, by names and texts, from which the LLM is asked whether they are one.
 _ALIKE = 0.6
 #: For estimates: a label with its description, tokens of a prompt, and of an answer.
-_LABEL_BYTES, _BYTES_PER_TOKEN, _OVERHEAD, _OUTPUT = 90, 3.2, 300, 40
+_LABEL_BYTES, _OVERHEAD, _OUTPUT = 90, 300, 40
 _NONE = "none of these"
 #: Words of a name without an LLM, and of its description; examples of a label.
 _WORDS, _DESCRIBING, _EXAMPLES, _LONGEST = 3, 9, 3, 80
@@ -189,7 +189,7 @@ def expected_cost(
     size += (packed + bool(topics)) * listed
     calls = 2 * clusters + packed + topics
     answers = calls + sum(several) - packed
-    usage = TokenUsage(int(size / _BYTES_PER_TOKEN) + _OVERHEAD * calls, _OUTPUT * answers)
+    usage = TokenUsage(int(size / BYTES_PER_TOKEN) + _OVERHEAD * calls, _OUTPUT * answers)
     price = _parts(model, client).prices[0]
     pico = None if price is None else price.charge(usage)
     return calls, usage.input_tokens, None if pico is None else pico / PICO

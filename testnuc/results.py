@@ -15,9 +15,9 @@ from testnuc._base.display import Listed, data_frames, facts, grid
 from testnuc._base.jsonl import table, write_whole
 from testnuc.errors import InvalidInputError, TestNUCError
 from testnuc.records import file_row, line_of, result_of, rounded, text_of, usage_of
-from testnuc.trust.counts import counted
+from testnuc.trust.counts import Counts, counted
 from testnuc.trust.counts import debiased as pseudo_outcomes
-from testnuc.trust.label_check import checked_labels, grouped
+from testnuc.trust.label_check import LabelCheck, checked_labels, grouped
 from testnuc.types import CELLS, SEPARATOR, UNKNOWN, Classification, Usage, error_text, row
 
 if TYPE_CHECKING:
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from testnuc.trust.certificates import Certificate
-    from testnuc.trust.counts import Counts
     from testnuc.trust.diagnosis import Diagnosis
-    from testnuc.trust.label_check import LabelCheck
     from testnuc.trust.learned import Learned
     from testnuc.trust.review import Review
     from testnuc.types import Prediction

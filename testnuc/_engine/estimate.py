@@ -14,7 +14,7 @@ from testnuc._engine.labelers import asked_first
 from testnuc._engine.shortlist import compared_part
 from testnuc.batch import has_batches
 from testnuc.index.matching import scanned
-from testnuc.limits.budget import PICO, Price
+from testnuc.limits.budget import BYTES_PER_TOKEN, PICO, Price
 from testnuc.prompts import writing
 from testnuc.prompts.writing import Demonstration
 from testnuc.protocols import PoolText, Request, Task, TokenUsage
@@ -27,8 +27,6 @@ _Call: TypeAlias = tuple[tuple[str, ...], tuple[Demonstration, ...], Task]
 
 #: Texts looked up at a time.
 _CHUNK = 128
-#: As in the providers: low, so that estimates are rather too high.
-_BYTES_PER_TOKEN = 3.2
 #: Seconds within which a provider completes or expires a batch.
 _WINDOW = 24 * 3600.0
 #: A typical verbalized confidence.
@@ -253,4 +251,4 @@ def _answer(provider: object, part: Sequence[str], task: Task) -> int:
         whole = {"answers": [{"id": i, **said} for i in range(1, len(part) + 1)]}
     reasoning = getattr(provider, "reasoning", None)
     thought = reasoning(task) if callable(reasoning) else 0
-    return int(len(orjson.dumps(whole)) / _BYTES_PER_TOKEN) + 1 + thought
+    return int(len(orjson.dumps(whole)) / BYTES_PER_TOKEN) + 1 + thought

@@ -1,8 +1,4 @@
-"""Learn from judgments: texts are drawn, judgments merged, kept and erased, a rule is learned.
-
-How a rule is fitted is that of one label, `testnuc._engine.argmax_learning`, or of several,
-`testnuc._engine.threshold_learning`.
-"""
+"""Learn from judgments: texts are drawn, judgments merged, kept and erased, a rule is learned."""
 
 import asyncio
 import logging

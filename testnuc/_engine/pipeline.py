@@ -1,9 +1,4 @@
-"""The pipeline of a run: embed, retrieve neighbors, predict.
-
-`Pipeline.prepare` retrieves the neighbors of texts from one snapshot of the pool and returns a
-`Run`. `Pipeline.complete` obtains the predictions that its votes need, and `Pipeline.settle`
-applies what was learned.
-"""
+"""The pipeline of a run: embed, retrieve neighbors, predict."""
 
 import asyncio
 import time

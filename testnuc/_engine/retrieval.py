@@ -1,8 +1,4 @@
-"""Build run: neighbors of texts from the pool, stored predictions from the store.
-
-With `neighbors="stored"`, `StoredVoters` knows which texts vote without looking them up one by one.
-`PoolPredictions` are those of the whole pool: diagnosed for the auto policy, and learned from.
-"""
+"""Build runs: neighbors of texts from the pool, stored predictions from the store."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence

@@ -96,8 +96,4 @@ def _prefetch(context: Any, array: Any, index: Any) -> Any:  # noqa: ARG001
     return types.void(array, types.int64), generate
 
 
-def _without_jit(array: Any, index: Any) -> None:
-    """Do nothing: prefetching changes no result."""
-
-
-prefetch: Any = _without_jit if DISABLED else intrinsic(_prefetch)
+prefetch: Any = (lambda *_: None) if DISABLED else intrinsic(_prefetch)

@@ -24,7 +24,7 @@ from testnuc.cli.reusing import reuse_answers
 from testnuc.client import TestNUC, parts_of
 from testnuc.embedders.openai import OpenAIEmbedder
 from testnuc.errors import CallTimeoutError, InvalidInputError, SmallPoolWarning, StoreError
-from testnuc.limits.budget import context_window
+from testnuc.limits.budget import BYTES_PER_TOKEN, context_window
 from testnuc.limits.policies import BatchPolicy
 from testnuc.progress import LineProgress, display_of
 from testnuc.results import Results, outcome, run_record
@@ -37,8 +37,6 @@ T = TypeVar("T")
 #: Called with a client before it labels texts; returns how many of them it asked about.
 Prepare: TypeAlias = Callable[..., Awaitable[int]]
 
-#: As in the providers: low, so that estimates are rather too high.
-_BYTES_PER_TOKEN = 3.2
 #: Options that tell the runs in a store apart.
 _OF_STORE = ("labels", "model", *OF_ANSWERS)
 #: Fraction of the texts that a referee labels.
@@ -383,7 +381,7 @@ def _about_model(nuc: TestNUC, texts: Sequence[str]) -> str | None:
     window = context_window(provider.name, provider.model, getattr(provider, "url", None))
     if window is None:
         return None
-    most = window * _BYTES_PER_TOKEN
+    most = window * BYTES_PER_TOKEN
     number = sum(len(text.encode("utf-8", "replace")) > most for text in texts)
     if not number:
         return None

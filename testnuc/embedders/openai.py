@@ -21,6 +21,7 @@ from testnuc.errors import (
     UnknownModelError,
     UnreadableReplyError,
 )
+from testnuc.limits.budget import BYTES_PER_TOKEN
 from testnuc.limits.policies import Limits
 from testnuc.protocols import Reply, Request, Task, TokenUsage
 from testnuc.transport import Transport
@@ -38,8 +39,6 @@ _TOKENS_PER_TEXT = 8_192
 #: A text that is cut has at most so many characters, and then this part of them, until it fits.
 _LONGEST = 24_000
 _CUT = 0.75
-#: As for the LLM: low, so that estimates are rather too high.
-_BYTES_PER_TOKEN = 3.2
 #: Most numbers of a vector before its length is known, and most lists and fields for each text.
 _MOST_NUMBERS, _MOST_FIELDS = 16_384, 50
 #: Bytes of an error that are searched for its meaning.
@@ -191,7 +190,7 @@ class OpenAIEmbedder:
 
 
 def _tokens(text: str) -> int:
-    return int(len(text.encode("utf-8", "replace")) / _BYTES_PER_TOKEN) + 1
+    return int(len(text.encode("utf-8", "replace")) / BYTES_PER_TOKEN) + 1
 
 
 def _parts(texts: Sequence[str]) -> Iterator[tuple[str, ...]]:

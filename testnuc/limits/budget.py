@@ -25,6 +25,8 @@ _Waiter: TypeAlias = tuple["Amounts", "asyncio.Future[Reservation]"]
 #: Integers, so that sums are exact: 1e-12 US dollars, tokens, calls.
 Amounts = tuple[int, int, int]
 _NAMES = ("usd", "tokens", "calls")
+#: Bytes of UTF-8 per token; low, so that estimates are rather too high.
+BYTES_PER_TOKEN = 3.2
 
 
 async def granted(

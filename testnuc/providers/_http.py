@@ -29,6 +29,7 @@ from testnuc.errors import (
     UnreadableReplyError,
     printable,
 )
+from testnuc.limits.budget import BYTES_PER_TOKEN
 from testnuc.prompts.reading import parse_reply, without_thinking
 from testnuc.protocols import Answer, Answers, Reply, Request, Task, TokenUsage
 from testnuc.providers._answers import Body, Message
@@ -49,8 +50,6 @@ from testnuc.transport.keys import KeySource
 
 _log = logging.getLogger("testnuc.providers")
 
-#: Bytes of UTF-8 per token; low, so that estimates are rather too high.
-BYTES_PER_TOKEN = 3.2
 #: Tokens of the message format.
 OVERHEAD_TOKENS = 12
 #: Reserved for a call without an output limit; ample for a label.

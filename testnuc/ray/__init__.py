@@ -5,9 +5,7 @@
     rows ─ distinct texts ─ embed ─ predict ─┐
       └───────────────────────────────────── vote ─ rows with labels
 
-Each stage is a ``map_batches`` of Ray Data. `workers` has the settings of a job, the pool in parts
-that are searched together, and what votes; `stages` are run by Ray, with the one client that calls
-the LLM; `job` puts them together.
+Each stage is a ``map_batches`` of Ray Data.
 """
 
 from testnuc.ray.job import Labeled, classify_dataset

@@ -1,7 +1,4 @@
-"""A self-contained HTML page for browsing and marking results; it makes no network request.
-
-`render` returns the page, `write` writes it to a file, `read_marks` reads downloaded marks.
-"""
+"""A self-contained HTML page for browsing and marking results; it makes no network request."""
 
 from testnuc.report.marks import read_marks
 from testnuc.report.page import MOST_LISTED, render, write

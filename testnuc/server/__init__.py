@@ -1,9 +1,4 @@
-"""HTTP service: one client behind ``POST /v1/classify``, for callers in any language.
-
-`Service` handles requests, `page_of` renders the page at ``/results``, `serve` runs the service
-until a signal, `ServerSettings` has address and limits. ``testnuc serve`` combines them. See
-docs/service.md.
-"""
+"""HTTP service: clients behind ``POST /v1/classify``; see docs/service.md."""
 
 from testnuc.server.access import JsonLines
 from testnuc.server.lifecycle import serve

@@ -7,6 +7,7 @@ from typing import Any, Literal, cast, get_args
 
 import orjson
 
+from testnuc._base.display import shown
 from testnuc.prompts.writing import samples_in
 from testnuc.testing.answers import (
     AnswerOf,
@@ -34,7 +35,6 @@ from testnuc.testing.server import Delivery, HTTPRequest, Response, Server, json
 # providers cache prompts of at least this many tokens, in multiples of the step
 _CACHE_MINIMUM = 1024
 _CACHE_STEP = 128
-_MAX_SHOWN = 80
 _NO_SYSTEM = "Unsupported value: 'messages[0].role' does not support 'system' with this model."
 
 
@@ -272,10 +272,10 @@ class LoopbackLLM(Server):
                         raise TypeError(f"{label!r} is not a label")  # noqa: TRY301
                     answers.append((label, confidence))
             except Exception as exc:
-                message = f"the answer of LoopbackLLM for {_cut(text)} failed: {exc!r}"
+                message = f"the answer of LoopbackLLM for {shown(text)} failed: {exc!r}"
                 raise ErrorResponse(400, message) from exc
             if found is None:
-                raise ErrorResponse(400, f"LoopbackLLM has no answer for the text {_cut(text)}")
+                raise ErrorResponse(400, f"LoopbackLLM has no answer for the text {shown(text)}")
         return answers
 
     def _admit(self, wire: WireFormat, window: RateLimitWindow, tokens: int) -> dict[str, str]:
@@ -338,7 +338,3 @@ def _texts(prompt: Prompt) -> list[str]:
     if not texts:
         raise ErrorResponse(400, "LoopbackLLM found no text in the prompt")
     return texts
-
-
-def _cut(text: str) -> str:
-    return repr(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..")

@@ -344,7 +344,7 @@ class Learned(Brief):
         if self.unproved or not len(self.before) or self.accuracy():
             return 0
         by = self._sample()[1] & self.draws.drawn & ~self.drawn
-        lacking = draws_lacking(self._differs, self.rows[by], self.draws.drawn[by])
+        lacking = draws_lacking(self._differs, self.rows[by])
         left = self.texts - len(self.rows)
         return min(math.ceil(lacking * left * _AMPLE), left)
 

@@ -315,13 +315,13 @@ def bounds_of(share: Share) -> str:
     return f"{100 * share.low:.0f} to {100 * share.high:.0f}"
 
 
-def draws_lacking(differs: Bools, rows: Int64s, drawn: Bools) -> float:
+def draws_lacking(differs: Bools, rows: Int64s) -> float:
     """Return how often each text that is left is to be drawn, in the mean, for an accuracy.
 
-    The arguments are as for `accuracy_of`. 0: there are enough draws.
+    `differs` as for `accuracy_of`; `rows` were drawn at random. 0: there are enough draws.
     """
-    of_draws = np.bincount(differs[rows[drawn]], minlength=2)
-    left = np.bincount(differs, minlength=2) - np.bincount(differs[rows], minlength=2)
+    of_draws = np.bincount(differs[rows], minlength=2)
+    left = np.bincount(differs, minlength=2) - of_draws
     lacking = (LEAST_DRAWS - of_draws) / np.maximum(left, 1)
     return float(np.where(left > _SMALL * len(differs), lacking, 0).clip(0).max())
 
@@ -349,10 +349,10 @@ def accuracy_of(
     `alike`: all `rows` were drawn with equal chances from all texts. Few draws need no strata then.
     """
     used, n = drawn & ~ranked, len(differs)
-    sample = JudgedSample(rows[used], drawn[used], before[used, None] < 0)
-    if alike and len(rows) >= 2 * LEAST_DRAWS and draws_lacking(differs, rows, drawn):
+    sample = JudgedSample(rows[used], used[used], before[used, None] < 0)
+    if alike and len(rows) >= 2 * LEAST_DRAWS and draws_lacking(differs, rows):
         differs = np.zeros_like(differs)
-    if draws_lacking(differs, sample.rows, sample.drawn) or not sample.drawn.any():
+    if draws_lacking(differs, sample.rows) or not used.any():
         return None
     strata = Population(differs.astype(np.int64)[:, None])
 
@@ -362,7 +362,7 @@ def accuracy_of(
 
     corrected = int((~right & (before >= 0)).sum()) / n
     # the width falls by the root of the number, and is zero once all are judged
-    m = int(sample.drawn.sum())
+    m = len(sample.rows)
     more = ceil(3 * m * (n - m) / (n + 3 * m))
     return Accuracy(share(before > 0, 0.0), share(right & (before >= 0), corrected), more, texts=n)
 
