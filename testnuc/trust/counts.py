@@ -592,6 +592,7 @@ class _Counting:
         sizes = [one.texts for one in used]
         came = [False] * len(places) if later is None else later([*places], max(sizes))
         self.cohort = self._cohorts(sizes, np.array(came, dtype=np.bool_))
+        self.chosen = self._chosen()
         if after := int((self.cohort < 0).sum()):
             self.notes.append(
                 f"{after:,} texts came after the last draw and are left out: nothing is known of "
@@ -642,6 +643,14 @@ class _Counting:
                 starts.append(end)
         cohort = np.searchsorted(starts, place, side="right") - 1
         return np.where(later | (place >= ends[-1]), -1, cohort)
+
+    def _chosen(self) -> Bools:
+        """Return what was chosen after most draws of its cohort: these were from all, bool[m]."""
+        cohort, chosen = self.cohort[self.rows], np.zeros(len(self.rows), dtype=np.bool_)
+        for one in np.unique(cohort).tolist():
+            draws = self.drawn & (cohort == one)
+            chosen |= (cohort == one) & ~self.drawn & (2 * draws.cumsum() > draws.sum())
+        return chosen
 
     def rows_of(self, groups: Sequence[str | None] | None) -> dict[str | None, list[int]]:
         """Return the rows of each group that are counted, and under None all that are."""
@@ -707,9 +716,10 @@ class _Counting:
         """Count the labels of some rows; `compared`: the shares are for differences alone."""
         copies = np.bincount(self.place[rows], minlength=len(self.own)).astype(np.float64)
         inside = np.flatnonzero(copies)
-        here = np.isin(self.rows, inside)
-        places = np.searchsorted(inside, self.rows[here])
-        sample = JudgedSample(places, self.drawn[here], self.missing[here])
+        there = np.isin(self.rows, inside)
+        # whoever looks for errors leaves fewer of them than the draws had
+        here, places = there & ~self.chosen, np.searchsorted(inside, self.rows)
+        sample = JudgedSample(places[here], self.drawn[here], self.missing[here])
         judged = int(sample.drawn.sum())
         llm, now = (copies[inside] @ of[inside] / max(len(rows), 1) for of in (self.own, self.now))
         shares: list[Share | None] = [None] * len(self.labels)
@@ -720,6 +730,11 @@ class _Counting:
             value, low, high = sample.totals(
                 strata, self.hits[here], len(self.labels) - 1, confidence=confidence, **options
             )
+            # what was chosen is known, too
+            n, known = len(rows), copies[self.rows[there]]
+            low = np.maximum(low, known @ (self.hits & ~self.missing)[there] / n)
+            high = np.minimum(high, (n - known @ ~(self.hits | self.missing)[there]) / n)
+            value = np.clip(value, low, high)
             if self.exclusive:
                 value = np.clip(value / value.sum(), low, high)
             shares = [

@@ -519,6 +519,41 @@ def test_texts_that_came_between_two_reviews_are_not_outnumbered():
     assert abs(np.mean(value)) < 3 * np.std(value) / np.sqrt(60) + 0.005
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_errors_that_are_corrected_after_or_before_the_draws_do_not_move_shares(first):
+    missed, worlds = 0, 100
+    for seed in range(worlds):
+        texts, right, said = world(n=1000, wrong=0.3, seed=seed)
+        rng = np.random.default_rng(seed)
+        wrong = [at for at in range(1000) if said[at] != [right[at]]]
+        if first:
+            drawn = rng.choice(1000, 100, replace=False)
+            chosen = {*rng.choice(wrong, round(0.9 * len(wrong)), replace=False)} - {*drawn}
+        else:
+            chosen = {*rng.choice(wrong, round(0.9 * len(wrong)), replace=False)}
+            drawn = rng.choice([*{*range(1000)} - chosen], 100, replace=False)
+        found = [judgment(texts[at], right[at], uniform=False, texts=1000) for at in chosen]
+        draws = [judgment(texts[at], right[at], texts=1000) for at in drawn]
+        counts = count_labels(texts, said, draws + found if first else found + draws, LABELS)
+        for one in counts:
+            missed += not one.share.low <= right.count(one.label) / 1000 <= one.share.high
+    # two standard errors above 5 %
+    assert missed / (worlds * len(LABELS)) < 0.075
+
+
+def test_what_was_chosen_bounds_shares():
+    texts, right, said = world(n=300, wrong=0.3)
+    judged = judged_at_random(texts, right, 30)
+    names = {one.text for one in judged}
+    rest = [judgment(t, r, uniform=False) for t, r in zip(texts, right, strict=True)]
+    judged += [one for one in rest if one.text not in names]
+    for one in count_labels(texts, said, judged[:-2], LABELS):
+        assert one.share.low <= right.count(one.label) / 300 <= one.share.high
+        assert one.share.high - one.share.low == pytest.approx(2 / 300)
+    for one in count_labels(texts, said, judged, LABELS):
+        assert one.share.low == one.share.value == one.share.high == right.count(one.label) / 300
+
+
 def test_wrong_judgments_widen_the_interval():
     texts, right, said = world()
     judged = judged_at_random(texts, right, 100)
