@@ -23,7 +23,8 @@ from testnuc.cli.answering import judge, write_page
 from testnuc.cli.files import free_name, require_kind, require_new, write_results
 from testnuc.cli.label_files import read_former, read_labels
 from testnuc.cli.memory import AnswerStore, LessonNote, RunNote
-from testnuc.cli.options_of_run import next_command, opened_store, stored_runs
+from testnuc.cli.options import OF_ANSWERS, client_options
+from testnuc.cli.options_of_run import command, next_command, opened_store, stored_runs
 from testnuc.cli.reading import content_of, existing, holds_rows, read_table, to_stderr
 from testnuc.client import TestNUC
 from testnuc.errors import InvalidInputError
@@ -349,17 +350,22 @@ def what_next(
     if certificate.achievable is not None:
         lower = _options_of(certificate, certificate.achievable[0])
         lines.append(f"to see what is proved now: {then('certify', *lower)}")
-    lines += (first := _label_missing(learned, texts))
+    lines += (first := _label_missing(learned, given, texts))
     start = "or, with these labels" if first else "next"
     lines.append(f"{start}, judge {n:,} more texts, {what}: {draw(n, goal)}")
     return "\n".join(lines)
 
 
-def _label_missing(learned: Learned, texts: Collection[str]) -> list[str]:
+def _label_missing(learned: Learned, given: SimpleNamespace, texts: Collection[str]) -> list[str]:
     """Return the step that comes first where judged ones of these texts, or of all, fit none."""
-    add = "next, add a label, as docs/label-set.md says: testnuc classify TEXTS"
-    step = f"{add} --labels NEW.json --reuse -o NEW.csv"
-    return [step] if learned.unfit_among(texts or None)[0] and not learned.reopened else []
+    if not learned.unfit_among(texts or None)[0] or learned.reopened:
+        return []
+    run, usual = RunNote.of(given.source).options | given.client.given(), client_options()
+    options = {n: run[n] for n in ("model", *OF_ANSWERS) if run.get(n, usual[n]) != usual[n]}
+    if given.text_column != "text":
+        options["text_column"] = given.text_column
+    add = command("classify", "TEXTS", options, "--labels", "NEW.json", "--reuse", "-o", "NEW.csv")
+    return [f"next, add a label, as docs/label-set.md says: {add}"]
 
 
 def _wanted(learned: Learned, certificate: Certificate) -> tuple[int, str, str | None]:

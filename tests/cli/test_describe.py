@@ -183,7 +183,11 @@ def test_texts_that_fit_no_label_are_a_row_and_the_next_step():
     judge("review.json", lambda text: None if (it := true_label(text)) == "refund" else it)
     _, err = ran("learn", "out.csv", "review.json")
     step = "add a label, as docs/label-set.md says: testnuc classify TEXTS --labels NEW.json"
-    assert f"next, {step}" in err
+    (line,) = (line for line in err.splitlines() if line.startswith(f"next, {step} --reuse"))
+    # with the options of the run
+    given = options(llm)
+    for name in ("--model", "--base-url"):
+        assert f" {name} {given[given.index(name) + 1]}" in line
     assert "or, with these labels, judge" in err
     out, err = ran("count", "out.csv")
     # one number for one thing
