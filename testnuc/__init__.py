@@ -58,7 +58,6 @@ if TYPE_CHECKING:
 # a library leaves the handling of its log records to the application
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
-
 #: Module -> its public names.
 _HOMES = {
     "client": "TestNUC",

@@ -19,7 +19,6 @@ SHORT = ("nuc_label", "nuc_trust", "nuc_source", "nuc_own_label", "nuc_error")
 LISTS = ("nuc_labels", "nuc_shares", "nuc_trusts", "nuc_own_labels")
 CERTIFIED = "nuc_certified"
 
-
 #: In files with few columns, an answer that is no label stands where an error would.
 _OUTSIDE = "the LLM said what is no label: "
 

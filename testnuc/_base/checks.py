@@ -17,7 +17,6 @@ from testnuc.errors import InvalidInputError, MissingDependencyError
 #: Values of an Arrow array that are converted at a time.
 _SLICE = 1_024
 
-
 #: Held while a thread imports packages, which take seconds: a child that is forked in the midst
 #: would wait for them for ever, so a fork waits.
 IMPORTING = RLock()

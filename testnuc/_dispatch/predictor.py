@@ -400,7 +400,6 @@ class Predictor:
             node = chosen
 
     def _longest_levels(self) -> tuple[Task, ...]:
-        """Return the longest task of each level."""
         longest: dict[int, Task] = {}
         for node, labels in self._levels.items():
             task, known = self._part_task(labels), longest.get(len(node))

@@ -13,10 +13,9 @@ get a few seconds to complete, because they are billed.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from itertools import islice
 from typing import Self, TypeAlias
 
@@ -168,7 +167,7 @@ class Scheduler:
         if not self.answered:
             # they fail as well, and are not billed
             return
-        with contextlib.suppress(TimeoutError):
+        with suppress(TimeoutError):
             async with asyncio.timeout_at(run.failed_at + self.drain):
                 while run.open and not run.outcomes and not self._ended:
                     run.changed.clear()

@@ -66,7 +66,6 @@ _WRITTEN = {
     "referee": "referee=testnuc.Referee('..', {}=..)",
 }
 
-
 #: What several labels have instead.
 _WHY = {
     "method": ": only StandardPrompting()",

@@ -373,8 +373,7 @@ class Pipeline:
 
     async def _skipping_rounds(self, run: Run) -> AsyncGenerator[Iterable[int], None]:
         """Yield the own texts to ask about; neighbors get their stored predictions only."""
-        n_own = run.batch.n_own
-        entries = run.batch.entries[:n_own]
+        entries = run.batch.own
         vectors, rejected = await self.embedding.each(entries)
         asked = [i for i, e in enumerate(entries) if e.label is None and i not in rejected]
         rows = np.array(asked, dtype=np.int64)

@@ -8,7 +8,6 @@ from typing import Any
 
 import numba
 from llvmlite import ir
-from numba import njit
 from numba.extending import intrinsic
 
 types: Any = numba.types  # only partly typed
@@ -17,7 +16,7 @@ _config: Any = numba.config
 DISABLED = bool(_config.DISABLE_JIT)
 
 #: For functions that kernels call: compiled into them, and cached with them.
-inline = njit(nogil=True, error_model="numpy", inline="always")
+inline = numba.njit(nogil=True, error_model="numpy", inline="always")
 
 _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
@@ -69,9 +68,9 @@ def _jit(function: Callable[..., Any]) -> Any:
     # functions it calls; the name of a cached kernel includes its qualified name
     function.__qualname__ = f"{function.__name__}_{sources()}"
     try:
-        return njit(cache=True, nogil=True, error_model="numpy")(function)
+        return numba.njit(cache=True, nogil=True, error_model="numpy")(function)
     except RuntimeError:  # "cannot cache function: no locator available": no writable directory
-        return njit(nogil=True, error_model="numpy")(function)
+        return numba.njit(nogil=True, error_model="numpy")(function)
 
 
 def _prefetch(context: Any, array: Any, index: Any) -> Any:  # noqa: ARG001

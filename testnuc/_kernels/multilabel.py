@@ -23,8 +23,6 @@ I4, I8, U1 = types.int32, types.int64, types.uint8
 F4, F8 = types.float32, types.float64
 POOL = types.Tuple((given(I8), given(I4), given(F4)))
 FIRST = np.uintp(1)
-
-
 ROWS = (given(I8, 2), given(F4, 2), given(I8), POOL, given(F8), F8, I8, I8, I8)
 
 

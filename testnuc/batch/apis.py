@@ -112,7 +112,6 @@ class OpenAIBatches(BatchAPI):
         return await self._batch("POST", self.path, body, again=False)
 
     def _record(self, name: str, file: str) -> dict[str, Any]:
-        """Return the record of a batch that is to be created."""
         return {
             "input_file_id": file,
             "endpoint": self._endpoint,

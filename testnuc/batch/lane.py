@@ -282,7 +282,6 @@ class BatchLane:
             yield load
 
     async def _lines(self, load: PendingBatch) -> list[bytes]:
-        """Return the encoded requests of a batch."""
         lines: list[bytes] = []
         for number, asks in enumerate(load.packs):
             lines.append(self._line(load, number, asks))

@@ -237,8 +237,7 @@ class BatchOutcomes:
     def stored(self, scope: bytes) -> Iterator[StoredPrediction]:
         """Yield the predictions to be stored."""
         for number in sorted(self._answered):
-            pairs = zip(self._items[number], self._answered[number], strict=True)
-            for wanted, outcome in pairs:
+            for wanted, outcome in zip(self._items[number], self._answered[number], strict=True):
                 if not isinstance(outcome, Exception):
                     kept = as_stored(outcome)
                     yield StoredPrediction(wanted.key, scope, wanted.text_hash, wanted.sample, kept)

@@ -8,7 +8,6 @@ from contextlib import suppress
 from datetime import date
 from pathlib import Path
 from statistics import median
-from time import strptime
 from types import SimpleNamespace
 from typing import Any
 
@@ -153,7 +152,7 @@ def _date(day: str, order: str) -> date | None:
         return date.fromisoformat(day)
     for form in ("%Y-%m-%d", "%d.%m.%Y", order):
         with suppress(ValueError):
-            return date(*strptime(day.replace("/", "-"), form)[:3])
+            return date(*time.strptime(day.replace("/", "-"), form)[:3])
     return None
 
 

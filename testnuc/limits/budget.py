@@ -293,7 +293,6 @@ class Meter:
 
 _COUNTERS = tuple(field.name for field in fields(Meter) if field.name != "price")
 
-
 #: Units of money in a US dollar: integers, so that sums are exact.
 PICO = 10**12
 _MEGA = 10**6

@@ -16,7 +16,6 @@ from hashlib import sha256
 from html import escape
 from importlib.resources import files
 from itertools import chain, islice
-from math import isfinite
 from typing import Any
 
 from markdown_it import MarkdownIt
@@ -39,7 +38,6 @@ _SCRIPTS = "marks live elements learned chooser explanation overview page"
 
 
 def _results_of(review: Iterable[ReviewItem]) -> list[Classification]:
-    """Return the texts of a review as results."""
     return [
         Classification(
             index=item.index,
@@ -84,7 +82,7 @@ def render(
     checked_whole("most", most, least=1)
     listed = _results_of(review or ()) if results is None else results
     run: Any = results if hasattr(results, "usage") else None
-    seconds = None if run is None or not isfinite(run.seconds) else round(run.seconds, 4)
+    seconds = None if run is None or not math.isfinite(run.seconds) else round(run.seconds, 4)
     # a review says what the results do not
     model = getattr(run, "model", None) or getattr(review, "model", None)
     context = None if review is None else review.context

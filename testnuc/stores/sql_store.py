@@ -152,7 +152,6 @@ class SqlStore(Store):
             await self.database.close()
 
     async def _rows(self, statement: str, *values: Any) -> list[Any]:
-        """Return the rows that a statement reads."""
         raise NotImplementedError
 
     def _typed(self, rows: Sequence[Any], *types: type) -> list[Any]:

@@ -358,8 +358,6 @@ _ESCAPED = re.compile(
     r"%[0-9a-f]{2}|\\u00[0-9a-f]{2}|\\x[0-9a-f]{2}|\\.|&(?:#[0-9]{1,4}|#x[0-9a-f]{1,4}|[a-z]{2,6});",
     re.IGNORECASE,
 )
-
-
 _LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
 
 

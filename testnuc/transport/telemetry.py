@@ -33,7 +33,6 @@ _SERVERS = {
 _PICO = 10**12
 _REFUSED = 400
 
-
 #: Attributes that differ from call to call: not dimensions of metrics.
 _OF_SPANS = ("testnuc.", "gen_ai.output.", "gen_ai.request.t", "gen_ai.request.max")
 

@@ -222,7 +222,6 @@ _VERSION = 2
 #: Bytes that are decompressed: zeros shrink to a thousandth, what was learned does not.
 _MOST, _RATIO = 64 * 1024 * 1024, 100
 
-
 #: Array -> kinds of its type, and its shape: n texts, c labels, m judged texts, d dimensions and
 #: one, l levels, g given labels, 5 folds, p first texts.
 _SHAPES = {

@@ -260,7 +260,6 @@ class PostgresStore(SqlStore):
         raise StoreError("rows disappeared after commit; is another process deleting them?")
 
     async def _stored(self, keys: Sequence[bytes]) -> dict[bytes, Prediction]:
-        """Return the stored predictions by key."""
         rows = await self.database.fetch(
             "SELECT key, label, confidence, said FROM predictions WHERE key = ANY($1)", keys
         )

@@ -8,7 +8,6 @@ from 0 in insertion order, equal for every process, and a number is never reused
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import re
@@ -17,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from sqlite3 import Connection
@@ -243,7 +242,7 @@ class SqliteDatabase:
         except BaseException as exc:  # noqa: BLE001 - passed on to the callers
             if connection.in_transaction:
                 # may fail on a full disk; closing the connection rolls back as well
-                with contextlib.suppress(sqlite3.Error):
+                with suppress(sqlite3.Error):
                     connection.execute("ROLLBACK")
             if begun and len(jobs) > 1 and len(results) < len(jobs):
                 # one job failed: run each alone, so that the others succeed
@@ -291,7 +290,6 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def _store_error(error: sqlite3.Error, path: str) -> StoreError:
-    """Translate an error of SQLite."""
     code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
     if code in {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}:
         return read_only(path)
@@ -324,7 +322,7 @@ def _end(threads: ThreadPoolExecutor, connections: dict[int, Connection]) -> Non
 def _drain(queue: SimpleQueue[_Job | None], most: int | None = None) -> list[_Job | None]:
     """Return queued jobs without blocking, up to and including a None."""
     jobs: list[_Job | None] = []
-    with contextlib.suppress(Empty):
+    with suppress(Empty):
         while most is None or len(jobs) < most:
             jobs.append(queue.get_nowait())
             if jobs[-1] is None:
@@ -338,7 +336,7 @@ def _deliver(outcomes: list[tuple[_Job, Any]]) -> None:
     for loop in {future.get_loop() for future, _ in done}:
         mine = [(future, outcome) for future, outcome in done if future.get_loop() is loop]
         # the loop may be closed
-        with contextlib.suppress(RuntimeError):
+        with suppress(RuntimeError):
             loop.call_soon_threadsafe(_set, mine)
 
 

@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
-from sqlite3 import Connection
 from typing import Any, Unpack
 
 import numpy as np
@@ -112,7 +111,7 @@ class SqlitePool(Index):
         await self.open()
         exclude, upto, among = where.get("exclude"), where.get("upto"), where.get("among")
 
-        def read(c: Connection) -> tuple[sql.PoolState | None, Int64s | None]:
+        def read(c: sqlite3.Connection) -> tuple[sql.PoolState | None, Int64s | None]:
             now = sql.state(c, self._embedder)
             if now is None or exclude is None:
                 return now, None
@@ -134,7 +133,7 @@ class SqlitePool(Index):
 
     async def fetch(self, ids: Int64s) -> list[PoolText]:
 
-        def read(some: list[int], c: Connection) -> list[PoolText]:
+        def read(some: list[int], c: sqlite3.Connection) -> list[PoolText]:
             now = sql.state(c, self._embedder)
             found = {} if now is None else sql.texts_of(c, now, some)
             try:
@@ -147,7 +146,7 @@ class SqlitePool(Index):
     async def scan(self, start: int, count: int) -> tuple[list[PoolText], int | None]:
         end = start + count
 
-        def read(c: Connection) -> tuple[list[PoolText], int | None]:
+        def read(c: sqlite3.Connection) -> tuple[list[PoolText], int | None]:
             now = sql.state(c, self._embedder)
             if now is None:
                 return [], None
@@ -168,7 +167,7 @@ class SqlitePool(Index):
 
     async def labeled(self) -> dict[bytes, str]:
 
-        def read(c: Connection) -> dict[bytes, str]:
+        def read(c: sqlite3.Connection) -> dict[bytes, str]:
             now = sql.state(c, self._embedder)
             if now is None:
                 return {}
@@ -189,14 +188,14 @@ class SqlitePool(Index):
     async def _pooled(self, columns: str, hashes: Sequence[bytes]) -> list[Any]:
         """Return columns of those texts that are in the pool."""
 
-        def read(some: Sequence[bytes], c: Connection) -> list[Any]:
+        def read(some: Sequence[bytes], c: sqlite3.Connection) -> list[Any]:
             now = sql.state(c, self._embedder)
             return [] if now is None else [*sql.select_texts(c, now.embedder, columns, some)]
 
         return await self._in_parts(read, hashes)
 
     async def _in_parts(
-        self, read: Callable[[Any, Connection], list[Any]], values: Sequence[Any]
+        self, read: Callable[[Any, sqlite3.Connection], list[Any]], values: Sequence[Any]
     ) -> list[Any]:
         """Read in parts: other reads, cancellation and `close` do not wait for a million."""
         found: list[Any] = []
@@ -249,7 +248,7 @@ class IndexSync:
     folder: Path
     _: KW_ONLY
     exact_below: int
-    connection: Connection | None = None
+    connection: sqlite3.Connection | None = None
     saved: SavedGraph | None = None
     #: The saved record whose file proved to be damaged.
     damaged: str | None = None
