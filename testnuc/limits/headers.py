@@ -34,15 +34,11 @@ _EPOCH = 1e9
 
 
 def _number(text: str) -> float | None:
-    if not _NUMBER.fullmatch(text):
-        return None
-    return float(text)
+    return float(text) if _NUMBER.fullmatch(text) else None
 
 
 def _short(text: str | None) -> str | None:
-    if text is None or len(text) > _LONGEST:
-        return None
-    return text.strip() or None
+    return None if text is None or len(text) > _LONGEST else text.strip() or None
 
 
 def count(text: str | None) -> int | None:

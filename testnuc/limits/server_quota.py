@@ -219,13 +219,9 @@ class ServerQuota:
 
 def _amount(kind: str, amounts: tuple[int, int, int]) -> int:
     """Return requests, input tokens, output tokens or all tokens, as a quota counts them."""
-    if kind == "requests":
-        return amounts[0]
-    if kind == "input-tokens":
-        return amounts[1]
-    if kind == "output-tokens":
-        return amounts[2]
-    return amounts[1] + amounts[2]
+    requests, sent, received = amounts
+    parts = {"requests": requests, "input-tokens": sent, "output-tokens": received}
+    return parts.get(kind, sent + received)
 
 
 def _quotas(longest: float) -> tuple[Quota, ...]:

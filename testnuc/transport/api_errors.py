@@ -405,9 +405,7 @@ def _without(text: str, key: str) -> str:
         at += _SHARED - 1
         kept.append(text[end : places[start]])
         end = places[at]
-    if not kept:
-        return text
-    return "[key]".join([*kept, text[end:]])
+    return "[key]".join([*kept, text[end:]]) if kept else text
 
 
 @lru_cache(maxsize=16)
