@@ -1,7 +1,6 @@
 """Reply parsing: lenient about format, strict about which text an answer belongs to."""
 
 import json
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -367,8 +366,6 @@ def _confidence(value: Any) -> float | None:
     try:
         number = float(value)
     except OverflowError:
-        return None
-    if not math.isfinite(number):
         return None
     if percent or (10 < number <= 100 and number.is_integer()):
         number /= 100

@@ -191,11 +191,9 @@ def key_of(given: APIKey | None, variables: tuple[str, ...]) -> str | KeySource 
 
 def _expiry(key: str) -> float:
     """Return the seconds since 1970 at which a JSON web token expires; infinity for other keys."""
-    parts = key.split(".")
-    if len(parts) != 3:
-        return float("inf")
     try:
-        claims = orjson.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
-        return float(claims["exp"])
+        _, claims, _ = key.split(".")
+        facts = orjson.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))
+        return float(facts["exp"])
     except (ValueError, TypeError, KeyError):
         return float("inf")

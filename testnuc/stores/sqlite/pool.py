@@ -132,7 +132,6 @@ class SqlitePool(Index):
         return Matches(ids, similarities)
 
     async def fetch(self, ids: Int64s) -> list[PoolText]:
-
         def read(some: list[int], c: sqlite3.Connection) -> list[PoolText]:
             now = sql.state(c, self._embedder)
             found = {} if now is None else sql.texts_of(c, now, some)
@@ -166,7 +165,6 @@ class SqlitePool(Index):
         return np.unique(np.array([row for (row,) in rows], dtype=np.int64))
 
     async def labeled(self) -> dict[bytes, str]:
-
         def read(c: sqlite3.Connection) -> dict[bytes, str]:
             now = sql.state(c, self._embedder)
             if now is None:
