@@ -130,13 +130,12 @@ def is_chance(value: Any) -> bool:
     return value is None or (type(value) in {float, int} and 0 <= value <= 1)
 
 
-def checked_positive(name: str, value: Any, *, zero: bool = False) -> float:
-    """Return `value` if it is a finite number above 0; with `zero` also if it is 0."""
+def checked_positive(name: str, value: Any, *, zero: bool = False) -> None:
+    """Check that `value` is a finite number above 0; with `zero` also if it is 0."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 <= value <= sys.float_info.max or not (value or zero):
         bounds = "of at least 0" if zero else "above 0"
         raise InvalidInputError(f"{name} is {value!r}; give a finite number {bounds}")
-    return float(value)
 
 
 def checked_number(name: str, value: Any, low: float, high: float, *, none: bool = False) -> None:
@@ -149,8 +148,7 @@ def checked_number(name: str, value: Any, low: float, high: float, *, none: bool
     raise InvalidInputError(f"{name} is {value!r}; give a number from {low} to {high}{hint}")
 
 
-def checked_choice(name: str, value: Any, choices: Sequence[str]) -> str:
-    """Return `value` if it is one of `choices`."""
+def checked_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Check that `value` is one of `choices`."""
     if not isinstance(value, str) or value not in choices:
         raise InvalidInputError(f"{name} is {value!r}; choose from {', '.join(choices)}")
-    return str(value)

@@ -81,8 +81,6 @@ class EmbeddingCache:
         self._pumps: set[asyncio.Task[None]] = set()
         #: Length of the vectors seen so far.
         self._dim: int | None = None
-        #: Number of texts that were embedded.
-        self.embedded = 0
         self._accepted, self._rejected = False, 0
         #: Traces every batch.
         self.telemetry: Telemetry | None = None
@@ -255,7 +253,6 @@ class EmbeddingCache:
 
     async def _embed(self, texts: list[str]) -> list[Row]:
         """Return the vector of each text, or its error."""
-        self.embedded += len(texts)
         given, errors = await self._given(texts)
         if len(errors) == len(texts):
             return list(errors.values())

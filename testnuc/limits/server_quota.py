@@ -60,27 +60,27 @@ class Quota:
 
     def observe(
         self, headers: Mapping[str, str], *, flying: float, plenty: float, now: float, wall: float
-    ) -> bool:
-        """Read the headers of a response; return whether the quota is low now.
+    ) -> None:
+        """Read the headers of a response.
 
         `flying` is the amount in flight; with `plenty` remaining, requests need not be counted.
         """
         remaining = count(headers.get(self.remaining))
         # a response to a limit of zero contradicts it: some gateways send zeros for "unknown"
         if remaining is None or (not remaining and count(headers.get(self.limit)) == 0):
-            return self.low
+            return
         self.seen = now
         if remaining - flying >= plenty:
             self.low = False
             self.empty_since = _NEVER
-            return False
+            return
         wait = reset_delay(headers.get(self.reset), server_time(headers, wall))
         if wait is None:
             wait = _UNKNOWN_RESET
         is_empty = not remaining and wait > self.longest
         if is_empty and self.ignored:
             self.low = False
-            return False
+            return
         self.empty_since = min(self.empty_since, now) if is_empty else _NEVER
         self.low = True
         self.left = remaining - flying
@@ -91,7 +91,6 @@ class Quota:
         # a limit of zero would admit nothing for ever, and this response contradicts it
         limit = count(headers.get(self.limit)) or None
         self.probes = 1.0 if wait > self.longest else limit
-        return True
 
     def reopen(self, flying: float, now: float) -> bool:
         """Start again after the reset; return whether the quota is still low.
