@@ -156,7 +156,7 @@ def changed_since(table: Table, now: Mapping[int, Classification]) -> str:
 def say_if_changed(table: Table, now: Mapping[int, Classification], learned: Learned) -> None:
     """Say that the labels that a command is about are not those in the file, and since when."""
     if told := changed_since(table, now):
-        last = max((one.day for one in learned.judged), default="") or "an unknown date"
+        last = max((one.day[-10:] for one in learned.judged), default="") or "an unknown date"
         by = f"by judgments until {last}"
         to_stderr(f"note: {table.file} {told}; what follows is of the labels as they are now, {by}")
 

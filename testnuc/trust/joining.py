@@ -130,7 +130,10 @@ def join_reviews(
         if len(people) > 1:
             shared.append([answer for _, answer in people])
             sharing.update(name for name, _ in said)
-        joint = replace(said[0][1], index=index, judges=len(people), position=None, said=())
+        days = sorted({item.day for _, item in said if item.source and item.day})
+        # the first and the last one
+        joint = replace(said[0][1], day=" to ".join([*days[:1], *days[1:][-1:]]))
+        joint = replace(joint, index=index, judges=len(people), position=None, said=())
         # a referee's answer, if no person gave one; of a single review what it says
         answered = next((item for _, item in said if item.source), joint)
         answer, source = answered.answer, answered.source

@@ -145,7 +145,7 @@ class ReviewItem(Brief):
     judges: int = 1
     #: Position in the whole review, of which this one is the part of a judge; None: it is whole.
     position: int | None = None
-    #: The date of the answer; "": it was not noted.
+    #: The date of the answer, of several people the first "to" the last; "": it was not noted.
     day: str = ""
 
     @property

@@ -193,6 +193,17 @@ def on_another_day(review):
     return review.with_items([replace(item, day="2026-01-02") for item in review])
 
 
+def test_a_joined_answer_has_the_days_of_all_who_judged():
+    first = review_of("aa-")
+    ann = first.with_items([replace(item, day="2026-01-01") for item in first])
+    cay = first.with_items([replace(item, day="") for item in first])
+    ben = on_another_day(review_of("abb"))
+    for people in ([ann, ben], [ben, ann], [cay, ben, ann]):
+        # also where they differ, and without the day of those who skipped the text
+        days = [item.day for item in join_reviews(people).review]
+        assert days == ["2026-01-01 to 2026-01-02"] * 2 + ["2026-01-02"]
+
+
 def test_equal_judgments_say_nothing_of_chance():
     ben = on_another_day(review_of(["a", "a"]))
     made = join_reviews({"ann": review_of(["a", "a"]), "ben": ben}).agreement
