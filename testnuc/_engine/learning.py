@@ -299,9 +299,9 @@ class Learning:
                     raise self._unread  # its judgments would be lost
                 before, data = self.learned, self._data
                 earlier = () if before is None else before.judged
-                judged = _merged(earlier, new)
-                added = {*judged} - {*earlier}
                 fitted = await self._fitted()
+                judged = _merged(earlier, _as_later(new, earlier, fitted.rows))
+                added = {*judged} - {*earlier}
                 if (kept := protected) is None:
                     kept = () if before is None else before.rule.protected
                 if (
@@ -337,6 +337,22 @@ class Learning:
 def _is_ranked(learned: Learned, fit: Fit) -> bool:
     """Whether the first texts of the pool are those that were ranked."""
     return learned.ranking != "" and learned.ranking == learned.ranking_of([*fit.rows])
+
+
+def _as_later(
+    new: Sequence[Judgment], earlier: Sequence[Judgment], rows: Mapping[bytes, int]
+) -> list[Judgment]:
+    """Return new judgments; draws of another store from what came later here say that they are."""
+    drawn = [one for one in new if one.uniform and one.probability is not None and one.hash in rows]
+    ends = [one.texts for one in earlier if one.uniform]
+    if not drawn or not ends:
+        return [*new]
+    if min(rows[one.hash] for one in drawn) < max(*ends, *(one.texts for one in drawn)):
+        return [*new]
+    return [
+        one if one.ranking else replace(one, probability=None, floor=None, texts=len(rows))
+        for one in new
+    ]
 
 
 def _merged(earlier: Sequence[Judgment], new: Sequence[Judgment]) -> tuple[Judgment, ...]:

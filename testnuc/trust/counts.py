@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from testnuc._base.arrays import Bools, Int64s
+from testnuc._base.arrays import Bools, Float64s, Int64s
 from testnuc._base.checks import checked_number, hash_text
 from testnuc._base.display import Brief, Listed, columns, data_frames, new_figure, one_line, theme
 from testnuc.errors import InvalidInputError
@@ -623,8 +623,10 @@ class _Counting:
         """Return the cohort of each text, given of how many texts each judged one was drawn.
 
         Texts that came later are known, or below in the file, unless a judged one shows that they
-        are not.
+        are not: those that were drawn in another store may come later here.
         """
+        if later[self.rows[self.drawn]].mean() > 1 / 2:
+            later[:] = False
         later[self.rows] = False
         place, sizes = (~later).cumsum() - 1, np.array(drawn_from)
         rows, n = place[self.rows], int((~later).sum())
@@ -735,12 +737,10 @@ class _Counting:
             low = np.maximum(low, known @ (self.hits & ~self.missing)[there] / n)
             high = np.minimum(high, (n - known @ ~(self.hits | self.missing)[there]) / n)
             value = np.clip(value, low, high)
+            value, low, high = _corrected(value, low, high, judge_error)
             if self.exclusive:
                 value = np.clip(value / value.sum(), low, high)
-            shares = [
-                _corrected(Share(*map(float, one)), judge_error, len(self.labels))
-                for one in zip(value, low, high, strict=True)
-            ]
+            shares = [Share(*map(float, one)) for one in zip(value, low, high, strict=True)]
             # the width falls by the root of the number, and is zero once all are judged
             more = round(3 * judged * (len(inside) - judged) / (len(inside) + 3 * judged))
         return [
@@ -750,16 +750,17 @@ class _Counting:
         ]
 
 
-def _corrected(share: Share, error: float, kinds: int) -> Share:
-    """Return a share as it would be if a part of the judgments named another label.
+def _corrected(
+    value: Float64s, low: Float64s, high: Float64s, error: float
+) -> tuple[Float64s, Float64s, Float64s]:
+    """Return the shares of all labels as if a part of the judgments named another label.
 
     The interval holds for any smaller part as well. Source: Rogan and Gladen 1978, "Estimating
     prevalence from the results of a screening test".
     """
-    other = error / max(kinds - 1, 1)
-    true = np.clip((np.array(astuple(share)) - other) / (1 - error - other), 0, 1)
-    value, low, high = true.tolist()
-    return Share(value, min(share.low, low), max(share.high, high))
+    other = error / max(len(value) - 1, 1)
+    true = np.clip((np.array([value, low, high]) - other) / (1 - error - other), 0, 1)
+    return true[0], np.minimum(low, true[1]), np.maximum(high, true[2])
 
 
 def _bounds(share: Share | None, *names: str) -> dict[str, float | None]:

@@ -396,8 +396,11 @@ class Learned(Brief):
 
     @property
     def measured(self) -> int:
-        """Number of texts that `accuracy` is of: those that were there when it was learned."""
-        return self.cohorts[0] if self.cohorts else self.texts
+        """Number of texts that `accuracy` is of: those that judged ones were drawn from."""
+        n, drawn = self.cohorts[0] if self.cohorts else self.texts, self.draws.drawn
+        last = ends_of_draws(self.used)[1] or n
+        # a draw from below shows that the texts are not in the order they had
+        return n if (self.rows[drawn | self.draws.uniform] >= last).any() else min(last, n)
 
     @property
     def _gained(self) -> int:
@@ -409,7 +412,8 @@ class Learned(Brief):
     @property
     def _differs(self) -> Bools:
         """The texts on which candidates differ, of those that are `measured`."""
-        return self.differs if len(self.differs) else np.zeros(self.measured, np.bool_)
+        differs = self.differs if len(self.differs) else np.zeros(self.texts, np.bool_)
+        return differs[: self.measured]
 
     def certify(
         self,

@@ -719,6 +719,53 @@ async def test_draws_from_later_texts_alone_say_how_right_these_are(tmp_path):
 
 
 @pytest.mark.slow
+async def test_what_is_corrected_by_hand_says_nothing_of_texts_that_were_not_drawn_from():
+    """Accuracy was said to be of all texts there, also of those that came after the draws."""
+    async with client(Says()) as nuc:
+        texts, later = texts_of(400), texts_of(200, start=400)
+        await nuc.classify_many(texts)
+        review = await nuc.review(60, goal="count")
+        judge(review)
+        before = await nuc.learn(review)
+        await nuc.classify_many(later)
+        chosen = Review([ReviewItem(0, later[0], hash_text(later[0]))], LABELS, 600, "small")
+        chosen.answer(0, LABELS[0])
+        learned = await nuc.learn(chosen)
+        assert (learned.texts, learned.measured) == (600, before.measured) == (600, 400)
+        found = [learned.accuracy(of) for of in (None, texts, [*texts, *later])]
+        assert {one.texts for one in found} == {400}
+        assert len({*map(str, found)}) == 1
+        assert learned.accuracy(later) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("judged_before", [True, False])
+async def test_a_review_of_another_store_is_of_the_texts_that_came_later_here(judged_before):
+    """Its draws were taken for some of the first texts: shares had intervals of no width."""
+    texts, later = texts_of(400), texts_of(200, start=400)
+    async with client(Says()) as nuc:
+        await nuc.classify_many(later)
+        elsewhere = await nuc.review(40, goal="count")
+        judge(elsewhere)
+    async with client(Says()) as nuc:
+        await nuc.classify_many(texts)
+        if judged_before:
+            review = await nuc.review(60, goal="count")
+            judge(review)
+            await nuc.learn(review)
+        results = await nuc.classify_many([*texts, *later])
+        learned = await nuc.learn(elsewhere)
+        counts = counted(results[400:], learned)
+        assert (counts[0].rows, counts[0].judged) == (200, 40)
+        assert all(one.share.low < one.share.high for one in counts)
+        if judged_before:
+            assert (learned.first_later(), learned.accuracy(later).texts) == (400, 200)
+            # as where the review was drawn here; to learn again changes nothing
+            again = await nuc.learn(elsewhere)
+            assert again.judged == learned.judged
+
+
+@pytest.mark.slow
 async def test_draws_among_later_texts_extend_a_certificate(tmp_path):
     async with client(Says(), store=tmp_path / "labels.db") as nuc:
         texts, later = texts_of(600), texts_of(300, start=600)

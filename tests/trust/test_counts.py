@@ -563,6 +563,7 @@ def test_wrong_judgments_widen_the_interval():
         assert other.share.low <= one.share.low
         assert other.share.high >= one.share.high
     assert str(sure) != str(unsure)
+    assert sum(one.share.value for one in unsure) == pytest.approx(1)
     # of 50 that two judged they differ on one: at most 7.6 % of such pairs, and half of it by each
     twice = [replace(one, agreed=at > 0) for at, one in enumerate(judged[:50])] + judged[50:]
     notes = {e: count_labels(texts, said, twice, LABELS, judge_error=e).notes for e in (0, 0.04)}
