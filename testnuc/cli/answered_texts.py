@@ -145,17 +145,24 @@ async def labeled(nuc: TestNUC, table: Table) -> LabeledTable:
     return found
 
 
-def changed_since(table: Table, now: Mapping[int, Classification]) -> str:
-    """Return how many labels of a file have changed since it was written; "": none."""
+def changed_since(table: Table, now: Mapping[int, Classification], *, edits: bool = True) -> str:
+    """Return how many labels of a file have changed since, or were edited in it; "": none."""
     said = table.results if holds_rows(table.file) else ()
-    changed = sum((row.label or "") != (said[at].label or "") for at, row in now.items() if said)
-    before = "was written before the last judgments or later texts"
-    return f"{before}: {changed:,} of its labels have changed since" if changed else ""
+    others = [
+        said[at] for at, row in now.items() if said and (row.label or "") != (said[at].label or "")
+    ]
+    edited = len(RunNote.of(table.file).edited(others)) if others else 0
+    told, before = list[str](), "was written before the last judgments or later texts"
+    if changed := len(others) - edited:
+        told.append(f"{before}: {changed:,} of its labels have changed since")
+    if edits and edited:
+        told.append(f"holds labels that were edited in it, and are not used: {edited:,}")
+    return "; it ".join(told)
 
 
 def say_if_changed(table: Table, now: Mapping[int, Classification], learned: Learned) -> None:
-    """Say that the labels that a command is about are not those in the file, and since when."""
-    if told := changed_since(table, now):
+    """Say that labels are not those in the file, and since when; `labeled` names edited ones."""
+    if told := changed_since(table, now, edits=False):
         last = max((one.day[-10:] for one in learned.judged), default="") or "an unknown date"
         by = f"by judgments until {last}"
         to_stderr(f"note: {table.file} {told}; what follows is of the labels as they are now, {by}")

@@ -916,6 +916,13 @@ def _a_copy_can_be_edited():
     assert "are judgments by: testnuc learn better.csv better.csv -o better-2.csv" in err
 
 
+def _says_what_was_edited(page, err):
+    assert "note: labels in out.csv that were edited and are not used: 3, as " in err
+    # nothing was judged since
+    assert "`out.csv` holds labels that were edited in it, and are not used: 3. This page" in page
+    assert "have changed since" not in page + err
+
+
 @pytest.mark.slow
 def test_labels_that_are_edited_in_the_results_are_named_and_can_be_taken(tickets):
     """They were ignored without a word."""
@@ -939,8 +946,8 @@ def test_labels_that_are_edited_in_the_results_are_named_and_can_be_taken(ticket
     rows.sort(key=lambda row: row["text"], reverse=True)
     edited([*rows, {**rows[0], "text": "a row that nobody asked about"}])
 
-    _, err = ran("describe", "out.csv")
-    assert "note: labels in out.csv that were edited and are not used: 3, as " in err
+    page, err = ran("describe", "out.csv")
+    _says_what_was_edited(page, err)
     assert "testnuc learn out.csv out.csv -o better.csv" in err
     out, err = ran("learn", "out.csv", "./out.csv", "-o", "better.csv")
     assert "3 of 241 texts are judged: 3 by a person" in out
