@@ -527,14 +527,15 @@ async def _carried(
 ) -> Learned:
     """Learn from judgments, which may be of other labels, and say how many are of these."""
     if tuple(judged.labels) == nuc.labels.names:
+        before = nuc.learned.answers if nuc.learned else ()
         learned = await nuc.learn(judged, **how)
         if isinstance(judged, Review):
-            _say_what_differs(learned, judged)
+            _say_what_differs(learned, judged, before)
         return learned
     learned = await nuc.learn(judged, was=former, **how)
-    before = {one.hash for one in judged.judged if one.source is not None}
-    lost = len(before - learned.answers.keys())
-    said = f"{len(before) - lost:,} judgments of other labels are carried over"
+    known = {one.hash for one in judged.judged if one.source is not None}
+    lost = len(known - learned.answers.keys())
+    said = f"{len(known) - lost:,} judgments of other labels are carried over"
     if lost:
         why = "of labels that are gone or split, or of none of the labels while some are new"
         said += f", {lost:,} {'is' if lost == 1 else 'are'} not: {why}"
@@ -553,15 +554,24 @@ async def _carried(
     return learned
 
 
-def _say_what_differs(learned: Learned, review: Review) -> None:
-    """Say which texts of a review are not here, and which keep an answer of before."""
-    run, answers = review.context.run, learned.answers
-    if run and (missing := learned.unused(item.hash for item in review)):
-        to_stderr(f"note: {missing:,} texts of this review, drawn from {run[0]}, are not here")
-    if kept := sum(item.source is None and item.hash in answers for item in review):
+def _say_what_differs(learned: Learned, review: Review, before: Collection[bytes]) -> None:
+    """Say which texts of a review are not here, and how many answers of `before` stay."""
+    run, forget = review.context.run, "testnuc unlearn RESULTS"
+    given, drawn = ({item.hash for item in items} for items in (review.judged, review))
+    if run and (missing := learned.unused(given)):
+        said = f"{missing:,} texts of this review, drawn from {run[0]}, are not here"
+        if missing == len(given):
+            said = f"no text of this review, drawn from {run[0]}, is here, and its answers change "
+            said += f"nothing until these texts are labeled here; to drop them: `{forget}`"
+        to_stderr(f"note: {said}")
+    others = learned.answers.keys() & {*before} - given
+    if not given <= {*before}:
+        # a further review may be open where the answer is known
+        others &= drawn
+    if review.drawn and others:
         to_stderr(
-            f"note: {kept:,} texts that are open in this review keep what was learned of them "
-            "before; to forget that: `testnuc unlearn RESULTS`, then the same `testnuc learn`"
+            f"note: answers of before that this review lacks stay: {len(others):,}; to forget "
+            f"them: `{forget}`, then the same `testnuc learn`"
         )
 
 

@@ -448,10 +448,12 @@ def test_judgments_and_reviews_of_other_texts_are_not_taken_for_those_of_a_file(
     Path("three.json").write_bytes(Path("two.json").read_bytes())
     judge("three.json", lambda _: LABELS[0])
     out, err = ran("learn", "first-out.csv", "two.json", "three.json")
-    assert "note: " in err
-    assert "are not here" in err
+    assert "note: no text of this review, drawn from second-out.csv, is here, and its" in err
     assert "Judges differ" not in out
-    ran("learn", "first-out.csv", "one.json", "-o", "better.csv")
+    for n, said in enumerate([False, True]):
+        # one that is learned again shows what stays
+        _, err = ran("learn", "first-out.csv", "one.json", "-o", "better.csv", *["--overwrite"][:n])
+        assert ("note: answers of before that this review lacks stay: " in err) == said, err
     assert "judges err" not in ran("count", "better.csv")[0]
     code, _, err = run_here("describe", "better.csv", "one.json", "two.json")
     assert (code, "no text of two.json is in better.csv; leave it out" in err) == (2, True), err
