@@ -313,7 +313,7 @@ def what_next(
     if unused := learned.unused(map(hash_text, texts)):
         what = f"{unused:,} judgments of these texts that are not used yet{ends}"
         return f"next, learn from {what}: {then('learn', '-o', better_name(given.source))}"
-    if texts and learned.mostly_later(texts, certificate.texts):
+    if texts and _came_later(learned, texts, certificate):
         n = 50 if certificate.coverage else certificate.judgments_needed
         prove = f"to certify labels of these, too: {draw(n, 'certify')}\n"
         # labels of several go on with a new review alone
@@ -354,6 +354,13 @@ def what_next(
     start = "or, with these labels" if first else "next"
     lines.append(f"{start}, judge {n:,} more texts, {what}: {draw(n, goal)}")
     return "\n".join(lines)
+
+
+def _came_later(learned: Learned, texts: Collection[str], certificate: Certificate) -> bool:
+    """Whether most of these texts came later: than trust was fixed, or than the draws, unjudged."""
+    judged = learned.answers.keys() & {*map(hash_text, texts)}
+    since = [certificate.texts, *([] if judged or certificate.coverage else [learned.measured])]
+    return any(learned.mostly_later(texts, among) for among in since)
 
 
 def _label_missing(learned: Learned, given: SimpleNamespace, texts: Collection[str]) -> list[str]:

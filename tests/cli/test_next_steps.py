@@ -161,6 +161,27 @@ def test_a_file_is_named_whose_accuracy_alone_is_not_known(capsys):
     assert f"{said}no text of it is judged, and what is said" in capsys.readouterr().out
 
 
+def test_a_file_of_which_nothing_is_judged_comes_before_open_judgments_of_others():
+    """Judgments were carried over where its texts were labeled already."""
+    learned = SimpleNamespace(
+        answers={hash_text("a"): ("x", "person")},
+        measured=7,
+        reopened=("one", "two"),
+        given={},
+        accuracy=lambda _: None,
+        unused=lambda _: 0,
+        unfit_among=lambda _: ((), 0),
+        mostly_later=lambda texts, among: texts == ["b"] and among == 7,
+    )
+    given = SimpleNamespace(source="o.csv", client=Options({}, ()), text_column="text")
+    found = Certificate(0.9, 0.9, 0.5, 0.0, 0, judgments_needed=40, texts=9)
+    assert what_next(learned, given, ["b"], found).endswith(
+        "next, judge some of these texts, which say how many of their labels are right: testnuc "
+        "review o.csv -n 40 --goal count"
+    )
+    assert "judge 2 more texts, whose judgment" in what_next(learned, given, ["a"], found)
+
+
 def test_the_path_leads_to_how_many_labels_are_right():
     def after(measure, covered, judged=0, known=None, *, decide=False):
         learned = SimpleNamespace(
