@@ -137,10 +137,12 @@ async def labeled(nuc: TestNUC, table: Table) -> LabeledTable:
             if row.index not in kept or (row.label or "") != (now[row.index].label or "")
         ]
     if edited:
+        ends = bool(nuc.learned and nuc.learned.certify().coverage)
+        judge = "to take them as your judgments" + ", which ends the certificate" * ends
         take = command("learn", source, {}, source, "-o", free_name("better.csv"))
         to_stderr(
             f"note: labels in {source} that were edited and are not used: {len(edited):,}, as "
-            f"{edited[0].label!r} in row {edited[0].index + 1}; as your judgments they are: {take}"
+            f"{edited[0].label!r} in row {edited[0].index + 1}; {judge}: {take}"
         )
     return found
 

@@ -24,9 +24,7 @@ from testnuc.results import Results
 from testnuc.trust.review import Review, ReviewItem
 
 _NUMBER = re.compile(r"\d+")
-_HELP = (
-    "a number, a label or its beginning, 0 = none of these, n = skip, u = back, q = save and quit"
-)
+_HELP = "a label or its beginning, 0 = none of these, n = skip, u = back, q = save and quit"
 #: The keys of the page; the second for labels of which one is "0".
 _NONE = ("0", "-")
 #: Labels that are listed at the start; when the beginning of a label is ambiguous.
@@ -101,7 +99,9 @@ def answer(review: Review, path: str) -> None:
 
 def _hint(review: Review, *, numbered: bool) -> str:
     """Return what can be typed, and the labels."""
-    hint = _HELP if numbered else _HELP.removeprefix("a number, ").replace("0 =", "- =")
+    # those of a blind review have no candidates
+    number = "a number, " * any(item.candidates for item in review)
+    hint = f"{number}{_HELP}" if numbered else _HELP.replace("0 =", "- =")
     several = "several labels, separated by commas; each " if review.multilabel else ""
     many = f"{len(review.labels):,}; what you type lists those that begin so"
     names = ", ".join(review.labels) if len(review.labels) <= _ALL else many

@@ -619,7 +619,9 @@ async def certify(given: SimpleNamespace) -> None:
             f"note: {later:,} of {len(results):,} texts came after the draws, which prove nothing "
             "of them; some draws among them (--goal certify) may extend the certificate"
         )
-    for note in results.notes:
+    proved = f"what is certified is proved of all {certificate.texts:,} texts, not of these alone"
+    part = certificate.coverage and len({*texts}) < certificate.texts
+    for note in [*results.notes, *[proved][: bool(part)]]:
         to_stderr(f"note: {note}")
     print(certificate)
     if given.level is None and label is None and (accuracy := learned.accuracy()):
@@ -638,10 +640,11 @@ async def certify(given: SimpleNamespace) -> None:
     rows = [table.rows[found.valid[result.index]] for result in covered]
     made = dict(enumerate(covered))
     write_results(output, replace(table, rows=rows), made, {}, certified=made)
-    people = sum(result.source == "person" for result in covered)
+    judged = [result for result in covered if result.source == "person"]
+    none = sum(result.label is None for result in judged)
     to_stderr(
-        f"{len(covered):,} of {len(results):,} texts, those certified and the {people:,} that a "
-        f"person judged, written to {output}"
+        f"{len(covered):,} of {len(results):,} texts, those certified and the {len(judged):,} that "
+        f"a person judged{f' ({none:,} to fit no label)' * bool(none)}, written to {output}"
     )
     if found.before:
         to_stderr(

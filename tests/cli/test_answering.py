@@ -45,6 +45,8 @@ def test_a_blind_review_shows_neighbors_without_a_label(tmp_path, capsys):
     _, said = answered(review, tmp_path / "review.json", [], capsys)
     assert "near (0.90): near" in said
     assert "None" not in said
+    # it has no candidates that a number would choose
+    assert said.startswith("a label or its beginning, 0 = none of these, ")
 
 
 @pytest.mark.parametrize(
@@ -55,8 +57,9 @@ def test_a_blind_review_shows_neighbors_without_a_label(tmp_path, capsys):
     ],
 )  # fmt: skip
 def test_an_answer_is_a_number_a_label_or_its_beginning(line, label, tmp_path, capsys):
-    found, _ = answered(review_of(1), tmp_path / "review.json", [line], capsys)
+    found, told = answered(review_of(1), tmp_path / "review.json", [line], capsys)
     assert found == [(label, "person")]
+    assert "a number, a label or its beginning, 0 = none of these, " in told
 
 
 @pytest.mark.parametrize(

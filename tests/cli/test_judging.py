@@ -148,6 +148,7 @@ def test_a_certificate_says_how_many_texts_came_after_the_draws(tickets):
         code, out, err = run_here("certify", "new.csv", *certify, "-o", "c.csv")
         assert (code, "came after the draws" in err) == (0, False), err
         assert "of 290 distinct texts" in out
+        assert "what is certified is proved of all 290 texts, not of these alone" in err
 
 
 def next_command(err):

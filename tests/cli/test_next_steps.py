@@ -59,6 +59,14 @@ def _it_draws_from_new_texts_alone():
     assert "of the labels of 120 texts are right" in out
 
 
+def _it_says_before_an_edit_ends_the_certificate():
+    written = Path("out.csv").read_text()
+    Path("out.csv").write_text(re.sub(r"\n(.*?),([a-z]+),", r"\n\1,other \2,", written, count=1))
+    _, err = ran("describe", "out.csv")
+    assert "to take them as your judgments, which ends the certificate: testnuc learn" in err
+    Path("out.csv").write_text(written)
+
+
 def test_where_labels_are_proved_the_next_command_writes_them():
     Path("in.txt").write_text("\n".join(messages(60)))
     with LoopbackLLM(gold) as llm:
@@ -71,7 +79,9 @@ def test_where_labels_are_proved_the_next_command_writes_them():
         *said, line = ran(*classify)[1].splitlines()
         assert line.endswith("by your judgments: testnuc certify out.csv -o certified.csv")
         # what is proved of these texts is not to be written for later ones, after few draws
-        ran("certify", "out.csv", "-o", "certified.csv")
+        _, err = ran("certify", "out.csv", "-o", "certified.csv")
+        assert "not of these alone" not in err
+        _it_says_before_an_edit_ends_the_certificate()
         Path("new.txt").write_text("\n".join(f"{text} again" for text in messages(60)))
         ran("classify", "new.txt", *given, "-o", "new.csv")
         ran("review", "new.csv", "-n", "1", "--goal", "certify", "--no-open")
