@@ -154,9 +154,8 @@ def changed_since(table: Table, now: Mapping[int, Classification], *, edits: boo
         said[at] for at, row in now.items() if said and (row.label or "") != (said[at].label or "")
     ]
     edited = len(RunNote.of(table.file).edited(others)) if others else 0
-    told, before = list[str](), "was written before the last judgments or later texts"
-    if changed := len(others) - edited:
-        told.append(f"{before}: {changed:,} of its labels have changed since")
+    changed, before = len(others) - edited, "was written before the last judgments or later texts"
+    told = [f"{before}: {changed:,} of its labels have changed since"] * bool(changed)
     if edits and edited:
         told.append(f"holds labels that were edited in it, and are not used: {edited:,}")
     return "; it ".join(told)
@@ -219,8 +218,7 @@ def with_empty_set(result: Classification) -> Classification:
         names = split_labels(own.label) + split_labels(own.said)
         own = replace(own, stated=tuple((name, None) for name in names))
         result = replace(result, prediction=own)
-    known = result.multilabel or result.source is None
-    if known or result.error is not None:
+    if result.multilabel or result.source is None or result.error is not None:
         return result
     return replace(result, label=result.label or "", prediction=own or Prediction("", None))
 

@@ -193,8 +193,7 @@ def audit(given: SimpleNamespace) -> None:
             open_.save(path)
             to_stderr(f"{len(open_):,} texts to judge, written to {path}")
             named = {"labels": given.label_set, "review": path, "since": given.since}
-            given_options = {name: value for name, value in named.items() if value is not None}
-            again = command("audit", given.place, given_options)
+            again = command("audit", given.place, {n: v for n, v in named.items() if v is not None})
             if judge(open_, path, given, again) and open_.judged:
                 weeks = run_to_end(_answered(store, weeks, _answers(path, weeks)))
     if running is not None:
@@ -284,13 +283,7 @@ async def _concluded(store: str, weeks: Sequence[AuditWeek], since: str | None) 
         if since is None:
             since = str((await summary_of(opened, weeks[-1])).get("since", ""))
         found = audited(weeks, since)
-        judged = sum(len(week.judged) for week in weeks)
-        if judged:
-            summary = {
-                "since": since,
-                "judged": judged,
-                "accuracy": found.overall.value,
-                "alarms": len(found.moves),
-            }
-            await set_summary(opened, weeks[-1], summary)
+        if judged := sum(len(week.judged) for week in weeks):
+            said = {"since": since, "judged": judged, "accuracy": found.overall.value}
+            await set_summary(opened, weeks[-1], said | {"alarms": len(found.moves)})
     return found

@@ -180,12 +180,8 @@ def rows_by_name(
             "those that are not needed"
         )
     unnamed = {at for at, name in enumerate(header) if not name}
-    used = {
-        at
-        for line in lines
-        for at, value in enumerate(line)
-        if at in unnamed and value not in ("", None)
-    }
+    cells = ((at, value) for line in lines for at, value in enumerate(line) if at in unnamed)
+    used = {at for at, value in cells if value not in ("", None)}
     kept = [
         (at, name or (f"unnamed column {at + 1}" if len(unnamed) > 1 else ""))
         for at, name in enumerate(header)

@@ -238,9 +238,8 @@ async def learn(given: SimpleNamespace) -> None:
 
 def _say_what_ended(learned: Learned, certificate: Certificate, earlier: Learned | None) -> None:
     """Say which draws and settled answers count no longer, and whether a certificate ended."""
-    before = 0.0
-    if earlier is not None and earlier.ranking not in learned.current:
-        before = earlier.certify().coverage
+    anew = earlier is not None and earlier.ranking not in learned.current
+    before = earlier.certify().coverage if earlier and anew else 0.0
     judged = earlier.judged if earlier else ()
     added = {*learned.judged} - {*judged}
     lost = 0 if certificate.judged else sum(bool(one.ranking) for one in added)

@@ -310,9 +310,8 @@ def _require_columns(
             raise InvalidInputError(
                 f"{file} has {times} columns named {twice!r}; rename all but one"
             )
-    remedy = f"name the text column with {option}"
-    if option is None:
-        remedy = f"the column of labels is named {name!r}"
+    of_labels = f"the column of labels is named {name!r}"
+    remedy = of_labels if option is None else f"name the text column with {option}"
     require_column(file, columns, name, remedy, option=option, likely=_longest(rows, columns))
 
 

@@ -137,9 +137,8 @@ def _say_lost_names(
             f"note: `was` in --labels names {name!r}, which the labels before do not have"
             f"{closest_label(name, old)}; if that is wrong, stop here (Ctrl-C)"
         )
-    if some_new and (
-        gone := ", ".join(repr(name) for name in old if name not in {*names, *before})
-    ):
+    gone = ", ".join(repr(name) for name in old if name not in {*names, *before})
+    if some_new and gone:
         to_stderr(f"note: {gone} is gone; if it was renamed or split, say so in --labels: `was`")
 
 
