@@ -277,7 +277,7 @@ def _accuracy(learned: Learned | None, of_these: Accuracy | None = None) -> Iter
 def _proved(learned: Learned, texts: Collection[str]) -> Iterator[str]:
     """Yield what is proved, and what to look at, for those who use the labels."""
     certificate = learned.certify()
-    if len(texts) < learned.measured:
+    if len(texts) < learned.measured and not learned.mostly_later(texts, learned.measured):
         yield f"What follows is of {learned.measured:,} texts, not of these alone.\n"
     right = f"at least {certificate.accuracy:.0%} of their labels are right"
     if part := certificate.coverage:

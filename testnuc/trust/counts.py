@@ -461,7 +461,7 @@ def count_labels(
         counting.notes.append(
             f"{min(few.values()):,} texts{' of a group' * bool({*few} - {None})}, judged and drawn "
             f"at random, are few for {len(counting.labels) - 1:,} labels: a share may be noise, "
-            f"trust its interval; about {PER_LABEL} for each label are enough"
+            f"trust its interval{f'; about {PER_LABEL} for each label are enough' * (None in few)}"
         )
     since = None
     if periods and len(names) > 1 and compare is None:
