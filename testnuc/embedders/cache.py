@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from heapq import nsmallest
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -62,7 +63,8 @@ class EmbeddingCache:
     """Returns unit vectors of texts, rounded to float16; embeds each text once.
 
     The embedder is called from one task at a time, or as many as its `calls_at_once`, so that one
-    call which hangs delays no others; with at most 512 texts. If it has a method
+    call which hangs delays no others; with at most 512 texts, or its `texts_at_once`. Texts of all
+    requests are taken in turn, so that a long list does not delay others. If it has a method
     ``embed_each``, which returns a vector or an error for each text, that is called instead of
     ``embed``. If ``embed`` rejects its texts, it is called for halves of them, so that one text
     fails alone. A durable store keeps the vectors, except those of texts in the pool.
@@ -72,9 +74,12 @@ class EmbeddingCache:
         self._embedder = embedder
         self._store = store
         self._pool = pool
-        #: Texts that wait for the embedder, by hash; and the futures of these and of those that it
-        #: has. A result is a vector, or the error of this text alone; an exception is that of all.
-        self._waiting: dict[bytes, str] = {}
+        #: Texts that wait for the embedder, with their turns, by hash; and the futures of these and
+        #: of those that it has. A result is a vector, or the error of this text alone; an exception
+        #: is that of all.
+        self._waiting: dict[bytes, tuple[int, str]] = {}
+        #: At which a request begins.
+        self._turn = 0
         self._futures: dict[bytes, asyncio.Future[Row]] = {}
         #: How many callers wait for a text, by hash.
         self._callers = Counter[bytes]()
@@ -179,7 +184,7 @@ class EmbeddingCache:
         """Embed texts and store their vectors; an error does not lose those of other texts."""
         # texts of similar length in a batch need little padding
         order = sorted(range(len(texts)), key=lambda i: len(texts[i].text), reverse=True)
-        futures = [self._ask(texts[i].text, texts[i].hash) for i in order]
+        futures = [self._ask(texts[i], nth) for nth, i in enumerate(order)]
         try:
             for start in range(0, len(futures), _BATCH):
                 batch = futures[start : start + _BATCH]
@@ -220,26 +225,32 @@ class EmbeddingCache:
                 if self._waiting.pop(text_hash, None) is not None:
                     self._futures.pop(text_hash).cancel()
 
-    def _ask(self, text: str, text_hash: bytes) -> asyncio.Future[Row]:
+    def _ask(self, entry: PoolText, nth: int) -> asyncio.Future[Row]:
+        """Ask for the n-th text of a request."""
+        text_hash = entry.hash
         self._callers[text_hash] += 1
         future = self._futures.get(text_hash)
         if future is None:
             future = self._futures[text_hash] = asyncio.get_running_loop().create_future()
-            self._waiting[text_hash] = text
+            self._waiting[text_hash] = self._turn + nth, entry.text
             if (n := len(self._pumps)) < getattr(self._embedder, "calls_at_once", 1):
                 work = self._embed_waiting(n * _LATE)
                 self._pumps.add(asyncio.create_task(work, name="testnuc-embed"))
         return future
 
     async def _embed_waiting(self, pause: float) -> None:
+        most = getattr(self._embedder, "texts_at_once", _BATCH)
         try:
             if pause:
                 await asyncio.sleep(pause)
             while self._waiting:
-                hashes = list(self._waiting)[:_BATCH]
+                hashes = nsmallest(most, self._waiting, key=lambda one: self._waiting[one][0])
+                turns, texts = zip(*map(self._waiting.pop, hashes), strict=True)
+                # at least the next one, so that no text waits forever
+                self._turn = max(self._turn + 1, turns[-1])
                 futures = [self._futures[text_hash] for text_hash in hashes]
                 try:
-                    rows = await self._embed([self._waiting.pop(one) for one in hashes])
+                    rows = await self._embed([*texts])
                 except Exception as exc:  # noqa: BLE001 - passed to the waiters
                     for future in futures:
                         if not future.done():

@@ -575,19 +575,64 @@ async def test_a_caller_that_comes_while_the_cache_closes_gets_an_error():
     assert unhandled == []
 
 
-async def test_texts_of_a_caller_that_left_are_not_embedded():
-    class Busy(HashEmbedder):
-        """Embeds the first batch once it may."""
+class Busy(HashEmbedder):
+    """Embeds the first batch once it may."""
 
-        def __init__(self):
-            super().__init__(32)
-            self.batches, self.may = [], asyncio.Event()
+    texts_at_once = 512
+
+    def __init__(self):
+        super().__init__(32)
+        self.batches, self.may = [], asyncio.Event()
+
+    async def embed(self, texts):
+        self.batches.append(set(texts))
+        await self.may.wait()
+        return await super().embed(texts)
+
+
+async def test_a_single_text_does_not_wait_for_the_lists_of_others():
+    embedder = Busy()
+    embedder.texts_at_once = 8
+    cache = EmbeddingCache(embedder, MemoryStore(), Pool())
+    asked = [["first"], *([f"{one} {i}" for i in range(100)] for one in "ab"), ["single"]]
+    waits = []
+    for texts in asked:
+        waits.append(asyncio.create_task(cache.embed(texts)))
+        for _ in range(10):  # until it waits
+            await asyncio.sleep(0)
+    embedder.may.set()
+    assert list(map(len, await asyncio.gather(*waits))) == [1, 100, 100, 1]
+    assert "single" in embedder.batches[1]
+    assert sum(map(len, embedder.batches)) == 202
+    assert max(map(len, embedder.batches)) == 8
+    await cache.close()
+
+
+async def test_a_list_does_not_wait_for_single_texts_without_end():
+    class Sought(HashEmbedder):
+        """While it embeds, more single texts come than it takes."""
+
+        texts_at_once = 4
 
         async def embed(self, texts):
-            self.batches.append(set(texts))
-            await self.may.wait()
+            if not many.done():
+                waits.extend(
+                    asyncio.create_task(cache.embed([f"single {len(waits)} {i}"])) for i in range(5)
+                )
+            for _ in range(10):
+                await asyncio.sleep(0)
             return await super().embed(texts)
 
+    waits = []
+    cache = EmbeddingCache(Sought(32), MemoryStore(), Pool())
+    many = asyncio.create_task(cache.embed([f"one of many {i}" for i in range(20)]))
+    async with asyncio.timeout(30):
+        assert len(await many) == 20
+    await asyncio.gather(*waits)
+    await cache.close()
+
+
+async def test_texts_of_a_caller_that_left_are_not_embedded():
     embedder = Busy()
     cache = EmbeddingCache(embedder, MemoryStore(), Pool())
     waits = [asyncio.create_task(cache.embed(["first"]))]
