@@ -113,7 +113,7 @@ def test_an_alert_begins_while_its_cause_goes_on_or_not_at_all(tmp_path, lasts):
     }
     labels = {
         "TestnucFailedTexts": {"instance": "a", "type": "provider", "severity": "ticket"},
-        "TestnucRequests": {"severity": "page"},
+        "TestnucRequests": {"instance": "a", "severity": "page"},
         "TestnucRefused": {"instance": "a", "status": "401", "severity": "ticket"},
         "TestnucRetries": {"instance": "a", "severity": "ticket"},
     }
@@ -169,6 +169,44 @@ def test_an_instance_that_is_gone_pages_whatever_its_job_is_named(job, known, pa
     page = {"exp_labels": {"job": job, "instance": "a", "severity": "page"}}
     times = {60: [], 300: [], 480: [page] * pages, 1_200: [page] * pages}
     check_rules(tmp_path, alerts("TestnucGone", series, times))
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="platform: promtool is missing")
+@pytest.mark.parametrize(("pending", "pages"), [(4_000, 1), (2_000, 0)])
+def test_a_full_queue_pages_and_a_caller_over_its_rate_does_not(pending, pages, tmp_path):
+    series = {
+        "testnuc_http_requests_total{instance='a',route='/v1/classify',status='429'}": "0+9x100",
+        "testnuc_pending_texts{instance='a'}": f"0x3 {pending}x97",
+        "testnuc_pending_texts_limit{instance='a'}": "4096x100",
+    }
+    page = {"exp_labels": {"instance": "a", "severity": "page"}}
+    check_rules(tmp_path, alerts("TestnucQueueFull", series, {240: [], 480: [page] * pages}))
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="platform: promtool is missing")
+def test_a_small_instance_that_fails_beside_a_large_one_pages(tmp_path):
+    requests = "testnuc_http_requests_total{instance='%s',route='/v1/classify',status='%d'}"
+    slow = "testnuc_http_request_seconds_bucket{instance='%s',route='/v1/classify',le='%s'}"
+    series = {requests % ("large", 200): "0+900x100", requests % ("small", 502): "0+9x100"}
+    small = {"exp_labels": {"instance": "small", "severity": "page"}}
+    check_rules(tmp_path, alerts("TestnucRequests", series, {240: [], 480: [small]}))
+    series = {slow % ("large", le): "0+900x100" for le in ("10", "30", "+Inf")}
+    series |= {slow % ("small", le): "0+9x100" for le in ("30", "+Inf")}
+    series |= {slow % ("small", "10"): "0x100"}
+    small = {"exp_labels": {"instance": "small", "severity": "ticket"}}
+    check_rules(tmp_path, alerts("TestnucSlowRequests", series, {240: [], 480: [small]}))
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="platform: promtool is missing")
+def test_a_quiet_service_that_is_paused_again_and_again_pages(tmp_path):
+    # a request each 150 s begins a pause of two minutes
+    series = {"testnuc_ready{instance='a'}": "1x4 " + "0x7 1x1 " * 12}
+    page = {"exp_labels": {"instance": "a", "severity": "page"}}
+    check_rules(tmp_path, alerts("TestnucNotReady", series, {300: [], 420: [page], 1_200: [page]}))
+    # one pause, or a deploy, does not
+    series = {"testnuc_ready{instance='a'}": "1x4 0x7 1x60"}
+    times = {at: [] for at in range(0, 900, 15)}
+    check_rules(tmp_path, alerts("TestnucNotReady", series, times))
 
 
 def alerts(name, series, times):
