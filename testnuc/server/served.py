@@ -171,8 +171,8 @@ class ServedSet:
         _log.info("labels by %s; before: %s", said[0], said[1] or "the same")
         if (unused := before["judged"] - active["judged"]) > 0:
             _log.warning(
-                "%s%d judgments are not used with these labels, model and prompt; once texts are "
-                "labeled by them, testnuc learn STORE STORE --labels LABELS carries the judgments "
+                "%s%d judgments are not used with these labels, model and prompt; send the judged "
+                "texts again, then testnuc learn STORE STORE --labels LABELS carries the judgments "
                 "over, and SIGHUP reads them; with the labels of before they are used again",
                 "".join(f"{name}: " for name in self._place.values()),
                 unused,

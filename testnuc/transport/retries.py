@@ -104,9 +104,9 @@ class Outage:
         self._gave_up_at = now
         return now - self._failing_since >= _MOST_DEADLINES * deadline
 
-    def answered(self, now: float, sent_at: float) -> None:
+    def answered(self, now: float, sent_at: float, *, failing: bool = False) -> None:
         """Forget the calls that failed: the server answers."""
-        if self.is_down:
+        if self.is_down or failing:
             _log.warning("the provider answers again")
         self._gave_up_at, self._answered_at, self._failures = float("-inf"), now, 0
         self._slowest = max(self._slowest, now - sent_at)

@@ -317,7 +317,7 @@ class Transport:
                 reply = accounting.read(call, permit, answer)
             else:
                 reply = accounting.accept(call, permit, reply)
-            self.outage.answered(self._clock(), permit.sent_at)
+            self.outage.answered(self._clock(), permit.sent_at, failing=self.failing)
             self.failing = False
             return reply
         finally:

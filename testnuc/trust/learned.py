@@ -474,9 +474,10 @@ class Learned(Brief):
             said.append(f"{of} judged fit no label: a label may be missing (docs/label-set.md).")
         said += [*_moves(self), *_never_right(self)]
         if unused := self.unused(self.answers):
-            said += [
-                f"{unused:,} judgments are not used: of texts that came later, or are not here."
-            ]
+            said.append(
+                f"{unused:,} judgments are not used: of texts that came later, or are not here. "
+                "Label these texts first, then learn again."
+            )
         return [*filter(None, said)]
 
     @property

@@ -145,6 +145,7 @@ def test_judgments_that_a_change_of_labels_leaves_unused_are_named_and_learned_f
                     assert " learn a2.csv .testnuc/answers-" in err
                     out, _ = ran(*shlex.split(err.splitlines()[-1].partition(": ")[2])[1:])
                     assert "20 judgments are not used: of texts that came later" in out
+                    assert "Label these texts first, then learn again." in out
                     # the texts of b were counted among those of a
                     assert "20 of 60 texts are judged: 20 by a person" in out
     line = err.splitlines()[-1]

@@ -312,6 +312,7 @@ async def test_neighbors_label_before_the_first_answer_of_a_process(
                 llm._api_key = given["api_key"]
                 answer = (await post(session, {"text": "c1 number 1000"}))[1]
                 assert answer["own"]["label"] == "topic 1"
+                assert caplog.text.count("the provider answers again") == 1
                 assert await get(session, "/readyz") == (200, '{"status":"ready"}')
     assert [row["label"] for row in rows] == [learning.gold(row["text"]) for row in rows]
     assert {(row["source"], row["error"]["type"]) for row in rows} == {("vote", kind)}

@@ -216,7 +216,7 @@ async def test_judgments_that_other_labels_leave_unused_are_a_warning(caplog):
         await service.use(more)
         [line] = [r.getMessage() for r in caplog.records if "are not used" in r.getMessage()]
         assert "40 judgments are not used with these labels" in line
-        assert "testnuc learn STORE STORE" in line
+        assert "send the judged texts again, then testnuc learn STORE STORE" in line
         await service.use(first)
     assert caplog.text.count("are not used with") == 1
 
