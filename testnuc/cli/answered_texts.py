@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from testnuc._base.checks import hash_text, valid_text
+from testnuc._base.display import one_line
 from testnuc.cli import xlsx
 from testnuc.cli.files import check_output, free_name
 from testnuc.cli.memory import AnswerStore, RunNote
@@ -119,23 +120,18 @@ async def labeled(nuc: TestNUC, table: Table) -> LabeledTable:
         before = {at: rows[at] for at in valid if at in unasked or rows[at].source == "referee"}
         valid = [at for at in valid if at not in unasked]
     texts = [table.texts[at] for at in valid]
-    calls = (await nuc.estimate(texts)).calls
-    if calls:
+    if calls := (await nuc.estimate(texts)).calls:
         raise InvalidInputError(
             f"{calls:,} of {len(texts):,} texts in the column {table.text_column!r} have no stored "
             "answer; run `testnuc classify` first, or name another --text-column"
         )
     found = LabeledTable(await nuc.classify_many(texts), valid, problems, before)
-    places = dict.fromkeys([*valid, *before])
-    if edited := RunNote.of(source).edited(rows[at] for at in places) if rows else []:
-        now = found.merged()
+    now, edited = found.merged(), list[Classification]()
+    for row in RunNote.of(source).edited(rows[at] for at in now) if rows else ():
         # what the file says is kept of others; what a person said is known
-        kept = {at for at, row in now.items() if row.source == "person" or at in before}
-        edited = [
-            row
-            for row in edited
-            if row.index not in kept or (row.label or "") != (now[row.index].label or "")
-        ]
+        kept = now[row.index].source == "person" or row.index in before
+        if not kept or (row.label or "") != (now[row.index].label or ""):
+            edited.append(row)
     if edited:
         ends = bool(nuc.learned and nuc.learned.certify().coverage)
         judge = "to take them as your judgments" + ", which ends the certificate" * ends
@@ -195,6 +191,14 @@ def _answered(nuc: TestNUC, table: Table) -> list[Classification]:
             "are stored)"
         )
     answered = [r for r in table.results if valid_text(r.text) is None]
+    if others := RunNote.of(source).others(answered):
+        to_stderr(
+            f"note: {len(others):,} texts were not in {source} when it was written, as "
+            f"{one_line(others[0].text, 40)!r}: what is beside them is not taken for the LLM's "
+            f"answer; to label them: {command('classify', source, {}, '-o', 'NEW.csv')}"
+        )
+        later = {row.index for row in others}
+        answered = [row for row in answered if row.index not in later]
     if nuc.labels.multilabel:
         answered = [with_empty_set(result) for result in answered]
     answered = [result for result in answered if result.prediction is not None]

@@ -191,6 +191,11 @@ class RunNote:
         fit = [note for note in self._here() if texts <= {*note.texts}]
         return min([self, *fit], key=lambda note: len(note.edited(rows)))
 
+    def others(self, rows: Iterable[Classification]) -> list[Classification]:
+        """Return the rows with a text that was not in the output, if its texts are noted."""
+        texts = {*self.texts}
+        return [row for row in rows if texts and _mark(row)[0] not in texts]
+
     def alike(self, other: RunNote) -> bool:
         """Whether both outputs are of the same texts and store, as that of `learn` and its file."""
         one, two = ((note.store, note.named, {*note.texts}) for note in (self, other))
@@ -222,12 +227,11 @@ def _write(place: Path, note: Any) -> None:
 
 def _noted(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a run that its note holds."""
-    kept = {name: value for name, value in options.items() if name not in _NO_MATTER}
-    # a password may be part of an address
-    if "@" in str(kept.get("base_url", "")):
-        del kept["base_url"]
     found: dict[str, Any] = {}
-    for name, value in kept.items():
+    for name, value in options.items():
+        # a password may be part of an address
+        if name in _NO_MATTER or (name == "base_url" and "@" in str(value)):
+            continue
         try:
             found[name] = orjson.loads(orjson.dumps(value, default=str))
         except TypeError as exc:

@@ -19,7 +19,7 @@ from testnuc.cli.options import client_options
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from testnuc.types import Classification
 from tests.cli.in_process import command_line, ran, rows_of, run_here
-from tests.conftest import LABELS, confident, messages
+from tests.conftest import LABELS, confident, gold, messages
 
 
 def options(llm):
@@ -138,6 +138,23 @@ def test_the_store_that_a_run_named_is_told():
         code, _, err = run_here("count", "out.csv", "--store", "labels.db")
         assert (code, "nothing was judged in out.csv yet" in err) == (2, True)
         assert "its run named" not in err
+
+
+def test_new_texts_in_old_results_have_no_answer():
+    """Labels beside texts that were pasted over others became the LLM's answers to them."""
+    with LoopbackLLM(confident, api_key="test-key") as llm:
+        classify(llm, texts("a.txt", 0))
+        rows, new = rows_of("out.csv"), messages(60)[30:]
+        with Path("out.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, [*rows[0]])
+            writer.writeheader()
+            writer.writerows(row | {"text": text} for row, text in zip(rows, new, strict=True))
+        said = "note: 30 texts were not in out.csv when it was written, as "
+        for name in ("count", "review", "diagnose"):
+            assert said in run_here(name, "out.csv")[2]
+        classify(llm, texts("b.txt", 30), "-o", "new.csv")
+        assert llm.calls == 60
+    assert all(row["nuc_label"] == gold(row["text"]) for row in rows_of("new.csv"))
 
 
 def test_a_file_with_columns_of_ones_own_has_the_run_of_its_texts():
