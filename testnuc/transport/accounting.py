@@ -32,8 +32,8 @@ _BUSY = frozenset({429, 503, 529})
 #: A gateway no longer waited for the model, which may have answered: perhaps billed.
 _LATE = frozenset({504, 524})
 #: More tokens than a call can have, by its estimate and its output limit: a factor, and what others
-#: may add, such as the system prompt of a gateway.
-_MOST_TIMES, _MOST_MORE = 4, 8_000
+#: may add, such as the prompt of a gateway, or reasoning that no output limit bounds.
+_MOST_TIMES, _MOST_MORE = 4, 128_000
 #: How many times as large as estimated the input of later calls is taken to be, at most.
 _MOST_OVERRUN = 20
 

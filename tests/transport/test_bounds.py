@@ -93,7 +93,7 @@ async def test_impossible_counts_of_tokens_are_unknown(field, tokens):
 
 @pytest.mark.parametrize(
     "usage",
-    [TokenUsage(0, 0), TokenUsage(10**8, 1), TokenUsage(9_000, 1), TokenUsage(10, 9_000)],
+    [TokenUsage(0, 0), TokenUsage(10**8, 1), TokenUsage(129_000, 1), TokenUsage(10, 129_000)],
 )
 async def test_usage_that_no_call_can_have_is_unknown(usage):
     async with calling(budget=Budget(tokens=10_000), price=Price.per_million(1, 2)) as (
@@ -111,6 +111,22 @@ async def test_usage_that_no_call_can_have_is_unknown(usage):
         for _ in range(20):
             await transport.call(wire, ONE)
         assert spent(transport.account)[1] == 30 + 20 * 12
+
+
+@pytest.mark.parametrize("usage", [(10, 12_000), (12_000, 2)])
+async def test_what_an_output_limit_or_a_gateway_s_prompt_does_not_bound_is_spent(usage):
+    """Reasoning of 12,000 tokens was unknown, and each call counted as 30."""
+    async with calling(lambda n, r: said(usage=usage), budget=Budget(tokens=20_000)) as (
+        transport,
+        wire,
+        seen,
+    ):
+        for _ in range(2):
+            await transport.call(wire, ONE)
+        assert transport.meter.since().output_tokens == 2 * usage[1]
+        with pytest.raises(BudgetExceededError, match="tokens"):
+            await transport.call(wire, ONE)
+        assert len(seen) == 2
 
 
 async def test_a_large_overrun_does_not_end_all_later_calls():
