@@ -242,23 +242,39 @@ def run_to_end(main: Coroutine[None, None, T]) -> T:
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     with suppress(ImportError):
         from uvloop import new_event_loop as factory
-    with _ends_like_ctrl_c(), asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(main)
+    with _ends_like_ctrl_c() as begin, asyncio.Runner(loop_factory=factory) as runner:
+
+        async def begun() -> T:
+            begin()
+            return await main
+
+        return runner.run(begun())
 
 
 @contextmanager
-def _ends_like_ctrl_c() -> Iterator[None]:
+def _ends_like_ctrl_c() -> Iterator[Callable[[], object]]:
+    """Yield a function that gives SIGTERM and SIGHUP the handler that asyncio has for SIGINT."""
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield int
         return
     known = signal.Signals.__members__
     numbers = [known[name] for name in ("SIGTERM", "SIGHUP") if name in known]
     # one that is ignored stays so, as under nohup
     ours = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
-    for number in ours:
-        signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
+    # as in the background of a script, whose SIGTERM was ignored, too
+    if ignored := signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def begin() -> None:
+        for number in ours:
+            signal.signal(number, signal.getsignal(signal.SIGINT))
+        if ignored:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
     try:
-        yield
+        yield begin
     finally:
         for number in ours:
             signal.signal(number, signal.SIG_DFL)
+        if ignored:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -119,3 +120,24 @@ def test_beside_a_running_service_nothing_is_kept_from_garbage_collection():
     with ThreadPoolExecutor(1) as threads:
         assert threads.submit(run_to_end, returned(1)).result() == 1
     assert (gc.get_freeze_count(), gc.get_threshold()) == before
+
+
+def test_a_run_can_be_ended_where_ctrl_c_is_ignored():
+    """In the background of a script SIGTERM was ignored, too."""
+
+    async def waits():
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.sleep(0.01)
+        seen.append("SIGINT")
+        signal.raise_signal(signal.SIGTERM)
+        await asyncio.wait_for(asyncio.Event().wait(), 10)
+
+    seen = []
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_to_end(waits())
+        assert (seen, signal.getsignal(signal.SIGINT)) == (["SIGINT"], signal.SIG_IGN)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
