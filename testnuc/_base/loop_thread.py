@@ -242,37 +242,33 @@ def run_to_end(main: Coroutine[None, None, T]) -> T:
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     with suppress(ImportError):
         from uvloop import new_event_loop as factory
-    with _ends_like_ctrl_c() as begin, asyncio.Runner(loop_factory=factory) as runner:
-
-        async def begun() -> T:
-            begin()
-            return await main
-
-        return runner.run(begun())
+    with _ends_like_ctrl_c(main) as begun, asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(begun)
 
 
 @contextmanager
-def _ends_like_ctrl_c() -> Iterator[Callable[[], object]]:
-    """Yield a function that gives SIGTERM and SIGHUP the handler that asyncio has for SIGINT."""
+def _ends_like_ctrl_c(main: Coroutine[None, None, T]) -> Iterator[Coroutine[None, None, T]]:
+    """Yield a coroutine with which SIGTERM and SIGHUP do what asyncio does upon SIGINT."""
     if threading.current_thread() is not threading.main_thread():
-        yield int
+        yield main
         return
     known = signal.Signals.__members__
     numbers = [known[name] for name in ("SIGTERM", "SIGHUP") if name in known]
     # one that is ignored stays so, as under nohup
     ours = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
-    # as in the background of a script, whose SIGTERM was ignored, too
+    # but for asyncio, or they would be ignored with it: so it is in the background of a script
     if ignored := signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    def begin() -> None:
+    async def begun() -> T:
         for number in ours:
             signal.signal(number, signal.getsignal(signal.SIGINT))
         if ignored:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return await main
 
     try:
-        yield begin
+        yield begun()
     finally:
         for number in ours:
             signal.signal(number, signal.SIG_DFL)

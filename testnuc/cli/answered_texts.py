@@ -191,14 +191,12 @@ def _answered(nuc: TestNUC, table: Table) -> list[Classification]:
             "are stored)"
         )
     answered = [r for r in table.results if valid_text(r.text) is None]
-    if others := RunNote.of(source).others(answered):
+    if table.later:
         to_stderr(
-            f"note: {len(others):,} texts were not in {source} when it was written, as "
-            f"{one_line(others[0].text, 40)!r}: what is beside them is not taken for the LLM's "
-            f"answer; to label them: {command('classify', source, {}, '-o', 'NEW.csv')}"
+            f"note: {len(table.later):,} texts were not in {source} when it was written, as "
+            f"{one_line(table.texts[min(table.later)], 40)!r}: what is beside them is no answer of "
+            f"the LLM; to label them: {command('classify', source, {}, '-o', 'NEW.csv')}"
         )
-        later = {row.index for row in others}
-        answered = [row for row in answered if row.index not in later]
     if nuc.labels.multilabel:
         answered = [with_empty_set(result) for result in answered]
     answered = [result for result in answered if result.prediction is not None]

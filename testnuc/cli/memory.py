@@ -40,6 +40,9 @@ _LARGEST = 64 << 20
 #: Edits of so many labels may be a column that moved, by so many cells; or that was sorted, if
 #: so large a part of them is of labels that other edited rows had.
 _MOVED, _CELLS, _SORTED, _SAME = 5, 3, 20, 0.95
+#: Digits of labels that pandas takes for missing values: it writes an empty cell.
+_NAMES = ("NA", "N/A", "n/a", "None", "null", "NULL", "nan", "NaN")
+_MISSING = {hash_text(name).hex()[:4] for name in _NAMES}
 #: Options that change how a run goes, not what it writes.
 _NO_MATTER = {"store", *options_in("Limits")}
 #: Options that decide the LLM's answers, and so what judgments are about.
@@ -160,7 +163,8 @@ class RunNote:
 
     def edited(self, rows: Iterable[Classification]) -> list[Classification]:
         """Return the rows of the output whose label is not the one that was written."""
-        return [row for row, was, now in self._labels(rows) if was != now]
+        changed = ((row, was) for row, was, now in self._labels(rows) if was != now)
+        return [row for row, was in changed if row.label or was not in _MISSING]
 
     def moved(self, rows: Iterable[Classification]) -> bool:
         """Whether a column of labels seems to have been moved, or sorted, without the others."""
@@ -191,11 +195,6 @@ class RunNote:
         fit = [note for note in self._here() if texts <= {*note.texts}]
         return min([self, *fit], key=lambda note: len(note.edited(rows)))
 
-    def others(self, rows: Iterable[Classification]) -> list[Classification]:
-        """Return the rows with a text that was not in the output, if its texts are noted."""
-        texts = {*self.texts}
-        return [row for row in rows if texts and _mark(row)[0] not in texts]
-
     def alike(self, other: RunNote) -> bool:
         """Whether both outputs are of the same texts and store, as that of `learn` and its file."""
         one, two = ((note.store, note.named, {*note.texts}) for note in (self, other))
@@ -209,7 +208,7 @@ class RunNote:
     def says(self, output: str, options: Mapping[str, Any], texts: Sequence[str]) -> bool:
         """Whether an output is what a run with these options wrote of these texts, or the first."""
         held = self.texts
-        if not held or held != [hash_text(text).hex()[:12] for text in texts[: len(held)]]:
+        if not held or held != [*map(text_mark, texts[: len(held)])]:
             return False
         # an embedder that is not named is that of the store
         known = {} if options["embedder"] else {"embedder": self.options.get("embedder")}
@@ -243,7 +242,12 @@ def _noted(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mark(row: Classification) -> tuple[str, str]:
-    return hash_text(row.text).hex()[:12], hash_text(row.label or "").hex()[:4]
+    return text_mark(row.text), hash_text(row.label or "").hex()[:4]
+
+
+def text_mark(text: str) -> str:
+    """Return the digits of a text; spreadsheets write other line ends."""
+    return hash_text(text.replace("\r\n", "\n")).hex()[:12]
 
 
 def digest(file: str) -> str | None:

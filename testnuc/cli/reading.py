@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
 from itertools import chain
@@ -29,7 +29,7 @@ from testnuc.cli.decoding import (
     named,
     rows_by_name,
 )
-from testnuc.cli.memory import RunNote
+from testnuc.cli.memory import RunNote, text_mark
 from testnuc.errors import InvalidInputError
 from testnuc.records import PREFIX, line_of
 from testnuc.results import Results, read_results
@@ -76,9 +76,21 @@ class Table:
         return [row.get(self.text_column) for row in self.rows]
 
     @cached_property
+    def later(self) -> set[int]:
+        """The rows with a text that was not in the file when it was written, as its note says."""
+        noted, texts = {*RunNote.of(self.file).texts}, enumerate(self.texts)
+        valid = ((at, text) for at, text in texts if noted and valid_text(text) is None)
+        return {at for at, text in valid if text_mark(text) not in noted}
+
+    @cached_property
     def results(self) -> Results:
-        """The rows as results; their label set, if the file does not hold it, is of its note."""
+        """The rows as results; their label set, if the file does not hold it, is of its note.
+
+        What is beside a text that was put in later is no answer to it.
+        """
         results = read_results(chain(self.rows, self.run), self.file, self.text_column)
+        rows = [replace(r, prediction=None) if r.index in self.later else r for r in results]
+        results = results.with_rows(rows)
         if not results.choices:
             options = RunNote.of(self.file).options
             name_labels(results, options.get("labels") or (), options.get("none_label"))

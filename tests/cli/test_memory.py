@@ -157,6 +157,14 @@ def test_new_texts_in_old_results_have_no_answer():
     assert all(row["nuc_label"] == gold(row["text"]) for row in rows_of("new.csv"))
 
 
+def test_other_line_ends_are_no_other_texts():
+    """What was corrected in them was dropped: spreadsheets write LF within a cell."""
+    row = Classification(0, "one\r\ntwo", "refund")
+    note = RunNote(rows="".join(_mark(row)))
+    (edited,) = note.edited([Classification(0, "one\ntwo", "login")])
+    assert edited.label == "login"
+
+
 def test_a_file_with_columns_of_ones_own_has_the_run_of_its_texts():
     """Joining the variables of a regression is the usual path; the run was not found."""
     with LoopbackLLM(confident, api_key="test-key") as llm:
@@ -291,6 +299,14 @@ def _moved(was, now):
 
     marks = "".join("".join(_mark(row)) for row in rows(was))
     return RunNote(rows=marks).moved(rows(now))
+
+
+@pytest.mark.parametrize(("label", "edited"), [("N/A", 0), ("None", 0), ("refund", 1)])
+def test_what_pandas_takes_for_missing_is_no_judgment(label, edited):
+    """All rows of such a label, which nobody had touched, became judgments that none fits."""
+    note = RunNote(rows="".join(_mark(Classification(0, "a", label))))
+    assert len(note.edited([Classification(0, "a", None)])) == edited
+    assert len(note.edited([Classification(0, "a", "other")])) == 1
 
 
 def test_single_edits_do_not_look_like_a_column_that_was_moved():
