@@ -247,7 +247,7 @@ def _mark(row: Classification) -> tuple[str, str]:
 
 def text_mark(text: str) -> str:
     """Return the digits of a text; spreadsheets write other line ends."""
-    return hash_text(text.replace("\r\n", "\n")).hex()[:12]
+    return hash_text(text.replace("\r\n", "\n").replace("\r", "\n")).hex()[:12]
 
 
 def digest(file: str) -> str | None:
