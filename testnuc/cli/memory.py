@@ -40,9 +40,8 @@ _LARGEST = 64 << 20
 #: Edits of so many labels may be a column that moved, by so many cells; or that was sorted, if
 #: so large a part of them is of labels that other edited rows had.
 _MOVED, _CELLS, _SORTED, _SAME = 5, 3, 20, 0.95
-#: Digits of labels that pandas takes for missing values: it writes an empty cell.
-_NAMES = ("NA", "N/A", "n/a", "None", "null", "NULL", "nan", "NaN")
-_MISSING = {hash_text(name).hex()[:4] for name in _NAMES}
+#: Labels that pandas takes for missing values: it writes an empty cell.
+_MISSING = {"NA", "N/A", "n/a", "None", "null", "NULL", "nan", "NaN"}
 #: Options that change how a run goes, not what it writes.
 _NO_MATTER = {"store", *options_in("Limits")}
 #: Options that decide the LLM's answers, and so what judgments are about.
@@ -163,8 +162,10 @@ class RunNote:
 
     def edited(self, rows: Iterable[Classification]) -> list[Classification]:
         """Return the rows of the output whose label is not the one that was written."""
+        names = [*self.options.get("labels", ()), self.options.get("none_label")]
+        known = {_label_mark(name): _as_number(name) for name in filter(None, names)}
         changed = ((row, was) for row, was, now in self._labels(rows) if was != now)
-        return [row for row, was in changed if row.label or was not in _MISSING]
+        return [row for row, was in changed if known.get(was, was) != _as_number(row.label)]
 
     def moved(self, rows: Iterable[Classification]) -> bool:
         """Whether a column of labels seems to have been moved, or sorted, without the others."""
@@ -242,7 +243,22 @@ def _noted(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mark(row: Classification) -> tuple[str, str]:
-    return text_mark(row.text), hash_text(row.label or "").hex()[:4]
+    return text_mark(row.text), _label_mark(row.label)
+
+
+def _label_mark(label: str | None) -> str:
+    """Return the digits of a label."""
+    return hash_text(label or "").hex()[:4]
+
+
+def _as_number(label: str | None) -> object:
+    """Return a label as pandas and spreadsheets read it, which make 1.1 of 1.10."""
+    if not label or label in _MISSING:
+        return None
+    try:
+        return float(label)
+    except ValueError:
+        return label
 
 
 def text_mark(text: str) -> str:
