@@ -163,9 +163,9 @@ class RunNote:
     def edited(self, rows: Iterable[Classification]) -> list[Classification]:
         """Return the rows of the output whose label is not the one that was written."""
         names = [*self.options.get("labels", ()), self.options.get("none_label")]
-        known = {_label_mark(name): _as_number(name) for name in filter(None, names)}
+        known = {_label_mark(name): _as_read(name) for name in filter(None, names)}
         changed = ((row, was) for row, was, now in self._labels(rows) if was != now)
-        return [row for row, was in changed if known.get(was, was) != _as_number(row.label)]
+        return [row for row, was in changed if known.get(was, was) != _as_read(row.label)]
 
     def moved(self, rows: Iterable[Classification]) -> bool:
         """Whether a column of labels seems to have been moved, or sorted, without the others."""
@@ -251,14 +251,14 @@ def _label_mark(label: str | None) -> str:
     return hash_text(label or "").hex()[:4]
 
 
-def _as_number(label: str | None) -> object:
-    """Return a label as pandas and spreadsheets read it, which make 1.1 of 1.10."""
+def _as_read(label: str | None) -> object:
+    """Return a label as pandas and spreadsheets read it, which make 1.1 of 1.10, TRUE of true."""
     if not label or label in _MISSING:
         return None
     try:
         return float(label)
     except ValueError:
-        return label
+        return label.casefold()
 
 
 def text_mark(text: str) -> str:

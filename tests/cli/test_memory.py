@@ -304,13 +304,13 @@ def _moved(was, now):
 @pytest.mark.parametrize(
     ("was", "now", "edited"),
     [
-        *[("N/A", "", 0), ("None", "", 0), ("1.10", "1.1", 0), ("01", "1", 0)],
+        *[("N/A", "", 0), ("None", "", 0), ("1.10", "1.1", 0), ("true", "TRUE", 0)],
         *[("refund", "", 1), ("1.1", "2.3", 1), ("N/A", "refund", 1), ("", "N/A", 1), ("", "1", 1)],
     ],
 )
 def test_what_pandas_makes_of_a_label_is_no_edit(was, now, edited):
     """All rows of such a label, which nobody had touched, became judgments."""
-    labels = ["N/A", "None", "01", "1", "1.1", "1.10", "2.3", "refund"]
+    labels = ["N/A", "None", "true", "1.1", "1.10", "2.3", "refund"]
     note = RunNote(rows="".join(_mark(Classification(0, "a", was))), options={"labels": labels})
     assert len(note.edited([Classification(0, "a", now)])) == edited
 
