@@ -252,9 +252,8 @@ def _ends_like_ctrl_c(main: Coroutine[None, None, T]) -> Iterator[Coroutine[None
     if threading.current_thread() is not threading.main_thread():
         yield main
         return
-    known = signal.Signals.__members__
-    numbers = [known[name] for name in ("SIGTERM", "SIGHUP") if name in known]
-    # one that is ignored stays so, as under nohup
+    # not on Windows; one that is ignored stays so, as under nohup
+    numbers = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}
     ours = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
     # but for asyncio, or they would be ignored with it: so it is in the background of a script
     if ignored := signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from testnuc._base.checks import hash_text, valid_text
-from testnuc._base.display import one_line
 from testnuc.cli import xlsx
 from testnuc.cli.files import check_output, free_name
 from testnuc.cli.memory import AnswerStore, RunNote
@@ -191,11 +190,12 @@ def _answered(nuc: TestNUC, table: Table) -> list[Classification]:
             "are stored)"
         )
     answered = [r for r in table.results if valid_text(r.text) is None]
+    answered = [result for result in answered if result.index not in table.later]
     if table.later:
         to_stderr(
-            f"note: {len(table.later):,} texts were not in {source} when it was written, as "
-            f"{one_line(table.texts[min(table.later)], 40)!r}: what is beside them is no answer of "
-            f"the LLM; to label them: {command('classify', source, {}, '-o', 'NEW.csv')}"
+            f"note: {len(table.later):,} texts, as in row {min(table.later) + 1}, were not in "
+            f"{source} when it was written: what is beside them is no answer of the LLM; next: "
+            + command("classify", source, {}, "-o", "NEW.csv")
         )
     if nuc.labels.multilabel:
         answered = [with_empty_set(result) for result in answered]

@@ -221,7 +221,8 @@ async def learn(given: SimpleNamespace) -> None:
             named = given.client.given()
             if "labels" in named:
                 named["labels"] = read_labels(named["labels"])
-            RunNote.write(output, store, table.text_column, options | named, placed.values())
+            noted = (row for at, row in placed.items() if at not in table.later)
+            RunNote.write(output, store, table.text_column, options | named, noted)
             # the commands that come next read what they are about
             given.source = output if holds_rows(output) else source
         kept = sum(found.before.get(at) is row for at, row in placed.items())

@@ -66,7 +66,8 @@ async def check(given: SimpleNamespace) -> None:
     options = RunNote.of(source).options | given.client.given()
     options |= {"labels": labels, "former": former}
     store = AnswerStore.of_results(None, output)
-    RunNote.write(output, store, table.text_column, options, made.values())
+    noted = (row for at, row in made.items() if at not in table.later)
+    RunNote.write(output, store, table.text_column, options, noted)
     changed = sum(row.label != made[at].label for at, row in rows.items())
     to_stderr(
         f"{len(labels):,} of {len(names):,} labels, written to {file}; {changed:,} texts have "

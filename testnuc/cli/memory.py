@@ -141,9 +141,10 @@ class RunNote:
         rows: Iterable[Classification],
     ) -> None:
         """Write the note of an output that was just written; without one, options are repeated."""
+        named = None
         if store.folder is None:
-            # a store elsewhere leaves what was noted
-            name = cls.of(output).store
+            # a store elsewhere leaves what was noted; a password may be part of a URL
+            name, named = cls.of(output).store, None if "@" in str(store.where) else store.where
         else:
             name = Path(str(store.where)).name
             if store.folder.name not in {PROJECT.name, _folder_of(output).name}:
@@ -151,10 +152,7 @@ class RunNote:
         marks = "".join(map("".join, map(_mark, rows)))
         # too large a note is not read
         marks = marks if len(marks) < _LARGEST // 2 else ""
-        note = cls(name, text_column, digest(output), _noted(options), rows=marks)
-        # a password may be part of a URL
-        if store.folder is None and "@" not in str(store.where):
-            note = replace(note, named=store.where)
+        note = cls(name, text_column, digest(output), _noted(options), named, marks)
         with suppress(OSError):
             _folder_of(output).mkdir(exist_ok=True)
         _write(_folder_of(output) / _NOTE, note)
@@ -163,7 +161,7 @@ class RunNote:
     def edited(self, rows: Iterable[Classification]) -> list[Classification]:
         """Return the rows of the output whose label is not the one that was written."""
         names = [*self.options.get("labels", ()), self.options.get("none_label")]
-        known = {_label_mark(name): _as_read(name) for name in filter(None, names)}
+        known = {hash_text(name).hex()[:4]: _as_read(name) for name in filter(None, names)}
         changed = ((row, was) for row, was, now in self._labels(rows) if was != now)
         return [row for row, was in changed if known.get(was, was) != _as_read(row.label)]
 
@@ -243,12 +241,7 @@ def _noted(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mark(row: Classification) -> tuple[str, str]:
-    return text_mark(row.text), _label_mark(row.label)
-
-
-def _label_mark(label: str | None) -> str:
-    """Return the digits of a label."""
-    return hash_text(label or "").hex()[:4]
+    return text_mark(row.text), hash_text(row.label or "").hex()[:4]
 
 
 def _as_read(label: str | None) -> object:
@@ -334,8 +327,7 @@ class AnswerStore:
         if store is not None:
             return cls(store)
         note = RunNote.of(output)
-        place = note.place(output)
-        if place is None:
+        if (place := note.place(output)) is None:
             return cls._created(note.store or _STORE, output)
         return cls(str(place), place.parent)
 
@@ -416,8 +408,7 @@ def about_lessons(
     nuc: TestNUC, store: AnswerStore, options: Mapping[str, Any]
 ) -> tuple[str, str] | None:
     """Return that what was learned is applied; or why that of another store is not, and which."""
-    learned = nuc.learned
-    if learned is not None:
+    if (learned := nuc.learned) is not None:
         note = LessonNote() if store.folder is None else LessonNote.of(Path(str(store.where)))
         of = f", last of {note.source}" if note.source else ""
         alone = " to the judged texts alone" * (learned.unproved or learned.decides == "settings")

@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
 from itertools import chain
@@ -84,13 +84,8 @@ class Table:
 
     @cached_property
     def results(self) -> Results:
-        """The rows as results; their label set, if the file does not hold it, is of its note.
-
-        What is beside a text that was put in later is no answer to it.
-        """
+        """The rows as results; their label set, if the file does not hold it, is of its note."""
         results = read_results(chain(self.rows, self.run), self.file, self.text_column)
-        rows = [replace(r, prediction=None) if r.index in self.later else r for r in results]
-        results = results.with_rows(rows)
         if not results.choices:
             options = RunNote.of(self.file).options
             name_labels(results, options.get("labels") or (), options.get("none_label"))

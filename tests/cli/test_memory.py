@@ -149,7 +149,7 @@ def test_new_texts_in_old_results_have_no_answer():
             writer = csv.DictWriter(file, [*rows[0]])
             writer.writeheader()
             writer.writerows(row | {"text": text} for row, text in zip(rows, new, strict=True))
-        said = "note: 30 texts were not in out.csv when it was written, as "
+        said = "note: 30 texts, as in row 1, were not in out.csv when it was written: "
         for name in ("count", "review", "diagnose"):
             assert said in run_here(name, "out.csv")[2]
         classify(llm, texts("b.txt", 30), "-o", "new.csv")
