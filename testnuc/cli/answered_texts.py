@@ -171,9 +171,8 @@ async def newest(nuc: TestNUC, table: Table) -> Results:
         return results
     by_now = await labeled(nuc, table)
     rows = by_now.merged()
-    made = by_now.results.with_rows(
-        [replace(rows.get(at, row), index=at) for at, row in enumerate(results)]
-    )
+    every = [replace(rows.get(at, row), index=at) for at, row in enumerate(results)]
+    made = by_now.results.with_rows(every)
     made.usage, made.seconds = results.usage, results.seconds
     return made
 

@@ -207,11 +207,10 @@ class RunNote:
     def says(self, output: str, options: Mapping[str, Any], texts: Sequence[str]) -> bool:
         """Whether an output is what a run with these options wrote of these texts, or the first."""
         held = self.texts
-        if not held or held != [*map(text_mark, texts[: len(held)])]:
-            return False
+        first = held != [] and held == [*map(text_mark, texts[: len(held)])]
         # an embedder that is not named is that of the store
         known = {} if options["embedder"] else {"embedder": self.options.get("embedder")}
-        return self.written == digest(output) and self.options == _noted(options) | known
+        return first and self.written == digest(output) and self.options == _noted(options) | known
 
 
 def _write(place: Path, note: Any) -> None:
