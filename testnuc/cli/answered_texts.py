@@ -188,14 +188,13 @@ def _answered(nuc: TestNUC, table: Table) -> list[Classification]:
             "a cell; run the same `testnuc classify` with -o to a .csv, and take that (the answers "
             "are stored)"
         )
-    answered = [r for r in table.results if valid_text(r.text) is None]
-    answered = [result for result in answered if result.index not in table.later]
-    if table.later:
+    if later := table.later:
         to_stderr(
-            f"note: {len(table.later):,} texts, as in row {min(table.later) + 1}, were not in "
+            f"note: {len(later):,} texts, as in row {min(later) + 1}, were not in "
             f"{source} when it was written: what is beside them is no answer of the LLM; next: "
             + command("classify", source, {}, "-o", "NEW.csv")
         )
+    answered = [r for r in table.results if r.index not in later and valid_text(r.text) is None]
     if nuc.labels.multilabel:
         answered = [with_empty_set(result) for result in answered]
     answered = [result for result in answered if result.prediction is not None]

@@ -247,10 +247,9 @@ def _as_read(label: str | None) -> object:
     """Return a label as pandas and spreadsheets read it, which make 1.1 of 1.10, TRUE of true."""
     if not label or label in _MISSING:
         return None
-    try:
+    with suppress(ValueError):
         return float(label)
-    except ValueError:
-        return label.casefold()
+    return label.casefold()
 
 
 def text_mark(text: str) -> str:
