@@ -82,7 +82,7 @@ def read_results(
             rows.append(result_of(record, len(rows), text_column))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
             raise InvalidInputError(
-                f"{source}, record {len(rows) + 1} was not written by testnuc: {exc!r}"
+                f"{source}, record {len(rows) + 1} was not written by testnuc: {exc!r} (R: na='')"
             ) from exc
     if not rows:
         raise InvalidInputError(f"{source} holds no results")

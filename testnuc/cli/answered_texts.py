@@ -203,7 +203,7 @@ def _answered(nuc: TestNUC, table: Table) -> list[Classification]:
         if label is not None and not nuc.labels.knows(label):
             raise InvalidInputError(
                 f"{source}, row {result.index + 1}: the LLM's label {label!r} is not one of the "
-                "labels; give the --labels of the run that wrote it"
+                "labels; give the --labels of the run, or restore nuc_own_label (1, not 1.0)"
             )
     return answered
 
