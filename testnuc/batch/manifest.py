@@ -6,16 +6,10 @@ from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from testnuc import errors
 from testnuc._dispatch.inflight import Outcome
 from testnuc._dispatch.partial_labels import part_of
 from testnuc.batch.base import BatchResultLine, NoneChosenError
-from testnuc.errors import (
-    InvalidInputError,
-    NotAnsweredError,
-    ProviderError,
-    ReplyError,
-    StoreError,
-)
 from testnuc.labels import LabelSet, as_stored
 from testnuc.protocols import (
     Request,
@@ -82,7 +76,7 @@ def require_batches(store: object) -> BatchStore:
     """Return the store, if it supports batches; else raise `InvalidInputError`."""
     if implements(store, BatchStore):
         return store
-    raise InvalidInputError(
+    raise errors.InvalidInputError(
         f"lane='batch' needs a store with the methods put_batch, claim_batch, note_batch, "
         f"end_batch and batches, which {type(store).__name__} lacks; use store='path.db' or "
         "'postgresql://..', or implement testnuc.batch.BatchStore"
@@ -117,10 +111,10 @@ def unpack(stored: bytes) -> tuple[Item, ...]:
                 )
             )
             if len(items[-1]) != count:
-                raise StoreError("a stored batch is damaged: it is truncated")
+                raise errors.StoreError("a stored batch is damaged: it is truncated")
             at = stop
     except struct.error as exc:
-        raise StoreError(f"a stored batch is damaged: {exc}") from exc
+        raise errors.StoreError(f"a stored batch is damaged: {exc}") from exc
     return tuple(items)
 
 
@@ -154,7 +148,7 @@ class ResponseReader:
         task, labels = self._part if partial else self._whole
         try:
             reply = self._provider.decode(Request(task, "", _UNKNOWN * texts), body)
-        except ReplyError as error:
+        except errors.ReplyError as error:
             return [error] * texts, getattr(error, "usage", None)
         outcomes: list[Outcome] = [
             a if isinstance(a, Exception) else labels.predicted(a) for a in reply.answers
@@ -199,13 +193,13 @@ class BatchOutcomes:
                 self._expired.add(number)
             why = f"the batch ended before this request was executed ({line.why})"
             error = self._reader.error(line.status, line.body) if line.status else None
-            self._failed.setdefault(number, error or NotAnsweredError(why))
+            self._failed.setdefault(number, error or errors.NotAnsweredError(why))
             return
         item = self._items[number]
         partial = any(wanted.partial for wanted in item)
         try:
             outcomes, usage = self._reader.read(line.body, len(item), partial=partial)
-        except ProviderError as error:
+        except errors.ProviderError as error:
             self._failed.setdefault(number, error)
             return
         if before is None:

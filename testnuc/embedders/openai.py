@@ -10,17 +10,9 @@ from typing import Any
 import numpy as np
 import orjson
 
+from testnuc import errors
 from testnuc._base.arrays import Float32s
 from testnuc._base.foreign import count, read_json
-from testnuc.errors import (
-    AuthenticationError,
-    BadRequestError,
-    ConfigurationError,
-    EmbeddingError,
-    ProviderError,
-    UnknownModelError,
-    UnreadableReplyError,
-)
 from testnuc.limits.budget import BYTES_PER_TOKEN
 from testnuc.limits.policies import Limits
 from testnuc.protocols import Reply, Request, Task, TokenUsage
@@ -49,7 +41,7 @@ _MOST_REJECTED = 3
 #: text may be at fault.
 _FEW, _MANY = 4, 20
 #: These errors.
-_UNAUTHORIZED = (AuthenticationError, UnknownModelError)
+_UNAUTHORIZED = (errors.AuthenticationError, errors.UnknownModelError)
 
 _TASK = Task(system="", labels=())
 
@@ -92,7 +84,7 @@ class OpenAIEmbedder:
         endpoint = Endpoint.parse(given)
         key = checked_key(api_key, ("OPENAI_API_KEY",))
         if key is None and endpoint.host == "api.openai.com":
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"no key for {endpoint.host}: set OPENAI_API_KEY in the environment, or choose a "
                 "local embedder"
             )
@@ -112,7 +104,9 @@ class OpenAIEmbedder:
     def dim(self) -> int:
         """Length of a vector; known after the first embedding."""
         if self._wire.dim is None:
-            raise EmbeddingError(f"the dimension of {self.name} is known after its first embedding")
+            raise errors.EmbeddingError(
+                f"the dimension of {self.name} is known after its first embedding"
+            )
         return self._wire.dim
 
     @property
@@ -151,7 +145,7 @@ class OpenAIEmbedder:
             halves = ((start, part[:half]), (start + half, part[half:]))
             try:
                 reply = await self._transport.call(self._wire, Request(_TASK, "", part))
-            except BadRequestError as exc:
+            except errors.BadRequestError as exc:
                 if half:
                     parts.extendleft(reversed(halves))
                     continue
@@ -280,7 +274,7 @@ class _Embeddings:
             with np.errstate(over="ignore"):  # infinity is an error of the vectors, found later
                 rows = [_vector(found[at]) for at in range(len(data))]
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as exc:
-            raise UnreadableReplyError(
+            raise errors.UnreadableReplyError(
                 f"{self.host} answered with no embeddings: {self.shown(repr(body[:200]))}",
                 usage=usage,
             ) from exc
@@ -289,7 +283,7 @@ class _Embeddings:
         lengths = {len(row) for row in rows if len(row)}
         dim = self.dim or min(lengths, default=0)
         if len(rows) != len(request.texts) or lengths != {dim} or not dim:
-            raise UnreadableReplyError(
+            raise errors.UnreadableReplyError(
                 f"{self.host} answered with {len(rows)} embeddings for {len(request.texts)} texts, "
                 f"of up to {max(lengths, default=0)} numbers; expected {dim}",
                 usage=usage,
@@ -303,14 +297,14 @@ class _Embeddings:
         """Return words of the server without the key."""
         return without_key(text, self._key)
 
-    def error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
+    def error(self, status: int, headers: Mapping[str, str], body: bytes) -> errors.ProviderError:
         where = f"{self.model} at {self.host}"
         error = as_error(
             status, headers, body, where=where, key=self._key, hint="Check OPENAI_API_KEY."
         )
         if status >= 500 and b"NaN" in body[:_MOST_QUOTED]:
             # Ollama's model has no vector for one of the texts
-            error = BadRequestError(str(error), status_code=status)
+            error = errors.BadRequestError(str(error), status_code=status)
             error.fatal = False
         return error
 

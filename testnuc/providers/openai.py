@@ -8,14 +8,8 @@ from typing import Any
 
 import orjson
 
+from testnuc import errors
 from testnuc._base.foreign import count
-from testnuc.errors import (
-    BadRequestError,
-    InvalidInputError,
-    ReplyError,
-    UnknownModelError,
-    UnreadableReplyError,
-)
 from testnuc.prompts.writing import VERBALIZED
 from testnuc.protocols import APIKey, Reply, Request, Task, TokenUsage
 from testnuc.providers import _reasoning, _responses
@@ -152,7 +146,7 @@ class OpenAI(HTTPProvider):
     def adapt(self, error: Exception, task: Task) -> bool:
         if task.score_labels and _LOGPROBS.search(str(error)):
             return False  # there are no scores without them
-        refused = isinstance(error, (BadRequestError, UnknownModelError))
+        refused = isinstance(error, (errors.BadRequestError, errors.UnknownModelError))
         if refused and self._may_switch and _responses.NEEDED.search(str(error)):
             if self.dialect.responses:
                 return False
@@ -234,9 +228,9 @@ class OpenAI(HTTPProvider):
             return replace(reply, answers=answers)
         return reply
 
-    def _unscored(self, message: Message) -> ReplyError:
+    def _unscored(self, message: Message) -> errors.ReplyError:
         """Return the error of a reply without log-probabilities, which ends a run if none had."""
-        error = UnreadableReplyError(
+        error = errors.UnreadableReplyError(
             f"{self._where}: the response has no log-probabilities, which score_labels "
             "needs; choose a server that returns them (start llama-cpp-python's with "
             "--logits_all true), or leave score_labels out",
@@ -303,7 +297,7 @@ def _base_path(endpoint: Endpoint, *, azure: bool, source: str) -> str:
     if not path and not endpoint.path:
         path = "/openai/v1" if azure else "/v1"
     if azure and "/deployments/" in path and "api-version=" not in endpoint.query:
-        raise InvalidInputError(
+        raise errors.InvalidInputError(
             f"{source} is an Azure deployment without a version: append ?api-version=2024-10-21 "
             "(or later), or use https://<resource>.openai.azure.com/openai/v1."
         )

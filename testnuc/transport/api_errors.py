@@ -11,19 +11,9 @@ from functools import lru_cache
 from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
+from testnuc import errors
 from testnuc._base.foreign import read_json, write_json
-from testnuc.errors import (
-    AuthenticationError,
-    BadRequestError,
-    ContentRefusedError,
-    ProviderError,
-    QuotaExceededError,
-    RateLimitedError,
-    ServerError,
-    UnknownModelError,
-    UnreadableReplyError,
-    printable,
-)
+from testnuc.errors import printable
 from testnuc.limits.headers import header
 
 #: Most characters of a provider's message that are quoted.
@@ -204,7 +194,7 @@ def as_error(
     where: str,
     key: str | tuple[str, ...] | None = None,
     hint: str = "",
-) -> ProviderError:
+) -> errors.ProviderError:
     """Return the exception for an error response; status 200: the error is in a normal response.
 
     Its message begins with `where`, model and host. The `key` is removed from it; `hint` says how
@@ -224,13 +214,13 @@ def as_error(
     kind, remedy, alone = _kind(status, text, codes)
     # not of the API, which knows the key
     of_firewall = _FIREWALL.search(text) or body.strip()[:1] not in b'{["'
-    if kind is AuthenticationError and status == 403 and of_firewall:
-        kind = BadRequestError
+    if kind is errors.AuthenticationError and status == 403 and of_firewall:
+        kind = errors.BadRequestError
         remedy = (
             "A firewall in front of the API has blocked the request: because of this text, or of "
             "this machine's address."
         )
-    elif kind is AuthenticationError and status not in {402, _LOG_IN}:
+    elif kind is errors.AuthenticationError and status not in {402, _LOG_IN}:
         remedy = hint
     if 300 <= status < 400:
         target = redacted(header(headers, "location") or "another address", key)
@@ -253,7 +243,7 @@ def as_error(
     )
     if alone:
         error.fatal = False
-    if isinstance(error, UnreadableReplyError):
+    if isinstance(error, errors.UnreadableReplyError):
         # what the model said
         content = _string(body, "error", "failed_generation")[-_ANSWER:]
         error.content = without_key(content, key)
@@ -262,28 +252,32 @@ def as_error(
 
 def _kind(  # noqa: C901, PLR0911 - one return for each kind
     status: int, text: str, codes: frozenset[str]
-) -> tuple[type[ProviderError], str, bool]:
+) -> tuple[type[errors.ProviderError], str, bool]:
     """Return exception, remedy, and whether the error concerns this call alone."""
     lowered = {code.lower() for code in codes}
     if status == 498 or (status == 429 and _A_MINUTE.search(text) and not _TOO_LONG.search(text)):
         # the former: Groq has no room for a call of the tier "flex"
-        return RateLimitedError, "", False
+        return errors.RateLimitedError, "", False
     if (status == 402 and text) or lowered & _QUOTA_CODES or _QUOTA.search(text):
-        return QuotaExceededError, _BILLING, False
+        return errors.QuotaExceededError, _BILLING, False
     if status == 402:
         # without a word it may concern this call alone, as a stray 401 does
-        return AuthenticationError, _BILLING, False
+        return errors.AuthenticationError, _BILLING, False
     if "json_validate_failed" in lowered or _MALFORMED.search(text):
         # the model's answer did not have the form; Groq quotes it in "failed_generation"
-        return UnreadableReplyError, "", True
+        return errors.UnreadableReplyError, "", True
     if status in {400, 403, 422} and (lowered & _FILTERED_CODES or _FILTERED.search(text)):
-        return ContentRefusedError, "", True
+        return errors.ContentRefusedError, "", True
     if status in {401, 403} or "no_db_connection" in lowered:
         # the latter is LiteLLM's proxy without a database, which knows one key;
         # OpenAI forbids log-probabilities of some models: no matter of the key
-        return BadRequestError if "logprobs" in text else AuthenticationError, "", False
+        return (
+            errors.BadRequestError if "logprobs" in text else errors.AuthenticationError,
+            "",
+            False,
+        )
     if status == _LOG_IN:
-        return AuthenticationError, "A proxy asks for its user name and password.", False
+        return errors.AuthenticationError, "A proxy asks for its user name and password.", False
     if status == 404 or status < 400:
         return _missing(status, text)
     if (
@@ -293,24 +287,24 @@ def _kind(  # noqa: C901, PLR0911 - one return for each kind
         or (status in {400, 422} and _TOO_MANY.search(text))
     ):
         remedy = "The text is too long for the model: shorten it, or lower texts_per_call."
-        return BadRequestError, remedy, True
+        return errors.BadRequestError, remedy, True
     if status == 429:
-        return RateLimitedError, "", False
+        return errors.RateLimitedError, "", False
     if status >= 500 and status not in _UNAVAILABLE and _FORMAT.search(text):
-        return BadRequestError, "", False
+        return errors.BadRequestError, "", False
     if status in _PASSING or status >= 500:
-        return ServerError, "", False
-    return BadRequestError, "", False
+        return errors.ServerError, "", False
+    return errors.BadRequestError, "", False
 
 
-def _missing(status: int, text: str) -> tuple[type[ProviderError], str, bool]:
+def _missing(status: int, text: str) -> tuple[type[errors.ProviderError], str, bool]:
     """Return what `_kind` returns for a 404, or a redirect: the address is at fault, no text."""
     if status < 400:
-        return UnknownModelError, "Check the base_url.", False
+        return errors.UnknownModelError, "Check the base_url.", False
     if not _NO_ENDPOINT.search(text):
-        return UnknownModelError, "Check the model's name and the base_url.", False
+        return errors.UnknownModelError, "Check the model's name and the base_url.", False
     remedy = "" if "parameters" in text else "Check the account's privacy and routing settings."
-    return BadRequestError, remedy, False
+    return errors.BadRequestError, remedy, False
 
 
 def _string(body: bytes, *path: str) -> str:

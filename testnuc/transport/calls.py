@@ -8,13 +8,7 @@ from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass
 
-from testnuc.errors import (
-    CallTimeoutError,
-    ConfigurationError,
-    ProviderDownError,
-    ProviderError,
-    ReplyError,
-)
+from testnuc import errors
 from testnuc.limits.budget import Reservation
 from testnuc.protocols import Provider, Request, WireProvider
 
@@ -33,7 +27,7 @@ class Patience:
     def __init__(self, seconds: float | None = None) -> None:
         self.seconds = seconds
         #: The latest failure of a call meanwhile.
-        self.failures = deque[ProviderError](maxlen=1)
+        self.failures = deque[errors.ProviderError](maxlen=1)
         #: The failure that the log has of it.
         self.logged: str | None = None
         self._until: float | None = None
@@ -54,10 +48,10 @@ class Patience:
         """Whether the log has a failure already, perhaps as the cause of another one."""
         return self.logged is not None and self.logged in str(error)
 
-    def failed(self, error: ProviderError) -> None:
+    def failed(self, error: errors.ProviderError) -> None:
         """Take note of a failure; of a provider that is down from now on, it ends the wait."""
         self.failures.append(error)
-        if isinstance(error, ProviderDownError):
+        if isinstance(error, errors.ProviderDownError):
             self.renew(0.0)
 
     @asynccontextmanager
@@ -71,12 +65,12 @@ class Patience:
                 yield
         except TimeoutError:
             for error in self.failures:
-                if error.retryable and not isinstance(error, ReplyError):
+                if error.retryable and not isinstance(error, errors.ReplyError):
                     raise copy(error) from None
             late = (
                 "no result within the time of the request; send it again: late answers are stored"
             )
-            raise CallTimeoutError(late, retry_after=5) from None
+            raise errors.CallTimeoutError(late, retry_after=5) from None
         finally:
             self._waits.discard(wait)
 
@@ -139,7 +133,7 @@ class Call:
     #: When it was last sent.
     sent_at: float = 0.0
     #: The last failure that a new encoding could not cure.
-    error: ProviderError | None = None
+    error: errors.ProviderError | None = None
 
     def __post_init__(self) -> None:
         self.unreadable = self.request.step
@@ -160,7 +154,7 @@ class Timer:
     def __init__(self, seconds: float) -> None:
         task = asyncio.current_task()
         if task is None:
-            raise ConfigurationError("a call must be awaited inside an asyncio task")
+            raise errors.ConfigurationError("a call must be awaited inside an asyncio task")
         self._task = task
         self._cancelling = task.cancelling()
         self.fired = False

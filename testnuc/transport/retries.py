@@ -8,14 +8,7 @@ from random import Random
 
 from tenacity import RetryCallState
 
-from testnuc.errors import (
-    BadRequestError,
-    ProviderDownError,
-    ProviderError,
-    RateLimitedError,
-    ReplyError,
-    UnknownModelError,
-)
+from testnuc import errors
 from testnuc.limits.budget import BudgetAccount
 from testnuc.limits.headers import usable_wait
 from testnuc.limits.policies import RetryPolicy, longest_pause
@@ -73,7 +66,7 @@ class Outage:
         self._last = float("-inf")
         #: When calls were given up because of it, and with which error.
         self._ended = float("-inf")
-        self._error: ProviderError | None = None
+        self._error: errors.ProviderError | None = None
         #: Of the calls that wait for a permit, in the order in which they started to; in a service
         #: also of those that back off.
         self.waiting: dict[asyncio.Timeout, None] = {}
@@ -111,12 +104,12 @@ class Outage:
         self._gave_up_at, self._answered_at, self._failures = float("-inf"), now, 0
         self._slowest = max(self._slowest, now - sent_at)
 
-    def failed(self, call: Call, error: ProviderError, now: float) -> bool:
+    def failed(self, call: Call, error: errors.ProviderError, now: float) -> bool:
         """Count a failure of the server, unless the call was sent before its latest answer.
 
         Return whether the server of a service is taken to be down from now on.
         """
-        other = call.unsent or isinstance(error, (RateLimitedError, ReplyError))
+        other = call.unsent or isinstance(error, (errors.RateLimitedError, errors.ReplyError))
         if other or not is_retryable(error) or call.sent_at < self._answered_at:
             return False
         if not self._failures:
@@ -147,9 +140,9 @@ class Outage:
             raise self.down(now, call.sends)
         self._probe, self._probed_at = call, now
 
-    def down(self, now: float, sends: int) -> ProviderDownError:
+    def down(self, now: float, sends: int) -> errors.ProviderDownError:
         """Return the error of a call that is not sent, or not waited for."""
-        return ProviderDownError(
+        return errors.ProviderDownError(
             f"no call is sent or waited for, as those before failed: {self._error}",
             retry_after=self._probed_at + _UNTIL_PROBE - now,
             attempts=sends,
@@ -161,7 +154,7 @@ class Outage:
             return usual
         return min(usual, max(self._room, 2 * self._slowest))
 
-    def end(self, error: ProviderError) -> None:
+    def end(self, error: errors.ProviderError) -> None:
         """Fail the calls that wait for a permit; later calls try a connection again."""
         self._ended, self._error = self._last, error
         waiting, self.waiting = self.waiting, {}
@@ -173,7 +166,7 @@ class Outage:
         """Whether calls were given up since this one was first sent and could not connect."""
         return call.unsent and self._ended >= call.started
 
-    def failure(self, call: Call) -> ProviderError:
+    def failure(self, call: Call) -> errors.ProviderError:
         """Return the error that ended it, for a call that waited."""
         assert self._error is not None
         call.unsent = True
@@ -195,7 +188,7 @@ class Outage:
 def may_help(call: Call, error: BaseException) -> bool:
     """Whether to retry; missing answers of a packed call are asked for in smaller calls."""
     packed = len(call.request.texts) > 1 and not getattr(call.wire, "repeats_packed", False)
-    if isinstance(error, ReplyError) and (packed or call.unreadable >= _MOST_UNREADABLE):
+    if isinstance(error, errors.ReplyError) and (packed or call.unreadable >= _MOST_UNREADABLE):
         return False
     return is_retryable(error)
 
@@ -209,7 +202,7 @@ def was_last(call: Call) -> bool:
 def wait(call: Call, state: RetryCallState, policy: RetryPolicy, rng: Random) -> float:
     """Return the seconds until the next attempt."""
     error = call.error
-    answered = isinstance(error, ReplyError) and error.content is not None
+    answered = isinstance(error, errors.ReplyError) and error.content is not None
     if call.at_once or error is None or answered:
         return 0.0  # the server works; only what the model said was unusable
     if call.unsent:
@@ -292,15 +285,15 @@ def gives_up(
     return tries - (call.refusals if reached else 0) >= policy.attempts
 
 
-def adapts(call: Call, error: ProviderError) -> bool:
+def adapts(call: Call, error: errors.ProviderError) -> bool:
     """Change the encoding of a call if that can cure the error; return whether it changed."""
     # billed, whatever it was; without content the response was broken, which is no matter of format
-    unreadable = isinstance(error, ReplyError) and error.content is not None
-    if isinstance(error, ReplyError) and was_last(call):
+    unreadable = isinstance(error, errors.ReplyError) and error.content is not None
+    if isinstance(error, errors.ReplyError) and was_last(call):
         return False
     if call.wire is None or call.adaptations >= _MOST_ADAPTATIONS:
         return False
-    if not isinstance(error, (BadRequestError, UnknownModelError, ReplyError)):
+    if not isinstance(error, (errors.BadRequestError, errors.UnknownModelError, errors.ReplyError)):
         return False
     body = call.wire.encode(call.request)
     if body == call.body:
@@ -315,7 +308,7 @@ def adapts(call: Call, error: ProviderError) -> bool:
         if not changed and body == call.body:
             return False
     # what was answered is billed, so that sending it again is a retry
-    call.again = call.again or isinstance(error, ReplyError)
+    call.again = call.again or isinstance(error, errors.ReplyError)
     call.adaptations += 1
     call.body = body
     call.size = call.wire.reserve(call.request)

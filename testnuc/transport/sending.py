@@ -18,16 +18,7 @@ from random import Random
 
 from tenacity import AsyncRetrying, RetryCallState
 
-from testnuc.errors import (
-    AuthenticationError,
-    BadRequestError,
-    CallTimeoutError,
-    ConfigurationError,
-    ProviderDownError,
-    ProviderError,
-    QuotaExceededError,
-    ReplyError,
-)
+from testnuc import errors
 from testnuc.limits.admission import Admission, Permit
 from testnuc.limits.budget import BudgetAccount, Meter, require_price
 from testnuc.limits.policies import Limits
@@ -90,7 +81,7 @@ class Transport:
         #: The calls in flight, the oldest first.
         self._sent: dict[Call, None] = {}
         #: See `observed`.
-        self._observers: list[Callable[[ProviderError], object]] = []
+        self._observers: list[Callable[[errors.ProviderError], object]] = []
         self.outage = Outage(self.account, limits.concurrency)
         #: Whether the latest call failed as all would, with a wrong key for example.
         self.failing = False
@@ -107,7 +98,7 @@ class Transport:
         return now - next((call.sent_at for call in self._sent), now)
 
     @contextmanager
-    def observed(self, observer: Callable[[ProviderError], object] | None) -> Iterator[None]:
+    def observed(self, observer: Callable[[errors.ProviderError], object] | None) -> Iterator[None]:
         """Call `observer`, if there is one, with each failure of an attempt meanwhile."""
         own = [] if observer is None else [observer]
         self._observers += own
@@ -163,7 +154,7 @@ class Transport:
             # The first attempt runs outside tenacity, whose loop adds 20 us of CPU to a call.
             try:
                 return await self._attempt(call)
-            except ProviderError as error:
+            except errors.ProviderError as error:
                 first = error
             # Not in the handler above: the first failure is not the cause of later ones.
             async for attempt in self._retrying(call):
@@ -175,15 +166,15 @@ class Transport:
                         self._accounting.refresh(call)
                     return await self._attempt(call)
             raise first  # unreachable: the loop returns a reply or raises
-        except ProviderError as error:
+        except errors.ProviderError as error:
             now = self._clock()
-            if not error.retryable or isinstance(error, ReplyError):
+            if not error.retryable or isinstance(error, errors.ReplyError):
                 self.outage.answered(now, now)
             elif call.sends and self.outage.gave_up(call.started, now, self._retry.deadline):
                 error.fatal = True
-            self.failing = error.fatal and not isinstance(error, BadRequestError)
+            self.failing = error.fatal and not isinstance(error, errors.BadRequestError)
             # the log has once that the provider is down
-            if not isinstance(error, ProviderDownError):
+            if not isinstance(error, errors.ProviderDownError):
                 message = "call failed permanently: %s, status %s, request id %s, sent %d times"
                 kind = type(error).__name__
                 _log.info(message, kind, error.status_code, error.request_id, call.sends)
@@ -197,7 +188,7 @@ class Transport:
 
         async def retry(state: RetryCallState) -> bool:
             error = state.outcome and state.outcome.exception()
-            return isinstance(error, ProviderError) and await self._failed(call, error)
+            return isinstance(error, errors.ProviderError) and await self._failed(call, error)
 
         def stop(state: RetryCallState) -> bool:
             since = self._clock() - call.started if call.sends else 0.0
@@ -236,14 +227,14 @@ class Transport:
             self.outage.waiting.pop(limit, None)
             on_wait(-1)
 
-    async def _failed(self, call: Call, error: ProviderError) -> bool:
+    async def _failed(self, call: Call, error: errors.ProviderError) -> bool:
         """Take note of a failure; return whether to send the call again.
 
         At once, and not as one of its attempts, if the failure changed its encoding or its key.
         """
         _log.debug("call failed: %s: %s", type(error).__name__, error)
         # what a call waited after until its deadline was observed before
-        if error is not call.error and not isinstance(error, ProviderDownError):
+        if error is not call.error and not isinstance(error, errors.ProviderDownError):
             now = self._clock()
             self._observe(error)
             if self.outage.failed(call, error, now):
@@ -260,7 +251,7 @@ class Transport:
         call.error = error
         return may_help(call, error)
 
-    def _observe(self, error: ProviderError) -> None:
+    def _observe(self, error: errors.ProviderError) -> None:
         for observer in list(self._observers):
             try:
                 observer(error)
@@ -357,17 +348,17 @@ class Transport:
             outage.waiting.pop(limit, None)
         raise outage.failure(call)
 
-    async def _renewed(self, call: Call, error: ProviderError) -> bool:
+    async def _renewed(self, call: Call, error: errors.ProviderError) -> bool:
         """Ask for another key if one was rejected or has no quota, as long as it is a new one."""
         keys, tried = getattr(call.wire, "keys", None), call.rejected_keys
-        rejected = isinstance(error, AuthenticationError)
-        of_key = rejected or isinstance(error, QuotaExceededError)
+        rejected = isinstance(error, errors.AuthenticationError)
+        of_key = rejected or isinstance(error, errors.QuotaExceededError)
         if keys is None or not of_key or call.key in tried or len(tried) == LATEST:
             return False
         call.rejected_keys = (*tried, call.key)
         try:
             await keys.replace(call.key, self._left(call))
-        except ConfigurationError as failure:
+        except errors.ConfigurationError as failure:
             # other calls may go on with the key that this one was rejected with
             error.__cause__ = failure
             return False
@@ -384,10 +375,10 @@ class Transport:
         since = self._clock() - call.started if call.sends else 0.0
         return self._retry.deadline - since
 
-    def _timeout(self, call: Call, seconds: float | None = None) -> CallTimeoutError:
+    def _timeout(self, call: Call, seconds: float | None = None) -> errors.CallTimeoutError:
         where = host(call.wire) if call.wire is not None else call.other.name if call.other else ""
         seconds = self._retry.timeout if seconds is None else seconds
-        return CallTimeoutError(
+        return errors.CallTimeoutError(
             f"no complete response from {where} within {seconds:g} s for this attempt "
             f"({self._retry.deadline:g} s in total); if the model is slow, send fewer calls at a "
             "time, or in Python raise timeout and deadline of the retry policy"
