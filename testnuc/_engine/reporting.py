@@ -33,7 +33,7 @@ from testnuc.progress import Observer, start_progress
 from testnuc.prompts.writing import user_prompt
 from testnuc.results import Results, figures
 from testnuc.trust.auto_policy import MIN_PREDICTIONS
-from testnuc.trust.counts import NONE, Counts
+from testnuc.trust.counts import CHOSEN, NONE, Counts
 from testnuc.trust.joining import BY_DIFFERENCES, JoinedReview
 from testnuc.trust.learned import Learned
 from testnuc.trust.shares import Accuracy, LabelAccuracy, bounds_of, percent
@@ -317,7 +317,8 @@ def _by_label(parts: Components, results: Results, learned: Learned | None) -> I
         yield f"| {' | '.join(cells)} |"
     if later:
         yield f"\n{later:,} texts came after the last draw and are left out of the shares."
-    yield from (f"\n{line}." for line in counts.marks)
+    notes = [note for note in counts.notes if note.startswith(CHOSEN)]
+    yield from (f"\n{line}." for line in (*counts.marks, *notes))
     yield (
         f"\nIn brackets are ranges that hold in 95 of 100 cases, each alone. {by}; numbers are "
         "estimated from the texts that were drawn at random and judged. A range is about half as "

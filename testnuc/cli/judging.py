@@ -369,8 +369,8 @@ def _label_missing(learned: Learned, given: SimpleNamespace, texts: Collection[s
         return []
     run, usual = RunNote.of(given.source).options | given.client.given(), client_options()
     options = {n: run[n] for n in ("model", *OF_ANSWERS) if run.get(n, usual[n]) != usual[n]}
-    if given.text_column != "text":
-        options["text_column"] = given.text_column
+    if (column := RunNote.of(given.source).text_column or given.text_column) != "text":
+        options["text_column"] = column
     add = command("classify", "TEXTS", options, "--labels", "NEW.json", "--reuse", "-o", "NEW.csv")
     return [f"next, add a label, as docs/label-set.md says: {add}"]
 
@@ -410,7 +410,7 @@ def _lesson(
                 f"{', '.join(files)} has no answers; give some: testnuc review {files[0]}, or "
                 "move the file here that the page saved to your downloads"
             )
-        if judged.drawn or (former and not at_random):
+        if judged.drawn or not at_random:
             return lambda nuc, **how: _carried(nuc, judged, former, **how)
         texts = [item.text for item in judged.judged]
         labels: list[Any] = [judged.as_given(item.answer) for item in judged.judged]

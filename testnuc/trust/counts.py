@@ -42,6 +42,10 @@ _BOUNDS = ("share", "low", "high", "difference", "accuracy")
 Later: TypeAlias = Callable[[Sequence[bytes], int], Sequence[bool]]
 #: Labels that a plot shows, groups that it names, and those that a note names.
 _PLOTTED, _TICKS, _SHOWN = 12, 12, 6
+#: Part of the judged texts elsewhere with labels that a file lacks, from which it seems chosen.
+_MISSING = 0.25
+#: How the note begins on rows that seem to be chosen so.
+CHOSEN = "if rows were chosen or grouped by the labels in use"
 #: What the mark of a share means.
 _END = "*: an end of its interval, as few are judged: trust the interval, not the point"
 #: Characters in a line of the title of a panel.
@@ -440,7 +444,7 @@ def count_labels(
         counting.notes.append("each group is estimated alone: rows of groups need not add up")
     if counting.chosen_by_use([selected[name] for name in names] or [selected[None]]):
         counting.notes.append(
-            "if rows were chosen or grouped by the labels in use, as in `nuc_label`, these shares, "
+            f"{CHOSEN}, as in `nuc_label`, these shares, "
             "and how many labels are right, are wrong, as judged texts are where they were judged "
             "to be; take `nuc_own_label`; accuracy by label is in `testnuc describe`"
         )
@@ -553,8 +557,13 @@ class _Counting:
         ]
         self.notes = [f"right: by {'your judgments' if people else 'the referee, not by a person'}"]
         #: The labels of judged texts that are not among these.
-        self.elsewhere = {one.label for one in judged if one.hash not in places} - {None}
-        if elsewhere := sum(one.hash not in places for one in judged):
+        others = [one.label for one in judged if one.hash not in places]
+        self.elsewhere = [
+            self._cut(name)
+            for label in filter(None, others)
+            for name in ([label] if label in labels else split_labels(label))
+        ]
+        if elsewhere := len(others):
             self.notes.append(
                 f"{elsewhere:,} more texts are judged, of other files (or left out, or edited here)"
             )
@@ -695,11 +704,15 @@ class _Counting:
 
     def chosen_by_use(self, parts: Sequence[Sequence[int]]) -> bool:
         """Return whether the labels in use seem to say which rows are in which part, or here."""
-        now = np.array([self.now[self.place[rows]].any(0) for rows in parts])
         if len(parts) > 1:
+            now = np.array([self.now[self.place[rows]].any(0) for rows in parts])
             return bool((now.sum(0) <= 1).all() and (self.own != self.now).any())
-        here = {self.labels[at] for at in np.flatnonzero(now)}
-        return bool(self.elsewhere) and self.elsewhere.isdisjoint(here)
+        counts = self.now[self.place[parts[0]]].sum(0)
+        here = {self.labels[at] for at in np.flatnonzero(counts)}
+        missing = [one not in here for one in self.elsewhere] or [False]
+        # by chance missing labels are as frequent as those seen once (Good and Turing)
+        by_chance = 2 * ((counts == 1).sum() + 3) / len(parts[0])
+        return bool(np.mean(missing) > min(max(by_chance, _MISSING), 1 - _MISSING))
 
     def independent(self, rows: Sequence[int]) -> float:
         """Return how many texts the rows are worth, as copies are written at once (Kish)."""
@@ -753,12 +766,13 @@ class _Counting:
 def _corrected(
     value: Float64s, low: Float64s, high: Float64s, error: float
 ) -> tuple[Float64s, Float64s, Float64s]:
-    """Return the shares of all labels as if a part of the judgments named another label.
+    """Return the shares of all labels and of none as if a part of the judgments were wrong.
 
+    Those name another label: to take some for "none" would correct shares of two labels too little.
     The interval holds for any smaller part as well. Source: Rogan and Gladen 1978, "Estimating
     prevalence from the results of a screening test".
     """
-    other = error / max(len(value) - 1, 1)
+    other = error / max(len(value) - 2, 1)
     true = np.clip((np.array([value, low, high]) - other) / (1 - error - other), 0, 1)
     return true[0], np.minimum(low, true[1]), np.maximum(high, true[2])
 

@@ -574,8 +574,8 @@ class Learned(Brief):
             )
         if accuracy := self.accuracy():
             lines.append(
-                f"{accuracy} Both are by the random draws alone; a gain counts the texts whose "
-                "labels change, and may differ."
+                f"{accuracy} Both are by the random draws alone; a gain counts labels that change "
+                "by what was learned, not by a text's own judgment, and may be lower."
             )
         elif more := self.to_measure:
             # one number: those that come next

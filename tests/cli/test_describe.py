@@ -55,6 +55,20 @@ def labeled():
 
 
 @pytest.mark.slow
+def test_a_blind_review_of_chosen_texts_is_told_as_one(labeled):
+    """Judgments of goal "correct" lost their day, and that no label was shown."""
+    goal = ["--goal", "correct", "--blind", "--no-open", "-o", "chosen.json"]
+    ran("review", "out.csv", "-n", "5", *goal)
+    judged("chosen.json")
+    file = Path("chosen.json")
+    file.write_bytes(re.sub(rb"\d{4}-\d\d-\d\d", b"2026-01-02", file.read_bytes()))
+    ran("learn", "out.csv", "chosen.json")
+    ran("describe", "out.csv", "-o", "page.md")
+    said = "- 2026-01-02: 5 judged by one person, blind: no label was shown"
+    assert said in Path("page.md").read_text()
+
+
+@pytest.mark.slow
 def test_a_page_says_how_labels_were_made(labeled):
     prompt, _ = ran("classify", "tickets.csv", *options(labeled), "--show-prompt")
     assert TEXTS[0] in prompt

@@ -1144,7 +1144,8 @@ def test_learning_anew_says_that_it_ends_the_certificate(tickets, monkeypatch):
     assert re.search(r"\nnext, judge .*: testnuc review out.csv -n \d+ --goal certify\n$", err)
     for name, goal in (("drawn", "certify"), ("others", "correct")):
         ran("review", "out.csv", "-n", "8", "--goal", goal, "-o", f"{name}.json", "--no-open")
-        judged(f"{name}.json")
+        # what changes nothing of the trust would end nothing
+        judge(f"{name}.json", true_label if goal == "certify" else lambda _: LABELS[0])
     ran("learn", "out.csv", "others.json")
     _, err = ran("learn", "out.csv", "drawn.json")
     assert re.search(r"note: \d texts were drawn to certify, but prove nothing: trust was", err)

@@ -253,8 +253,11 @@ def test_rows_that_were_chosen_by_the_labels_in_use_are_told():
     for labels, wrong in [(by_use, True), (by_own, False)]:
         rows = [at for at, label in enumerate(labels) if label == "refund"]
         some = [[of[at] for at in rows] for of in (texts, said, now)]
-        counts = count_labels(*some[:2], judged, LABELS, now=some[2])
-        assert ("by the labels in use" in str(counts)) == wrong
+        # also where some of what was judged is of another file
+        another = judgment("of another file", "refund", texts=300)
+        for drawn in (judged, [*judged, another]):
+            counts = count_labels(*some[:2], drawn, LABELS, now=some[2])
+            assert ("by the labels in use" in str(counts)) == wrong
 
 
 def test_a_text_counts_as_often_as_it_occurs():
@@ -578,6 +581,28 @@ def test_wrong_judgments_widen_the_interval():
     some = [texts[at] for at in other], [said[at] for at in other]
     others = count_labels(*some, twice, LABELS).notes
     assert not any("judges err" in note for note in [*notes[0.04], *sure.notes, *others])
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("a", "b", "c")])
+def test_shares_hold_where_judges_name_another_label_in_a_part_of_their_judgments(names):
+    missed = tries = 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        right = [
+            names[int(x)]
+            for x in rng.choice(
+                len(names), 600, p=[0.1, 0.9] if len(names) == 2 else [0.1, 0.6, 0.3]
+            )
+        ]
+        said = [[label] if rng.random() < 0.9 else [names[0]] for label in right]
+        texts = [f"text {at}" for at in range(600)]
+        err = [str(rng.choice([n for n in names if n != label])) for label in right]
+        told = [b if rng.random() < 0.1 else a for a, b in zip(right, err, strict=True)]
+        judged = judged_at_random(texts, told, 120, seed)
+        for one in count_labels(texts, said, judged, names, judge_error=0.1):
+            missed += not one.share.low <= right.count(one.label) / 600 <= one.share.high
+            tries += 1
+    assert missed / tries < 0.1
 
 
 def test_labels_that_do_not_depend_on_a_judgment_narrow_the_intervals():
