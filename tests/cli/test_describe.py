@@ -69,6 +69,21 @@ def test_a_blind_review_of_chosen_texts_is_told_as_one(labeled):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("labeled")
+def test_the_page_tells_that_rows_seem_to_be_chosen_by_the_labels_in_use():
+    ran("learn", "out.csv", "-o", "better.csv")
+    header, *lines = Path("better.csv").read_text().splitlines()
+    at = header.split(",").index("nuc_label")
+    chosen = [line for line in lines if line.split(",")[at] == "refund"]
+    Path("some.csv").write_text("\n".join([header, *chosen]))
+    Path("all.csv").write_text("\n".join([header, *lines]))
+    for name in ("some", "all"):
+        ran("report", f"{name}.csv", "--summary", "-o", f"{name}.md")
+        page = Path(f"{name}.md").read_text()
+        assert ("if rows were chosen or grouped by the labels in use" in page) == (name == "some")
+
+
+@pytest.mark.slow
 def test_a_page_says_how_labels_were_made(labeled):
     prompt, _ = ran("classify", "tickets.csv", *options(labeled), "--show-prompt")
     assert TEXTS[0] in prompt
