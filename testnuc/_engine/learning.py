@@ -341,14 +341,13 @@ def _is_ranked(learned: Learned, fit: Fit) -> bool:
 
 def _as_later(
     new: Sequence[Judgment], earlier: Sequence[Judgment], rows: Mapping[bytes, int]
-) -> list[Judgment]:
+) -> Sequence[Judgment]:
     """Return new judgments; draws of another store from what came later here say that they are."""
     drawn = [one for one in new if one.uniform and one.probability is not None and one.hash in rows]
     ends = [one.texts for one in earlier if one.uniform]
-    if not drawn or not ends:
-        return [*new]
-    if min(rows[one.hash] for one in drawn) < max(*ends, *(one.texts for one in drawn)):
-        return [*new]
+    ends += [one.texts for one in drawn] if ends else []
+    if not drawn or not ends or min(rows[one.hash] for one in drawn) < max(ends):
+        return new
     return [
         one if one.ranking else replace(one, probability=None, floor=None, texts=len(rows))
         for one in new

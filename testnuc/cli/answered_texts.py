@@ -9,7 +9,7 @@ from typing import Any
 from testnuc._base.checks import hash_text, valid_text
 from testnuc.cli import xlsx
 from testnuc.cli.files import check_output, free_name
-from testnuc.cli.memory import AnswerStore, RunNote
+from testnuc.cli.memory import AnswerStore
 from testnuc.cli.options import Options
 from testnuc.cli.options_of_run import client_of, command, held_scopes, with_options_of_run
 from testnuc.cli.reading import Table, holds_rows, kind_of, read_table, to_stderr, usable
@@ -126,7 +126,7 @@ async def labeled(nuc: TestNUC, table: Table) -> LabeledTable:
         )
     found = LabeledTable(await nuc.classify_many(texts), valid, problems, before)
     now, edited = found.merged(), list[Classification]()
-    for row in RunNote.of(source).edited(rows[at] for at in now) if rows else ():
+    for row in table.note.edited(rows[at] for at in now) if rows else ():
         # what the file says is kept of others; what a person said is known
         kept = now[row.index].source == "person" or row.index in before
         if not kept or (row.label or "") != (now[row.index].label or ""):
@@ -148,7 +148,7 @@ def changed_since(table: Table, now: Mapping[int, Classification], *, edits: boo
     others = [
         said[at] for at, row in now.items() if said and (row.label or "") != (said[at].label or "")
     ]
-    edited = len(RunNote.of(table.file).edited(others)) if others else 0
+    edited = len(table.note.edited(others)) if others else 0
     changed, before = len(others) - edited, "was written before the last judgments or later texts"
     told = [f"{before}: {changed:,} of its labels have changed since"] * bool(changed)
     if edits and edited:

@@ -53,7 +53,8 @@ def run(_: SimpleNamespace) -> None:
             answer(review, str(place / "review.json"))
         by_hand = len(review.judged)
         learned, after = run_to_end(_learn(client, gold, review))
-        judged = f"{by_hand} by you, " * bool(by_hand) + f"{_ENOUGH - by_hand} by"
+        others = _ENOUGH - by_hand
+        judged = f"{by_hand} by you, {others} by" if by_hand else f"{others} by"
         _say(f"\nJudged: {judged} the included correct labels, as a person would.\n{learned}")
         both = zip(results, after, strict=True)
         moved = [(a, b) for a, b in both if a.label != b.label and b.label]

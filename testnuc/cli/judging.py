@@ -239,8 +239,9 @@ async def learn(given: SimpleNamespace) -> None:
 
 def _say_what_ended(learned: Learned, certificate: Certificate, earlier: Learned | None) -> None:
     """Say which draws and settled answers count no longer, and whether a certificate ended."""
-    anew = earlier is not None and earlier.ranking not in learned.current
-    before = earlier.certify().coverage if earlier and anew else 0.0
+    before = 0.0
+    if earlier is not None and earlier.ranking not in learned.current:
+        before = earlier.certify().coverage
     judged = earlier.judged if earlier else ()
     added = {*learned.judged} - {*judged}
     lost = 0 if certificate.judged else sum(bool(one.ranking) for one in added)
@@ -367,9 +368,10 @@ def _label_missing(learned: Learned, given: SimpleNamespace, texts: Collection[s
     """Return the step that comes first where judged ones of these texts, or of all, fit none."""
     if not learned.unfit_among(texts or None)[0] or learned.reopened:
         return []
-    run, usual = RunNote.of(given.source).options | given.client.given(), client_options()
+    note, usual = RunNote.of(given.source), client_options()
+    run = note.options | given.client.given()
     options = {n: run[n] for n in ("model", *OF_ANSWERS) if run.get(n, usual[n]) != usual[n]}
-    if (column := RunNote.of(given.source).text_column or given.text_column) != "text":
+    if (column := note.text_column or given.text_column) != "text":
         options["text_column"] = column
     add = command("classify", "TEXTS", options, "--labels", "NEW.json", "--reuse", "-o", "NEW.csv")
     return [f"next, add a label, as docs/label-set.md says: {add}"]

@@ -161,7 +161,7 @@ class RunNote:
     def edited(self, rows: Iterable[Classification]) -> list[Classification]:
         """Return the rows of the output whose label is not the one that was written."""
         names = [*self.options.get("labels", ()), self.options.get("none_label")]
-        known = {hash_text(name).hex()[:4]: _as_read(name) for name in filter(None, names)}
+        known = {_label_mark(name): _as_read(name) for name in filter(None, names)}
         changed = ((row, was) for row, was, now in self._labels(rows) if was != now)
         return [row for row, was in changed if known.get(was, was) != _as_read(row.label)]
 
@@ -240,7 +240,11 @@ def _noted(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mark(row: Classification) -> tuple[str, str]:
-    return text_mark(row.text), hash_text(row.label or "").hex()[:4]
+    return text_mark(row.text), _label_mark(row.label)
+
+
+def _label_mark(label: str | None) -> str:
+    return hash_text(label or "").hex()[:4]
 
 
 def _as_read(label: str | None) -> object:

@@ -76,9 +76,14 @@ class Table:
         return [row.get(self.text_column) for row in self.rows]
 
     @cached_property
+    def note(self) -> RunNote:
+        """The note of the file as it was read: to find it, the whole file is hashed."""
+        return RunNote.of(self.file)
+
+    @cached_property
     def later(self) -> set[int]:
         """The rows with a text that was not in the file when it was written, as its note says."""
-        noted, texts = {*RunNote.of(self.file).texts}, enumerate(self.texts)
+        noted, texts = {*self.note.texts}, enumerate(self.texts)
         valid = ((at, text) for at, text in texts if noted and valid_text(text) is None)
         return {at for at, text in valid if text_mark(text) not in noted}
 
@@ -87,7 +92,7 @@ class Table:
         """The rows as results; their label set, if the file does not hold it, is of its note."""
         results = read_results(chain(self.rows, self.run), self.file, self.text_column)
         if not results.choices:
-            options = RunNote.of(self.file).options
+            options = self.note.options
             name_labels(results, options.get("labels") or (), options.get("none_label"))
         return results
 
@@ -317,8 +322,9 @@ def _require_columns(
             raise InvalidInputError(
                 f"{file} has {times} columns named {twice!r}; rename all but one"
             )
-    of_labels = f"the column of labels is named {name!r}"
-    remedy = of_labels if option is None else f"name the text column with {option}"
+    remedy = f"name the text column with {option}"
+    if option is None:
+        remedy = f"the column of labels is named {name!r}"
     require_column(file, columns, name, remedy, option=option, likely=_longest(rows, columns))
 
 

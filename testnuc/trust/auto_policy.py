@@ -4,6 +4,7 @@ A vote corrects random errors of the LLM, but is harmful where neighbors have ot
 make a text disagree with its neighbors. Near copies separate the two cases: they have the same
 label, so their disagreement is random error. Three tests follow, each extrapolated to similarity 1
 with an interval:
+
 1. *Do near copies disagree?* The highest upper bound of the agreement kappa(1) over several
    bandwidths must be below 1. This fails for a strong LLM and for a pool without near copies.
 2. *Are labels correct more often than not?* Two predictions that are each correct with probability

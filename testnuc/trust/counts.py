@@ -444,9 +444,9 @@ def count_labels(
         counting.notes.append("each group is estimated alone: rows of groups need not add up")
     if counting.chosen_by_use([selected[name] for name in names] or [selected[None]]):
         counting.notes.append(
-            f"{CHOSEN}, as in `nuc_label`, these shares, "
-            "and how many labels are right, are wrong, as judged texts are where they were judged "
-            "to be; take `nuc_own_label`; accuracy by label is in `testnuc describe`"
+            f"{CHOSEN}, as in `nuc_label`, these shares, and how many labels are right, are wrong, "
+            "as judged texts are where they were judged to be; take `nuc_own_label`; accuracy by "
+            "label is in `testnuc describe`"
         )
     twice = {one.text: one.agreed for one in judged if one.agreed is not None}
     if judge_error:
@@ -556,12 +556,12 @@ class _Counting:
             if one.hash in places and (one.source == judge or (one.uniform and one.source is None))
         ]
         self.notes = [f"right: by {'your judgments' if people else 'the referee, not by a person'}"]
-        #: The labels of judged texts that are not among these.
         others = [one.label for one in judged if one.hash not in places]
+        #: The labels of judged texts that are not among these.
         self.elsewhere = [
             self._cut(name)
-            for label in filter(None, others)
-            for name in ([label] if label in labels else split_labels(label))
+            for label in others
+            for name in split_labels(label, several=label not in labels)
         ]
         if elsewhere := len(others):
             self.notes.append(
@@ -574,7 +574,7 @@ class _Counting:
         self.hits, self.missing = np.zeros((2, len(used), len(self.labels)), dtype=np.bool_)
         for at, one in enumerate(used):
             known = one.source is not None
-            several = [one.label] if one.label in labels else split_labels(one.label)
+            several = split_labels(one.label, several=one.label not in labels)
             given, maybe = (
                 {self._number.get(self._cut(name), -1) for name in names}
                 for names in (several if known else (), one.possible)

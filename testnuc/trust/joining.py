@@ -131,9 +131,10 @@ def join_reviews(
             shared.append([answer for _, answer in people])
             sharing.update(name for name, _ in said)
         days = sorted({item.day for _, item in said if item.source and item.day})
-        # the first and the last one
-        joint = replace(said[0][1], day=" to ".join([*days[:1], *days[1:][-1:]]))
-        joint = replace(joint, index=index, judges=len(people), position=None, said=())
+        day = " to ".join(dict.fromkeys(days[:1] + days[-1:]))
+        joint = replace(
+            said[0][1], index=index, judges=len(people), position=None, said=(), day=day
+        )
         # a referee's answer, if no person gave one; of a single review what it says
         answered = next((item for _, item in said if item.source), joint)
         answer, source = answered.answer, answered.source

@@ -73,6 +73,14 @@ def judge(review, n=None):
         review.answer(item.index, gold(item.text))
 
 
+async def learned_of(nuc, texts):
+    """Label texts, judge sixty that are drawn at random, and learn from them."""
+    await nuc.classify_many(texts)
+    review = await nuc.review(60, goal="count")
+    judge(review)
+    return await nuc.learn(review)
+
+
 @pytest.mark.slow
 async def test_fifty_judgments_improve_labels_without_a_further_call():
     model = Says()
@@ -662,10 +670,7 @@ async def test_so_many_random_draws_as_it_says_tell_how_many_labels_are_right():
 async def test_draws_from_later_texts_alone_say_how_right_these_are(tmp_path):
     async with client(Says()) as nuc:
         texts, later = texts_of(400), texts_of(200, start=400)
-        await nuc.classify_many(texts)
-        review = await nuc.review(60, goal="count")
-        judge(review)
-        first = await nuc.learn(review)
+        first = await learned_of(nuc, texts)
         assert (first.first_later(400), first.first_later(401)) == (0, 400)
         results = await nuc.classify_many(later)
         assert nuc.learned.accuracy(later) is None
@@ -723,10 +728,7 @@ async def test_what_is_corrected_by_hand_says_nothing_of_texts_that_were_not_dra
     """Accuracy was said to be of all texts there, also of those that came after the draws."""
     async with client(Says()) as nuc:
         texts, later = texts_of(400), texts_of(200, start=400)
-        await nuc.classify_many(texts)
-        review = await nuc.review(60, goal="count")
-        judge(review)
-        before = await nuc.learn(review)
+        before = await learned_of(nuc, texts)
         await nuc.classify_many(later)
         chosen = Review([ReviewItem(0, later[0], hash_text(later[0]))], LABELS, 600, "small")
         chosen.answer(0, LABELS[0])
@@ -748,11 +750,10 @@ async def test_a_review_of_another_store_is_of_the_texts_that_came_later_here(ju
         elsewhere = await nuc.review(40, goal="count")
         judge(elsewhere)
     async with client(Says()) as nuc:
-        await nuc.classify_many(texts)
         if judged_before:
-            review = await nuc.review(60, goal="count")
-            judge(review)
-            await nuc.learn(review)
+            await learned_of(nuc, texts)
+        else:
+            await nuc.classify_many(texts)
         results = await nuc.classify_many([*texts, *later])
         learned = await nuc.learn(elsewhere)
         counts = counted(results[400:], learned)
