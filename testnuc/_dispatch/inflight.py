@@ -91,6 +91,8 @@ class InFlightRequest:
     ask: Ask
     waiters: list[tuple[ScheduledRun, Ask]]
     sent: bool = False
+    #: Whether it was queued, and so may be with a worker: two claims can be granted its lease.
+    queued: bool = False
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -41,6 +41,7 @@ class FairQueue:
 
     def put(self, run: ScheduledRun, request: InFlightRequest) -> None:
         """Queue a request on behalf of a run."""
+        request.queued = True
         self._queues.setdefault(run, deque()).append(request)
         self._size += 1
 

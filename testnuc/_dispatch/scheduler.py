@@ -302,7 +302,8 @@ class Scheduler:
         requests = {} if self.closed else self._requests
         unheld = [key for key in keys if key not in requests or self._joins is not None]
         self._leases.done(unheld, stored=False)
-        self._enqueue([requests[key] for key in keys if key in requests])
+        wanted = [requests[key] for key in keys if key in requests]
+        self._enqueue([request for request in wanted if not request.queued])
 
     def _answered_elsewhere(self, key: bytes, prediction: Prediction) -> None:
         request = self._requests.get(key)
@@ -384,14 +385,12 @@ class Scheduler:
         except Exception as exc:  # noqa: BLE001 - fails the waiting runs
             self._fail(expired, exc)
             again = set()
-        ready = [
-            request
-            for request in bundle
-            if self._requests.get(key := request.ask.key) is request
-            and (key not in expired or leases.holds(key))
-        ]
-        for request in ready:
-            request.sent = True
+        for request in bundle:
+            key = request.ask.key
+            wanted = self._requests.get(key) is request
+            request.sent = wanted and (key not in expired or leases.holds(key))
+            request.queued = request.sent
+        ready = [request for request in bundle if request.sent]
         # left by its run, and wanted by another one since
         self._grant([key for key in again if key not in {r.ask.key for r in ready}])
         return ready

@@ -257,6 +257,40 @@ async def test_a_run_cancelled_while_it_leases_leaves_nothing_behind(bench):
     assert not bench.scheduler._leases._awaited
 
 
+@pytest.mark.parametrize("error", [None, BadRequestError])
+async def test_a_request_that_two_claims_lease_is_sent_once(bench, error):
+    # the run that made the first claim has ended, and another one wants the same text
+    first_claim = bench.store.slow = asyncio.Event()
+    left, _ = bench.start("x")
+    await settled()
+    left.cancel()
+    await settled()
+    second_claim = bench.store.slow = asyncio.Event()
+    run, outcomes = bench.start("x", "y")
+    await settled()
+    bench.gate.clear()
+    first_claim.set()
+    await settled()
+    assert bench.asked == ["x"]
+    if error is None:
+        # it lasts longer than the lease
+        bench.store.now += 31
+    else:
+        # rejected, perhaps like every request, so its lease was released
+        bench.outcome = error("no")
+        bench.gate.set()
+        await settled()
+        bench.outcome = LABEL
+    second_claim.set()
+    await settled()
+    bench.gate.set()
+    await settled()
+    await asyncio.wait([run], timeout=0)
+    assert run.done()
+    assert sorted(bench.asked) == ["x", "y"]
+    assert outcomes["y"] == LABEL
+
+
 async def test_runs_of_one_client_wait_together(bench):
     bench.store.others = {key("x")}
     first, one = bench.start("x")
