@@ -175,6 +175,27 @@ async def test_a_stream_whose_source_fails_yields_what_it_gave(loopback, kind):
         assert llm.calls == 7
 
 
+async def test_a_stream_whose_source_awaits_what_was_cancelled_ends(loopback):
+    async def source():
+        for text in messages(7):
+            yield text
+        task = asyncio.create_task(asyncio.Event().wait())
+        task.cancel()
+        await task
+
+    found = []
+
+    async def read(nuc):
+        async for result in nuc.stream(source(), window=3):
+            found.append(result)  # noqa: PERF401 - it fails midway
+
+    async with loopback() as (llm, nuc):
+        with pytest.raises(RuntimeError, match="CancelledError"):
+            await asyncio.wait_for(read(nuc), 20)
+        assert sorted(r.text for r in found) == sorted(messages(7))
+        assert llm.calls == 7
+
+
 async def test_stream_of_an_async_iterable_with_invalid_texts_in_small_windows(loopback):
     async def source():
         for i, text in enumerate(messages(50)):

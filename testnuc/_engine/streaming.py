@@ -8,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from testnuc._base.checks import hash_text, valid_text, values
+from testnuc._base.loop_thread import is_cancelled
 from testnuc._engine.batch import FATAL_ERRORS
 from testnuc._engine.escalation import Escalation
 from testnuc._engine.inputs import distinct
@@ -261,8 +262,10 @@ async def _batches(
             if len(batch) == size:
                 yield batch
                 batch = []
-    except Exception as exc:  # noqa: BLE001 - raised after what was given before it
-        failed = exc
+    except (Exception, asyncio.CancelledError) as exc:  # raised after what was given
+        if is_cancelled():
+            raise
+        failed = _first(exc)
     if batch:
         yield batch
     if failed is not None:
