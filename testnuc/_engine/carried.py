@@ -50,12 +50,15 @@ def _judgments_in(review: Review) -> list[Judgment]:
     last = review.judged[-1].index
     # a person who confirms some answers of a referee chooses which
     mixed = {item.source for item in review} >= {"person", "referee"}
-    blind, n = review.context.blind, review.context.judges
+    blind, people = review.context.blind, review.context.people
+    n = len(people) or review.context.judges
+    names = f" ({', '.join(people)})" if people else ""
     saw = {None: "", True: ", blind: no label was shown", False: ", who saw the labels given"}
 
     def by(item: ReviewItem) -> str:
         one = "one person" if n == 1 else f"one of {n} people"
-        return f"{f'{item.judges} people' if item.judges > 1 else one}{saw[blind]}"
+        who = f"{item.judges} people" if min(item.judges, n) > 1 else one
+        return f"{who}{names}{saw[blind]}"
 
     settled = "people, after others differed, by one who saw the answers"
     return [

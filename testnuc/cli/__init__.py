@@ -214,6 +214,9 @@ def review(
     ),
     by_hand: bool = once(False, "--answer", help="Judge the texts in the terminal."),
     blind: bool = once(False, "--blind", help="Do not show what the LLM and candidates say."),
+    judge: str | None = once(
+        None, help="Who judges; the page and the agreement of judges name them."
+    ),
     judges: int | None = once(
         None, min=1, help="A file for each of these judges; a tenth of the texts is in all."
     ),

@@ -79,6 +79,7 @@ def answer(review: Review, path: str) -> None:
             to_stderr(hint)
             continue
         if key == "n":
+            to_stderr("skipped")
             at = _next_open(review, at + 1)
             continue
         if key == "u":

@@ -128,7 +128,9 @@ def _share_out(parts: Sequence[Review], output: str, run: Sequence[str], *, page
     for part, file in zip(parts, files, strict=True):
         part.context = replace(part.context, run=(run[0], *files, *run[1:]))
         part.save(file)
-        to_stderr(f"{len(part):,} texts to judge, written to {file}: testnuc review {file}")
+        to_stderr(
+            f"{len(part):,} texts to judge, written to {file}: testnuc review {file} --judge NAME"
+        )
         if pages:
             write_page(part, file, None, then)
     to_stderr(f"when all are judged: {then}")
@@ -138,6 +140,15 @@ def _judge(
     review: Review, path: str, results: Results | None, given: SimpleNamespace, *, drawn: bool
 ) -> None:
     """Let a person judge a review, then learn from it, or name the command that does."""
+    if given.judge is not None and review.context.people != (given.judge,):
+        if review.context.judges > 1 or (review.context.people and review.judged):
+            people = ", ".join(review.context.people) or "several people"
+            raise InvalidInputError(
+                f"{path} was judged by {people}; leave --judge out, or let {given.judge} judge "
+                "another copy of it"
+            )
+        review.context = replace(review.context, people=(given.judge,))
+        review.save(path)
     part = any(item.position is not None for item in review)
     words = _learning(review, path)
     then, source = shlex.join(["testnuc", *words]), words[1]

@@ -441,7 +441,10 @@ def count_labels(
         if any(one.share for one in items[name]):
             contrast(name, [name])
     if len(names) > 1:
-        counting.notes.append("each group is estimated alone: rows of groups need not add up")
+        counting.notes.append(
+            "each group is estimated alone: rows of groups need not add up, and a file of one "
+            "group's rows alone may have slightly other bounds"
+        )
     if counting.chosen_by_use([selected[name] for name in names] or [selected[None]]):
         counting.notes.append(
             f"{CHOSEN}, as in `nuc_label`, these shares, and how many labels are right, are wrong, "

@@ -109,6 +109,9 @@ def join_reviews(
     if not isinstance(reviews, Mapping):
         reviews = {f"judge {number}": review for number, review in enumerate(reviews, 1)}
     records = [(name, review.record()) for name, review in reviews.items()]
+    for _, record in records:
+        # of a copy, too
+        del record["context"]["people"]
     copies = {b: a for (a, one), (b, two) in combinations(records, 2) if one == two}
     reviews = {name: review for name, review in reviews.items() if name not in copies}
     first = _checked(reviews, batches)
@@ -117,7 +120,9 @@ def join_reviews(
         for item in review:
             of_text.setdefault(item.text, []).append((name, item))
     disagreements = undecided = 0
-    people_of_all = sum(review.context.judges for review in reviews.values())
+    named = all(review.context.people for review in reviews.values())
+    people_of = {name: _people(name, review) for name, review in reviews.items()}
+    everyone = [*dict.fromkeys(who for people in people_of.values() for who in people)]
     shared: list[list[str | None]] = []
     #: Reviews with texts that several judged: a later one of one person is none.
     sharing: set[str] = set()
@@ -125,7 +130,9 @@ def join_reviews(
     # of parts, in the order in which they were drawn
     ordered = sorted(of_text.values(), key=lambda said: said[0][1].position or 0)
     for index, said in enumerate(ordered):
-        people = [vote for name, item in said for vote in _votes(name, item)]
+        people = [vote for name, item in said for vote in _votes(people_of[name], item)]
+        # kappa is of the first and the second one
+        people.sort(key=lambda vote: vote[0] in everyone and everyone.index(vote[0]))
         votes = Counter(answer for _, answer in people)
         if len(people) > 1:
             shared.append([answer for _, answer in people])
@@ -148,8 +155,14 @@ def join_reviews(
             joint = replace(joint, said=tuple(people))
         items.append(replace(joint, answer=answer, source=source))
     review = first.with_items(items)
-    review.context = replace(first.context, judges=people_of_all)
-    n = sum(reviews[name].context.judges for name in sharing)
+    # one person may judge texts twice
+    twice = max(map(len, shared), default=1)
+    review.context = replace(
+        first.context,
+        judges=max(len(everyone), twice),
+        people=tuple(everyone) if named else (),
+    )
+    n = max(len({who for name in sharing for who in people_of[name]}), twice)
     agreement = agreement_of(shared, n) if shared else None
     alike = tuple(f"{a}, {b}" for b, a in copies.items())
     some = [one for said in ordered for one in said if len(reviews) > 1]
@@ -157,10 +170,16 @@ def join_reviews(
     return JoinedReview(review, len(shared), disagreements, undecided, agreement, alike, none)
 
 
-def _votes(name: str, item: ReviewItem) -> Sequence[tuple[str, str | None]]:
+def _people(name: str, review: Review) -> Sequence[str]:
+    """Return who judged a review: without names, as many as there were, for this file alone."""
+    n = review.context.judges
+    return review.context.people or ([name] if n == 1 else [f"{name} {one}" for one in range(n)])
+
+
+def _votes(people: Sequence[str], item: ReviewItem) -> Sequence[tuple[str, str | None]]:
     """Return who said what of a text; a joined review holds it where people differ."""
     alike = max(item.judges, 1) if item.source == "person" else 0
-    return item.said or [(name, item.answer)] * alike
+    return item.said or [(people[0], item.answer)] * alike
 
 
 def _checked(reviews: Mapping[str, Review], batches: bool) -> Review:  # noqa: FBT001

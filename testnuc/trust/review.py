@@ -75,6 +75,8 @@ class ReviewContext(Brief):
     blind: bool | None = None
     #: How many people judged it.
     judges: int = 1
+    #: Their names; (): not known.
+    people: tuple[str, ...] = ()
 
     def record(self) -> dict[str, Any]:
         """Return the context for a review file."""
@@ -106,6 +108,7 @@ class ReviewContext(Brief):
             run=tuple(map(str, record.get("run", ()))),
             blind=None if record.get("blind") is None else bool(record["blind"]),
             judges=_count(record.get("judges", 1)),
+            people=tuple(map(str, record.get("people", ()))),
         )
 
 

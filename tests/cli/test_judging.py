@@ -739,6 +739,18 @@ def test_two_judges_get_parts_with_a_tenth_in_common_and_what_they_say_of_it_is_
     ran(*words[1:])
     assert "learning from joined.json, judged last" in ran("learn", "before.csv")[1]
     assert Path("better.csv").exists()
+    # names may be given later; a file of one is not taken for another's
+    for part, who in enumerate(("Ann", "Ben"), 1):
+        run_here("review", f"review-{part}.json", "--judge", who, "--answer")
+    refused = run_here("review", "review-1.json", "--judge", "Ben", "--answer")
+    assert refused[0] == 2
+    assert "review-1.json was judged by Ann; leave --judge out, or let Ben judge" in refused[2]
+    ran("review", "review-1.json", "review-2.json", "-o", "named.json", "--no-open")
+    ran("learn", "before.csv", "named.json", "-o", "named.csv")
+    page = ran("describe", "named.csv", "named.json")[0]
+    assert "one of 2 people (Ann, Ben), blind" in page
+    assert "Cohen's kappa" in page
+    assert "judged by Ann, Ben" in run_here("review", "named.json", "--judge", "Ann")[2]
 
 
 def test_a_review_of_another_run_is_refused(tickets):

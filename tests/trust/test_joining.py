@@ -10,6 +10,7 @@ import pytest
 from sklearn.metrics import cohen_kappa_score
 
 from testnuc._base.checks import hash_text
+from testnuc._engine.carried import _judgments_in
 from testnuc.errors import InvalidInputError
 from testnuc.report import render
 from testnuc.trust.joining import (
@@ -64,6 +65,42 @@ def test_a_joined_review_says_how_far_people_agreed_and_what_was_settled_since()
     assert settled.review[1].answer == "c"
     assert settled.agreement == before.agreement
     assert "they differ: 1 settled by the majority, or later by a person who saw" in str(settled)
+
+
+def test_files_of_one_person_count_as_theirs(tmp_path):
+    def of(who, answers, called="text"):
+        review = review_of(answers, called=called)
+        review.context = replace(review.context, people=(who,))
+        return review
+
+    first = {"a.json": of("Ann", "abc"), "b.json": of("Ben", "acc")}
+    # in another order of files
+    later = {"x.json": of("Ben", "ca", "later"), "y.json": of("Ann", "aa", "later")}
+    joined = join_reviews(first).review
+    joined.save(tmp_path / "joined.json")
+    joined = Review.load(tmp_path / "joined.json")
+    assert (joined.context.people, joined.context.judges) == (("Ann", "Ben"), 2)
+    expected = join_reviews([review_of("abcaa"), review_of("accca")]).agreement
+    assert expected.kappa is not None
+    for files in (first, {"joined.json": joined}):
+        both = join_reviews(files | later, batches=True)
+        assert both.review.context.people == ("Ann", "Ben")
+        assert both.agreement == expected
+    assert {one.by for one in _judgments_in(joined)} - {""} == {"2 people (Ann, Ben)"}
+
+
+def test_one_person_may_judge_twice_and_a_copy_is_no_second_judge():
+    def of(who, answers):
+        review = review_of(answers)
+        review.context = replace(review.context, people=(who,))
+        return review
+
+    assert join_reviews([of("Ann", "abc"), of("Ben", "abc")]).alike
+    twice = join_reviews([of("Ann", "abc"), of("Ann", "abb")])
+    assert twice.agreement == join_reviews([review_of("abc"), review_of("abb")]).agreement
+    again = join_reviews([twice.review])
+    assert again.agreement == twice.agreement
+    assert {one.by for one in _judgments_in(again.review)} == {"one person (Ann)"}
 
 
 def test_the_majority_wins_and_a_tie_stays_open():
