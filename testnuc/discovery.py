@@ -3,7 +3,7 @@
 import asyncio
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from importlib.resources import files
@@ -42,6 +42,7 @@ from testnuc.protocols import (
     WireProvider,
 )
 from testnuc.scoring import wilson
+from testnuc.transport.calls import MAY_SEND
 from testnuc.types import LEVELS, Prediction, Usage
 
 #: The model that names clusters by their words, without an LLM.
@@ -483,13 +484,31 @@ class _Run:
 
         while missing and not self.answered:
             await ask(missing.pop())
-        calls = [ask(*missing[at : at + packed]) for at in range(0, len(missing), packed)]
-        for error in await asyncio.gather(*calls, return_exceptions=True):
-            if error is not None:
-                raise error
+        parts = [missing[at : at + packed] for at in range(0, len(missing), packed)]
+        await self._together([ask(*part) for part in parts])
         if len(self.rejected) > before and not self.answered and not any(stored.values()):
             raise self.rejected[before]
         return [None if (answer := stored[key]) is None else answer.label for key in keys]
+
+    async def _together(self, calls: Sequence[Coroutine[Any, Any, None]]) -> None:
+        """Make calls at once; those that are sent when it is cancelled are completed, as paid."""
+        going = True
+        token = MAY_SEND.set(lambda: going)
+        tasks = [asyncio.create_task(call) for call in calls]
+        MAY_SEND.reset(token)
+        try:
+            if tasks:
+                await asyncio.wait(tasks)
+        except asyncio.CancelledError:
+            going = False
+            await asyncio.wait(tasks, timeout=self.parts.pipeline.lanes["live"].drain)
+            raise
+        finally:
+            for task in tasks:
+                task.cancel()
+        for error in [task.exception() for task in tasks]:
+            if error is not None:
+                raise error
 
     async def _answers(self, task: Task, texts: tuple[str, ...]) -> list[Answer | None]:
         """Ask about texts in one call; None: the answer is unreadable, or the text is rejected."""

@@ -237,6 +237,45 @@ def test_a_label_in_a_tree_is_kept():
     assert "mail - parcel" not in found.labels
 
 
+class Slow:
+    """A provider that answers when it may."""
+
+    name, model, identity = "slow", "s", "1"
+
+    def __init__(self):
+        self.asked, self.busy, self.may = [], asyncio.Event(), asyncio.Event()
+        self.namer = Namer()
+
+    async def answer(self, request):
+        self.asked.append((request.task.system, request.texts))
+        if len(self.asked) == 7:
+            self.busy.set()
+        if len(self.asked) > 3:
+            await self.may.wait()
+        return Reply(tuple(Answer(*self.namer(text)) for text in request.texts))
+
+
+def test_what_is_sent_when_it_is_cancelled_is_stored(tmp_path):
+    async def run():
+        slow, options = Slow(), {"store": tmp_path / "d.db", "embedder": HashEmbedder()}
+        options["limits"] = testnuc.Limits(concurrency=4)
+        task = asyncio.create_task(testnuc.discover(texts_of(), slow, n=30, **options))
+        await slow.busy.wait()
+        task.cancel()
+        await asyncio.sleep(0)
+        slow.may.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        sent = len(slow.asked)
+        await testnuc.discover(texts_of(), slow, n=30, **options)
+        return sent, slow.asked
+
+    sent, asked = asyncio.run(run())
+    # the four in flight, and none after it
+    assert sent == 7
+    assert len({*asked}) == len(asked)
+
+
 class Filtered:
     """A provider that rejects the texts of one topic, or all of them."""
 

@@ -397,6 +397,11 @@ def _csv_rows(file: str, content: str, delimiter: str) -> tuple[list[str], list[
             raise
         to_stderr(f'note: {file} is read with \\" as a quote inside quotes')
     header = lines.pop(0) if lines else []
+    if len(header) > 1 and header in lines:
+        raise InvalidInputError(
+            f"{file} has its header again, in row {lines.index(header) + 1:,} below it, as files "
+            "that were joined by `cat` do; remove that row"
+        )
     columns, rows = rows_by_name(file, header, lines, "")
     ours = [name for name in columns if name.startswith(PREFIX)]
     for record in rows:

@@ -140,6 +140,7 @@ def test_of_several_sheets_only_headers_and_one_whole_are_read(folder, monkeypat
     [
         ("a.csv", 'text,b\na,b\n"open,x\n' + "more,x\n" * 50, "line 3: a quote opens and is never"),
         ("a.csv", '"text,b\n' + "more,x\n" * 50, "line 1: a quote opens and is never closed"),
+        ("a.csv", "text,b\nx,1\ntext,b\ny,2\n", "its header again, in row 2 below it"),
         ("a.csv", "text\n" + "a\n" * 3_000 + "b\0c\n", "zero byte in line 3002"),
         (
             "a.csv",
