@@ -14,10 +14,14 @@ from testnuc.errors import InvalidInputError, StoreError
 from testnuc.label_matching import fold_case, fold_punctuation, typo_of
 from testnuc.label_tree import LabelTree, flattened, is_nested
 from testnuc.protocols import Answer, Task
-from testnuc.types import SEPARATOR, Classification, Prediction, split_labels
+from testnuc.types import LEVELS, SEPARATOR, Classification, Prediction, split_labels
 
 __all__ = ["LabelSet", "as_stored"]
 
+#: The label that means none of some labels, if the user's labels have none.
+NONE_OF_THESE = "none of these"
+#: Names below a node of the tree that describe it.
+_SUCH_AS = 3
 #: Unicode categories that a label must not contain.
 _FORBIDDEN = {"Cc": "a control character", "Cs": "a lone surrogate"}
 _FORBIDDEN |= {"Zl": "a line separator", "Zp": "a paragraph separator"}
@@ -122,8 +126,7 @@ class LabelSet:
             n: [one for one in self._former.get(n, ()) if self.match(one) == self.index(n)]
             for n in names
         }
-        shown = described if self.descriptions else names
-        return LabelSet(shown, self.none_label, multilabel=self.multilabel, former=former)
+        return LabelSet(described, self.none_label, multilabel=self.multilabel, former=former)
 
     def record(self) -> dict[str, Any]:
         """Return what a store notes of the set: all but descriptions."""
@@ -302,6 +305,41 @@ class LabelSet:
         shown = ", ".join(repr(name) for name in self.names[:5])
         more = f", .. {len(self.names) - 5} more" if len(self.names) > 5 else ""
         return f"LabelSet([{shown}{more}])"
+
+
+def part_of(whole: LabelSet, shown: Sequence[int]) -> LabelSet:
+    """Return some of the labels, and one that means "none of these"."""
+    described = {whole.names[i]: whole.descriptions.get(whole.names[i], "") for i in shown}
+    return LabelSet(described, whole.none_label or NONE_OF_THESE)
+
+
+def longest_part(whole: LabelSet, n: int) -> LabelSet:
+    """Return the n longest labels, in their order."""
+    names, described = whole.names, whole.descriptions
+    places = [i for i, name in enumerate(names) if name != whole.none_label]
+    places.sort(key=lambda i: -len(names[i]) - len(described.get(names[i], "")))
+    return part_of(whole, sorted(places[:n]))
+
+
+def level_sets(whole: LabelSet) -> dict[tuple[str, ...], LabelSet]:
+    """Return the labels of each call of a tree of labels, by the node that was chosen before."""
+    tree, none_label = whole.tree, whole.none_label or NONE_OF_THESE
+    assert tree is not None
+    below = {node: tree.children(node) for node in [(), *tree.parents()]}
+    return {
+        node: LabelSet({LEVELS.join(at): _about(whole, at, node) for at in children}, none_label)
+        for node, children in below.items()
+        if len(children) > 1
+    }
+
+
+def _about(whole: LabelSet, child: tuple[str, ...], node: tuple[str, ...]) -> str:
+    """Describe a node: by its description, or by what is below it."""
+    assert whole.tree is not None
+    below = [path[-1] for path in whole.tree.children(child) if path != child]
+    if child == node or not below:
+        return whole.descriptions.get(LEVELS.join(child), "")
+    return f"such as {', '.join(below[:_SUCH_AS])}" + (", .." if len(below) > _SUCH_AS else "")
 
 
 def labels_hash(labels: Iterable[str], descriptions: Mapping[str, str]) -> str:

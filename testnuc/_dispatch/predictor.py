@@ -14,7 +14,6 @@ import orjson
 
 from testnuc._base.loop_thread import is_cancelled
 from testnuc._dispatch.inflight import LAST_STEP, Ask
-from testnuc._dispatch.partial_labels import level_sets, longest_part, part_of
 from testnuc.errors import (
     AuthenticationError,
     BadRequestError,
@@ -27,7 +26,7 @@ from testnuc.errors import (
     UnreadableReplyError,
 )
 from testnuc.label_tree import path_of
-from testnuc.labels import LabelSet
+from testnuc.labels import LabelSet, level_sets, longest_part, part_of
 from testnuc.methods import Sampling
 from testnuc.prompts import writing
 from testnuc.prompts.writing import Demonstration

@@ -11,7 +11,6 @@ from typing import Literal
 import numpy as np
 
 from testnuc._base.arrays import Float16s, Float32s, Int32s, Int64s
-from testnuc._dispatch.partial_labels import NONE_OF_THESE
 from testnuc._dispatch.predictor import FULL_LABELS, Predictor
 from testnuc._dispatch.scheduler import Scheduler
 from testnuc._engine.batch import FATAL_ERRORS, TextBatch
@@ -20,7 +19,7 @@ from testnuc._engine.run import Run
 from testnuc.embedders.cache import EmbeddingCache
 from testnuc.errors import InvalidInputError
 from testnuc.label_tree import LabelTree
-from testnuc.labels import LabelSet
+from testnuc.labels import NONE_OF_THESE, LabelSet
 from testnuc.protocols import Method, PoolText
 from testnuc.scoring import wilson
 from testnuc.trust.argmax import Argmax

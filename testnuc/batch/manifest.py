@@ -8,9 +8,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from testnuc import errors
 from testnuc._dispatch.inflight import Outcome
-from testnuc._dispatch.partial_labels import part_of
 from testnuc.batch.base import BatchResultLine, NoneChosenError
-from testnuc.labels import LabelSet, as_stored
+from testnuc.labels import LabelSet, as_stored, part_of
 from testnuc.protocols import (
     Request,
     Store,
