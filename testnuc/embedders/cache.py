@@ -19,9 +19,8 @@ from testnuc.errors import BadRequestError, EmbeddingError, InvalidInputError, T
 from testnuc.protocols import Embedder, Index, PoolText, Store
 from testnuc.transport.telemetry import Telemetry
 
-Vector = Float16s
 #: What a text gets: its vector, or its own error.
-Row: TypeAlias = Vector | Exception
+Row: TypeAlias = Float16s | Exception
 #: Called with the number of texts after each batch.
 OnEmbedded: TypeAlias = Callable[[int], object]
 
@@ -131,26 +130,15 @@ class EmbeddingCache:
 
         A text that the embedder rejects has a row of zeros, and its error at its position.
         """
-        parts: list[Vector] = []
-        errors: dict[int, Exception] = {}
+        rows: list[Row] = []
         for start in range(0, len(texts), _CHUNK):
-            good: list[Vector] = []
-            part = texts[start : start + _CHUNK]
-            for at, row in enumerate(await self._chunk(part, on_embedded), start):
-                if isinstance(row, Exception):
-                    errors[at] = row
-                else:
-                    good.append(row)
-            if good:
-                parts.append(np.stack(good))
-        if not parts:
-            return np.zeros((len(texts), await self._stored_dim()), dtype=np.float16), errors
-        vectors = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        if not errors:
-            return vectors, errors
-        rows = np.zeros((len(texts), vectors.shape[1]), dtype=np.float16)
-        rows[[at for at in range(len(texts)) if at not in errors]] = vectors
-        return rows, errors
+            rows += await self._chunk(texts[start : start + _CHUNK], on_embedded)
+        errors = {at: row for at, row in enumerate(rows) if isinstance(row, Exception)}
+        vectors = np.zeros((len(texts), await self._stored_dim()), dtype=np.float16)
+        for at, row in enumerate(rows):
+            if not isinstance(row, Exception):
+                vectors[at] = row
+        return vectors, errors
 
     async def _stored_dim(self) -> int:
         """Return the length of a vector if it is known without an embedding, else 0."""
