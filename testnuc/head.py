@@ -222,8 +222,7 @@ class Head:
                     f"{path} is not a head that this version of testnuc can read; upgrade testnuc, "
                     "or distill again"
                 )
-            own = None if embedder is None else embedders.resolve(embedder)
-            made = cls._of(header, stored, own)
+            made = cls._of(header, stored, embedder)
         except OSError as exc:
             raise InvalidInputError(f"{path} cannot be read: {exc.strerror or exc}") from exc
         except InvalidInputError:
@@ -236,7 +235,7 @@ class Head:
         return made
 
     @classmethod
-    def _of(cls, header: dict[str, Any], stored: Array, embedder: Embedder | None) -> Self:
+    def _of(cls, header: dict[str, Any], stored: Array, embedder: str | Embedder | None) -> Self:
         """Return the head in a file; raises one of `DAMAGED`."""
         labels, name = header["labels"], header["embedder"]
         given, sets = header["certificate"], header.get("sets")

@@ -369,7 +369,7 @@ def test_a_text_that_the_embedder_rejects_fails_alone():
     assert head.predict(["c1 forbidden"]).labels == [None]
 
 
-def test_a_head_that_is_dropped_leaves_no_thread_and_no_open_embedder(monkeypatch):
+def test_a_head_that_is_dropped_leaves_no_thread_and_no_open_embedder(tmp_path, monkeypatch):
     closed = []
 
     class Own(Wide):
@@ -377,16 +377,22 @@ def test_a_head_that_is_dropped_leaves_no_thread_and_no_open_embedder(monkeypatc
             closed.append(threading.current_thread())
 
     monkeypatch.setattr(embedders, "resolve", lambda _: Own())
-    for embedder in ("own", Own()):
-        head = small(embedder=embedder)
+    small(embedder="wide").save(file := tmp_path / "x.head")
+    makers = {
+        "by name": lambda: small(embedder="own"),
+        "read by name": lambda: Head.load(file, "own"),
+        # an embedder that was passed stays open
+        "passed": lambda: small(embedder=Own()),
+    }
+    for made in makers.values():
+        head = made()
         head.predict(["c1 text"])
         thread = head._background._thread
         del head
         gc.collect()
         thread.join(60)
         assert not thread.is_alive()
-        # an embedder that was passed stays open
-        assert len(closed) == 1
+    assert len(closed) == 2
 
 
 def test_vectors_have_unit_norm_as_in_a_client():
