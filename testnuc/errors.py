@@ -245,8 +245,7 @@ class StoreError(TestNUCError):
 
 def with_count(error: Exception, answered: int) -> Exception:
     """Return a copy of an error that ended a run, with the number of texts answered before."""
-    noun = "text was" if answered == 1 else "texts were"
-    return with_note(error, f"{answered:,} {noun} answered and stored before")
+    return with_note(error, f"texts answered and stored before: {answered:,}")
 
 
 def with_note(error: Exception, note: str) -> Exception:

@@ -180,7 +180,7 @@ async def test_a_pool_says_what_ended_it_and_how_much_is_stored():
     provider, store = ended_by("quota", 25)
     async with client(provider, store) as nuc:
         await nuc.add(messages(60))
-        with pytest.raises(QuotaExceededError, match="no more; 25 texts were answered and stored"):
+        with pytest.raises(QuotaExceededError, match="and stored before: 25"):
             await nuc.predict_pool()
         assert await store.count(nuc._parts.predictor.scope) == 25
 
@@ -198,7 +198,7 @@ def test_a_classifier_raises_and_says_how_much_is_stored():
         labels=LABELS, model=provider, store=store, embedder=HashEmbedder(), policy="auto"
     )
     classifier.fit(messages(5))
-    with pytest.raises(QuotaExceededError, match=r"no more; \d+ texts were answered and stored"):
+    with pytest.raises(QuotaExceededError, match=r"no more; texts answered and stored before: \d+"):
         classifier.predict(messages(65)[5:])
     classifier.close()
 

@@ -178,8 +178,7 @@ async def _told(labeling: Coroutine[None, None, T], nuc: TestNUC) -> T:
     except asyncio.CancelledError:
         if task.done():
             raise
-        calls = parts_of(nuc).transport.admission.in_flight
-        said = f"{calls:,} {'call' if calls == 1 else 'calls'} in flight, which may be billed"
+        said = f"calls in flight, {parts_of(nuc).transport.admission.in_flight:,}, may be billed"
         # on a line of its own, after the progress bar
         to_stderr(f"\ntestnuc: stopping: {said}; Ctrl-C again stops at once")
         task.cancel()
@@ -369,9 +368,10 @@ async def _about_embedder(nuc: TestNUC, texts: Sequence[str]) -> str | None:
         return None
     found = "their neighbors are found by the beginning alone, while the LLM reads all"
     return (
-        f"{'about ' if fails else ''}{_of(number, texts)} longer than the {tokens:,} tokens that "
-        f"the embedder reads: {'they will fail' if fails else found}; shorten or split them, or "
-        "choose another --embedder"
+        f"texts longer than the {tokens:,} tokens that the embedder reads: "
+        f"{'about ' if fails else ''}{number:,} of {len(texts):,}; "
+        f"{'they will fail' if fails else found}; shorten or split them, or choose another "
+        "--embedder"
     )
 
 
@@ -386,10 +386,6 @@ def _about_model(nuc: TestNUC, texts: Sequence[str]) -> str | None:
     if not number:
         return None
     return (
-        f"about {_of(number, texts)} longer than the {window:,} tokens that {nuc.model} reads, and "
-        "will be refused; shorten or split them"
+        f"texts longer than the {window:,} tokens that {nuc.model} reads: about {number:,} of "
+        f"{len(texts):,}, which will be refused; shorten or split them"
     )
-
-
-def _of(number: int, texts: Sequence[str]) -> str:
-    return f"{number:,} of {len(texts):,} texts " + ("is" if number == 1 else "are")

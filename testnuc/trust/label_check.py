@@ -102,14 +102,11 @@ class LabelCheck(Brief):
     @property
     def notice(self) -> str | None:
         """What stands out, in a line; None: nothing does."""
-        found = []
-        if self.never:
-            found.append(self._unused())
+        found = [self._unused()] if self.never else []
         if self.proved and self.pairs:
-            first, number = self.pairs[0], len(self.pairs)
-            confused = "1 pair of labels is" if number == 1 else f"{number} pairs of labels are"
-            found.append(f"{confused} confused, such as {first.first!r} and {first.second!r}")
-        return ", and ".join(found) or None
+            such = f"{self.pairs[0].first!r} and {self.pairs[0].second!r}"
+            found.append(f"pairs of labels that are confused: {len(self.pairs)}, such as {such}")
+        return "; ".join(found) or None
 
     def __str__(self) -> str:
         return "\n".join([*self._pairs(), *self._labels()])
@@ -142,9 +139,8 @@ class LabelCheck(Brief):
                 yield f"    {one_line(one, _WIDTH)} | {one_line(other, _WIDTH)}"
 
     def _unused(self) -> str:
-        were = "was" if len(self.never) == 1 else "were"
-        of = f"{len(self.never):,} of {len(self.labels):,} labels"
-        return f"{of} {were} never given ({_listed(self.never)})"
+        never = f"{len(self.never):,} of {len(self.labels):,}"
+        return f"labels that were never given: {never} ({_listed(self.never)})"
 
     def _labels(self) -> Iterator[str]:
         if self.never:
@@ -155,10 +151,9 @@ class LabelCheck(Brief):
         for label, others in self.swallowing.items():
             yield f"{label} is given often, and may swallow {_listed(others)}"
         for answer, n in [*self.outside.items()][:_IN_LINE]:
-            says = "answer outside the labels says" if n == 1 else "answers outside the labels say"
-            yield f"{n:,} {says} {answer[:_WIDTH]!r}"
+            yield f"answers outside the labels that say {answer[:_WIDTH]!r}: {n:,}"
         if more := [*self.outside.values()][_IN_LINE:]:
-            yield f"{sum(more):,} answers outside the labels say something else"
+            yield f"answers outside the labels that say something else: {sum(more):,}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -616,7 +616,7 @@ def test_long_texts_are_counted_before_the_run(tmp_path, monkeypatch):
 
         code, _, err = classify(llm, file, run=run)
     assert code == 0, err
-    assert "note: 1 of 3 texts is longer than the 20 tokens that the embedder reads" in err
+    assert "note: texts longer than the 20 tokens that the embedder reads: 1 of 3; their" in err
     assert "shorten or split them, or choose another --embedder" in err
 
 
@@ -625,7 +625,8 @@ def test_a_dry_run_reports_texts_longer_than_the_model_reads(tmp_path):
     file.write_text(json.dumps(["word " * 100_000, "short", "another"]))
     code, _, err = run_here("classify", file, "--labels", "a,b", "--dry-run")
     assert code == 0
-    assert "about 1 of 3 texts is longer than the 128,000 tokens that openai/gpt-4o-mini" in err
+    long = "texts longer than the 128,000 tokens that openai/gpt-4o-mini reads: about 1 of 3, which"
+    assert long in err
 
 
 SAID = [

@@ -26,7 +26,7 @@ def labeled():
     with LoopbackLLM(wavers) as llm:
         options = ["--labels", ",".join(LABELS), "--base-url", llm.base_url]
         _, err = ran("classify", "tickets.csv", *options, "-o", "out.csv")
-        assert "1 of 5 labels was never given" in err
+        assert "labels that were never given: 1 of 5 (unused)" in err
         assert "testnuc labels check out.csv" in err
         yield llm
 
@@ -35,7 +35,7 @@ def labeled():
 def test_confused_labels_are_shown_and_merged(labeled):
     out, err = ran("labels", "check", "out.csv")
     assert "refund | money back" in out
-    assert "1 of 5 labels was never given (unused)" in out
+    assert "labels that were never given: 1 of 5 (unused)" in out
     assert "testnuc labels check out.csv --merge" in err
 
     merge = ["--merge", "money back = refund", "-o", "merged.csv"]
@@ -67,7 +67,7 @@ def test_answers_outside_the_labels_are_grouped_by_meaning():
         _, err = ran("classify", "tickets.txt", *options, "-o", "out.csv")
         assert "most often: 'lost card' (2), 'card, lost' (1)" in err
         out, _ = ran("labels", "check", "out.csv")
-        assert "3 answers outside the labels say 'lost card'" in out
+        assert "answers outside the labels that say 'lost card': 3" in out
 
 
 @pytest.mark.slow

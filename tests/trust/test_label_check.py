@@ -62,10 +62,10 @@ def test_labels_that_cannot_be_told_apart_are_found():
     assert len({text for example in pair.examples for text in example}) == 6
     assert found.never == ("unused",)
     assert found.notice == (
-        "1 of 6 labels was never given (unused), and 1 pair of labels is confused, such as "
-        "'refund' and 'money back'"
+        "labels that were never given: 1 of 6 (unused); pairs of labels that are confused: 1, "
+        "such as 'refund' and 'money back'"
     )
-    for said in ("gains up to about 12", "refund | money back", "text ", "never given (unused)"):
+    for said in ("gains up to about 12", "refund | money back", "text ", "given: 1 of 6 (unused)"):
         assert said in str(found)
 
 
@@ -89,14 +89,14 @@ def test_labels_that_near_copies_tell_apart_raise_no_alarm():
     assert len(found.pairs) == 1
     assert not found.proved
     assert "judge some texts before you merge" in str(found)
-    assert found.notice == "1 of 6 labels was never given (unused)"
+    assert found.notice == "labels that were never given: 1 of 6 (unused)"
 
 
 def test_one_label_for_each_topic_leaves_nothing_to_merge():
     found = checked_labels(rows(lambda at: TOPICS[at // PER_TOPIC][0]), NAMES)
     assert found.pairs == ()
     assert "no pair of labels stands out" in str(found)
-    assert found.notice == "2 of 6 labels were never given (money back, unused)"
+    assert found.notice == "labels that were never given: 2 of 6 (money back, unused)"
 
 
 def test_shuffled_labels_raise_no_alarm():
@@ -112,16 +112,16 @@ def test_answers_outside_the_labels_are_grouped():
     made[10] = replace(made[10], prediction=Prediction(None, said="weather"))
     found = checked_labels(made, NAMES)
     assert found.outside == {"Chargeback!": 39, "weather": 1}
-    assert "39 answers outside the labels say 'Chargeback!'" in str(found)
-    assert "1 answer outside the labels says 'weather'" in str(found)
+    assert "answers outside the labels that say 'Chargeback!': 39" in str(found)
+    assert "answers outside the labels that say 'weather': 1" in str(found)
 
 
 def test_answers_that_are_not_listed_are_counted():
     outside = {f"answer {number}": 20 - number for number in range(10)}
     lines = str(replace(checked_labels([], NAMES), outside=outside)).splitlines()
     assert lines[-2:] == [
-        "13 answers outside the labels say 'answer 7'",
-        "23 answers outside the labels say something else",
+        "answers outside the labels that say 'answer 7': 13",
+        "answers outside the labels that say something else: 23",
     ]
 
 
