@@ -501,9 +501,7 @@ class Scheduler:
         """Whether a rejection may be that of every request, as none of them was accepted."""
         if isinstance(outcome, BadRequestError):
             return outcome.fatal and not self._valid
-        if isinstance(outcome, (AuthenticationError, UnknownModelError)):
-            return outcome.fatal and not self.answered
-        return False
+        return _is_fatal(outcome) and not self.answered
 
     def _settle(
         self, bundle: Bundle, outcomes: Sequence[Outcome], failure: Exception | None = None

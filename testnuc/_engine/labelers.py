@@ -187,10 +187,8 @@ def about_later(learned: Learned, later: Bools, trust: Float64s, label: Int32s) 
     """
     here = later & np.isfinite(trust)
     new = trust[here]
-    if len(new) < _LEAST or not len(learned.given):
-        return None
     old = learned.trust[np.isfinite(learned.trust)].astype(np.float64)
-    if len(old) < _LEAST:
+    if min(len(new), len(old)) < _LEAST or not len(learned.given):
         return None
     kinds = len(learned.labels) + 1
     before, now = (np.bincount(of % kinds, minlength=kinds) for of in (learned.given, label[here]))

@@ -303,7 +303,7 @@ class BatchLane:
             self._known.discard(batch.id)
             raise
         if usages is not None:
-            self._count(usages, None, 0, booked=batch.id in self._booked)
+            self._count(usages, None, booked=batch.id in self._booked)
         return outcomes
 
     async def _run_batch(self, load: PendingBatch) -> Outcomes:
@@ -369,7 +369,7 @@ class BatchLane:
         elif outcomes:
             self._queue.accepted()
         if usages is not None:
-            self._count(usages, reservation, len(load.packs))
+            self._count(usages, reservation)
         else:
             account.release(reservation)
         return outcomes
@@ -418,7 +418,6 @@ class BatchLane:
         self,
         usages: Sequence[TokenUsage | None],
         reservation: Reservation | None,
-        requests: int,
         *,
         booked: bool = False,
     ) -> None:
@@ -439,8 +438,9 @@ class BatchLane:
             return
         if unpriced or uncounted:
             # billed with unknown usage: their part of the reservation is spent
-            usd += -(-reservation.amounts[0] * unpriced // requests)
-            tokens += -(-reservation.amounts[1] * uncounted // requests)
+            most_usd, most_tokens, requests = reservation.amounts
+            usd += -(-most_usd * unpriced // requests)
+            tokens += -(-most_tokens * uncounted // requests)
         account.settle(reservation, usd, tokens, len(usages))
 
     async def _ask_live(self, asks: Sequence[Ask]) -> Outcomes:

@@ -34,13 +34,11 @@ from testnuc.results import Results, run_record
 from testnuc.trust.certificates import Certificate
 from testnuc.trust.diagnosis import FIRST_REVIEW
 from testnuc.trust.joining import join_reviews
-from testnuc.trust.learned import Learned
+from testnuc.trust.learned import USUAL, Learned
 from testnuc.trust.review import Review, ReviewItem
 from testnuc.trust.shares import bounds_of
 from testnuc.types import Classification
 
-#: The accuracy, and the confidence, of `testnuc certify` without options.
-_USUAL = 0.9
 #: Edits that contradict so many earlier judgments, and over one in so many, are a mistake.
 _CONTRADICTED, _CONTRADICTED_PART = 10, 3
 #: Texts that are shown where a label may be missing.
@@ -404,7 +402,7 @@ def _options_of(certificate: Certificate, accuracy: float) -> list[str]:
     """Return the options of `testnuc certify` that ask for the same at this accuracy."""
     names = ("confidence", "level", "label")
     asked = {"accuracy": accuracy} | {name: getattr(certificate, name) for name in names}
-    given = ((n, v) for n, v in asked.items() if v not in {_USUAL, None})
+    given = ((n, v) for n, v in asked.items() if v not in {USUAL, None})
     return [word for name, value in given for word in (f"--{name}", str(value))]
 
 

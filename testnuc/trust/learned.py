@@ -40,7 +40,7 @@ from testnuc.trust.thresholds import Thresholds
 from testnuc.types import split_labels
 
 #: The accuracy, and the confidence, of a certificate for which nothing else is asked.
-_USUAL = 0.9
+USUAL = 0.9
 #: Judged disagreements that prove a candidate that wins twice as often as it loses.
 _ENOUGH = 100
 #: Draws that give enough texts of a kind in the mean give too few half of the time.
@@ -233,7 +233,7 @@ class Learned(Brief):
         """Draw the positions of n texts that are not judged, to certify one part more."""
         trust, ends = self.trust.astype(np.float64), self.cohorts or (self.texts,)
         strata = self._strata(self.right)
-        proven = strata.proven(_USUAL, error_of(_USUAL, self.rankings))
+        proven = strata.proven(USUAL, error_of(USUAL, self.rankings))
         for parts in range(proven + 1, len(strata.lowest) + 2):
             if len(found := strata.next(n, parts)) == n:
                 break
