@@ -83,10 +83,8 @@ class Answers:
         if before is not None:
             self.predictions[: batch.n_own] = before.predictions
             self.errors, self.partial = before.errors, before.partial
-            self.label[: batch.n_own], self.confidence[: batch.n_own] = (
-                before.label,
-                before.confidence,
-            )
+            self.label[: batch.n_own] = before.label
+            self.confidence[: batch.n_own] = before.confidence
         for place, entry in enumerate(batch.entries):
             if entry.label is not None:
                 self.put(place, Prediction(entry.label, 1.0))

@@ -218,10 +218,8 @@ def vote_packed(
 
         own_weights[:] = 0
         for r in range(count):
-            label, confidence = (
-                own_labels[block + np.uintp(r)],
-                own_confidences[block + np.uintp(r)],
-            )
+            label = own_labels[block + np.uintp(r)]
+            confidence = own_confidences[block + np.uintp(r)]
             if not valid(0.0, label, confidence, n_classes):
                 return np.int64(block + np.uintp(r))
             own_weights[r] = weigh(label, 1.0, confidence, policy[OWN_WEIGHT], policy)

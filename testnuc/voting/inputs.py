@@ -145,17 +145,12 @@ class Ballots:
         # a negative position becomes a very large one
         ids = np.ascontiguousarray(given, np.int64).view(np.uint64)
         sim = _like(similarities, "similarities", ids.shape, "the shape of neighbor_ids")
-        lab, own_lab = (
-            integers(pool_labels, "pool_labels", 1),
-            integers(own_labels, "own_labels", 1),
-        )
+        lab = integers(pool_labels, "pool_labels", 1)
+        own_lab = integers(own_labels, "own_labels", 1)
         _same_shape("own_labels", own_lab, ids.shape[:1], "the number of rows of neighbor_ids")
         conf = _like(pool_confidences, "pool_confidences", lab.shape, "the shape of pool_labels")
-        own_conf = _NAN.repeat(len(own_lab))
-        if own_confidences is not None:
-            own_conf = _like(
-                own_confidences, "own_confidences", own_lab.shape, "the shape of own_labels"
-            )
+        sure = _like(own_confidences, "own_confidences", own_lab.shape, "the shape of own_labels")
+        own_conf = sure if sure.size else _NAN.repeat(len(own_lab))
         near = (ids.reshape(-1), sim.reshape(-1), lab, conf)
         alone = (own_lab, _ONE.repeat(len(own_lab)), own_conf)
         return cls(near, alone, ids.shape[1], classes(n_classes))
