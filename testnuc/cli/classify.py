@@ -294,20 +294,12 @@ def _interrupted(nuc: TestNUC, progress: LineProgress, store: AnswerStore, lane:
     done = max(progress.done, min(usage.calls + usage.store_hits, progress.texts))
     least = "at least " if parts_of(nuc).sampling.texts_per_call > 1 else ""
     line = f"interrupted: {least}{done:,} of {progress.texts:,} texts are answered"
-    if not done:
-        line = "interrupted before any text was answered; to start again, run the same command"
-    elif store.where is not None:
-        line += (
-            f"; the answers are stored in {store.where}; to resume, run the same command again: "
-            "stored answers are not requested again"
-        )
+    if store.where is not None:
+        line += f"; answers are stored in {store.where}; to resume, run the same command again"
     elif usage.calls and not nuc.model.startswith("local/"):
         line += f"; the {usage.calls:,} answers are lost: use --store to store them"
     if lane == "batch":
-        line += (
-            f"; running batches continue (testnuc batch list {store.where}), and the same command "
-            "resumes them"
-        )
+        line += f"; running batches continue (testnuc batch list {store.where})"
     # on a line of its own, after the progress bar
     to_stderr(f"\ntestnuc: {line}")
     sys.exit(130)
