@@ -178,35 +178,30 @@ class Votes:
             yield self._vote(rows[start : start + step], votes=True)
 
     def _vote(self, rows: Int64s, *, votes: bool = False) -> VoteResult:
-        k, answers = self.settings.k, self._answers
-        neighbors, own = self.neighbors(rows)[:, :k], answers.label[rows]
+        neighbors = self.neighbors(rows)[:, : self.settings.k]
         if self.decision is not None:
-            kept = np.isin(own, self.decision.kept) | ~self.reached(rows)
+            kept = np.isin(self._answers.label[rows], self.decision.kept) | ~self.reached(rows)
             neighbors = np.where(kept[:, None], np.int64(-1), neighbors)
-        return vote_pool(
-            neighbors,
-            self._batch.similarities[rows, :k],
-            answers.label,
-            answers.confidence,
-            own,
-            answers.confidence[rows],
-            n_classes=self._n_classes,
-            policy=self.policy,
-            votes=votes,
-        )
+        return self._vote_of(rows, neighbors, self.policy, votes=votes)
 
     def by_similarity(self, rows: Int64s) -> VoteResult:
         """Vote by similarity, with all neighbors and the weight of each label."""
-        labels = self._answers.label
+        return self._vote_of(rows, self.neighbors(rows), VotePolicy.weighted(), votes=True)
+
+    def _vote_of(
+        self, rows: Int64s, neighbors: Int64s, policy: VotePolicy, *, votes: bool
+    ) -> VoteResult:
+        answers = self._answers
         return vote_pool(
-            self.neighbors(rows),
-            self._batch.similarities[rows],
-            labels,
-            None,
-            labels[rows],
-            None,
+            neighbors,
+            self._batch.similarities[rows, : neighbors.shape[1]],
+            answers.label,
+            answers.confidence,
+            answers.label[rows],
+            answers.confidence[rows],
             n_classes=self._n_classes,
-            votes=True,
+            policy=policy,
+            votes=votes,
         )
 
     def of_each_label(self, rows: slice | Int64s) -> Labels:
