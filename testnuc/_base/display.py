@@ -94,14 +94,9 @@ def facts(title: str, pairs: Iterable[tuple[str, object]]) -> str:
 def grid(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a table with a header; None is a hyphen, a float has two digits."""
     top = "".join(f'<th scope="col" style="text-align:left">{escape(name)}</th>' for name in head)
-    body = "".join(
-        "<tr>"
-        + "".join(
-            f'<td dir="auto" style="text-align:left">{escape(_cell(value))}</td>' for value in row
-        )
-        + "</tr>"
-        for row in rows
-    )
+    cell = '<td dir="auto" style="text-align:left">{}</td>'.format
+    lines = ("".join(cell(escape(_cell(value))) for value in row) for row in rows)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
 
@@ -161,10 +156,8 @@ def _is_default(value: Any, field: Any) -> bool:
     if field.default_factory is not MISSING:
         return isinstance(value, Mapping | Sequence) and not value
     default = field.default
-    return value is default or (
-        (isinstance(default, str | int | float | tuple) and type(value) is type(default))
-        and bool(value == default)
-    )
+    alike = isinstance(default, str | int | float | tuple) and type(value) is type(default)
+    return value is default or (alike and bool(value == default))
 
 
 def _value(value: Any) -> str:

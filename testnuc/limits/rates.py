@@ -118,10 +118,8 @@ class Forecast:
         """Return the input and output tokens that a call is expected to use at most."""
         if self._calls < self._ENOUGH:
             return input_tokens, max_output_tokens
-        return (
-            int(input_tokens * self._scale[0]) + 1,
-            int(min(float(max_output_tokens), self._output[0])) + 1,
-        )
+        output = min(float(max_output_tokens), self._output[0])
+        return int(input_tokens * self._scale[0]) + 1, int(output) + 1
 
     def learn(self, estimated: int, input_tokens: int, output_tokens: int) -> None:
         """Record a call: its estimated input tokens, and the tokens that the provider counted."""

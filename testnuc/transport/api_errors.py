@@ -229,10 +229,8 @@ def as_error(
             "key there, so give the right base_url."
         )
     shown = sorted(redacted(code, key)[:_CODE] for code in sorted(codes)[:_MOST_CODES])
-    facts = ", ".join(filter(None, shown))
-    problem = f"{where}: {status} {message or 'without a message'}" + (
-        f" [{facts}]" if facts else ""
-    )
+    facts = f" [{', '.join(filter(None, shown))}]" if any(shown) else ""
+    problem = f"{where}: {status} {message or 'without a message'}{facts}"
     # Anthropic has it in the body, also behind gateways
     identifier = request_id(headers) or printable(_string(body, "request_id")[:_QUOTED])
     error = kind(
@@ -271,11 +269,8 @@ def _kind(  # noqa: C901, PLR0911 - one return for each kind
     if status in {401, 403} or "no_db_connection" in lowered:
         # the latter is LiteLLM's proxy without a database, which knows one key;
         # OpenAI forbids log-probabilities of some models: no matter of the key
-        return (
-            errors.BadRequestError if "logprobs" in text else errors.AuthenticationError,
-            "",
-            False,
-        )
+        of_key = "logprobs" not in text
+        return errors.AuthenticationError if of_key else errors.BadRequestError, "", False
     if status == _LOG_IN:
         return errors.AuthenticationError, "A proxy asks for its user name and password.", False
     if status == 404 or status < 400:

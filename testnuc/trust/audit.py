@@ -273,12 +273,8 @@ def audited(weeks: Sequence[AuditWeek], since: str = "") -> Audit:
         parts = (numbers / max(total, 1)).tolist()
         texts = np.array([[total - numbers[-1], *numbers], [0, *np.maximum(total - numbers, 0)]])
         strata = np.array([(here & said), (here & ~said)])
-        shares = [
-            stratified(*one) if one[1].sum() >= LEAST_JUDGED else None
-            for one in zip(
-                texts.T, strata.sum(axis=1).T, (strata & hits).sum(axis=1).T, strict=True
-            )
-        ]
+        of_each = zip(texts.T, *(of.sum(axis=1).T for of in (strata, strata & hits)), strict=True)
+        shares = [stratified(*of) if of[1].sum() >= LEAST_JUDGED else None for of in of_each]
         accuracy.append(shares[0])
         more = LEAST_JUDGED - n if n < LEAST_JUDGED else 3 * n
         items += [

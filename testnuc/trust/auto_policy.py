@@ -226,13 +226,10 @@ class _Pairs:
         """Return (mean similarity, kappa, pairs) of bins with equally many pairs."""
         order = np.argsort(self.similarity, kind="stable")
         parts = np.array_split(order, min(_BINS, len(order))) if len(order) else ()
+        bins = ((self.similarity[part], self.agree[part]) for part in parts)
         return tuple(
-            (
-                float(self.similarity[part].mean()),
-                _kappa(float(self.agree[part].mean()), self.by_chance),
-                len(part),
-            )
-            for part in parts
+            (float(near.mean()), _kappa(float(agree.mean()), self.by_chance), len(near))
+            for near, agree in bins
         )
 
 

@@ -302,14 +302,11 @@ class Review(Listed[ReviewItem]):
         order = np.random.default_rng(seed).permutation(len(self)).tolist()
         both, rest = np.split(np.array(order, np.int64), [ceil(overlap * len(order))])
         parts = [[*both, *rest[judge::judges]] for judge in range(judges)]
+        parts += [[*both]] * (judges == 1)
+        placed = (enumerate(sorted(map(int, places))) for places in parts)
         return [
-            self.with_items(
-                [
-                    replace(self[place], index=index, position=place)
-                    for index, place in enumerate(sorted(map(int, places)))
-                ]
-            )
-            for places in ([parts[0], [*both]] if judges == 1 else parts)
+            self.with_items([replace(self[at], index=n, position=at) for n, at in part])
+            for part in placed
         ]
 
     def withdraw(self, index: int) -> None:

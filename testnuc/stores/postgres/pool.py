@@ -97,16 +97,14 @@ class PostgresPool(Index):
             now = await self._now()
             return 0 if now is None else now.size
         embedder = await self._database.require_embedder(self._name, vectors)
+        insert = partial(_insert_texts, embedder=embedder)
 
         async def add() -> int:
             size = 0
             for start in range(0, len(texts), _ADD_CHUNK):
                 part = slice(start, start + _ADD_CHUNK)
-                size = await self._database.run(
-                    partial(
-                        _insert_texts, embedder=embedder, texts=texts[part], vectors=vectors[part]
-                    )
-                )
+                work = partial(insert, texts=texts[part], vectors=vectors[part])
+                size = await self._database.run(work)
             return size
 
         size = await self._database.finish(add())
@@ -395,12 +393,8 @@ async def _insert_texts(
     async with connection.transaction():
         # waits until the transaction that assigned the previous numbers has committed
         size = await _size(connection, embedder.id, "FOR UPDATE")
-        numbered = {
-            row["hash"]
-            for row in await connection.fetch(
-                f"SELECT hash FROM {table} WHERE hash = ANY($1) AND number IS NOT NULL", hashes
-            )
-        }
+        query = f"SELECT hash FROM {table} WHERE hash = ANY($1) AND number IS NOT NULL"
+        numbered = {row["hash"] for row in await connection.fetch(query, hashes)}
         new: dict[bytes, PoolText] = {}
         labels: dict[bytes, str | None] = {}
         for entry in texts:
