@@ -498,9 +498,8 @@ def _malformed(label: Any, confidence: Any) -> ReplyError | None:
             f"the provider's label is {label!r:.60}; give a string that UTF-8 can encode"
         )
     # NaN is not between 0 and 1; `Real` is slow to check
-    if confidence is not None and not (
-        isinstance(confidence, (float, Real)) and 0 <= float(confidence) <= 1
-    ):
+    number = isinstance(confidence, (float, Real))
+    if confidence is not None and not (number and 0 <= float(confidence) <= 1):
         return ReplyError(
             f"the provider's confidence is {confidence!r:.60}; give a number from 0 to 1, or None"
         )

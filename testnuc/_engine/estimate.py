@@ -58,9 +58,8 @@ class Estimator:
 
     async def _note(self) -> str:
         """Return a note if the store has predictions for the same labels, shown in another way."""
-        if self._parts.full_scope is not None and (
-            n := await self._parts.store.count(self._parts.full_scope)
-        ):
+        full = self._parts.full_scope
+        if full is not None and (n := await self._parts.store.count(full)):
             return (
                 f"the store has predictions for {n:,} texts by prompts with all labels; "
                 "shortlist=None uses them"

@@ -235,11 +235,9 @@ class Admission:
     def _drain(self) -> None:
         """Admit waiters from the head while they fit; set the timer for the first that does not."""
         now = self._clock()
-        if (
-            self._concurrency.paused_until > now
-            and self._concurrency.asked_until - now > self._deadline
-        ):
-            self._dismiss_all(now)
+        asked, pause = self._concurrency.asked_until - now, self._concurrency.paused_until - now
+        if pause > 0 and asked > self._deadline:
+            self._dismiss_all(asked, pause)
             return
         while (head := self._head()) is not None:
             queue, waiter = head
@@ -267,10 +265,8 @@ class Admission:
         self._timer_at = _FOREVER
         self._drain()
 
-    def _dismiss_all(self, now: float) -> None:
+    def _dismiss_all(self, asked: float, pause: float) -> None:
         """Fail all waiters: the server asked for a pause longer than a call may take."""
-        asked = self._concurrency.asked_until - now
-        pause = self._concurrency.paused_until - now
         while (head := self._head()) is not None:
             queue, waiter = head
             queue.popleft()

@@ -322,7 +322,6 @@ class Voting:
         known = await self._shards.known([entry.hash for entry in run.batch.entries])
         for place, of in enumerate(known):
             if of is not None and (outcome := of[0]) is not None:
-                run.answers.put(
-                    place, TestNUCError(outcome) if isinstance(outcome, str) else outcome
-                )
+                made = TestNUCError(outcome) if isinstance(outcome, str) else outcome
+                run.answers.put(place, made)
         return run

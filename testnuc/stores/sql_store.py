@@ -86,11 +86,7 @@ def to_facts(value: Any) -> dict[str, Any]:
 
 def to_prediction(label: Any, confidence: Any, said: Any) -> Prediction:
     """Return a stored prediction; raises `DamagedRowError` if it is none."""
-    if (
-        (label is None or type(label) is str)
-        and (said is None or type(said) is str)
-        and is_chance(confidence)
-    ):
+    if {type(label), type(said)} <= {str, type(None)} and is_chance(confidence):
         return Prediction(label, confidence, said)
     raise DamagedRowError(f"a prediction is {label!r:.40}, {confidence!r:.40}, {said!r:.40}")
 

@@ -197,9 +197,7 @@ class Counts(Brief, Listed[LabelCount]):
         """Return how many labels of each group are right, as lines; none where nothing is known."""
         judged = {item.group: item.judged for item in self.items if item.group is not None}
         if not any(self.accuracy.get(group) for group in judged):
-            unknown = (
-                "too few texts of each group are judged to say how many of its labels are right"
-            )
+            unknown = "too few texts of each group are judged to say how many labels are right"
             return [unknown] if judged and self.accuracy.get(None) else []
         rows = [["group", "labels right now", "LLM alone", "judged"]]
         for group, n in judged.items():

@@ -157,11 +157,8 @@ def join_reviews(
     review = first.with_items(items)
     # one person may judge texts twice
     twice = max(map(len, shared), default=1)
-    review.context = replace(
-        first.context,
-        judges=max(len(everyone), twice),
-        people=tuple(everyone) if named else (),
-    )
+    known = tuple(everyone) if named else ()
+    review.context = replace(first.context, judges=max(len(everyone), twice), people=known)
     n = max(len({who for name in sharing for who in people_of[name]}), twice)
     agreement = agreement_of(shared, n) if shared else None
     alike = tuple(f"{a}, {b}" for b, a in copies.items())
