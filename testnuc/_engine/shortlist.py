@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal
@@ -318,7 +318,7 @@ async def compare_with_full_labels(run: Run, predictor: Predictor, scheduler: Sc
         for at in compared_part(entries)
     ]
     pairs: list[tuple[int, str, str]] = []
-    try:
+    with suppress(*FATAL_ERRORS):
         async with aclosing(scheduler.run(asks)) as outcomes:
             async for ask, outcome in outcomes:
                 given = run.answers.predictions[ask.place]
@@ -326,8 +326,6 @@ async def compare_with_full_labels(run: Run, predictor: Predictor, scheduler: Sc
                     continue
                 if given.label is not None and outcome.label is not None:
                     pairs.append((ask.place, given.label, outcome.label))
-    except FATAL_ERRORS:
-        pass
     if pairs:
         run.notes.extend(_summary(run, pairs))
 
