@@ -597,10 +597,8 @@ async def _not_learned(source: str) -> InvalidInputError:
     """Return the error of results, or of a run in a store, of which nothing was learned."""
     runs = [] if holds_rows(source) else await stored_runs(source)
     for run in filter(attrgetter("learned"), reversed(runs)):
-        return InvalidInputError(
-            "nothing was learned from answers of this run, but of another one: add --run "
-            f"{run.number} ({run})"
-        )
+        of = f"of this run, but of another one: add --run {run.number} ({run})"
+        return InvalidInputError(f"nothing was learned from answers {of}")
     return InvalidInputError(
         f"nothing was learned about {source} yet: testnuc review {source}, then "
         "testnuc learn; if it is an output of learn, name the results that learn read"

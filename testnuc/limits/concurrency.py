@@ -190,12 +190,9 @@ class Concurrency:
             return
         level = logging.WARNING if wait > LONG and not self._warned else logging.INFO
         self._warned = self._warned or wait > LONG
-        _log.log(
-            level,
-            "the provider asks all calls to wait for %s (Retry-After)%s",
-            spell(wait),
-            f"; it is asked again after {spell(shorter)}" if shorter < wait else "",
-        )
+        asked = "the provider asks all calls to wait for %s (Retry-After)%s"
+        again = f"; it is asked again after {spell(shorter)}" if shorter < wait else ""
+        _log.log(level, asked, spell(wait), again)
 
     def long_pause(self, now: float) -> float:
         """Return the seconds left of a pause for which the server asked long, else 0."""

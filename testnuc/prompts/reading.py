@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -213,10 +214,8 @@ def _after_cut(content: str, n: int) -> list[Any]:
     the only JSON of the reply.
     """
     text = _without_fence(content)
-    try:
+    with suppress(ValueError):
         return [orjson.loads(text)]
-    except ValueError:
-        pass
     opening = _OPENING.search(text)
     if n == 1 or opening is None:
         return []
