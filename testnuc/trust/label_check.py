@@ -139,8 +139,8 @@ class LabelCheck(Brief):
                 yield f"    {one_line(one, _WIDTH)} | {one_line(other, _WIDTH)}"
 
     def _unused(self) -> str:
-        never = f"{len(self.never):,} of {len(self.labels):,}"
-        return f"labels that were never given: {never} ({_listed(self.never)})"
+        of = f"{len(self.never):,} of {len(self.labels):,} labels"
+        return f"{of}: never given by the LLM ({_listed(self.never)})"
 
     def _labels(self) -> Iterator[str]:
         if self.never:

@@ -26,7 +26,7 @@ def labeled():
     with LoopbackLLM(wavers) as llm:
         options = ["--labels", ",".join(LABELS), "--base-url", llm.base_url]
         _, err = ran("classify", "tickets.csv", *options, "-o", "out.csv")
-        assert "labels that were never given: 1 of 5 (unused)" in err
+        assert "1 of 5 labels: never given by the LLM (unused)" in err
         assert "testnuc labels check out.csv" in err
         yield llm
 
@@ -35,7 +35,7 @@ def labeled():
 def test_confused_labels_are_shown_and_merged(labeled):
     out, err = ran("labels", "check", "out.csv")
     assert "refund | money back" in out
-    assert "labels that were never given: 1 of 5 (unused)" in out
+    assert "1 of 5 labels: never given by the LLM (unused)" in out
     assert "testnuc labels check out.csv --merge" in err
 
     merge = ["--merge", "money back = refund", "-o", "merged.csv"]

@@ -62,10 +62,10 @@ def test_labels_that_cannot_be_told_apart_are_found():
     assert len({text for example in pair.examples for text in example}) == 6
     assert found.never == ("unused",)
     assert found.notice == (
-        "labels that were never given: 1 of 6 (unused); pairs of labels that are confused: 1, "
+        "1 of 6 labels: never given by the LLM (unused); pairs of labels that are confused: 1, "
         "such as 'refund' and 'money back'"
     )
-    for said in ("gains up to about 12", "refund | money back", "text ", "given: 1 of 6 (unused)"):
+    for said in ("gains up to about 12", "refund | money back", "text ", "labels: never given"):
         assert said in str(found)
 
 
@@ -89,14 +89,14 @@ def test_labels_that_near_copies_tell_apart_raise_no_alarm():
     assert len(found.pairs) == 1
     assert not found.proved
     assert "judge some texts before you merge" in str(found)
-    assert found.notice == "labels that were never given: 1 of 6 (unused)"
+    assert found.notice == "1 of 6 labels: never given by the LLM (unused)"
 
 
 def test_one_label_for_each_topic_leaves_nothing_to_merge():
     found = checked_labels(rows(lambda at: TOPICS[at // PER_TOPIC][0]), NAMES)
     assert found.pairs == ()
     assert "no pair of labels stands out" in str(found)
-    assert found.notice == "labels that were never given: 2 of 6 (money back, unused)"
+    assert found.notice == "2 of 6 labels: never given by the LLM (money back, unused)"
 
 
 def test_shuffled_labels_raise_no_alarm():
