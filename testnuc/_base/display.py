@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any, TypeVar, overload
 
 from testnuc._base.checks import needing
+from testnuc.errors import printable
 
 T = TypeVar("T")
 
@@ -34,8 +35,8 @@ def today() -> str:
 
 
 def one_line(text: str, most: int) -> str:
-    """Return a text in one line of so many characters, cut at its end."""
-    line = " ".join(text.split())
+    """Return a text in one line of so many characters, cut at its end, which controls nothing."""
+    line = printable(text)
     return line if len(line) <= most else f"{line[: most - 2]}.."
 
 

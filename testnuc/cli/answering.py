@@ -15,10 +15,11 @@ import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from testnuc._base.display import one_line
 from testnuc._base.jsonl import bytes_of
 from testnuc._base.loop_thread import run_to_end
 from testnuc.cli.reading import to_stderr
-from testnuc.errors import InvalidInputError
+from testnuc.errors import InvalidInputError, printable
 from testnuc.report import render, write
 from testnuc.results import Results
 from testnuc.trust.review import Review, ReviewItem
@@ -117,10 +118,11 @@ def _next_open(review: Review, start: int) -> int:
 def _show(item: ReviewItem, *, numbered: bool, of: int) -> list[str]:
     """Print an item; returns the labels that a number chooses."""
     labels = [label for label, _ in item.candidates if label is not None]
-    to_stderr(f"\n{item.index + 1} of {of}: {item.text}")
+    text = "\n".join(map(printable, item.text.splitlines()))
+    to_stderr(f"\n{item.index + 1} of {of}: {text}")
     for near in item.neighbors[:_NEIGHBORS]:
         label = f", {near.label}" if near.label else ""
-        to_stderr(f"    near ({near.similarity:.2f}{label}): {near.text[:80]}")
+        to_stderr(f"    near ({near.similarity:.2f}{label}): {one_line(near.text, 80)}")
     for number, label in enumerate(labels, 1):
         to_stderr(f"  {number} = {label}" if numbered else f"  {label}")
     for name, answer in item.said:

@@ -1,5 +1,7 @@
 """A review answered in the terminal."""
 
+from dataclasses import replace
+
 import pytest
 
 from testnuc._base.checks import hash_text
@@ -47,6 +49,16 @@ def test_a_blind_review_shows_neighbors_without_a_label(tmp_path, capsys):
     assert "None" not in said
     # it has no candidates that a number would choose
     assert said.startswith("a label or its beginning, 0 = none of these, ")
+
+
+def test_a_text_does_not_control_the_terminal(tmp_path, capsys):
+    (item,) = review_of(1)
+    bad = replace(item, text="one\x1b[2K\ntwo\x07", neighbors=of_report(1)[0].neighbors)
+    bad = replace(bad, neighbors=(replace(bad.neighbors[0], text="\x1b]0;three"),))
+    _, said = answered(Review([bad], LABELS, 100, "x"), tmp_path / "review.json", [], capsys)
+    assert "1 of 1: one [2K\ntwo\n" in said
+    assert "]0;three" in said
+    assert said.replace("\n", "").isprintable()
 
 
 @pytest.mark.parametrize(

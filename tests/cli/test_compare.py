@@ -34,6 +34,15 @@ def files(tmp_path):
     return first, second
 
 
+def test_a_text_does_not_control_the_terminal(tmp_path):
+    for name, label in (("a", "x"), ("b", "y")):
+        row = {"text": "one\x1b[2K\x9b2J", "nuc_label": label}
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+    code, out, _ = run_here("compare", tmp_path / "a.jsonl", tmp_path / "b.jsonl")
+    assert code == 0
+    assert out.replace("\n", "").isprintable()
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="platform: no /dev/full")
 def test_a_full_disk_behind_stdout_is_one_line(files):
     with Path("/dev/full").open("w") as full:
