@@ -60,7 +60,8 @@ def _judgments_in(review: Review) -> list[Judgment]:
         who = f"{item.judges} people" if min(item.judges, n) > 1 else one
         return f"{who}{names}{saw[blind]}"
 
-    settled = "people, after others differed, by one who saw the answers"
+    settler = f"{review.context.settler}," if review.context.settler else "a person"
+    settled = f"{settler} who saw the answers of judges who differed"
     return [
         Judgment(
             item.text,

@@ -381,20 +381,21 @@ def _judgments(
     ranked = sum(bool(one.ranking) for one in judged)
     uniform = sum(bool(one.uniform) for one in drawn)
     of_all = "all" if 0 < uniform == len(drawn) else f"{uniform:,}"
-    yield (
-        f"{len(drawn):,} texts were drawn with known probabilities, {of_all} of them at random "
-        "from all texts that there were then. By those and the labels of all texts, shares "
-        "of labels are estimated (beta-binomial, in strata by labels that do not depend on the "
-        "text's own judgment).\n"
-    )
     alone = sum(bool(one.uniform) for one in judged) - uniform
+    if told := bool(drawn) or not alone:
+        yield (
+            f"{len(drawn):,} texts were drawn with known probabilities, {of_all} of them at random "
+            "from all texts that there were then. By those and the labels of all texts, shares "
+            "of labels are estimated (beta-binomial, in strata by labels that do not depend on the "
+            "text's own judgment).\n"
+        )
     others = {
         "drawn at random among the most trusted texts: they prove certificates alone": ranked,
         "drawn at random among later texts, and count for these alone": alone,
     }
     chosen = len(judged) - len(drawn) - ranked - alone
     others["chosen, not drawn: they correct labels, and prove nothing"] = chosen
-    yield from (f"{n:,} more were {said}.\n" for said, n in others.items() if n)
+    yield from (f"{n:,}{' more' * told} were {said}.\n" for said, n in others.items() if n)
     yield from _judges(learned, texts)
     if joined is not None:
         missing = sum(item.text not in texts for item in joined.review.judged)

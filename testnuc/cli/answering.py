@@ -62,6 +62,8 @@ def answer(review: Review, path: str) -> None:
     # the numbers of candidates would be ambiguous among labels such as "1"
     numbered = not any(map(_NUMBER.fullmatch, review.labels))
     file, at = ReviewFile(review, path), _next_open(review, 0)
+    # of a joined review, the texts between the open ones are agreed on
+    before = [*range(at)] if review.context.judges == 1 else []
     hint = _hint(review, numbered=numbered)
     to_stderr(hint)
     while at < len(review):
@@ -81,12 +83,13 @@ def answer(review: Review, path: str) -> None:
             continue
         if key == "n":
             to_stderr("skipped")
+            before.append(at)
             at = _next_open(review, at + 1)
             continue
         if key == "u":
-            if at == 0:
+            if not before:
                 to_stderr("this is the first text")
-            at = max(at - 1, 0)
+            at = before.pop() if before else at
             continue
         try:
             label = (_labels if review.multilabel else _label)(said, review, shown)
@@ -96,6 +99,7 @@ def answer(review: Review, path: str) -> None:
         review.answer(at, label)
         file.save()
         to_stderr(review[at].answer or "none of these")
+        before.append(at)
         at = _next_open(review, at + 1)
 
 

@@ -138,15 +138,7 @@ def _judge(
     review: Review, path: str, results: Results | None, given: SimpleNamespace, *, drawn: bool
 ) -> None:
     """Let a person judge a review, then learn from it, or name the command that does."""
-    if given.judge is not None and review.context.people != (given.judge,):
-        if review.context.judges > 1 or (review.context.people and review.judged):
-            people = ", ".join(review.context.people) or "several people"
-            raise InvalidInputError(
-                f"{path} was judged by {people}; leave --judge out, or let {given.judge} judge "
-                "another copy of it"
-            )
-        review.context = replace(review.context, people=(given.judge,))
-        review.save(path)
+    _name_judge(review, path, given.judge)
     part = any(item.position is not None for item in review)
     words = _learning(review, path)
     then, source = shlex.join(["testnuc", *words]), words[1]
@@ -157,7 +149,11 @@ def _judge(
     to_stderr(f"{len(review.judged):,} of {len(review):,} texts are judged, saved in {path}")
     # a review may come from another person: do not apply its options unseen
     known = "STORE" not in words if drawn else Path(source).is_file() and words[3] == "-o"
-    if done and known and not part:
+    by_draw = [] if part else [files for _, files in _by_draw(_reviews_of(source))]
+    together = next((files for files in by_draw if str(Path(path)) in files), [path])
+    if len(together) > 1:
+        then = f"all who judged them: {shlex.join(['testnuc', *_learning(review, *together)])}"
+    elif done and known and not part:
         from testnuc.cli import app
 
         app(words)
@@ -168,6 +164,21 @@ def _judge(
     if review.judged:
         joined = f"who shared the texts out learns from {path} and the other files together"
         to_stderr(f"next: {joined if part else then}")
+
+
+def _name_judge(review: Review, path: str, judge: str | None) -> None:
+    """Note who judges a review, or settles a joined one, and say so."""
+    context = review.context
+    if context.judges > 1:
+        review.context = replace(context, settler=judge or context.settler)
+    elif judge:
+        if context.people not in {(), (judge,)} and review.judged:
+            to_stderr(f"note: {path} was judged by {', '.join(context.people)} until now")
+        review.context = replace(context, people=(judge,))
+    if review.context != context:
+        review.save(path)
+    if who := review.context.settler or ", ".join(review.context.people):
+        to_stderr(f"judged by {who}; if that is not who judges: --judge NAME")
 
 
 def _learning(review: Review, *files: str) -> list[str]:

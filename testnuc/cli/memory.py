@@ -419,7 +419,9 @@ def about_lessons(
         where = "under other" if learned.unproved else "in place of these"
         return said + f", {where} vote settings (policy, k)" * other, ""
     wanted = _noted(options)
-    files = [] if store.folder is None else store.folder.glob("answers*.json")
+    # a dry run without an output has no store of its own
+    folder = PROJECT if store.where is None else store.folder
+    files = [] if folder is None else folder.glob("answers*.json")
     former = {name for names in wanted.get("former", {}).values() for name in names}
     found = []
     for file in files:

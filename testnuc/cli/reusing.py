@@ -112,7 +112,7 @@ async def reuse_answers(
         most = upper_bound(missed, len(sample), 0.05)
         to_stderr(
             f"of {len(sample):,} texts drawn at random from the {len(rest):,} others, {missed:,} "
-            f"got an added label: at most {most:.1%} of these others should have one, but keep "
+            f"got an added label: at most {most:.1%} of these others would get one, but keep "
             "another (95 %); --no-reuse asks about all"
         )
     kept = {

@@ -219,7 +219,8 @@ class Counts(Brief, Listed[LabelCount]):
         Parameters
         ----------
         labels : sequence of str, optional
-            Default: the twelve with the largest shares; a note below names the others.
+            Default: twelve, those that differ between groups for certain, then those with the
+            largest shares; a note below names the others.
         dark : bool
             Light on dark.
 
@@ -230,7 +231,9 @@ class Counts(Brief, Listed[LabelCount]):
         """
         every = [item for item in self.items if item.group is None]
         shares = {i.label or NONE: i.llm if i.share is None else i.share.value for i in every}
-        chosen = list(labels or sorted(shares, key=shares.__getitem__, reverse=True)[:_PLOTTED])
+        differ = {i.label or NONE for i in self.items if (d := i.difference) and d.low * d.high > 0}
+        first = sorted(shares, key=lambda name: (name in differ, shares[name]), reverse=True)
+        chosen = list(labels or first[:_PLOTTED])
         if unknown := {*chosen} - {*shares}:
             raise InvalidInputError(f"{unknown} were not counted; labels: {', '.join(shares):.200}")
         groups = list(dict.fromkeys(item.group for item in self.items if item.group is not None))
@@ -456,9 +459,10 @@ def count_labels(
             "hold for fewer, too"
         )
     elif not twice.keys().isdisjoint(texts) and (most := bound_of_errors([*twice.values()])):
+        most = math.ceil(1000 * most) / 1000
         counting.notes.append(
             f"judges err in at most {most:.1%} ({BY_DIFFERENCES}), which the intervals do not "
-            f"know: `testnuc count --judge-error {min(most, 0.4):.3f}` allows for it; print both"
+            f"know: `testnuc count --judge-error {min(most, 0.4)}` allows for it; print both"
         )
     enough = PER_LABEL * (len(counting.labels) - 1)
     open_ = (i for some in items.values() for i in some if i.share and i.share.low < i.share.high)

@@ -80,6 +80,11 @@ class JoinedReview(Brief):
             judged += f" (without an answer: {skipped})"
         if not self.shared:
             return f"{judged}, none of them by several people.{copies}"
+        if 0 < len(people := self.review.context.people) < self.review.context.judges:
+            copies += (
+                f"\nSeveral files name {', '.join(people)}: if they are of two people, name each "
+                "one by `testnuc review FILE --judge NAME`."
+            )
         return (
             f"{judged}; on {self.disagreements:,} of "
             f"{self.shared:,} that several people judged they differ: "
@@ -120,7 +125,7 @@ def join_reviews(
         for item in review:
             of_text.setdefault(item.text, []).append((name, item))
     disagreements = undecided = 0
-    named = all(review.context.people for review in reviews.values())
+    named = any(review.context.people for review in reviews.values())
     people_of = {name: _people(name, review) for name, review in reviews.items()}
     everyone = [*dict.fromkeys(who for people in people_of.values() for who in people)]
     shared: list[list[str | None]] = []

@@ -77,6 +77,8 @@ class ReviewContext(Brief):
     judges: int = 1
     #: Their names; (): not known.
     people: tuple[str, ...] = ()
+    #: Who settled what they differ on; "": not known.
+    settler: str = ""
 
     def record(self) -> dict[str, Any]:
         """Return the context for a review file."""
@@ -109,6 +111,7 @@ class ReviewContext(Brief):
             blind=None if record.get("blind") is None else bool(record["blind"]),
             judges=_count(record.get("judges", 1)),
             people=tuple(map(str, record.get("people", ()))),
+            settler=str(record.get("settler", "")),
         )
 
 

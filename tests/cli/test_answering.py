@@ -169,6 +169,22 @@ def test_undo_goes_back_and_a_new_answer_replaces_the_old(tmp_path, capsys):
     assert [item.answer for item in Review.load(path)] == ["login", "refund"]
 
 
+def test_undo_goes_back_to_the_text_before_also_where_others_are_agreed_on(tmp_path, capsys):
+    first, second = review_of(4), review_of(4)
+    for at, (one, other) in enumerate(zip("rldl", "dllr", strict=True)):
+        for review, letter in ((first, one), (second, other)):
+            review.answer(at, {"r": "refund", "l": "login", "d": "delivery"}[letter])
+    joined = join_reviews([first, second]).review
+    lines = ["u", "login", "n", "u", "u", "refund", "n", "delivery"]
+    found, told = answered(joined, tmp_path / "joined.json", lines, capsys)
+    assert found == [(name, "person") for name in ("refund", "login")] + [
+        (None, None),
+        ("delivery", "person"),
+    ]
+    assert told.count("this is the first text") == 1
+    assert [item.index for item in joined if item.said] == [0, 2, 3]
+
+
 def test_what_people_said_is_shown_where_they_differ(tmp_path, capsys):
     ann, ben = review_of(1), review_of(1)
     ann.answer(0, "login")

@@ -454,7 +454,7 @@ def test_a_page_says_how_many_people_judged_when_and_whether_blind():
     first = next(item for item in joined if item.said)
     joined.answer(first.index, "b")
     page = said_of(_judgments_in(joined))
-    assert " 1 judged by people, after others differed, by one who saw the answers" in page
+    assert "1 judged by a person who saw the answers of judges who differed" in page
     # an answer keeps its date when it is read, not that of another answer
     record = orjson.loads(Path("review.json").read_bytes())
     record["items"][0]["day"] = "2026-01-02"

@@ -739,18 +739,23 @@ def test_two_judges_get_parts_with_a_tenth_in_common_and_what_they_say_of_it_is_
     ran(*words[1:])
     assert "learning from joined.json, judged last" in ran("learn", "before.csv")[1]
     assert Path("better.csv").exists()
-    # names may be given later; a file of one is not taken for another's
+    # names may be given later, and corrected
+    _, _, err = run_here("review", "review-1.json", "--judge", "An", "--answer")
+    assert "judged by An; if that is not who judges: --judge NAME" in err
     for part, who in enumerate(("Ann", "Ben"), 1):
-        run_here("review", f"review-{part}.json", "--judge", who, "--answer")
-    refused = run_here("review", "review-1.json", "--judge", "Ben", "--answer")
-    assert refused[0] == 2
-    assert "review-1.json was judged by Ann; leave --judge out, or let Ben judge" in refused[2]
+        _, _, err = run_here("review", f"review-{part}.json", "--judge", who, "--answer")
+        assert ("review-1.json was judged by An until now" in err) == (part == 1)
     ran("review", "review-1.json", "review-2.json", "-o", "named.json", "--no-open")
     ran("learn", "before.csv", "named.json", "-o", "named.csv")
     page = ran("describe", "named.csv", "named.json")[0]
     assert "one of 2 people (Ann, Ben), blind" in page
     assert "Cohen's kappa" in page
-    assert "judged by Ann, Ben" in run_here("review", "named.json", "--judge", "Ann")[2]
+    # who settles what they differ on
+    run_here("review", "named.json", "--judge", "Cleo", "--no-open")
+    judged("named.json")
+    ran("learn", "before.csv", "named.json", "-o", "settled.csv")
+    page = ran("describe", "settled.csv", "named.json")[0]
+    assert "1 judged by Cleo, who saw the answers of judges who differed" in page
 
 
 def test_a_review_of_another_run_is_refused(tickets):
@@ -782,6 +787,17 @@ def _judged_by_two(tickets):
     shutil.copy("ann.json", "ben.json")
     ben = judge("ben.json", lambda text: "login" if text in texts[:3] else true_label(text))
     return ben, texts
+
+
+def test_the_last_answer_learns_from_all_who_judged_these_texts_or_says_how(tickets):
+    _judged_by_two(tickets)
+    _, _, err = run_here("review", "ben.json", "--answer")
+    then = "all who judged them: testnuc learn out.csv ann.json ben.json -o better.csv"
+    assert f"next: {then}" in err
+    assert not Path("better.csv").exists()
+    Path("ann.json").unlink()
+    assert "next: all who" not in run_here("review", "ben.json", "--answer")[2]
+    assert Path("better.csv").exists()
 
 
 def test_what_joins_reviews_goes_before_its_parts_where_dates_of_files_are_lost(tickets):

@@ -224,6 +224,9 @@ def test_what_was_learned_of_another_question_is_not_applied(more, calls, says):
         assert (code, llm.calls) == (0, calls), err
         # before anything is paid
         assert says is None or says in offer
+        # also without an output
+        _, _, plain = run_here("classify", first, *options(llm), *more, "--dry-run")
+        assert says is None or says in plain
         assert (says in err) if says else ("judgments" not in err.replace("judged", ""))
         # each has its own
         assert len([*Path(".testnuc").glob("*.db")]) == (1 if calls == 30 else 2)

@@ -66,7 +66,7 @@ def test_one_label_more_costs_the_texts_that_could_have_it(llm):
     assert "--reuse asks about 60 at random and those that could have 'kind29' alone" in err
     calls, err = llm(named(KINDS), "--reuse", "--full")
     assert 80 <= calls < 250
-    assert "0 got an added label: at most 4.9% of these others should have one" in err
+    assert "0 got an added label: at most 4.9% of these others would get one" in err
     rows = own_labels("new.csv")
     assert all(row["nuc_own_label"] == kind for kind, row in rows)
     # judgments know how many of the first texts they were drawn from

@@ -87,7 +87,8 @@ def test_periods_are_compared_in_halves_by_what_is_prepared_once(monkeypatch):
     alike = count_labels(texts, said, judged, LABELS, months, together=True)
     assert alike.notes[-1] == "no share in one group differs for certain from the others"
     assert str(counts).endswith(counts.notes[-1])
-    assert "each group is estimated alone: rows of groups need not add up" in counts.notes
+    alone = "each group is estimated alone: rows of groups need not add up, and"
+    assert any(note.startswith(alone) for note in counts.notes)
     hashed = []
     monkeypatch.setattr(counts_module, "hash_text", lambda t: hashed.append(t) or hash_text(t))
     rising = sorted(range(600), key=lambda at: right[at] == "refund")

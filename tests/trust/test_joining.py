@@ -101,6 +101,15 @@ def test_one_person_may_judge_twice_and_a_copy_is_no_second_judge():
     again = join_reviews([twice.review])
     assert again.agreement == twice.agreement
     assert {one.by for one in _judgments_in(again.review)} == {"one person (Ann)"}
+    assert "Several files name Ann: if they are of two people, name each" in twice.facts
+    assert "Several files" not in join_reviews([of("Ann", "abc"), of("Ben", "abb")]).facts
+
+
+def test_a_file_without_a_name_is_known_by_its_own():
+    one, other = review_of("abc"), review_of("abb")
+    one.context = replace(one.context, people=("Ann",))
+    joined = join_reviews({"a.json": one, "b.json": other}).review
+    assert joined.context.people == ("Ann", "b.json")
 
 
 def test_the_majority_wins_and_a_tie_stays_open():
