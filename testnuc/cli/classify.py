@@ -24,7 +24,7 @@ from testnuc.cli.reusing import reuse_answers
 from testnuc.client import TestNUC, parts_of
 from testnuc.embedders.openai import OpenAIEmbedder
 from testnuc.errors import CallTimeoutError, InvalidInputError, SmallPoolWarning, StoreError
-from testnuc.limits.budget import BYTES_PER_TOKEN, context_window
+from testnuc.limits.budget import BYTES_PER_TOKEN, BudgetAccount, context_window
 from testnuc.limits.policies import BatchPolicy
 from testnuc.progress import LineProgress, display_of
 from testnuc.results import Results, outcome, run_record
@@ -133,12 +133,16 @@ def label_all(
     lane: Literal["live", "batch"] = "live",
     batches: BatchPolicy | None = None,
     prepare: Prepare | None = None,
+    account: BudgetAccount | None = None,
 ) -> tuple[Results, Learned | str | None]:
     """Label texts; print the warnings of the client and, after Ctrl-C, how to resume.
 
-    Also return what was learned by earlier runs, or the store of those with other options.
+    Runs with one `account` have one budget. Also return what was learned by earlier runs, or the
+    store of those with other options.
     """
     nuc = client_of(client, store=store.where, batches=batches)
+    if account is not None:
+        parts_of(nuc).transport.account.join(account)
     progress = display_of(lambda: nuc.usage)
 
     async def label() -> tuple[Results, Learned | str | None]:

@@ -23,6 +23,7 @@ from testnuc.cli.options import Options, client_options
 from testnuc.cli.options_of_run import client_of, completed, stored_runs
 from testnuc.cli.reading import Table, read_input, read_table, require_labels, to_stderr, usable
 from testnuc.errors import InvalidInputError
+from testnuc.limits.budget import BudgetAccount
 from testnuc.metrics import Scores, score
 from testnuc.records import text_of
 from testnuc.results import Results
@@ -251,7 +252,7 @@ def _labeled_by_each(given: SimpleNamespace) -> tuple[dict[str, Results], dict[s
     table = read_table(given.files[0], given.text_column)
     every = in_order({str(table.texts[at]) for at in usable(table)[1]})
     texts, given.among = every[: given.sample], given.among or len(every)
-    runs, costs = dict[str, Results](), dict[str, float]()
+    runs, costs, account = dict[str, Results](), dict[str, float](), BudgetAccount()
     for model in given.models:
         # the models are compared, so no neighbor votes
         options = client_options() | given.client | {"model": model, "k": 0}
@@ -259,7 +260,7 @@ def _labeled_by_each(given: SimpleNamespace) -> tuple[dict[str, Results], dict[s
         if given.dry_run:
             show_estimate(texts, client, store)
             continue
-        results, _ = label_all(texts, client, store)
+        results, _ = label_all(texts, client, store, account=account)
         end(results, store)
         # as if nothing were stored
         nuc = client_of(client, store=None, api_key="not-needed")

@@ -117,6 +117,17 @@ def test_models_label_a_sample_and_are_judged_where_they_differ(by_model):
     assert "on 200 texts, of which these 150 are a sample" in out
 
 
+def test_all_models_have_one_budget(by_model):
+    code, _, err = by_model("--sample", "50", "--budget-calls", "60")
+    assert code == 3, err
+    assert by_model.llm.calls == 60
+    assert "0 of the budget of 60 calls are left" in err
+    # what is stored costs nothing
+    code, _, err = by_model("--sample", "50", "--budget-calls", "60")
+    assert code == 0, err
+    assert by_model.llm.calls == 100
+
+
 def test_the_cheapest_model_that_will_do_is_chosen(by_model, monkeypatch):
     async def priced(nuc, texts):
         usd = {"openai/gpt-4o": 1.0, "openai/gpt-4o-mini": 0.1}[nuc.model]
