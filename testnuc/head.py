@@ -20,7 +20,7 @@ from testnuc._base.arrays import DAMAGED, Array, Float16s, Float32s, Floats, Int
 from testnuc._base.checks import checked_number, valid_text, values
 from testnuc._base.jsonl import write_whole
 from testnuc._base.loop_thread import Background, at_exit
-from testnuc.embedders.cache import EmbeddingCache, embedder_name
+from testnuc.embedders.cache import EmbeddingCache, embedder_name, unit_rows
 from testnuc.errors import EmbeddingError, InvalidInputError, with_note
 from testnuc.index.memory_pool import Pool
 from testnuc.protocols import Answer, Embedder, PoolText, Reply, Request
@@ -406,10 +406,17 @@ class Head:
 
     async def answer(self, request: Request) -> Reply:
         """Label texts as a provider, with trust as the confidence."""
-        vectors = unit(await self._loaded().embed(list(request.texts)))
-        answers = []
-        for _, candidates in self._said(vectors):
-            said = tuple((name, chance) for name, given, _, chance in candidates if given)
+        texts = list(request.texts)
+        vectors = np.asarray(await self._loaded().embed(texts), dtype=np.float32)
+        rows = unit_rows(texts, vectors)
+        good = [row for row in rows if not isinstance(row, Exception)]
+        found = self._said(np.stack(good)) if good else iter(())
+        answers: list[Any] = []
+        for row in rows:
+            if isinstance(row, Exception):
+                answers.append(row)
+                continue
+            said = tuple((name, chance) for name, given, _, chance in next(found)[1] if given)
             answers.append(Answer(*said[0]) if self.sets is None else Answer("", None, said))
         return Reply(tuple(answers))
 
@@ -448,14 +455,6 @@ class Head:
                 f"takes {self.dim}"
             )
         return vectors, errors
-
-
-def unit(vectors: Floats) -> Float16s:
-    """Return vectors of unit norm, rounded as those of a client are."""
-    made = np.asarray(vectors, dtype=np.float32)
-    norm = np.linalg.norm(made, axis=1, keepdims=True)
-    result: Float16s = (made / np.maximum(norm, 1e-12)).astype(np.float16)
-    return result
 
 
 async def _closed(embedder: Any) -> None:

@@ -20,7 +20,7 @@ import pytest
 
 from testnuc import Head, InvalidInputError, TestNUC, embedders
 from testnuc.cli.memory import RunNote
-from testnuc.head import TrainedOn, unit
+from testnuc.head import TrainedOn
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from testnuc.trust.calibration import SetRule
 from tests import naive
@@ -395,10 +395,28 @@ def test_a_head_that_is_dropped_leaves_no_thread_and_no_open_embedder(tmp_path, 
     assert len(closed) == 2
 
 
-def test_vectors_have_unit_norm_as_in_a_client():
-    made = unit(np.array([[3.0, 4.0], [0.0, 0.0]]))
-    assert made.dtype == np.float16
-    assert made.tolist() == [[np.float16(0.6), np.float16(0.8)], [0.0, 0.0]]
+@pytest.mark.parametrize("bad", [0.0, np.nan, np.inf])
+@pytest.mark.parametrize("labeler", [False, True])
+async def test_as_a_model_it_labels_no_vector_without_a_direction(bad, labeler):
+    class Odd(Wide):
+        async def embed(self, texts):
+            rows = await super().embed(texts)
+            rows[[at for at, text in enumerate(texts) if "odd" in text]] = bad
+            return rows
+
+    head = small(embedder=Odd())
+    head.least_trust = 0.0
+    given = {"labeler": head} if labeler else {}
+    texts = ["c1 odd", *texts_of(9)]
+    expected = await asyncio.to_thread(head.predict, texts)
+    async with TestNUC(
+        head.labels, model=head, embedder=Odd(), k=0, join_pool=False, **given
+    ) as nuc:
+        results = await nuc.classify_many(texts)
+    assert results.labels == expected.labels
+    assert results.labels[0] is None
+    assert "zero vector" in str(results[0].error)
+    assert len(results.errors) == 1
 
 
 def test_a_stage_of_ray_adds_label_and_trust(tmp_path):

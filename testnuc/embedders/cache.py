@@ -310,8 +310,8 @@ class EmbeddingCache:
             )
         self._dim = vectors.shape[1]
         if len(texts) < _BATCH // 8:
-            return _unit(texts, vectors)
-        return await asyncio.to_thread(_unit, texts, vectors)
+            return unit_rows(texts, vectors)
+        return await asyncio.to_thread(unit_rows, texts, vectors)
 
     async def close(self) -> None:
         """Stop embedding; waiters get an error, because they were not cancelled."""
@@ -329,7 +329,7 @@ class EmbeddingCache:
         self._futures.clear()
 
 
-def _unit(texts: Sequence[str], vectors: Float32s) -> list[Row]:
+def unit_rows(texts: Sequence[str], vectors: Float32s) -> list[Row]:
     """Return vectors of unit norm, rounded, and an error for each vector without a direction."""
     norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
     good = np.isfinite(norms) & (norms > 0)
