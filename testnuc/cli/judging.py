@@ -260,6 +260,12 @@ async def learn(given: SimpleNamespace) -> None:
 def _say_what_ended(learned: Learned, certificate: Certificate, earlier: Learned | None) -> None:
     """Say which draws and settled answers count no longer, and whether a certificate ended."""
     before = 0.0
+    if earlier is not None and learned.decides == "settings" != earlier.decides:
+        to_stderr(
+            f"note: labels came from {earlier.name} until now; all judgments prove it no longer, "
+            "so labels are as without learning. Answer what is open and learn again; or to go "
+            "back, testnuc unlearn, then learn from the earlier reviews alone"
+        )
     if earlier is not None and earlier.ranking not in learned.current:
         before = earlier.certify().coverage
     judged = earlier.judged if earlier else ()

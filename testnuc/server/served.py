@@ -114,6 +114,11 @@ class Metrics:
 
 _log = logging.getLogger("testnuc.server")
 
+#: What to do about judgments of other labels, another model, base URL or prompt.
+CARRY_OVER = (
+    "send the judged texts again, then testnuc learn STORE STORE --labels LABELS carries the "
+    "judgments over, and SIGHUP reads them; with the settings of before they are used again"
+)
 #: Errors of the texts of a request, by type.
 Failed: TypeAlias = dict[str, list[Exception]]
 #: Seconds that a request waits for a call that tries a provider which is down.
@@ -159,7 +164,7 @@ class ServedSet:
 
     def use(self, nuc: TestNUC) -> None:
         """Label by another client from now on."""
-        before = self._active()
+        before, former = self._active(), self.nuc.learned
         # what one process spends, whatever it labels by
         parts_of(nuc).transport.account.join(parts_of(self.nuc).transport.account)
         self._take(nuc)
@@ -169,13 +174,18 @@ class ServedSet:
         every = [self._place | active, self._before or {}]
         said = [", ".join(f"{name} {value}" for name, value in facts.items()) for facts in every]
         _log.info("labels by %s; before: %s", said[0], said[1] or "the same")
-        if (unused := before["judged"] - active["judged"]) > 0:
+        if former and former.decides != "settings" == (nuc.learned or former).decides:
             _log.warning(
-                "%s%d judgments are not used with these labels, model and prompt; send the judged "
-                "texts again, then testnuc learn STORE STORE --labels LABELS carries the judgments "
-                "over, and SIGHUP reads them; with the labels of before they are used again",
+                "labels came from %s; what was learned now proves it no longer, so they are as "
+                "without learning: see what testnuc learn said",
+                former.name,
+            )
+        elif (unused := before["judged"] - active["judged"]) > 0:
+            _log.warning(
+                "%s%d judgments are not used with these labels, model and prompt; %s",
                 "".join(f"{name}: " for name in self._place.values()),
                 unused,
+                CARRY_OVER,
             )
         if self.audit is not None:
             self.audit.follow(nuc)

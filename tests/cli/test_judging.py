@@ -9,6 +9,7 @@ import shlex
 import shutil
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -1190,3 +1191,18 @@ def test_a_review_in_place_of_results_is_answered_with_the_right_command(tmp_pat
         assert f"review.json is a review: name the results first, then it: {then}" in err
     code, _, err = run_here("describe", "review.json", "out.csv")
     assert (code, "then it: testnuc describe out.csv review.json" in err) == (2, True)
+
+
+def test_a_learning_that_proves_less_says_so(capsys):
+    """The service labeled by the LLM again, and it was said that labels stay as they are."""
+    before, after = (
+        SimpleNamespace(decides=decides, name="a model", ranking="", current={""}, judged=())
+        for decides in ("head", "settings")
+    )
+    certificate = SimpleNamespace(judged=0, coverage=0.0)
+    for learned, earlier, told in ((after, before, 1), (before, after, 0), (after, None, 0)):
+        judging._say_what_ended(learned, certificate, earlier)
+        said = capsys.readouterr().err
+        assert (
+            said.count("note: labels came from a model until now; all judgments prove it") == told
+        )

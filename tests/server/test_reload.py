@@ -221,6 +221,37 @@ async def test_judgments_that_other_labels_leave_unused_are_a_warning(caplog):
     assert caplog.text.count("are not used with") == 1
 
 
+async def test_judgments_of_another_run_are_told_at_the_start(tmp_path, caplog):
+    store = tmp_path / "labels.db"
+    first = learning.client(learning.Says(), policy="majority", k=0, store=store)
+    async with served(first) as (service, _):
+        await first.classify_many(learning.texts_of(300))
+        review = await first.review(40)
+        learning.judge(review)
+        await first.learn(review)
+        # what decides labels now, and no longer after the next learning
+        assert first.learned.decides != "settings"
+        later = learning.client(learning.Says(), policy="majority", k=0, store=store)
+        async with later:
+            await later.classify_many(learning.texts_of(300))
+            await later.unlearn()
+            few = await later.review(3)
+            learning.judge(few)
+            await later.learn(few)
+            assert later.learned.decides == "settings"
+            await service.use(later)
+    assert (
+        f"labels came from {first.learned.name}; what was learned now proves it no" in caplog.text
+    )
+    assert "learned from with other labels" not in caplog.text
+    more = TestNUC(
+        [*learning.LABELS, "other"], learning.Says(), embedder=learning.Clustered(), store=store
+    )
+    async with served(more):
+        pass
+    assert "the store was learned from with other labels, another model" in caplog.text
+
+
 async def test_it_is_said_how_many_judgments_of_former_labels_count(caplog):
     caplog.set_level(logging.INFO, logger="testnuc.server")
     first = learning.client(learning.Says(), policy="majority", k=0)
