@@ -22,7 +22,7 @@ from testnuc.cli.answered_texts import labeled, newest, opened, say_if_changed, 
 from testnuc.cli.answering import judge, write_page
 from testnuc.cli.files import free_name, require_kind, require_new, write_results
 from testnuc.cli.label_files import read_former, read_labels
-from testnuc.cli.memory import AnswerStore, LessonNote, RunNote
+from testnuc.cli.memory import AnswerStore, LessonNote, RunNote, text_mark
 from testnuc.cli.options import OF_ANSWERS, client_options
 from testnuc.cli.options_of_run import command, next_command, opened_store, stored_runs
 from testnuc.cli.reading import content_of, existing, holds_rows, read_table, to_stderr
@@ -468,7 +468,12 @@ def _edits(
     if not noted and not _is_copy_of(given.source, rows, given.text_column):
         # of a later output
         note = note.nearest(rows)
-    edited = note.edited(rows)
+    edited, written = note.edited(rows), {*note.texts}
+    if others := sum(text_mark(row.text) not in written for row in rows if written):
+        to_stderr(
+            f"note: {others:,} texts in {file} are not those that were written, perhaps as a "
+            "spreadsheet changed what looks like a number or a date: their labels are not taken"
+        )
     if not edited:
         raise InvalidInputError(
             f"no label in {file} differs from what was written there; of a copy, name what it "

@@ -1069,6 +1069,22 @@ def _saved(rows, name):
         writer.writerows(rows)
 
 
+def test_corrections_of_texts_that_a_spreadsheet_changed_are_named(tickets):
+    """It makes 123 of 00123, and a date of 3-4: these corrections were dropped without a word."""
+    with LoopbackLLM(wrong_at_random) as llm:
+        ran("classify", tickets, *options(llm), "-o", "out.csv")
+    rows = rows_of("out.csv")
+    for at, row in enumerate(rows[:3]):
+        row["nuc_label"] = LABELS[row["nuc_label"] == LABELS[0]]
+        row["text"] = "04-Mar" if at else row["text"]
+    _saved(rows, "copy.csv")
+    _, err = ran("learn", "out.csv", "copy.csv", "-o", "new.csv")
+    assert "1 of 240 labels in copy.csv differ from what was written" in err
+    assert (
+        "note: 2 texts in copy.csv are not those that were written, perhaps as a spreadsheet" in err
+    )
+
+
 @pytest.mark.slow
 def test_a_column_that_was_moved_in_a_spreadsheet_is_not_learned(tickets):
     """Hundreds of labels became judgments without a word, and replaced careful ones."""
