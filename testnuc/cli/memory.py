@@ -178,7 +178,9 @@ class RunNote:
         # more rows are as written above or below than are as written there
         shifted = alike - (len(now) - len(edits)) > len(edits) / 2
         same = Counter(one for one, _ in edits) & Counter(one for _, one in edits)
-        many = len(edits) >= max(_SORTED, 0.4 * len(now))
+        # an order by chance changes fewer rows where most have one label
+        by_chance = len(was) - sum(n * n for n in Counter(was).values()) / len(was)
+        many = len(edits) >= max(_SORTED, min(0.4 * len(now), 0.8 * by_chance))
         return shifted or (many and same.total() >= _SAME * len(edits))
 
     def _labels(self, rows: Iterable[Classification]) -> Iterator[tuple[Classification, str, str]]:
