@@ -459,7 +459,6 @@ def count_labels(
             "hold for fewer, too"
         )
     elif not twice.keys().isdisjoint(texts) and (most := bound_of_errors([*twice.values()])):
-        most = math.ceil(1000 * most) / 1000
         counting.notes.append(
             f"judges err in at most {most:.1%} ({BY_DIFFERENCES}), which the intervals do not "
             f"know: `testnuc count --judge-error {min(most, 0.4)}` allows for it; print both"

@@ -232,7 +232,8 @@ def judge_error(agreed: Sequence[bool], confidence: float = 0.9) -> float | None
     """
     if not agreed:
         return None
-    return upper_bound(agreed.count(False), len(agreed), 1 - confidence) / 2
+    # in tenths of a percent, as it is printed
+    return math.ceil(500 * upper_bound(agreed.count(False), len(agreed), 1 - confidence)) / 1000
 
 
 def errors_of_judges(agreed: Sequence[bool]) -> str:
@@ -244,7 +245,8 @@ def errors_of_judges(agreed: Sequence[bool]) -> str:
     about = f"about {differ / len(agreed) / 2:.1%}, " if differ else ""
     return (
         f"Judges differ on {differ:,} of {len(agreed):,} texts that several judged: each errs in "
-        f"{about}at most {most:.1%} with 90% confidence, if one of two who differ is right."
+        f"{about}at most {most:.1%} with 90% confidence, if one of two who differ is right; "
+        "errors that both make are not in it."
     )
 
 
