@@ -114,9 +114,6 @@ def join_reviews(
     if not isinstance(reviews, Mapping):
         reviews = {f"judge {number}": review for number, review in enumerate(reviews, 1)}
     records = [(name, review.record()) for name, review in reviews.items()]
-    for _, record in records:
-        # of a copy, too
-        del record["context"]["people"]
     copies = {b: a for (a, one), (b, two) in combinations(records, 2) if one == two}
     reviews = {name: review for name, review in reviews.items() if name not in copies}
     first = _checked(reviews, batches)

@@ -95,7 +95,9 @@ def test_one_person_may_judge_twice_and_a_copy_is_no_second_judge():
         review.context = replace(review.context, people=(who,))
         return review
 
-    assert join_reviews([of("Ann", "abc"), of("Ben", "abc")]).alike
+    assert join_reviews([of("Ann", "abc"), of("Ann", "abc")]).alike
+    # who is named is no copy: of few texts, two people often say the same
+    assert join_reviews([of("Ann", "abc"), of("Ben", "abc")]).shared == 3
     twice = join_reviews([of("Ann", "abc"), of("Ann", "abb")])
     assert twice.agreement == join_reviews([review_of("abc"), review_of("abb")]).agreement
     again = join_reviews([twice.review])
