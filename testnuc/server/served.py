@@ -164,7 +164,7 @@ class ServedSet:
 
     def use(self, nuc: TestNUC) -> None:
         """Label by another client from now on."""
-        before, former = self._active(), self.nuc.learned
+        before, former, now = self._active(), self.nuc.learned, nuc.learned
         # what one process spends, whatever it labels by
         parts_of(nuc).transport.account.join(parts_of(self.nuc).transport.account)
         self._take(nuc)
@@ -174,7 +174,7 @@ class ServedSet:
         every = [self._place | active, self._before or {}]
         said = [", ".join(f"{name} {value}" for name, value in facts.items()) for facts in every]
         _log.info("labels by %s; before: %s", said[0], said[1] or "the same")
-        if former and former.decides != "settings" == (nuc.learned or former).decides:
+        if former and now and now.decides == "settings" != former.decides:
             _log.warning(
                 "labels came from %s; what was learned now proves it no longer, so they are as "
                 "without learning: see what testnuc learn said",

@@ -231,7 +231,7 @@ class Counts(Brief, Listed[LabelCount]):
         """
         every = [item for item in self.items if item.group is None]
         shares = {i.label or NONE: i.llm if i.share is None else i.share.value for i in every}
-        differ = {i.label or NONE for i in self.items if (d := i.difference) and d.low * d.high > 0}
+        differ = {item.label or NONE for item in self.items if _differs(item)}
         first = sorted(shares, key=lambda name: (name in differ, shares[name]), reverse=True)
         chosen = list(labels or first[:_PLOTTED])
         if unknown := {*chosen} - {*shares}:
@@ -488,9 +488,14 @@ def count_labels(
     return Counts(every, confidence, together, counting.notes, judge_error, since, counting.judge)
 
 
+def _differs(item: LabelCount) -> bool:
+    less = item.difference
+    return less is not None and not less.low <= 0 <= less.high
+
+
 def _moved(items: Sequence[LabelCount], what: str, *, together: bool) -> str:
     """Return the counts whose difference excludes 0, the largest first; empty: there is none."""
-    found = [(i, less) for i in items if (less := i.difference) and not less.low <= 0 <= less.high]
+    found = [(i, less) for i in items if (less := i.difference) and _differs(i)]
     found.sort(key=lambda one: -abs(one[1].value))
     said = [f"{i.group or ''} {i.label or NONE} {less.signed()}".strip() for i, less in found]
     if items[0].group and (more := len(said) - _NAMED) > 0:

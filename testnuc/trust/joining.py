@@ -124,7 +124,8 @@ def join_reviews(
     disagreements = undecided = 0
     named = any(review.context.people for review in reviews.values())
     people_of = {name: _people(name, review) for name, review in reviews.items()}
-    everyone = [*dict.fromkeys(who for people in people_of.values() for who in people)]
+    everyone = list(dict.fromkeys(who for people in people_of.values() for who in people))
+    order = {who: at for at, who in enumerate(everyone)}
     shared: list[list[str | None]] = []
     #: Reviews with texts that several judged: a later one of one person is none.
     sharing: set[str] = set()
@@ -134,7 +135,7 @@ def join_reviews(
     for index, said in enumerate(ordered):
         people = [vote for name, item in said for vote in _votes(people_of[name], item)]
         # kappa is of the first and the second one
-        people.sort(key=lambda vote: vote[0] in everyone and everyone.index(vote[0]))
+        people.sort(key=lambda vote: order.get(vote[0], 0))
         votes = Counter(answer for _, answer in people)
         if len(people) > 1:
             shared.append([answer for _, answer in people])

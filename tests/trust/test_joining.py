@@ -67,12 +67,14 @@ def test_a_joined_review_says_how_far_people_agreed_and_what_was_settled_since()
     assert "they differ: 1 settled by the majority, or later by a person who saw" in str(settled)
 
 
-def test_files_of_one_person_count_as_theirs(tmp_path):
-    def of(who, answers, called="text"):
-        review = review_of(answers, called=called)
-        review.context = replace(review.context, people=(who,))
-        return review
+def of(who, answers, called="text"):
+    """Return a review that this person judged."""
+    review = review_of(answers, called=called)
+    review.context = replace(review.context, people=(who,))
+    return review
 
+
+def test_files_of_one_person_count_as_theirs(tmp_path):
     first = {"a.json": of("Ann", "abc"), "b.json": of("Ben", "acc")}
     # in another order of files
     later = {"x.json": of("Ben", "ca", "later"), "y.json": of("Ann", "aa", "later")}
@@ -90,11 +92,6 @@ def test_files_of_one_person_count_as_theirs(tmp_path):
 
 
 def test_one_person_may_judge_twice_and_a_copy_is_no_second_judge():
-    def of(who, answers):
-        review = review_of(answers)
-        review.context = replace(review.context, people=(who,))
-        return review
-
     assert join_reviews([of("Ann", "abc"), of("Ann", "abc")]).alike
     # who is named is no copy: of few texts, two people often say the same
     assert join_reviews([of("Ann", "abc"), of("Ben", "abc")]).shared == 3
@@ -108,9 +105,7 @@ def test_one_person_may_judge_twice_and_a_copy_is_no_second_judge():
 
 
 def test_a_file_without_a_name_is_known_by_its_own():
-    one, other = review_of("abc"), review_of("abb")
-    one.context = replace(one.context, people=("Ann",))
-    joined = join_reviews({"a.json": one, "b.json": other}).review
+    joined = join_reviews({"a.json": of("Ann", "abc"), "b.json": review_of("abb")}).review
     assert joined.context.people == ("Ann", "b.json")
 
 
