@@ -245,6 +245,8 @@ class Weather:
             exchange = random.choice(self.exchanges)
             response.status, response.body = exchange.status, exchange.body
             response.headers = list(exchange.headers)
+            if any("ratelimit" in name.lower() for name, _ in exchange.headers):
+                response.names.append("quota headers")  # of another account, so they lie
             response.names.append(f"exchange {exchange.status}")
             if random.random() < 0.4:
                 return
