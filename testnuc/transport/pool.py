@@ -141,7 +141,7 @@ class Repetitions:
         mark, sent, body = hash(name), hash(request), hash(data)
         number, *before = known.get(mark, (connection.number, sent, body))
         # once ids differ, they say enough
-        rest = b"".join(data.split()) if len(known) < 2 else self._first
+        rest = data.translate(None, b" \t\r\n") if len(known) < 2 else self._first
         if not known:
             self._first = rest
         of_other = before[0] != sent and before[1] == body
