@@ -12,9 +12,7 @@ from functools import partial
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from testnuc.client import parts_of
 from testnuc.errors import ConfigurationError
-from testnuc.server.served import CARRY_OVER
 from testnuc.server.service import Service
 
 _log = logging.getLogger("testnuc.server")
@@ -108,15 +106,6 @@ async def _until_signal(
             await prepare()
         for served in service.sets.values():
             await served.begin()
-        clients = [served.nuc for served in service.sets.values()]
-        # stores of one's own have what the protocol has
-        learned = getattr(parts_of(clients[0]).store, "learned", None)
-        if learned is not None and not any(nuc.learned for nuc in clients) and await learned():
-            _log.warning(
-                "the store was learned from with other labels, another model, base URL, prompt or "
-                "embedder, which is not used here; %s",
-                CARRY_OVER,
-            )
         service.state = "ready"
         _log.info("ready")
 

@@ -34,7 +34,7 @@ from testnuc.limits.budget import PICO
 from testnuc.server.errors import ERROR_TYPES, error_fields
 from testnuc.server.settings import ServerSettings
 from testnuc.transport.calls import PATIENCE, Patience
-from testnuc.trust.audit import AuditedText, AuditWeek, week_of
+from testnuc.trust.audit import AuditedText, AuditWeek, is_audit, week_of
 from testnuc.trust.learned import Learned
 from testnuc.trust.review import ReviewContext
 from testnuc.types import Classification, Reason
@@ -114,11 +114,6 @@ class Metrics:
 
 _log = logging.getLogger("testnuc.server")
 
-#: What to do about judgments of other labels, another model, base URL or prompt.
-CARRY_OVER = (
-    "send the judged texts again, then testnuc learn STORE STORE --labels LABELS carries the "
-    "judgments over, and SIGHUP reads them; with the settings of before they are used again"
-)
 #: Errors of the texts of a request, by type.
 Failed: TypeAlias = dict[str, list[Exception]]
 #: Seconds that a request waits for a call that tries a provider which is down.
@@ -179,13 +174,6 @@ class ServedSet:
                 "labels came from %s; what was learned now proves it no longer, so they are as "
                 "without learning: see what testnuc learn said",
                 former.name,
-            )
-        elif (unused := before["judged"] - active["judged"]) > 0:
-            _log.warning(
-                "%s%d judgments are not used with these labels, model and prompt; %s",
-                "".join(f"{name}: " for name in self._place.values()),
-                unused,
-                CARRY_OVER,
             )
         if self.audit is not None:
             self.audit.follow(nuc)
@@ -296,10 +284,22 @@ class ServedSet:
         self._metrics.failures.labels(**self._place, type=kind).inc(texts)
 
     async def begin(self) -> None:
-        """Read what is set aside, and what the last audit found."""
+        """Read what is set aside, and what the last audit found; say what is not used."""
         if self.audit is not None:
             self.audit.start()
             await self.audit.flush()
+        # stores of one's own have what the protocol has
+        learned = getattr(parts_of(self.nuc).store, "learned", None)
+        kept = () if learned is None or self.nuc.learned else await learned()
+        # but what audits keep there
+        if any(not is_audit(data) and not data.startswith(b"{") for _, data in kept):
+            _log.warning(
+                "%sthe store was learned from with other labels, another model, base URL, prompt "
+                "or embedder, which is not used here; send the judged texts again, then testnuc "
+                "learn STORE STORE --labels LABELS carries the judgments over, and SIGHUP reads "
+                "them; with the settings of before they are used again",
+                "".join(f"{name}: " for name in self._place.values()),
+            )
 
     async def close(self) -> None:
         """Store what is set aside."""

@@ -46,7 +46,7 @@ def result(text, label="refund", error=None):
     return Classification(0, text, label, 1.0, 1.0, 1, complete=True, prediction=own, error=error)
 
 
-async def test_texts_of_requests_are_set_aside_and_a_restart_loses_nothing(tmp_path):
+async def test_texts_of_requests_are_set_aside_and_a_restart_loses_nothing(tmp_path, caplog):
     path, texts = tmp_path / "labels.db", messages(60)
     async with served(opened(store=path), audit=5) as (_, session):
         assert (await post(session, {"texts": texts[:30]}))[0] == 200
@@ -57,6 +57,8 @@ async def test_texts_of_requests_are_set_aside_and_a_restart_loses_nothing(tmp_p
         body = {"texts": texts[31:], "stream": True}
         async with session.post("/v1/classify", json=body) as response:
             assert len((await response.text()).splitlines()) == 29
+    # what is set aside was not learned
+    assert "learned from" not in caplog.text
     (later,) = await weeks_in(path)
     assert (later.texts, len(later.sample)) == (60, 5)
     assert [one.order for one in later.sample] == sorted(one.order for one in later.sample)

@@ -205,20 +205,21 @@ async def test_before_is_the_last_other_state(caplog):
         assert found["since"] >= found["before"]["since"] >= first["since"]
 
 
-async def test_judgments_that_other_labels_leave_unused_are_a_warning(caplog):
-    first = learning.client(learning.Says(), policy="majority", k=0)
-    more = TestNUC([*learning.LABELS, "other"], Held(), embedder=learning.Clustered())
+async def test_judgments_that_other_labels_leave_unused_are_a_warning(tmp_path, caplog):
+    store = tmp_path / "labels.db"
+    first = learning.client(learning.Says(), policy="majority", k=0, store=store)
+    more = TestNUC([*learning.LABELS, "other"], Held(), embedder=learning.Clustered(), store=store)
     async with more, served(first) as (service, _):
         await first.classify_many(learning.texts_of(300))
         review = await first.review(40)
         learning.judge(review)
         await first.learn(review)
         await service.use(more)
-        [line] = [r.getMessage() for r in caplog.records if "are not used" in r.getMessage()]
-        assert "40 judgments are not used with these labels" in line
+        [line] = [r.getMessage() for r in caplog.records if "is not used here" in r.getMessage()]
+        assert "the store was learned from with other labels" in line
         assert "send the judged texts again, then testnuc learn STORE STORE" in line
         await service.use(first)
-    assert caplog.text.count("are not used with") == 1
+    assert caplog.text.count("is not used here") == 1
 
 
 async def test_judgments_of_another_run_are_told_at_the_start(tmp_path, caplog):
