@@ -143,7 +143,7 @@ class Admission:
             if self._tokens is not None and permit.charged is not None:
                 difference = input_tokens + output_tokens - permit.charge
                 self._tokens.settle(permit.charged, difference, now)
-        self._wake()
+        self._drain()
 
     def refused(self, permit: Permit, wait: float | None = None, *, load: bool = True) -> None:
         """Return a permit after the server refused the request (429, 503, 529, no connection).
@@ -156,13 +156,13 @@ class Admission:
         if load:
             self._quota.refused()
         self._concurrency.refused(permit.sent_at, now, wait, load=load)
-        self._wake()
+        self._drain()
 
     def failed(self, permit: Permit) -> None:
         """Return a permit after any other failure; its charges remain."""
         self._quota.ended(permit.size)
         self._concurrency.failed(self._clock())
-        self._wake()
+        self._drain()
 
     def abandoned(self, permit: Permit) -> None:
         """Return a permit whose request was never sent."""
@@ -172,7 +172,7 @@ class Admission:
             self._requests.settle(permit.request, -1, now)
         if self._tokens is not None and permit.charged is not None:
             self._tokens.settle(permit.charged, -permit.charge, now)
-        self._wake()
+        self._drain()
 
     def observe(self, permit: Permit, headers: Mapping[str, str]) -> None:
         """Read the provider's rate limit headers; call before the permit is returned."""
@@ -219,10 +219,6 @@ class Admission:
             permit.charge = self._charge(self._tokens, size)
             permit.charged = self._tokens.take(permit.charge, now)
         return permit
-
-    def _wake(self) -> None:
-        if self._queue or self._again:
-            self._drain()
 
     def _head(self) -> tuple[deque[Waiter], Waiter] | None:
         for queue in (self._again, self._queue):

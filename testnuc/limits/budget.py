@@ -128,7 +128,14 @@ class BudgetAccount:
 
     def settle(self, reservation: Reservation, pico_usd: int, tokens: int, calls: int = 1) -> None:
         """Book the actual cost of a call, and free the rest of its reservation."""
-        self._close(reservation, (pico_usd, tokens, calls))
+        if not reservation.open:
+            return
+        reservation.open = self._stuck = False
+        for i in range(3):
+            self._reserved[i] -= reservation.amounts[i]
+            if reservation.batch:
+                self._batches[i] -= reservation.amounts[i]
+        self.book(pico_usd, tokens, calls)
 
     def book(self, pico_usd: int, tokens: int, calls: int) -> None:
         """Book spending without a reservation, of calls sent by another process.
@@ -141,22 +148,11 @@ class BudgetAccount:
 
     def keep(self, reservation: Reservation) -> None:
         """Book the whole reservation: the call may have been billed, the amount is unknown."""
-        self._close(reservation, reservation.amounts)
+        self.settle(reservation, *reservation.amounts)
 
     def release(self, reservation: Reservation) -> None:
         """Free a reservation: the call was certainly not billed."""
-        self._close(reservation, (0, 0, 0))
-
-    def _close(self, reservation: Reservation, spent: Amounts) -> None:
-        if not reservation.open:
-            return
-        reservation.open = self._stuck = False
-        for i in range(3):
-            self._reserved[i] -= reservation.amounts[i]
-            self._spent[i] += spent[i]
-            if reservation.batch:
-                self._batches[i] -= reservation.amounts[i]
-        self._drain()
+        self.settle(reservation, 0, 0, 0)
 
     def _grant(self, amounts: Amounts, *, batch: bool) -> Reservation | None:
         fits = True

@@ -148,25 +148,26 @@ class ServerQuota:
         self._quotas = _quotas(longest)
         #: Number of quotas that are low.
         self.low = 0
-        #: Requests in flight, and their tokens by the estimates.
-        self.requests = 0
-        self._input = 0
-        self._output = 0
+        #: Requests in flight, and their input and output tokens by the estimates.
+        self._flying = (0, 0, 0)
+
+    @property
+    def requests(self) -> int:
+        """Number of requests in flight."""
+        return self._flying[0]
 
     def sent(self, size: tuple[int, int]) -> None:
         """Count a request that is sent now, with its input and output tokens."""
-        self.requests += 1
-        self._input += size[0]
-        self._output += size[1]
+        requests, sent, received = self._flying
+        self._flying = requests + 1, sent + size[0], received + size[1]
         if self.low:
             for quota in self._quotas:
                 quota.left -= _amount(quota.kind, (1, *size))
 
     def ended(self, size: tuple[int, int]) -> None:
         """Count a request that is no longer in flight."""
-        self.requests -= 1
-        self._input -= size[0]
-        self._output -= size[1]
+        requests, sent, received = self._flying
+        self._flying = requests - 1, sent - size[0], received - size[1]
 
     def observe(
         self, headers: Mapping[str, str], size: tuple[int, int], now: float, wall: float
@@ -210,10 +211,6 @@ class ServerQuota:
                 delay = max(delay, quota.until - now)
                 quota.log_wait()
         return delay
-
-    @property
-    def _flying(self) -> tuple[int, int, int]:
-        return self.requests, self._input, self._output
 
 
 def _amount(kind: str, amounts: tuple[int, int, int]) -> int:

@@ -217,8 +217,7 @@ class _Chat(_Operation):
                     "gen_ai.usage.cache_read.input_tokens", usage.cached_tokens
                 )
         failed = [answer for answer in reply.answers if isinstance(answer, Exception)]
-        if failed:
-            self.set(unreadable=len(failed))
+        self.set(unreadable=len(failed) or None)
 
 
 def _kind_of(error: BaseException) -> str:
