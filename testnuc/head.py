@@ -20,7 +20,7 @@ from testnuc._base.arrays import DAMAGED, Array, Float16s, Float32s, Floats, Int
 from testnuc._base.checks import checked_number, valid_text, values
 from testnuc._base.jsonl import write_whole
 from testnuc._base.loop_thread import Background, at_exit
-from testnuc.embedders.cache import EmbeddingCache, embedder_name, unit_rows
+from testnuc.embedders.cache import EmbeddingCache, embedder_name
 from testnuc.errors import EmbeddingError, InvalidInputError, with_note
 from testnuc.index.memory_pool import Pool
 from testnuc.protocols import Answer, Embedder, PoolText, Reply, Request
@@ -317,9 +317,8 @@ class Head:
             raise InvalidInputError(
                 f"the vectors have shape {vectors.shape}; the head takes [n, {self.dim}]"
             )
-        label, starts = self._one, range(0, max(len(vectors), 1), _BLOCK)
-        if self.sets is not None:
-            label = self._several
+        label = self._one if self.sets is None else self._several
+        starts = range(0, max(len(vectors), 1), _BLOCK)
         return Labels.stacked([label(vectors[at : at + _BLOCK]) for at in starts])
 
     def _one(self, vectors: Floats) -> Labels:
@@ -406,18 +405,12 @@ class Head:
 
     async def answer(self, request: Request) -> Reply:
         """Label texts as a provider, with trust as the confidence."""
-        texts = list(request.texts)
-        vectors = np.asarray(await self._loaded().embed(texts), dtype=np.float32)
-        rows = unit_rows(texts, vectors)
-        good = [row for row in rows if not isinstance(row, Exception)]
-        found = self._said(np.stack(good)) if good else iter(())
+        vectors, errors = await self._vectors(request.texts)
         answers: list[Any] = []
-        for row in rows:
-            if isinstance(row, Exception):
-                answers.append(row)
-                continue
-            said = tuple((name, chance) for name, given, _, chance in next(found)[1] if given)
-            answers.append(Answer(*said[0]) if self.sets is None else Answer("", None, said))
+        for at, (_, candidates) in enumerate(self._said(vectors)):
+            said = tuple((name, chance) for name, given, _, chance in candidates if given)
+            made = Answer(*said[0]) if self.sets is None else Answer("", None, said)
+            answers.append(errors.get(at, made))
         return Reply(tuple(answers))
 
     def _loaded(self) -> Embedder:
@@ -432,9 +425,7 @@ class Head:
         return self._embedder
 
     def _embedded(self, texts: list[str]) -> tuple[Float16s, dict[int, Exception]]:
-        """Return the vector of each text, and the errors of those that the embedder rejects."""
         embedder = self._loaded()
-        cache = EmbeddingCache(embedder, MemoryStore(), Pool())
         if self._background is None:
             # one loop for all calls: an embedder may keep connections
             self._background = Background("testnuc-head")
@@ -443,7 +434,12 @@ class Head:
             ending = weakref.finalize(self, self._background.leave, partial(_closed, own))
             ending.atexit = False
             at_exit(ending)
-        vectors, errors = self._background.run(cache.each([PoolText.of(text) for text in texts]))
+        return self._background.run(self._vectors(texts))
+
+    async def _vectors(self, texts: Sequence[str]) -> tuple[Float16s, dict[int, Exception]]:
+        """Return the vector of each text, and the errors of those that the embedder rejects."""
+        cache = EmbeddingCache(self._loaded(), MemoryStore(), Pool())
+        vectors, errors = await cache.each([PoolText.of(text) for text in texts])
         if len(errors) == len(texts):
             if errors and all(isinstance(error, EmbeddingError) for error in errors.values()):
                 # not one text is at fault, but the embedder

@@ -138,22 +138,12 @@ class Pool(Index):
         return dict(self._labels)
 
     async def stored_vectors(self, hashes: Sequence[bytes]) -> list[Float16s | None]:
-        nearest = self._nearest
-        if nearest is None:
+        if (nearest := self._nearest) is None:
             return [None] * len(hashes)
-        found: list[Float16s | None] = [None] * len(hashes)
-        # skip texts whose number is assigned but whose vector is not added yet
+        # a text whose number is assigned may have a vector later
         size = len(nearest)
-        places = [
-            (i, row)
-            for i, h in enumerate(hashes)
-            if (row := self._rows.get(h)) is not None and row < size
-        ]
-        if places:
-            rows = nearest.vectors(np.array([row for _, row in places], dtype=np.int64))
-            for (i, _), vector in zip(places, rows, strict=True):
-                found[i] = vector
-        return found
+        rows = [self._rows.get(h, size) for h in hashes]
+        return [nearest.vector(row) if row < size else None for row in rows]
 
     async def close(self) -> None:
         self._adder.shutdown(wait=False, cancel_futures=True)

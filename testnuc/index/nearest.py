@@ -319,9 +319,10 @@ class NearestVectors:
             if self.graph is not None:
                 self.graph.remove(rows)
 
-    def vectors(self, rows: Int64s) -> Float16s:
-        """Return the stored vectors of rows, float16[n, dim]."""
-        return self._vectors.array[rows]
+    def vector(self, row: int) -> Float16s:
+        """Return the stored vector of a row, float16[dim]."""
+        found: Float16s = self._vectors.array[row]
+        return found
 
     def search(
         self,
