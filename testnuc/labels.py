@@ -218,9 +218,8 @@ class LabelSet:
         if isinstance(names, str) or not isinstance(names, Iterable):
             return None
         given = list(names)
-        if any(not isinstance(name, str) or name not in self._index for name in given):
-            return None
-        if len(set(given)) < len(given):
+        known = all(isinstance(name, str) and name in self._index for name in given)
+        if not known or len(set(given)) < len(given):
             return None
         return SEPARATOR.join(name for name in self.names if name in given)
 

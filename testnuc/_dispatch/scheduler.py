@@ -249,9 +249,7 @@ class Scheduler:
 
     async def _stored(self, keys: list[bytes]) -> list[Prediction | None]:
         """Return the stored prediction of each key, also those stored meanwhile."""
-        registries = [self.in_flight]
-        if self._joins is not None:
-            registries.append(self._joins.in_flight)
+        registries = [lane.in_flight for lane in (self, self._joins) if lane is not None]
         fresh: dict[bytes, Prediction] = {}
         for registry in registries:
             registry.reading += 1

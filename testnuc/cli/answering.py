@@ -81,24 +81,22 @@ def answer(review: Review, path: str) -> None:
         if key in {"", "?"}:
             to_stderr(hint)
             continue
-        if key == "n":
-            to_stderr("skipped")
-            before.append(at)
-            at = _next_open(review, at + 1)
-            continue
         if key == "u":
             if not before:
                 to_stderr("this is the first text")
             at = before.pop() if before else at
             continue
-        try:
-            label = (_labels if review.multilabel else _label)(said, review, shown)
-        except InvalidInputError as problem:
-            to_stderr(str(problem))
-            continue
-        review.answer(at, label)
-        file.save()
-        to_stderr(review[at].answer or "none of these")
+        if key == "n":
+            to_stderr("skipped")
+        else:
+            try:
+                label = (_labels if review.multilabel else _label)(said, review, shown)
+            except InvalidInputError as problem:
+                to_stderr(str(problem))
+                continue
+            review.answer(at, label)
+            file.save()
+            to_stderr(review[at].answer or "none of these")
         before.append(at)
         at = _next_open(review, at + 1)
 

@@ -110,11 +110,12 @@ class Shards(Vectors):
     ) -> None:
         """Put each text into its shard."""
         places = self._by_shard([entry.hash for entry in texts])
-        await _all(
+        asked = (
             shard.put.remote([texts[i] for i in at], vectors[at], [known[i] for i in at])
             for shard, at in zip(self._shards, places, strict=True)
             if at
         )
+        await asyncio.gather(*asked)
 
     async def stored_vectors(self, hashes: Sequence[bytes]) -> list[Float16s | None]:
         return await self._each("stored_vectors", hashes)
@@ -124,9 +125,9 @@ class Shards(Vectors):
 
     async def search(self, vectors: Float16s, k: int, **where: Unpack[Where]) -> Matches:
         """Find the k nearest texts of each vector in all shards: the pool is complete."""
-        parts: list[_Found] = await _all(
-            shard.ranked.remote(vectors, k, where.get("exclude")) for shard in self._shards
-        )
+        exclude = where.get("exclude")
+        asked = (shard.ranked.remote(vectors, k, exclude) for shard in self._shards)
+        parts: list[_Found] = await asyncio.gather(*asked)
         n = len(self._shards)
         ids = np.concatenate(
             [np.where(p[0] >= 0, p[0] * n + s, -1) for s, p in enumerate(parts)], axis=1
@@ -143,24 +144,22 @@ class Shards(Vectors):
     async def fetch(self, ids: Int64s) -> list[PoolText]:
         n = len(self._shards)
         at = [np.flatnonzero(ids % n == s) for s in range(n)]
-        parts = await _all(
-            shard.fetch.remote(ids[places] // n)
-            for shard, places in zip(self._shards, at, strict=True)
-        )
+        asked = zip(self._shards, at, strict=True)
+        parts = await asyncio.gather(*(one.fetch.remote(ids[places] // n) for one, places in asked))
         return _scattered(at, parts, len(ids))
 
     async def sample(self, most: int) -> list[PoolText]:
         share = -(-most // len(self._shards))
-        parts = await _all(shard.sample.remote(share) for shard in self._shards)
+        parts = await asyncio.gather(*(shard.sample.remote(share) for shard in self._shards))
         return sorted((e for part in parts for e in part), key=lambda entry: entry.hash)[:most]
 
     async def _each(self, what: str, hashes: Sequence[bytes]) -> list[Any]:
         at = self._by_shard(hashes)
-        parts = await _all(
+        asked = (
             getattr(shard, what).remote([hashes[i] for i in places])
             for shard, places in zip(self._shards, at, strict=True)
         )
-        return _scattered(at, parts, len(hashes))
+        return _scattered(at, await asyncio.gather(*asked), len(hashes))
 
     def _by_shard(self, hashes: Sequence[bytes]) -> list[list[int]]:
         at: list[list[int]] = [[] for _ in self._shards]
@@ -175,10 +174,6 @@ def _scattered(at: Sequence[Any], parts: Sequence[Sequence[Any]], n: int) -> lis
         for i, value in zip(places, part, strict=True):
             found[i] = value
     return found
-
-
-async def _all(references: Any) -> list[Any]:
-    return list(await asyncio.gather(*references))
 
 
 #: Texts sampled for a decision of the auto policy.
