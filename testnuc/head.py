@@ -2,7 +2,6 @@
 
 import io
 import os
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
@@ -19,7 +18,7 @@ from testnuc import embedders
 from testnuc._base.arrays import DAMAGED, Array, Float16s, Float32s, Floats, Int32s, read_archive
 from testnuc._base.checks import checked_number, valid_text, values
 from testnuc._base.jsonl import write_whole
-from testnuc._base.loop_thread import Background, at_exit
+from testnuc._base.loop_thread import Background
 from testnuc.embedders.cache import EmbeddingCache, embedder_name
 from testnuc.errors import EmbeddingError, InvalidInputError, with_note
 from testnuc.index.memory_pool import Pool
@@ -431,9 +430,7 @@ class Head:
             self._background = Background("testnuc-head")
             # a head has no `close`: its thread and its connections end with it, or at exit
             own = embedder if self._own_embedder else None
-            ending = weakref.finalize(self, self._background.leave, partial(_closed, own))
-            ending.atexit = False
-            at_exit(ending)
+            self._background.end_with(self, partial(_closed, own))
         return self._background.run(self._vectors(texts))
 
     async def _vectors(self, texts: Sequence[str]) -> tuple[Float16s, dict[int, Exception]]:

@@ -35,8 +35,8 @@ def fold_punctuation(folded: str) -> str:
     """Remove marks that are not seen, and punctuation, except where it can carry the meaning.
 
     Symbols such as ``+`` and emoji stay; so does the punctuation of numbers (-1, 1.5, .5, 2-4,
-    50%), at the end of a word or of the text (C#, A-, "A -"), an exclamation mark before a word
-    (!important), and dashes and slashes of a text without letters and digits (+/-).
+    50%), at the end of a word or of the text (C#, A-, "A -"), alone in brackets (-), an exclamation
+    mark before a word (!important), and dashes and slashes of a text without letters or digits.
     """
     if folded.isalnum():
         return folded
@@ -61,7 +61,8 @@ def _carries_meaning(characters: Sequence[str], at: int) -> bool:
     mark, before, after = characters[at], characters[at - 1], characters[at + 1]
     if before.isdigit() and after.isdigit():
         return mark != "_"
-    if mark in _SUFFIXES and before.isalnum() and not after.isalnum() and after != mark:
+    ends = mark in _SUFFIXES and before.isalnum() and not after.isalnum() and after != mark
+    if ends or (before, after) == ("(", ")"):
         return True
     alone = mark in _SUFFIXES and before == " " and at > 1 and after != mark
     if alone and not any(map(str.isalnum, characters[at:])):  # "C #" is perhaps not C

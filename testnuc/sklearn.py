@@ -7,7 +7,6 @@ loop already runs, as in a notebook.
 
 import os
 import warnings
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
@@ -17,7 +16,7 @@ import numpy as np
 
 from testnuc._base.arrays import Array, Float64s
 from testnuc._base.checks import is_null, needing, valid_text, values
-from testnuc._base.loop_thread import Background, at_exit
+from testnuc._base.loop_thread import Background
 from testnuc._engine.components import Internals
 from testnuc._engine.learning import LEAST_TEXTS
 from testnuc._engine.parameters import client_arguments
@@ -373,11 +372,9 @@ class _Fitted(TestNUC):
         self.predicted: int | None = None
         self._background = Background("testnuc-sklearn")
         self.run = self._background.run
-        self._finalizer = weakref.finalize(
-            self, self._background.leave, partial(self._parts.aclose, self._escalation.aclose)
+        self._finalizer = self._background.end_with(
+            self, partial(self._parts.aclose, self._escalation.aclose)
         )
-        self._finalizer.atexit = False
-        at_exit(self._finalizer)
 
     def close(self) -> None:
         if self._finalizer.detach() is None:

@@ -87,7 +87,7 @@ class SyncTestNUC(Facts):
                     return
         finally:
             # if the consumer stops early, this cancels the calls in flight
-            if not self._closed and self._background is not None:
+            if self._background is not None:
                 self._background.end(results.aclose())
 
     def __enter__(self) -> Self:
@@ -117,4 +117,6 @@ class SyncTestNUC(Facts):
             with self._lock:
                 if self._background is None:
                     self._background = Background("testnuc-sync")
+                    # unless it is closed before, as one that is left within a stream
+                    self._background.end_with(self, self._client.aclose)
         return self._background.run(work)

@@ -203,6 +203,8 @@ OPPOSITES = [
     ("5", ".5"),
     ("grade 1", "grade .1"),
     ("AB+", "AB-"),
+    ("Rh (-)", "Rh"),
+    ("(-) menthol", "menthol"),
     ("HIV-", "HIV"),
     ("important", "!important"),
     ("refund", "!refund"),

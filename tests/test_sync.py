@@ -239,3 +239,30 @@ def test_ctrl_c_cancels_and_keeps_what_was_paid_for(tmp_path):
         ) as nuc:
             # each billed answer is there
             assert nuc.stats().predicted == said
+
+
+UNCLOSED = """
+import sys, time, testnuc
+from testnuc.testing import HashEmbedder
+url, store = sys.argv[1:]
+nuc = testnuc.SyncTestNUC(
+    ["refund", "delivery", "login"], model="openai/test", base_url=url, api_key="k",
+    embedder=HashEmbedder(), store=store, policy="weighted", k=0,
+)
+results = nuc.stream([f"money back {i}" for i in range(40)], window=4)
+print(next(results).label)
+time.sleep(0.2)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_ends_within_a_stream_loses_nothing_that_was_sent(tmp_path):
+    with LoopbackLLM(confident, latency=1.0) as llm:
+        command = [sys.executable, "-c", UNCLOSED, llm.base_url, str(tmp_path / "s.db")]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+        assert (ended.stdout, ended.stderr) == ("refund\n", "")
+        same = {"model": "openai/test", "base_url": llm.base_url, "api_key": "k"}
+        with SyncTestNUC(
+            LABELS, **same, embedder=HashEmbedder(), store=tmp_path / "s.db", policy="weighted"
+        ) as nuc:
+            assert nuc.stats().predicted == llm.calls > 4

@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -91,13 +92,23 @@ class Background:
 
         The caller may be the garbage collector, in a thread that holds a lock the cleanup needs.
         """
-        if self._is_inherited:
+        if self._closed or self._is_inherited:
             getattr(work, "close", lambda: None)()
             return
         ended, _ = self._begin(work)
         _until(ended, time.monotonic() + _PATIENCE)
         if ended.done():
             ended.result()
+
+    def end_with(
+        self, owner: object, last: Callable[[], Awaitable[object]]
+    ) -> "weakref.finalize[..., Any]":
+        """Clean up and close when `owner` is no longer used, or at exit."""
+        ending = weakref.finalize(owner, self.leave, last)
+        # the hooks of `atexit` run too late
+        ending.atexit = False
+        at_exit(ending)
+        return ending
 
     def leave(self, last: Callable[[], Awaitable[object]]) -> None:
         """Schedule cleanup without blocking, then close; safe in finalizers.
