@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from testnuc import (
+    Budget,
     InvalidInputError,
     LabelSet,
     LabelTree,
+    Limits,
     Results,
     Sampling,
     TestNUC,
@@ -135,6 +137,30 @@ async def test_levels_are_asked_one_at_a_time() -> None:
     ]
     assert shown.count(["refund", "card", "other", "none of these"]) == 3
     assert ["refund > late", "refund > twice", "none of these"] in shown
+
+
+async def test_levels_that_were_paid_for_are_kept_when_a_run_ends(tmp_path: Path) -> None:
+    right = {
+        "one": ["refund", "refund > late"],
+        "two": ["card", "card > lost"],
+        "three": ["none of these", "refund > twice"],
+        "four": ["other"],
+        "five": ["card", "none of these", "refund > late"],
+    }
+    limits = Limits(concurrency=5, budget=Budget(calls=5))
+    with LoopbackLLM(lambda text, call: right[text][call]) as llm:
+        for _ in range(2):
+            async with client(
+                llm,
+                sampling=Sampling(shortlist="levels"),
+                k=0,
+                store=tmp_path / "s.db",
+                limits=limits,
+            ) as nuc:
+                results = await nuc.classify_many([*right])
+        # no call is made twice
+        assert [row.label for row in results] == [labels[-1] for labels in right.values()]
+        assert llm.calls == sum(map(len, right.values()))
 
 
 async def test_where_no_label_of_a_level_fits_the_whole_list_is_asked() -> None:

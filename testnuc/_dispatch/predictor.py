@@ -384,15 +384,23 @@ class Predictor:
                 chosen, confidence = below[0], 1.0  # nothing to ask
             else:
                 labels = self._levels[node]
-                (outcome,) = await self._answer((ask,), 0, labels)
+                key = self.key_of(f"level {ask.sample} {LEVELS.join(node)}", ask.text_hash)
+                level = replace(ask, key=key)
+                outcome = await self._before(level)
+                if outcome is None:
+                    (outcome,) = await self._answer((ask,), 0, labels)
                 if not isinstance(outcome, Prediction):
                     return outcome
-                if outcome.label in {None, labels.none_label}:
-                    # at the top level nothing is hidden behind the user's own "none of these"
-                    top = outcome.label is not None and not node
-                    return outcome if top and self.labels.none_label else None
-                chosen = path_of(str(outcome.label))
-                confidence = outcome.confidence
+                none = outcome.label in {None, labels.none_label}
+                # at the top level nothing is hidden behind the user's own "none of these"
+                if none and self.labels.none_label and outcome.label is not None and not node:
+                    return outcome
+                chosen, confidence = path_of(str(outcome.label)), outcome.confidence
+                if none or (chosen != node and tree.children(chosen)):
+                    # another call follows, and the run may end before
+                    await self._kept((level,), (outcome,))
+                if none:
+                    return None
             sure = None if sure is None or confidence is None else sure * confidence
             if chosen == node or not tree.children(chosen):
                 return Prediction(LEVELS.join(chosen), sure)
@@ -449,6 +457,14 @@ class Predictor:
             return [exc] * len(asks)
         await self._kept(asks, outcomes)
         return outcomes
+
+    async def _before(self, level: Ask) -> _Found:
+        """Return the stored answer of a level that is not the last."""
+        if self._store is not None:
+            # a read that fails costs a call
+            with contextlib.suppress(Exception):
+                return (await self._store.get_predictions([level.key]))[0]
+        return None
 
     async def _kept(self, asks: tuple[Ask, ...], outcomes: Sequence[_Found]) -> None:
         """Store answers before others are asked for again: the client may close meanwhile."""
