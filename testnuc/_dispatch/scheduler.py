@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import KW_ONLY, InitVar, dataclass
 from itertools import islice
 from typing import Self, TypeAlias
 
@@ -55,6 +56,7 @@ _CLOSED = "the client was closed"
 _SUSPECTS, _MORE_SUSPECTS = 4, 20
 
 
+@dataclass(eq=False, repr=False)
 class Scheduler:
     """Answers asks from the store or by `answer`, with a bounded number of workers.
 
@@ -66,37 +68,29 @@ class Scheduler:
     waits for this lane, which holds no leases of what is queued: `answer` calls `lease`.
     """
 
-    def __init__(
-        self,
-        answer: Callable[[tuple[Ask, ...]], Awaitable[Sequence[Outcome]]],
-        store: Store,
-        scope: bytes,
-        *,
-        meter: Meter,
-        workers: int,
-        per_call: int = 1,
-        drain: float = 5.0,
-        mixed: bool = False,
-        joins: Self | None = None,
-    ) -> None:
-        self._answer = answer
-        self._store = store
-        self._scope = scope
-        self._meter = meter
+    _answer: Callable[[tuple[Ask, ...]], Awaitable[Sequence[Outcome]]]
+    _store: Store
+    _scope: bytes
+    _: KW_ONLY
+    meter: Meter
+    workers: InitVar[int]
+    per_call: InitVar[int] = 1
+    drain: float = 5.0
+    mixed: InitVar[bool] = False
+    joins: Self | None = None
+
+    def __post_init__(self, workers: int, per_call: int, mixed: bool) -> None:
         low_water = per_call if mixed else workers * per_call
         self._queue = FairQueue(per_call, low_water=low_water, mixed=mixed)
         self._most_unread = low_water + _TURN
-        #: Seconds that `close` waits for calls in flight.
-        self.drain = drain
         self.in_flight = InFlight()
         self._requests = self.in_flight.requests
-        self._joins = joins
         #: Those of the faster lane.
-        self._faster = {} if joins is None else joins.in_flight.requests
+        self._faster = {} if self.joins is None else self.joins.in_flight.requests
         #: A lane that joins this one.
         self.slower: Scheduler | None = None
-        if joins is not None:
-            joins.slower = self
+        if self.joins is not None:
+            self.joins.slower = self
         self._workers = WorkerPool(workers, per_call, self._queue, self._serve)
         #: Whether `close` was called.
         self.closed = False
@@ -114,9 +108,12 @@ class Scheduler:
         self._calls = 0
         self._claims: set[asyncio.Task[None]] = set()
         self._leases: Leases | None = None
-        if callable(getattr(store, "lease", None)):
+        if callable(getattr(self._store, "lease", None)):
             self._leases = Leases(
-                store, granted=self._grant, answered=self._answered_elsewhere, failed=self._fail
+                self._store,
+                granted=self._grant,
+                answered=self._answered_elsewhere,
+                failed=self._fail,
             )
 
     async def run(self, asks: Asks) -> AsyncGenerator[tuple[Ask, Outcome], None]:
@@ -227,7 +224,7 @@ class Scheduler:
         new: Bundle = []
         for ask, prediction in zip(asks, stored, strict=True):
             if prediction is not None:
-                self._meter.store_hits += 1
+                self.meter.store_hits += 1
                 self._valid = True
                 run.settle(ask, prediction)
                 continue
@@ -238,7 +235,7 @@ class Scheduler:
                 self._requests[ask.key] = request = InFlightRequest(ask, [(run, ask)])
                 new.append(request)
             else:
-                self._meter.coalesced += 1
+                self.meter.coalesced += 1
                 request.waiters.append((run, ask))
         if self.slower is not None:
             self.slower.hand_over(new)
@@ -249,7 +246,7 @@ class Scheduler:
 
     async def _stored(self, keys: list[bytes]) -> list[Prediction | None]:
         """Return the stored prediction of each key, also those stored meanwhile."""
-        registries = [lane.in_flight for lane in (self, self._joins) if lane is not None]
+        registries = [lane.in_flight for lane in (self, self.joins) if lane is not None]
         fresh: dict[bytes, Prediction] = {}
         for registry in registries:
             registry.reading += 1
@@ -298,7 +295,7 @@ class Scheduler:
         """Queue the leased keys that a run still waits for; release the others."""
         assert self._leases is not None
         requests = {} if self.closed else self._requests
-        unheld = [key for key in keys if key not in requests or self._joins is not None]
+        unheld = [key for key in keys if key not in requests or self.joins is not None]
         self._leases.done(unheld, stored=False)
         wanted = [requests[key] for key in keys if key in requests]
         self._enqueue([request for request in wanted if not request.queued])
@@ -307,7 +304,7 @@ class Scheduler:
         request = self._requests.get(key)
         if request is not None and not request.sent:
             self._valid = True
-            self._meter.store_hits += 1
+            self.meter.store_hits += 1
             self._settle([request], [prediction])
             self._settle_suspects()
 
@@ -440,7 +437,7 @@ class Scheduler:
             broken = exc if isinstance(exc, StoreError) else StoreError(f"not stored: {exc}")
             if broken is not exc:
                 broken.__cause__ = exc
-            self._meter.unstored += len(answered)
+            self.meter.unstored += len(answered)
             _log.error("%d answers are not stored: %s", len(answered), broken)
             return outcomes, broken
         except asyncio.CancelledError:
@@ -550,8 +547,8 @@ class Scheduler:
     def _abandon(self, run: ScheduledRun, *, sent: bool = True) -> None:
         """Remove a run; `sent`: from the requests in flight, too."""
         self.leave(run, sent=sent)
-        if self._joins is not None:
-            self._joins.leave(run, sent=sent)
+        if self.joins is not None:
+            self.joins.leave(run, sent=sent)
 
     def leave(self, run: ScheduledRun, *, sent: bool) -> None:
         """Remove a run from this lane's requests; those that other runs wait for are kept.

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from random import uniform
 from typing import Any
 
@@ -70,6 +70,7 @@ def _keys(batch: StoredBatch) -> set[bytes]:
     return {wanted.key for item in unpack(batch.items) for wanted in item}
 
 
+@dataclass(eq=False, repr=False)
 class BatchLane:
     """Predicts through a provider's batch API, with the keys of the live lane.
 
@@ -77,28 +78,22 @@ class BatchLane:
     answers the rest with ``BatchPolicy(rest="live")``.
     """
 
-    def __init__(
-        self,
-        predictor: Predictor,
-        store: Store,
-        transport: Transport,
-        *,
-        policy: BatchPolicy,
-        price: Price | None,
-        per_call: int,
-        live: Scheduler,
-    ) -> None:
-        provider = predictor.provider
-        self._api = batch_api(provider, transport.auxiliary)
+    _predictor: Predictor
+    store: InitVar[Store]
+    _transport: Transport
+    _: KW_ONLY
+    policy: BatchPolicy
+    price: Price | None
+    per_call: int
+    live: Scheduler
+
+    def __post_init__(self, store: Store) -> None:
+        predictor, policy = self._predictor, self.policy
+        provider, labels = predictor.provider, predictor.labels
+        self._api = batch_api(provider, self._transport.auxiliary)
         assert implements(provider, WireProvider)
         self._provider = provider
         self._store = require_batches(store)
-        self._predictor = predictor
-        self._transport = transport
-        self._policy = policy
-        self._price = price
-        self._per_call = per_call
-        labels = predictor.labels
         #: All that is needed to decode the results of a batch without its client.
         self._facts = {
             "provider": provider.name,
@@ -109,11 +104,12 @@ class BatchLane:
             **labels.record(),
         }
         reader = ResponseReader(provider, predictor.task, labels)
-        self._lifecycle = BatchLifecycle(self._api, reader, self._store, policy=policy, price=price)
+        self._lifecycle = BatchLifecycle(
+            self._api, reader, self._store, policy=policy, price=self.price
+        )
         self._queue = TokenQueue(policy.max_enqueued_tokens)
         self._writing = asyncio.Lock()
         self._slots = asyncio.Semaphore(policy.in_flight)
-        self._live = live
         #: Batches that this client follows already.
         self._known: set[bytes] = set()
         #: Batches of this client that the provider has accepted, and that have not ended.
@@ -130,13 +126,13 @@ class BatchLane:
             self.answer,
             store,
             predictor.scope,
-            meter=transport.meter,
+            meter=self._transport.meter,
             workers=policy.in_flight,
-            per_call=min(self._most * per_call, _MOST_ASKS),
+            per_call=min(self._most * self.per_call, _MOST_ASKS),
             # batches outlive the client: do not wait for them
             drain=0.0,
             mixed=True,
-            joins=live,
+            joins=self.live,
         )
         if not getattr(store, "durable", True):
             _log.warning(
@@ -158,7 +154,7 @@ class BatchLane:
         sent again, called live or given up, as the policy says.
         """
         outcomes: Outcomes = {}
-        rounds = RetryRounds(self._policy, self._provider, self._predictor.task)
+        rounds = RetryRounds(self.policy, self._provider, self._predictor.task)
         left: Sequence[Ask] = asks
         while left:
             rounds.begin()
@@ -181,10 +177,10 @@ class BatchLane:
             taken = any(ask.key not in outcomes for ask in left)
             left = rounds.again(left, outcomes)
             if left and (taken or rounds.queue_full_rounds > 1):
-                pause = self._policy.first_poll * GROWTH**rounds.queue_full_rounds
+                pause = self.policy.first_poll * GROWTH**rounds.queue_full_rounds
                 # two processes that gave way to each other must not do so again
-                await asyncio.sleep(min(pause, self._policy.longest_poll) * uniform(0.5, 1))  # noqa: S311
-        if self._policy.rest == "live":
+                await asyncio.sleep(min(pause, self.policy.longest_poll) * uniform(0.5, 1))  # noqa: S311
+        if self.policy.rest == "live":
             outcomes.update(await self._ask_live(rounds.rest))
         return [outcomes[ask.key] for ask in asks]
 
@@ -205,7 +201,7 @@ class BatchLane:
         # in the order of the asks, each once
         tasks = {self._pending_keys[a.key]: None for a in asks if a.key in self._pending_keys}
         others = [ask for ask in asks if ask.key not in self._pending_keys]
-        requests = packs(others, self._per_call, frozenset(alone))
+        requests = packs(others, self.per_call, frozenset(alone))
         async for load in self._loads(requests):
             await self._slots.acquire()
             # others are of another process, adopted meanwhile: left out when this is sent
@@ -274,8 +270,8 @@ class BatchLane:
             load.input_tokens += sent
             load.output_tokens += received
             load.largest = max(load.largest[0], sent), max(load.largest[1], received)
-            if self._price is not None:
-                load.pico_usd += self._price.worst(sent, received)
+            if self.price is not None:
+                load.pico_usd += self.price.worst(sent, received)
             if done % _TURN == 0:
                 await asyncio.sleep(0)
         if load.packs:
@@ -424,7 +420,7 @@ class BatchLane:
         """Count the usage of a batch, and settle its reservation, if it is not `booked`."""
         usd = tokens = uncounted = unpriced = 0
         for usage in usages:
-            cost = self._transport.meter.add(usage, self._price)
+            cost = self._transport.meter.add(usage, self.price)
             usd += cost or 0
             # a service tier may have no known price
             unpriced += cost is None
@@ -447,7 +443,7 @@ class BatchLane:
         """Ask the live lane, which shares its stored answers and its requests in flight."""
         outcomes: Outcomes = {}
         try:
-            async with aclosing(self._live.run(asks)) as answers:
+            async with aclosing(self.live.run(asks)) as answers:
                 async for ask, outcome in answers:
                     outcomes[ask.key] = outcome
         except Exception as error:  # noqa: BLE001 - of the texts without an outcome alone

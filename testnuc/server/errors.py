@@ -1,7 +1,7 @@
 """Error responses: an HTTP status, a type to branch on, and a message with the remedy."""
 
 import math
-from collections.abc import Mapping
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Any
 
 from testnuc import errors
@@ -35,6 +35,7 @@ ERROR_TYPES = frozenset(kind for _, kind in _RESPONSES.values())
 _LONGEST_WAIT = 120
 
 
+@dataclass(eq=False, repr=False)
 class RequestError(Exception):
     """A request that gets an error response.
 
@@ -42,23 +43,18 @@ class RequestError(Exception):
     remaining bytes are undefined.
     """
 
-    def __init__(
-        self,
-        status: int,
-        kind: str,
-        message: str,
-        *,
-        headers: Mapping[str, str] | None = None,
-        retry_after: int | None = None,
-        close: bool = False,
-    ) -> None:
+    status: int
+    kind: str
+    message: InitVar[str]
+    _: KW_ONLY
+    headers: dict[str, str] = field(default_factory=dict)
+    retry_after: InitVar[int | None] = None
+    close: bool = False
+
+    def __post_init__(self, message: str, retry_after: int | None) -> None:
         super().__init__(message)
-        self.status = status
-        self.kind = kind
-        self.headers = dict(headers or {})
         if retry_after is not None:
             self.headers["Retry-After"] = str(retry_after)
-        self.close = close
 
     def body(self) -> dict[str, Any]:
         """Return the JSON body."""

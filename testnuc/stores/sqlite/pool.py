@@ -11,7 +11,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -42,6 +42,7 @@ _ORPHAN_AGE = 86_400.0
 _ATTEMPTS = 5
 
 
+@dataclass(eq=False, repr=False)
 class SqlitePool(Index):
     """The pool of one embedder.
 
@@ -52,17 +53,14 @@ class SqlitePool(Index):
     With fewer vectors than `exact_below` the search is exact. `folder` has the file of the graph.
     """
 
-    def __init__(
-        self,
-        database: SqliteDatabase,
-        embedder: str,
-        folder: Path,
-        *,
-        exact_below: int = EXACT_BELOW,
-    ) -> None:
-        self._database = database
-        self._embedder = embedder
-        self.index = IndexSync(database, embedder, folder, exact_below=exact_below)
+    _database: SqliteDatabase
+    _embedder: str
+    folder: InitVar[Path]
+    _: KW_ONLY
+    exact_below: InitVar[int] = EXACT_BELOW
+
+    def __post_init__(self, folder: Path, exact_below: int) -> None:
+        self.index = IndexSync(self._database, self._embedder, folder, exact_below=exact_below)
         # one thread changes the index, another searches it between the chunks of an addition
         self._updater = ThreadPoolExecutor(1, thread_name_prefix="testnuc-index")
         self._searcher = ThreadPoolExecutor(1, thread_name_prefix="testnuc-search")
