@@ -217,10 +217,7 @@ class Leases:
                     del self._awaited[key]
                     self.answered(key, prediction)
             left = [key for key in part if key in self._awaited]
-            if not left:
-                continue
-            mine = await self.take(left)
-            if mine:
+            if left and (mine := await self.take(left)):
                 found = True
                 self.granted([key for key in left if key in mine])
         return found

@@ -247,14 +247,17 @@ class Shortlist:
         """
         entries = batch.entries
         predictions = await look_up(entries)
-        known = [
-            self._place(entry.label or (None if stored is None else stored.label))
+        said = [
+            entry.label or (None if stored is None else stored.label)
             for entry, stored in zip(entries, predictions, strict=True)
         ]
+        none = self.labels.none_label
+        # of labels that a list may hold
+        places = {name: at for at, name in enumerate(self.labels) if name != none}
+        known = [places.get(label or "", -1) for label in said]
         first = neighbors_labels(known, batch.neighbors, self.size)
         if learned is not None:
             hashes = [entry.hash for entry in entries[: len(first)]]
-            none = self.labels.none_label
             place = None if none is None else self.labels.index(none)
             await asyncio.to_thread(
                 with_head, first, learned.model, vectors, hashes, self.size, place
@@ -272,13 +275,6 @@ class Shortlist:
             entries = [run.batch.entries[place] for place in at[rows].tolist()]
             found[rows] = await self.nearest(await self.embedding.vectors(entries))
         return found
-
-    def _place(self, label: str | None) -> int:
-        """Return the position of a label that a list may hold; -1: it may not."""
-        if label is None or label == self.labels.none_label:
-            return -1
-        place = self.labels.index(label)
-        return -1 if place is None else place
 
     async def nearest(
         self, vectors: Float16s, first: Sequence[Sequence[int]] | None = None

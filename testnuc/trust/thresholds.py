@@ -153,20 +153,14 @@ def fit_thresholds(
 def _thresholds(
     vote: Labels, scores: Float32s, truth: Labels, n_classes: int, usual: float
 ) -> Float32s:
-    rows, right, sizes = vote.rows, vote.among(truth), np.diff(truth.starts)
-
-    def counted(given: Bools) -> tuple[Int64s, Int64s]:
-        hits = np.bincount(rows[given & right], minlength=len(sizes))
-        return hits, np.bincount(rows[given], minlength=len(sizes))
-
-    grid = np.append(_GRID, usual)
-    sums = [jaccard(*counted(scores > threshold), sizes).sum() for threshold in grid]
+    rows, right, grid = vote.rows, vote.among(truth), np.append(_GRID, usual)
+    sums = [jaccard(*counts(vote, truth, scores > threshold)).sum() for threshold in grid]
     pooled = grid[int(np.argmax(sums - _STRENGTH * (grid - usual) ** 2))]
     thresholds = np.full(n_classes, pooled, dtype=np.float32)
     grid = np.append(_GRID, pooled)
     penalty = _STRENGTH * (grid - pooled) ** 2
     given = scores > pooled
-    hits, count = counted(given)
+    hits, count, sizes = counts(vote, truth, given)
     order = np.argsort(vote.label, kind="stable")
     names, first = np.unique(vote.label[order], return_index=True)
     groups = [
