@@ -15,6 +15,7 @@ never overwrites stored values, so importing the same records twice changes noth
 from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
+from itertools import groupby, islice
 from typing import Any
 
 import numpy as np
@@ -66,15 +67,10 @@ async def load(store: SqlStore, records: Iterable[Record]) -> Counter[str]:
     """
     pools: dict[str, Index] = {}
     counts: Counter[str] = Counter()
-    pending: list[Record] = []
     try:
-        for record in records:
-            if pending and (len(pending) >= BATCH or _group(record) != _group(pending[0])):
-                counts += await _store(store, pools, pending)
-                pending = []
-            pending.append(record)
-        if pending:
-            counts += await _store(store, pools, pending)
+        for _, alike in groupby(records, _group):
+            while part := list(islice(alike, BATCH)):
+                counts += await _store(store, pools, part)
     finally:
         for pool in pools.values():
             await pool.close()

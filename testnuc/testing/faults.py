@@ -84,11 +84,9 @@ class Faults:
             raise InvalidInputError(f"rate is {self.rate}; give a share between 0 and 1")
         if not self.kinds:
             raise InvalidInputError("kinds is empty; use rate=0 for no faults")
-        for kind in self.kinds:
+        fixed = self.schedule if isinstance(self.schedule, Sequence) else ()
+        for kind in (*self.kinds, *fixed):
             _check(kind)
-        if isinstance(self.schedule, Sequence):
-            for entry in self.schedule:
-                _check(entry)
         self._single_kinds = tuple(kind for kind in self.kinds if kind not in PACKED_KINDS)
 
     def draw(self, texts: Sequence[str], attempt: int, number: int) -> str | None:

@@ -74,11 +74,9 @@ def checked_key(given: str | None, variables: tuple[str, ...]) -> str | None:
     """
     source, key = "api_key", given
     if key is None:
-        for source in variables:
-            key = os.environ.get(source) or None
-            if key is not None:
-                break
-        else:
+        source = next(filter(os.environ.get, variables), "")
+        key = os.environ.get(source)
+        if key is None:
             return None
     if not isinstance(key, str) or not key:
         raise ConfigurationError(f"{source} is not a non-empty string.")

@@ -173,10 +173,8 @@ def _in_thread(function: Callable[[], Any]) -> Future[Any]:
 
 
 def _checked(key: Any) -> str:
-    if key is None:
+    if (checked := checked_key(key, ())) is None:
         raise _problem("returned None; return a key")
-    checked = checked_key(key, ())
-    assert checked is not None
     return checked
 
 

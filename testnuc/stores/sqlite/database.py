@@ -163,12 +163,11 @@ class SqliteDatabase:
 
     def translated(self, error: BaseException, *, reading: bool = True) -> BaseException:
         """Return the `StoreError` for an error of SQLite or a damaged row; others unchanged."""
-        translated: StoreError | None = None
         if isinstance(error, sqlite3.Error):
             translated = _store_error(error, self.path)
         elif isinstance(error, DAMAGE if reading else (DamagedRowError, UnicodeDecodeError)):
             translated = damaged(self.path, error)
-        if translated is None:
+        else:
             return error
         translated.__cause__ = error
         return translated
