@@ -67,15 +67,13 @@ def judged_of(
 ) -> Judged:
     """Return the judged texts among those whose hashes have a place."""
     known = [j for j in judgments if j.hash in place]
-    classes = [labels.judged(j.label, j.source) or () for j in known]
+    right = [
+        None if j.source is None else [(c, None) for c in labels.judged(j.label, j.source) or ()]
+        for j in known
+    ]
     return Judged(
         np.array([place[j.hash] for j in known], dtype=np.int64),
-        Labels.of(
-            [
-                None if j.source is None else [(one, None) for one in given]
-                for j, given in zip(known, classes, strict=True)
-            ]
-        ),
+        Labels.of(right),
         draws_of(known, len(place)),
         np.array([j.source != "referee" for j in known], dtype=np.bool_),
         tuple(j.ranking for j in known),

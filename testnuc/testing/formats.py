@@ -336,17 +336,16 @@ def _has_confidence(schema: dict[str, Any]) -> bool:
 
 def _labels(schema: dict[str, Any] | None) -> tuple[str, ...]:
     """Return the labels that a JSON schema of answers allows; none if it allows any."""
-    fields = _fields(schema) if schema else None
     try:
-        return tuple((fields or {})["label"]["enum"])
+        return tuple((_fields(schema) or {})["label"]["enum"])
     except (KeyError, TypeError):
         return ()
 
 
-def _fields(schema: dict[str, Any]) -> dict[str, Any] | None:
+def _fields(schema: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return the fields of an answer in a JSON schema; None for an unknown schema."""
     try:
-        fields: dict[str, Any] = schema["properties"]
+        fields: dict[str, Any] = (schema or {})["properties"]
         for name in ("answers", "labels"):
             if name in fields:
                 fields = fields[name]["items"]["properties"]
