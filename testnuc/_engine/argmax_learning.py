@@ -22,7 +22,7 @@ from testnuc.trust.candidates import (
     differing,
     dissent_of,
 )
-from testnuc.trust.evidence import Judgment, ends_of_draws
+from testnuc.trust.evidence import Judgment, drawn_here, ends_of_draws
 from testnuc.trust.learned import Learned, fallen, grown_by_few, of_judged
 from testnuc.trust.model import NEIGHBORS, HeadModel, most_texts
 from testnuc.trust.review import GOALS, EarlierJudgment, ReviewContext
@@ -108,10 +108,11 @@ class ArgmaxFit:
         texts, candidates, tree = self._texts, self._candidates, self._parts.labels.tree
         dissent = self._dissent(judgments)
         used = [j for j in judgments if dissent.better or j.source != "referee"]
-        judged = judged_of(used, self.rows, self._parts.labels)
+        here = drawn_here(used, self.rows)
+        judged = judged_of(here, self.rows, self._parts.labels)
         where, draws = judged.rows, judged.draws
         gold = np.where(judged.right.known, judged.right.first(), SKIPPED)
-        first, end = ends_of_draws(used)
+        first, end = ends_of_draws(here)
         ends = (first, min(end or len(texts), len(texts)))
         verdict = choose(texts, candidates, where, gold, draws, protected=protected, ends=ends)
         vote, heads = chosen_parts(candidates)
@@ -169,7 +170,8 @@ class ArgmaxFit:
         # that a drawn text has no answer but a referee's counts as wrong
         all_count, ranking = rule.referee_better, before.ranking
         used = [j for j in judgments if all_count or j.source != "referee" or j.ranking == ranking]
-        judged = judged_of(used, before.places(self.rows), self._parts.labels)
+        here = drawn_here(used, self.rows)
+        judged = judged_of(here, before.places(self.rows), self._parts.labels)
         given, gold = before.given[judged.rows], judged.right.first()
         own = self._texts.own[judged.rows]
         if tree is not None:

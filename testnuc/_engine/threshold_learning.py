@@ -15,7 +15,7 @@ from testnuc._engine.argmax_learning import MOST_TEXTS, Offer
 from testnuc._engine.components import Components
 from testnuc._engine.labelers import judged_of, scores_in
 from testnuc._engine.run import Run
-from testnuc.trust.evidence import Judged, Judgment, gain_of
+from testnuc.trust.evidence import Judged, Judgment, drawn_here, gain_of
 from testnuc.trust.head import FOLDS, LinearHead, fit_folds, folds_of
 from testnuc.trust.learned import Learned, fallen, of_judged
 from testnuc.trust.review import ReviewContext
@@ -143,7 +143,7 @@ class ThresholdFit:
     def learned(self, judgments: tuple[Judgment, ...], protected: tuple[int, ...]) -> Learned:
         """Learn from all judgments; labels `protected` stay where they are."""
         labels = self._parts.labels
-        judged = judged_of(judgments, self.rows, labels)
+        judged = judged_of(drawn_here(judgments, self.rows), self.rows, labels)
         learned = learn_thresholds(
             self._scores, judged, labels.names, self._threshold, self._heads, judgments, protected
         )
@@ -151,7 +151,8 @@ class ThresholdFit:
 
     def checked(self, before: Learned, judgments: tuple[Judgment, ...]) -> Learned:
         """Return the same with all judgments, and nothing learned from them."""
-        judged = judged_of(judgments, before.places(self.rows), self._parts.labels)
+        here = drawn_here(judgments, self.rows)
+        judged = judged_of(here, before.places(self.rows), self._parts.labels)
         rule = before.rule
         assert isinstance(rule, Thresholds)
         starts, labels = starts_of_rows(rule.given_rows, before.texts), rule.given_labels

@@ -81,6 +81,8 @@ class _LabelSet:
         self._options, self.store = completed(given, None)
         if self.store.folder is not None:
             _log.info("answers are stored in %s, as those of earlier runs", self.store.where)
+        elif self.store.new:
+            _log.warning("%s is a new store, without answers and judgments", self.store.where)
         self.nuc = client_of(self._options, store=self.store.where, **more)
 
     async def open(self) -> None:

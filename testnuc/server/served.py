@@ -295,7 +295,7 @@ class ServedSet:
         if any(not is_audit(data) and not data.startswith(b"{") for _, data in kept):
             _log.warning(
                 "%sthe store was learned from with other labels, another model, base URL, prompt "
-                "or embedder, which is not used here; send the judged texts again, then testnuc "
+                "or embedder, which is not used here; send the texts of before again, then testnuc "
                 "learn STORE STORE --labels LABELS carries the judgments over, and SIGHUP reads "
                 "them; with the settings of before they are used again",
                 "".join(f"{name}: " for name in self._place.values()),

@@ -109,7 +109,7 @@ class ServerSettings:
             return {} if self.token is None else _tokens_in(self.token)
         try:
             found = _tokens_in(self.token())
-            if found != self._valid.get("tokens", found):
+            if found != self._valid.get("tokens", found) or self._valid.get("problem"):
                 callers = ", ".join(map(str, dict.fromkeys(found.values())))
                 _log.info("the tokens are now those of %s", callers)
             self._valid.update(tokens=found, problem=None)

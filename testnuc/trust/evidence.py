@@ -17,8 +17,8 @@ sampling without replacement" (UAI).
 """
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from math import hypot
 from typing import Any, Self
 
@@ -44,6 +44,8 @@ _GRID = np.concatenate([[0.0, 1e-6], np.linspace(0.0025, 0.6, 96)])
 #: An estimate is shrunk by so many of its variances: what is chosen since it looks good looks too
 #: good.
 _SHRINK = 2
+#: With less probability it is not by chance that judged texts are left where others are not.
+_BY_CHANCE = 1e-3
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -378,6 +380,25 @@ def draws_of(judged: Sequence[Judgment], texts: int) -> Draws:
     uniform = np.array([bool(j.uniform) for j in judged], dtype=np.bool_)
     uniform |= ~said & of_all(probability, floor, left)
     return Draws(texts, probability * share, floor * share, uniform)
+
+
+def drawn_here(judged: Sequence[Judgment], here: Collection[bytes]) -> Sequence[Judgment]:
+    """Return draws from more texts than these as texts that were chosen, if most are not here.
+
+    So it is in another run, of the hashes `here`, which has the judged texts, but not the others
+    that they were drawn from. Deleting texts at random would take judged ones with them.
+    """
+    from scipy.special import bdtrc
+
+    more = [j for j in judged if j.texts > len(here) and (j.uniform or j.probability is not None)]
+    part = len(here) / max((j.texts for j in more), default=1)
+    found = sum(j.hash in here for j in more)
+    if not more or bdtrc(found - 1, len(more), part) > _BY_CHANCE:
+        return judged
+    return [
+        replace(j, probability=None, floor=None, uniform=False) if j.texts > len(here) else j
+        for j in judged
+    ]
 
 
 def ends_of_draws(judged: Iterable[Judgment], texts: int | None = None) -> tuple[int, int]:

@@ -478,6 +478,11 @@ class Learned(Brief):
                 f"{unused:,} judgments are not used: of texts that came later, or are not here. "
                 "Label these texts first, then learn again."
             )
+        if (end := ends_of_draws(self.judged)[1]) > self.texts and not self.draws.drawn.any():
+            said.append(
+                f"Judged texts were drawn from {end:,}, most of which this run lacks: they prove "
+                f"nothing of its {self.texts:,}. Label those as well, then learn again."
+            )
         return [*filter(None, said)]
 
     @property

@@ -936,6 +936,31 @@ async def test_skipped_draws_and_differing_judges_weaken_a_certificate():
         assert Learned.from_bytes(lacks.to_bytes()).certify(0.5) == weaker
 
 
+@pytest.mark.filterwarnings("ignore::testnuc.errors.SmallPoolWarning")
+async def test_judged_texts_alone_prove_nothing_in_another_run():
+    """As after a change of the gateway, where only the judged texts were sent again."""
+    texts = texts_of(400)
+    async with client(Says(noisy)) as nuc:
+        await nuc.classify_many(texts)
+        review = await nuc.review(60)
+        judge(review)
+        learned = await nuc.learn(review)
+        assert learned.gain.low > 0
+    judged = [item.text for item in review]
+    async with client(Says(noisy)) as nuc:
+        await nuc.classify_many(judged + texts[:20])
+        for known in (learned, review):
+            again = await nuc.learn(known)
+            assert again.decides == "settings"
+            assert again.accuracy() is None
+            assert "Judged texts were drawn from 400, most of which this run lacks" in str(again)
+        await nuc.classify_many(texts)
+        again = await nuc.learn(learned)
+        assert again.gain.low > 0
+        assert again.accuracy() is not None
+        assert "this run lacks" not in str(again)
+
+
 @pytest.mark.parametrize("goal", ["count", "later", "correct", "decide", None])
 async def test_what_fitted_no_label_is_asked_about_first_when_one_is_added(goal):
     """Nobody could choose the new label, and no review offered these texts again."""

@@ -137,6 +137,8 @@ def test_a_hang_up_reads_labels_again(tmp_path):
         assert ask(url, "/v1/info")[1]["before"]["labels"] == 2
         assert ask(url, "/v1/classify", {"text": "refund please, now"})[0] == 200
     said = [json.loads(line)["message"] for line in logged[0].splitlines()]
+    # as after a typo; not after the reload, which finds it
+    assert len([line for line in said if line.startswith(f"{store} is a new store")]) == 1
     (changed,) = [line for line in said if line.startswith("labels by ")]
     after, before = changed.split("; before: ")
     assert ("labels 3" in after, "labels 2" in before) == (True, True)

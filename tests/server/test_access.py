@@ -231,6 +231,7 @@ async def test_tokens_have_names_in_the_log_and_change_while_the_service_runs(ca
 
 
 async def test_tokens_that_cannot_be_read_stay_those_before_and_are_logged_once(caplog):
+    caplog.set_level(logging.INFO)
     good, new = "a" * 20, "b" * 20
     given = good
 
@@ -252,6 +253,11 @@ async def test_tokens_that_cannot_be_read_stay_those_before_and_are_logged_once(
         problems = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
         assert len(problems) == 3
         assert all(one.startswith("the tokens stay those before: ") for one in problems)
+        # also where they are those of before
+        given = good
+        assert await status(good) == 200
+        said = [r.getMessage() for r in caplog.records if r.levelname == "INFO"]
+        assert [one for one in said if one.startswith("the tokens are now those of")]
         # the next change counts again, also if it is the same
         given = new
         assert [await status(one) for one in (good, new)] == [401, 200]

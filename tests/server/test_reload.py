@@ -217,7 +217,7 @@ async def test_judgments_that_other_labels_leave_unused_are_a_warning(tmp_path, 
         await service.use(more)
         [line] = [r.getMessage() for r in caplog.records if "is not used here" in r.getMessage()]
         assert "the store was learned from with other labels" in line
-        assert "send the judged texts again, then testnuc learn STORE STORE" in line
+        assert "send the texts of before again, then testnuc learn STORE STORE" in line
         await service.use(first)
     assert caplog.text.count("is not used here") == 1
 
