@@ -108,8 +108,6 @@ class SentenceTransformersEmbedder:
             self.name = f"{model}@{backend}{details}"
         self._device = device
         self._batch_size = batch_size
-        #: A CPU is as fast with 128 as with more, and other requests wait for less.
-        self.texts_at_once = max(128, batch_size)
         self._model: Any = None
         self._loading = threading.Lock()
         # one thread: a forward pass uses all cores by itself
@@ -202,6 +200,11 @@ class SentenceTransformersEmbedder:
             start += most
         vectors = np.concatenate(found)
         return vectors[np.argsort(order)]
+
+    @property
+    def texts_at_once(self) -> int:
+        """Most texts of a call: a CPU is as fast with 32 as with more, and others wait for less."""
+        return 32 if self._on_cpu else max(128, self._batch_size)
 
     @property
     def _on_cpu(self) -> bool:

@@ -318,6 +318,7 @@ async def test_a_forward_pass_on_a_cpu_has_a_bounded_number_of_tokens(loaded, de
     assert vectors[:, 0].tolist() == lengths
     assert max(passes) <= most
     assert (len(passes) == 5) == (device != "cpu")
+    assert embedder.texts_at_once == (32 if device == "cpu" else 128)
 
 
 async def test_an_embedding_that_is_cancelled_ends_with_its_forward_pass(loaded):
