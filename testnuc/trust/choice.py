@@ -13,6 +13,7 @@ as many pairs as there are other runs.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
+from itertools import chain
 
 import numpy as np
 
@@ -66,7 +67,20 @@ class Choice:
         self._labels: Int32s = np.array(
             [[number.get(run[text] or "", -1) for text in order] for run in given], np.int32
         )
+        # in the order of a client, which takes the review
+        choices = [getattr(run, "choices", None) or () for run in runs.values()]
+        self._all = tuple(dict.fromkeys(chain(*choices, self._names)))
         self._items = {} if judged is None else {item.text: item for item in judged}
+        new = {*self._all}.difference(() if judged is None else judged.labels)
+        for text, judgment in [*self._items.items()]:
+            label = judgment.answer
+            if label is not None and label not in self._all:
+                raise InvalidInputError(
+                    f"the review judges {text[:60]!r} to be {label!r}, which is no label of these "
+                    "runs: begin another review (--review FILE)"
+                )
+            if judgment.source and label is None and new:
+                del self._items[text]  # a label that is new since may fit
         last = max((item.index for item in self._items.values() if item.source), default=-1)
         correct = np.full(n, -2, np.int32)
         # bool[texts]: whether a text is judged, and whether it was skipped
@@ -137,13 +151,11 @@ class Choice:
             labels = tuple((self._names[of], (_ONE,)) for of in numbers if of >= 0)
             text, place = self._order[at], len(items)
             items.append(ReviewItem(place, text, hash_text(text), None, labels, goal=_GOAL))
-        described, names = dict[str, str](), dict[str, None]()
+        described = dict[str, str]()
         for run in self._runs.values():
             described |= getattr(run, "descriptions", None) or {}
-            names |= dict.fromkeys(getattr(run, "choices", None) or ())
         context = ReviewContext(differing=self.differing, descriptions=described)
-        # in the order of a client, which takes the review
-        return Review(items, tuple(names | dict.fromkeys(self._names)), self.texts, "", context)
+        return Review(items, self._all, self.texts, "", context)
 
     def __str__(self) -> str:
         margin, confidence, costs, cheapest = self._said

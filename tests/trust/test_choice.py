@@ -139,6 +139,21 @@ def test_judgments_are_saved_and_used_with_another_run(tmp_path):
     assert both.equal == ("same",)
 
 
+def test_judgments_of_other_labels_do_not_count():
+    runs = {"one": run_of("aab"), "two": run_of("bbb")}
+    review = choose(runs).review()
+    review.answer(0, "a")
+    renamed = {name: run_of([{"a": "x"}.get(row.label, row.label) for row in run])
+               for name, run in runs.items()}  # fmt: skip
+    with pytest.raises(InvalidInputError, match="'a', which is no label of these runs"):
+        choose(renamed, review)
+    # that none fits says nothing of a label that is new
+    review.answer(0, None)
+    assert choose(runs, review).judged == 1
+    wider = {"one": run_of("xxb"), "two": run_of("aab")}
+    assert choose(wider, review).judged == 0
+
+
 def test_texts_that_a_run_lacks_are_left_out():
     runs, _ = race(100, {"one": 0.9, "two": 0.5}, 7)
     runs["two"] = runs["two"][:60]
