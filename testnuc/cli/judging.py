@@ -26,7 +26,7 @@ from testnuc.cli.memory import AnswerStore, LessonNote, RunNote, text_mark
 from testnuc.cli.options import OF_ANSWERS, client_options
 from testnuc.cli.options_of_run import command, next_command, opened_store, stored_runs
 from testnuc.cli.reading import content_of, existing, holds_rows, read_table, to_stderr
-from testnuc.client import TestNUC
+from testnuc.client import TestNUC, parts_of
 from testnuc.errors import InvalidInputError
 from testnuc.labels import LabelSet
 from testnuc.report.marks import read_marks
@@ -550,15 +550,23 @@ def _no_review(source: str) -> InvalidInputError:
 async def _from_store(
     nuc: TestNUC, store: str, former: Mapping[str, Sequence[str]], **how: Any
 ) -> Learned:
-    """Learn from what was judged in another store, last."""
-    data = None
+    """Learn from what was judged in another store, last, if it can be by the same instructions."""
+    found = dict[Any, bytes]()
     existing(store)
     async with opened_store(store) as held:
-        for scope, _ in await held.scopes():
+        for scope, facts in await held.scopes():
             for embedder, _ in await held.embedders():
-                data = await held.get_learned(key_of(scope, embedder)) or data
-    if data is None:
+                if data := await held.get_learned(key_of(scope, embedder)):
+                    found[facts.get("instructions")] = data
+    if not found:
         raise InvalidInputError(f"{store} has no judgments; name a review, or another store")
+    data = found.get(parts_of(nuc).instructions)
+    if data is None:
+        by = f"by other --instructions than this run: {', '.join(map(repr, found))}"
+        if len(found) > 1:
+            raise InvalidInputError(f"{store} has judgments {by}; name a review")
+        to_stderr(f"note: the judgments of {store} are {by}")
+        data = next(iter(found.values()))
     return await _carried(nuc, Learned.from_bytes(data), former, **how)
 
 

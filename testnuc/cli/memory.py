@@ -114,14 +114,20 @@ class RunNote:
 
     @classmethod
     def adopt(cls, output: str, rows_of: Callable[[str], Iterable[Classification]]) -> None:
-        """Note the run here that wrote all rows of a table, which may have other columns."""
+        """Note the run here that wrote all rows of a table, which may have other columns.
+
+        Where runs that asked different questions wrote them, it is not known which one is meant.
+        """
+        fitting = dict[Any, RunNote]()
         for note in cls._here():
             with suppress(OSError, InvalidInputError):
                 rows = [*rows_of(note.text_column or "text")]
                 marks = {"".join(_mark(row)) for row in rows if valid_text(row.text) is None}
                 if marks and marks <= {*re.findall(".{16}", note.rows)}:
-                    _write(_copy_of(output), replace(note, written=digest(output)))
-                    return
+                    fitting.setdefault(repr(note.question), note)
+        if len(fitting) == 1:
+            for note in fitting.values():
+                _write(_copy_of(output), replace(note, written=digest(output)))
 
     def place(self, output: str) -> Path | None:
         """Return the store that the note names, if it is there; it can name none elsewhere."""
@@ -197,9 +203,13 @@ class RunNote:
         return min([self, *fit], key=lambda note: len(note.edited(rows)))
 
     def alike(self, other: RunNote) -> bool:
-        """Whether both outputs are of the same texts and store, as that of `learn` and its file."""
-        one, two = ((note.store, note.named, {*note.texts}) for note in (self, other))
-        return one == two
+        """Whether both are of the same texts and question, as that of `learn` and its file."""
+        return self.question == other.question and {*self.texts} == {*other.texts}
+
+    @property
+    def question(self) -> tuple[Any, ...]:
+        """What was asked, and the store."""
+        return self.store, self.named, *map(self.options.get, ("labels", "instructions"))
 
     @property
     def texts(self) -> list[str]:

@@ -76,7 +76,8 @@ async def with_options_of_run(client: Options, source: str) -> tuple[Options, An
         raise InvalidInputError(
             f"{source} does not hold the label set; name it with --labels, or if `learn` wrote the "
             "file, name the results that it read; texts without labels need `classify` first; with "
-            "columns of your own added, leave texts and labels as they were written; in a copy of "
+            "columns of your own added, leave texts and labels as they were written (rows that "
+            "several runs wrote alike are of none: name the results of one); in a copy of "
             f"a folder, copy the hidden folder {PROJECT}, too"
         )
     if merged["embedder"] is None or merged["embedder"] != client["embedder"]:

@@ -1222,3 +1222,47 @@ def test_a_learning_that_proves_less_says_so(capsys):
         assert (
             said.count("note: labels came from a model until now; all judgments prove it") == told
         )
+
+
+@pytest.mark.slow
+def test_two_questions_about_the_same_texts_are_told_apart(tmp_path, monkeypatch):
+    """They have the same labels, and one store or one folder."""
+    monkeypatch.chdir(tmp_path)
+    asked = {name: f"Is it {name}?" for name in ("spam", "urgent")}
+    texts = [f"message {at} of {('shop', 'bank', 'friend')[at % 3]}" for at in range(60)]
+    Path("x.csv").write_text("\n".join(["text", *texts]))
+
+    def of(name, llm, *more):
+        given = ["--model", "openai/test", "--base-url", llm.base_url, "--k", "0", *more]
+        return ["x.csv", "--labels", "yes,no", "--instructions", asked[name], *given]
+
+    with LoopbackLLM(lambda _: ("no", 0.9)) as llm:
+        for name in asked:
+            ran("classify", *of(name, llm, "--store", "s.db"), "-o", f"{name}.csv")
+            ran("classify", *of(name, llm), "-o", f"{name}-alone.csv")
+        ran("review", "spam.csv", "-n", "20", "--store", "s.db", "--no-open")
+        review = Review.load("review.json")
+        for item in review:
+            review.answer(item, "no" if "friend" in item.text else "yes")
+        review.save("review.json")
+        ran("learn", "spam.csv", "--store", "s.db")
+        code, _, err = run_here("learn", "urgent.csv", "--store", "s.db", "-o", "u.csv")
+        assert code != 0, err
+        assert not Path("u.csv").exists()
+        # a store has judgments of both
+        ran("learn", "urgent.csv", "review.json", "--store", "s.db")
+        code, _, err = run_here("learn", "spam-alone.csv", "s.db")
+        assert code == 0, err
+        Path("other").mkdir()
+        again = [*of("spam", llm), "--instructions", "Is it an advertisement?", "-o", "other.csv"]
+        ran("classify", *again)
+        code, _, err = run_here("learn", "other.csv", "s.db")
+        assert code == 2
+        assert "judgments by other --instructions than this run: 'Is it spam?', 'Is it u" in err
+        # rows that both runs wrote
+        head, *rows = Path("spam-alone.csv").read_text().splitlines()
+        part = [f"{head},mine", *(f"{row},1" for row in rows[:30])]
+        Path("part.csv").write_text("\n".join(part))
+        code, _, err = run_here("review", "part.csv", "-n", "5", "--no-open", "-o", "p.json")
+        assert code == 2, err
+        assert "rows that several runs wrote alike are of none" in err
