@@ -22,7 +22,7 @@ from testnuc._engine.threshold_learning import ThresholdFit
 from testnuc.embedders.cache import embedder_name
 from testnuc.errors import InvalidInputError, StoreError, TestNUCError
 from testnuc.trust.audit import AuditWeek, is_audit
-from testnuc.trust.evidence import Judgment, drawn_here
+from testnuc.trust.evidence import Judgment
 from testnuc.trust.learned import Learned
 from testnuc.trust.review import Drawn, Review, ReviewItem, closest_label, draw
 from testnuc.types import LEVELS
@@ -302,7 +302,6 @@ class Learning:
                 fitted = await self._fitted()
                 judged = _merged(earlier, _as_later(new, earlier, fitted.rows))
                 added = {*judged} - {*earlier}
-                here = drawn_here(judged, fitted.rows) is judged
                 if (kept := protected) is None:
                     kept = () if before is None else before.rule.protected
                 if (
@@ -311,8 +310,8 @@ class Learning:
                     and _is_ranked(before, fitted)
                     and all(j.ranking in before.current for j in added)
                     and (added or not before.unused(fitted.rows))
-                    # else those that judged ones were drawn from may have come since
-                    and (added or not here or before.draws.drawn.any())
+                    # else texts that judged ones were drawn from may have come since
+                    and (added or before.draws.drawn.any())
                 ):
                     # all that is new was drawn to certify the labels as they are
                     learned = await asyncio.to_thread(fitted.checked, before, judged)

@@ -250,6 +250,7 @@ def _answers(path: str, weeks: Sequence[AuditWeek]) -> dict[str, str | None]:
     given = {item.text: item.answer for item in review if item.source}
     gone = given.keys() - here
     ours = all(item.goal == "audit" for item in review) and (not gone or given.keys() & here)
+    ours = ours and review.context.instructions in {week.context.instructions for week in weeks}
     if not ours or review.label_set != (tuple(last.labels), last.multilabel):
         raise InvalidInputError(
             f"{path} is not a review of this audit, and is kept; name another file with --review"

@@ -446,9 +446,12 @@ def about_lessons(
     if not found:
         return None
     _, path, lesson, others = min(found, key=lambda one: one[:2])
+    # whether they say the same in other words, the user knows
+    told = "instructions" in others
     return (
         f"note: {lesson.judgments:,} judgments of {lesson.source} are of a run with other "
         f"{', '.join(others)}, whose answers are to another question: texts are asked again "
         f"(--dry-run says what that costs); `testnuc learn FILE {path}` carries the judgments "
-        "over, but no certificate: write its rows first (testnuc certify BEFORE.csv -o ..)"
-    ), path
+        f"over{', right if people would judge by both alike' * told}, but no certificate: write "
+        "its rows first (testnuc certify BEFORE.csv -o ..)"
+    ), "" if told else path

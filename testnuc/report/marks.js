@@ -1,8 +1,8 @@
-// The judgments: they belong to a text and a label set, not to a page, so that a page that is made
-// again has them. A mark is {truth: the right label, null = none of the labels; label: the one that
-// was shown; settled: judged after people differed}.
+// The judgments: they belong to a text and a question (labels and instructions), not to a page, so
+// that a page that is made again has them. A mark is {truth: the right label, null = none of the
+// labels; label: the one that was shown; settled: judged after people differed}.
 // A page that is served sends them instead: `send` is called with the text of each that changes.
-const marksOf = (labels, isKnown, several = false, send = null) => {
+const marksOf = (labels, isKnown, several = false, send = null, instructions = null) => {
   const hash = (text) => {
     // 53 bits, public domain (cyrb53)
     let [a, b] = [0xdeadbeef, 0x41c6ce57];
@@ -15,7 +15,8 @@ const marksOf = (labels, isKnown, several = false, send = null) => {
     b = Math.imul(b ^ (b >>> 16), 2246822507) ^ Math.imul(a ^ (a >>> 13), 3266489909);
     return (4294967296 * (2097151 & b) + (a >>> 0)).toString(36);
   };
-  const scope = `testnuc:${several ? "several:" : ""}${isKnown ? hash(JSON.stringify([...labels].sort())) : "any"}:`;
+  const question = JSON.stringify([...labels].sort().concat(instructions || []));
+  const scope = `testnuc:${several ? "several:" : ""}${isKnown ? hash(question) : "any"}:`;
   const all = new Map();
   // the storage may be full or forbidden: marks then live as long as the page
   const made = { all, kept: true, saved: true, load, set, remove };

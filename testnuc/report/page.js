@@ -37,7 +37,7 @@
   // --- judgments ---------------------------------------------------------------------------------
 
   const live = data.live ? liveOf({ recordOf, warn }) : null;
-  const marks = marksOf(choices, data.choices > 0, several, live?.send);
+  const marks = marksOf(choices, data.choices > 0, several, live?.send, data.instructions);
   const others = new Map(); // text -> [name, label] of other people who judge it differently
   const chosen = new Map(); // text -> a label that is chosen and not saved
   const undoable = [];

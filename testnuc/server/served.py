@@ -336,6 +336,7 @@ class ServedSet:
             ("oldest_call_seconds", "Age of the oldest LLM call in flight.", transport.oldest),
             ("oldest_write_seconds", "Age of the oldest write to the SQLite store.", write),
             ("pool_texts", "Texts in the pool.", len(self.nuc)),
+            ("judged", "Judgments that labels come from.", self._active()["judged_used"]),
         ]
         if self.audit is not None:
             found, accuracy = self.audit.summary, "Accuracy of all judged texts."

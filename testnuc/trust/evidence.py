@@ -19,6 +19,7 @@ sampling without replacement" (UAI).
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
+from functools import partial
 from math import hypot
 from typing import Any, Self
 
@@ -395,10 +396,8 @@ def drawn_here(judged: Sequence[Judgment], here: Collection[bytes]) -> Sequence[
     found = sum(j.hash in here for j in more)
     if not more or bdtrc(found - 1, len(more), part) > _BY_CHANCE:
         return judged
-    return [
-        replace(j, probability=None, floor=None, uniform=False) if j.texts > len(here) else j
-        for j in judged
-    ]
+    chosen = partial(replace, probability=None, floor=None, uniform=False)
+    return [chosen(j) if j.texts > len(here) else j for j in judged]
 
 
 def ends_of_draws(judged: Iterable[Judgment], texts: int | None = None) -> tuple[int, int]:

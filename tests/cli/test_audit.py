@@ -7,6 +7,7 @@ import json
 import shlex
 import sqlite3
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from tests.server.serving import Held, client
 WEEK = 7 * 86_400
 
 
-def fill(store, weeks, labels=LABELS, size=20, texts=30, kind="text", later=0.0):
+def fill(store, weeks, labels=LABELS, size=20, texts=30, kind="text", later=0.0, asked=None):
     """Fill a store with weeks of traffic, all labeled with the first label, the last one now.
 
     `later`: seconds.
@@ -34,7 +35,9 @@ def fill(store, weeks, labels=LABELS, size=20, texts=30, kind="text", later=0.0)
             now = time.time() + later
             for back in range(weeks - 1, -1, -1):
                 sample = TrafficSample(nuc, size, clock=lambda back=back: now - back * WEEK)
-                sample._facts = (tuple(labels), *sample._facts[1:])
+                facts = sample._facts
+                context = replace(facts[3], instructions=asked)
+                sample._facts = (tuple(labels), *facts[1:3], context, *facts[4:])
                 for at in range(texts):
                     own = Prediction(labels[0], None)
                     text = f"{kind} {at} of {back} weeks ago"
@@ -89,9 +92,10 @@ def test_weeks_that_are_over_are_judged_and_shown():
     assert again[:2] == (0, out)
 
 
-def test_answers_to_the_texts_of_another_store_are_kept():
+@pytest.mark.parametrize("of", [{"kind": "question"}, {"asked": "Is it urgent?"}])
+def test_answers_to_the_texts_of_another_store_are_kept(of):
     """Of the same labels: they were replaced by the texts to judge of this one."""
-    here, there = fill("a.db", 2), fill("b.db", 2, kind="question")
+    here, there = fill("a.db", 2), fill("b.db", 2, **of)
     run_here("audit", here, "--no-open")
     judge("audit.json", lambda _: LABELS[0])
     held = Path("audit.json").read_bytes()

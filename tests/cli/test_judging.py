@@ -1253,9 +1253,11 @@ def test_two_questions_about_the_same_texts_are_told_apart(tmp_path, monkeypatch
         ran("learn", "urgent.csv", "review.json", "--store", "s.db")
         code, _, err = run_here("learn", "spam-alone.csv", "s.db")
         assert code == 0, err
-        Path("other").mkdir()
         again = [*of("spam", llm), "--instructions", "Is it an advertisement?", "-o", "other.csv"]
-        ran("classify", *again)
+        ran("learn", "spam-alone.csv", "review.json")
+        _, err = ran("classify", *again)
+        assert "carries the judgments over, right if people would judge by both alike" in err
+        assert next_command(err)[0] == "review"
         code, _, err = run_here("learn", "other.csv", "s.db")
         assert code == 2
         assert "judgments by other --instructions than this run: 'Is it spam?', 'Is it u" in err

@@ -281,6 +281,11 @@ def test_judgments_belong_to_texts_and_outlive_the_page(opened):
     assert "1 text judged on other pages" in again.locator("#elsewhere").inner_text()
     filtered(again, Show="judged")
     assert listed(again) == [text]
+    # other instructions ask another question
+    asked = Results(rows, Usage(), 0.0, choices=MANY)
+    asked.instructions = "Is it urgent?"
+    other = opened(asked, file="asked.html", context=page.context)
+    playwright.expect(other.locator("#marked")).to_have_text("0 texts judged")
     press(again, "u")
     playwright.expect(again.locator("#marked")).to_have_text("0 texts judged")
     reload_until(page, "1 of 20")
