@@ -509,15 +509,15 @@ def _line(value: dict[str, Any]) -> bytes:
 
 def page_of(nuc: TestNUC, rows: Sequence[Classification]) -> str:
     """Return the page of a `Service`: the latest results, and the client's usage."""
-    labels = nuc.labels
     results = Results(
         # the indices of each request start at 0
         [replace(row, index=at) for at, row in enumerate(rows)],
         nuc.usage,
         math.nan,
         model=nuc.model,
-        choices=labels.names,
-        descriptions=labels.descriptions,
+        choices=nuc.labels.names,
+        instructions=parts_of(nuc).instructions,
+        descriptions=nuc.labels.descriptions,
     )
     title = f"testnuc: the latest {len(rows):,} texts" if rows else "testnuc: no text yet"
-    return render(results, title=title, several=labels.multilabel)
+    return render(results, title=title, several=nuc.labels.multilabel)

@@ -187,3 +187,7 @@ async def test_a_service_stays_with_one_set_or_with_several():
     async with moods() as nuc:
         with pytest.raises(InvalidInputError, match="do not mix"):
             await Service(nuc).use({"moods": nuc})
+
+
+def test_the_page_of_results_has_the_question_that_its_marks_belong_to():
+    assert "Is it urgent?" in page_of(tickets(instructions="Is it urgent?"), [])
