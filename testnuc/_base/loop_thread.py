@@ -100,10 +100,8 @@ class Background:
         if ended.done():
             ended.result()
 
-    def end_with(
-        self, owner: object, last: Callable[[], Awaitable[object]]
-    ) -> "weakref.finalize[..., Any]":
-        """Clean up and close when `owner` is no longer used, or at exit."""
+    def end_with(self, owner: object, last: Callable[[], Awaitable[object]]) -> Any:
+        """Clean up and close when `owner` is no longer used, or at exit; return the finalizer."""
         ending = weakref.finalize(owner, self.leave, last)
         # the hooks of `atexit` run too late
         ending.atexit = False

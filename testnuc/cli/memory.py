@@ -126,8 +126,7 @@ class RunNote:
                 if marks and marks <= {*re.findall(".{16}", note.rows)}:
                     fitting.setdefault(repr(note.question), note)
         if len(fitting) == 1:
-            for note in fitting.values():
-                _write(_copy_of(output), replace(note, written=digest(output)))
+            _write(_copy_of(output), replace(*fitting.values(), written=digest(output)))
 
     def place(self, output: str) -> Path | None:
         """Return the store that the note names, if it is there; it can name none elsewhere."""

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
@@ -159,7 +159,7 @@ def _options_of(facts: Mapping[str, Any], client: Options) -> dict[str, Any]:
 class StoredRun:
     """The answers in a store to one prompt: of a model, labels and settings."""
 
-    #: From 1 on, the newest last.
+    #: From 1 on, in the order in which they began.
     number: int
     facts: Mapping[str, Any]
     answers: int
@@ -209,17 +209,17 @@ class StoredRun:
 
 
 async def stored_runs(store: str | None) -> list[StoredRun]:
-    """Return the runs in a store, if there is one, that have answers; the newest last."""
+    """Return the runs in a store that have answers, the newest last; a number stays the same."""
     if store is None or AnswerStore(store).new:
         return []
     async with opened_store(store) as opened:
         counts, _ = await opened.counts()
         scopes, keys = await opened.scopes(), {key for key, _ in await opened.learned()}
         names = [name for name, _ in await opened.embedders()]
+    told = [(scope, facts) for scope, facts in scopes if facts.get("labels") and counts.get(scope)]
     runs = [
-        StoredRun(0, facts, n, any(key_of(scope, name) in keys for name in names))
-        for scope, facts in scopes
-        if (n := counts.get(scope, 0)) and facts.get("labels")
+        StoredRun(number, facts, counts[scope], any(key_of(scope, name) in keys for name in names))
+        for number, (scope, facts) in enumerate(told, 1)
     ]
     try:
         runs.sort(key=attrgetter("day"))
@@ -229,7 +229,7 @@ async def stored_runs(store: str | None) -> list[StoredRun]:
         raise StoreError(
             f"what {store} says of a run is damaged ({exc!r:.200}); take another copy of it"
         ) from exc
-    return [replace(run, number=at) for at, run in enumerate(runs, 1)]
+    return runs
 
 
 async def held_scopes(store: str) -> str:

@@ -35,6 +35,7 @@ from testnuc.trust.shares import (
     combined,
     draws_lacking,
     label_accuracy,
+    upper_bound,
 )
 from testnuc.trust.thresholds import Thresholds
 from testnuc.types import split_labels
@@ -478,11 +479,14 @@ class Learned(Brief):
                 f"{unused:,} judgments are not used: of texts that came later, or are not here. "
                 "Label these texts first, then learn again."
             )
+        if (known := self.accuracy()) is not None:
+            drawn = self.drawn & (self.before >= 0)
+            n, right = int(drawn.sum()), int((drawn & self.right).sum())
+            if n and upper_bound(right, n, 0.01) < known.before.low:
+                said.append(f"Only {right} of {n} drawn by trust are right: check these judgments.")
         if (end := ends_of_draws(self.judged)[1]) > self.texts and not self.draws.drawn.any():
-            said.append(
-                f"Judged texts were drawn from {end:,}, most of which this run lacks: they prove "
-                f"nothing of its {self.texts:,}. Label those as well, then learn again."
-            )
+            of = f"Judged texts were drawn from {end:,}, most of which this run lacks: they prove"
+            said.append(f"{of} nothing of its {self.texts:,}. Label those, too, then learn again.")
         return [*filter(None, said)]
 
     @property

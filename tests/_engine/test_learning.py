@@ -936,6 +936,25 @@ async def test_skipped_draws_and_differing_judges_weaken_a_certificate():
         assert Learned.from_bytes(lacks.to_bytes()).certify(0.5) == weaker
 
 
+async def test_a_judge_of_whom_most_sure_labels_are_wrong_is_doubted():
+    """Of a judge who answers at random; what is corrected counts as right, so all would be."""
+    texts = texts_of(400)
+    said = "drawn by trust are right: check these judgments."
+    for wrong in (False, True):
+        async with client(Says(noisy)) as nuc:
+            await nuc.classify_many(texts)
+            review = await nuc.review(60, goal="count")
+            judge(review)
+            await nuc.learn(review)
+            review = await nuc.review(20, goal="certify")
+            for item in review:
+                right = LABELS.index(gold(item.text))
+                review.answer(item, LABELS[(right + wrong) % CLASSES])
+            learned = await nuc.learn(review)
+            assert (f"Only 0 of 20 {said}" in str(learned)) is wrong
+            assert (said in str(learned)) is wrong
+
+
 @pytest.mark.filterwarnings("ignore::testnuc.errors.SmallPoolWarning")
 async def test_judged_texts_alone_prove_nothing_in_another_run():
     """As after a change of the gateway, where only the judged texts were sent again."""

@@ -7,6 +7,7 @@ import random
 import re
 import shlex
 import shutil
+import sqlite3
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -342,6 +343,15 @@ def test_options_that_are_given_win_over_those_of_the_store(tickets):
         code, _, err = run_here("review", "labels.db", "--run", "3")
         assert code == 2
         assert "labels.db has no run 3; labels.db holds: run 1, " in err
+        # which stays its number when it gets more answers, so that a command names the same run
+        with sqlite3.connect("labels.db") as store:
+            (facts,) = store.execute("SELECT facts FROM scopes ORDER BY id").fetchone()
+            today = json.loads(facts)["answered"].popitem()[1][1]
+            later = facts.replace(today, "2999-01-01")
+            store.execute("UPDATE scopes SET facts = ? WHERE facts = ?", (later, facts))
+        *_, newest, _ = run_here("store", "runs", "labels.db")[1].splitlines()
+        assert newest.startswith("run 1, 2999-01-01")
+        assert run_here("certify", "labels.db", "--run", "1")[0] == 0
 
 
 def labels_in(path):
