@@ -35,8 +35,9 @@ def start(*arguments, **environment):
     )
 
 
-def told_address(process, *, as_json=False):
+def told_address(process, told, *, as_json=False):
     for line in process.stderr:
+        told.append(line)
         if "serving on" in line:
             said = json.loads(line)["message"] if as_json else line
             return said.split("serving on ")[1].split(";")[0]
@@ -68,9 +69,9 @@ def running(llm, *arguments):
     """
     model = ("--model", "openai/test", "--base-url", llm.base_url)
     process = start("--port", 0, *model, *arguments)
-    logged = []
+    told, logged = [], []
     try:
-        url = told_address(process, as_json="json" in arguments)
+        url = told_address(process, told, as_json="json" in arguments)
         wait_until(process, lambda: ask(url, "/readyz")[0] == 200)
         yield process, url, logged
         process.send_signal(signal.SIGTERM)
@@ -79,7 +80,7 @@ def running(llm, *arguments):
         process.kill()
     assert process.returncode == 0, err
     assert "Traceback" not in err
-    logged.append(err)
+    logged.append("".join([*told, err]))
 
 
 def test_it_serves_and_ends_well(tmp_path):
