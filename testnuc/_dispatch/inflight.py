@@ -1,4 +1,4 @@
-"""In-flight requests, the runs that wait for them, and the registry that lanes share."""
+"""Asks, the requests in flight for them, and the runs that wait for these."""
 
 import asyncio
 from collections import deque
@@ -50,8 +50,6 @@ class ScheduledRun:
     Workers append outcomes and never call the consumer, so its exceptions cannot reach a worker.
     """
 
-    #: The scheduler that runs it.
-    lane: Any
     #: Whether the iterable of asks is exhausted.
     fed: bool = False
     #: Asks without an outcome.
@@ -93,25 +91,3 @@ class InFlightRequest:
     sent: bool = False
     #: Whether it was queued, and so may be with a worker: two claims can be granted its lease.
     queued: bool = False
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class InFlight:
-    """The registry of in-flight requests of a lane: single-flight by key.
-
-    A store look-up can miss a prediction that is stored while it runs; such predictions are kept in
-    `fresh` until all look-ups have ended.
-    """
-
-    requests: dict[bytes, InFlightRequest] = field(default_factory=dict)
-    #: Number of store look-ups in progress.
-    reading: int = 0
-    fresh: dict[bytes, Prediction] = field(default_factory=dict)
-
-    def end_reading(self) -> dict[bytes, Prediction]:
-        """End a store look-up; returns the predictions that it may have missed."""
-        self.reading -= 1
-        fresh = self.fresh
-        if not self.reading:
-            self.fresh = {}
-        return fresh

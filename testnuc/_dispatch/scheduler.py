@@ -18,9 +18,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Seque
 from contextlib import aclosing, suppress
 from dataclasses import KW_ONLY, InitVar, dataclass
 from itertools import islice
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
-from testnuc._dispatch.inflight import Ask, InFlight, InFlightRequest, Outcome, ScheduledRun
+from testnuc._dispatch.inflight import Ask, InFlightRequest, Outcome, ScheduledRun
 from testnuc._dispatch.leases import Leases
 from testnuc._dispatch.queue import FairQueue, WorkerPool
 from testnuc.errors import (
@@ -64,8 +64,8 @@ class Scheduler:
     each prediction; `meter` counts store hits and joined requests. At most `workers` calls of
     `answer` run at a time, more while calls back off, with at most `per_call` asks each; if
     `mixed`, with several about one text, and some with examples. `close` waits `drain` seconds for
-    calls in flight. `joins` is a faster lane: a key in flight there is not sent here; it never
-    waits for this lane, which holds no leases of what is queued: `answer` calls `lease`.
+    calls in flight. Unless it `holds_leases`, it has none of what is queued: `answer` takes them by
+    `lease`.
     """
 
     _answer: Callable[[tuple[Ask, ...]], Awaitable[Sequence[Outcome]]]
@@ -77,20 +77,17 @@ class Scheduler:
     per_call: InitVar[int] = 1
     drain: float = 5.0
     mixed: InitVar[bool] = False
-    joins: Self | None = None
+    holds_leases: bool = True
 
     def __post_init__(self, workers: int, per_call: int, mixed: bool) -> None:
         low_water = per_call if mixed else workers * per_call
         self._queue = FairQueue(per_call, low_water=low_water, mixed=mixed)
         self._most_unread = low_water + _TURN
-        self.in_flight = InFlight()
-        self._requests = self.in_flight.requests
-        #: Those of the faster lane.
-        self._faster = {} if self.joins is None else self.joins.in_flight.requests
-        #: A lane that joins this one.
-        self.slower: Scheduler | None = None
-        if self.joins is not None:
-            self.joins.slower = self
+        #: Those queued or sent, one for each key.
+        self.requests: dict[bytes, InFlightRequest] = {}
+        #: Look-ups in the store, and what was stored meanwhile, which these can miss.
+        self._reading = 0
+        self._fresh: dict[bytes, Prediction] = {}
         self._workers = WorkerPool(workers, per_call, self._queue, self._serve)
         #: Whether `close` was called.
         self.closed = False
@@ -130,7 +127,7 @@ class Scheduler:
         """
         if self.closed:
             raise ProviderError(_CLOSED)
-        run = ScheduledRun(self)
+        run = ScheduledRun()
         self._runs[run] = None
         feeder = asyncio.create_task(self._feed(run, asks), name="testnuc-asks")
         try:
@@ -160,7 +157,7 @@ class Scheduler:
 
     async def _last_outcomes(self, run: ScheduledRun) -> None:
         """Wait up to `drain` seconds for the sent requests of a failed run: they are billed."""
-        self.stop(run)
+        self._stop(run)
         if not self.answered:
             # they fail as well, and are not billed
             return
@@ -229,27 +226,26 @@ class Scheduler:
                 run.settle(ask, prediction)
                 continue
             run.open += 1
-            # in this lane, or in one that it joins
-            request = self._requests.get(ask.key) or self._faster.get(ask.key)
+            request = self.requests.get(ask.key)
             if request is None:
-                self._requests[ask.key] = request = InFlightRequest(ask, [(run, ask)])
+                self.requests[ask.key] = request = InFlightRequest(ask, [(run, ask)])
                 new.append(request)
             else:
                 self.meter.coalesced += 1
                 request.waiters.append((run, ask))
-        if self.slower is not None:
-            self.slower.hand_over(new)
-        if (claim := self._admit(new)) is not None:
+        if self._leases is None or not new:
+            self._enqueue(new)
+        else:
+            claim = asyncio.create_task(self._lease(self._leases, new), name="testnuc-claim")
+            self._claims.add(claim)
+            claim.add_done_callback(self._claims.discard)
             # shielded from the run's cancellation: other runs may have joined its requests
             await asyncio.shield(claim)
         self._settle_suspects()
 
     async def _stored(self, keys: list[bytes]) -> list[Prediction | None]:
         """Return the stored prediction of each key, also those stored meanwhile."""
-        registries = [lane.in_flight for lane in (self, self.joins) if lane is not None]
-        fresh: dict[bytes, Prediction] = {}
-        for registry in registries:
-            registry.reading += 1
+        self._reading += 1
         try:
             stored = await self._store.get_predictions(keys)
         except TestNUCError:
@@ -257,31 +253,23 @@ class Scheduler:
         except Exception as exc:
             raise StoreError(f"the store failed: {type(exc).__name__}: {exc}") from exc
         finally:
-            for registry in registries:
-                fresh |= registry.end_reading()
+            self._reading -= 1
+            fresh = self._fresh
+            if not self._reading:
+                self._fresh = {}
         return [
             hit if hit is not None else fresh.get(key)
             for key, hit in zip(keys, stored, strict=True)
         ]
 
-    def _admit(self, new: Bundle) -> asyncio.Task[None] | None:
-        """Queue new requests; with leases, a task queues those that are leased now."""
-        if self._leases is None or not new:
-            self._enqueue(new)
-            return None
-        task = asyncio.create_task(self._lease(self._leases, new), name="testnuc-claim")
-        self._claims.add(task)
-        task.add_done_callback(self._claims.discard)
-        return task
-
     def _enqueue(self, requests: Iterable[InFlightRequest]) -> None:
-        """Queue each request under the first run of this lane that waits for it."""
+        """Queue each request under the first run that waits for it."""
         for request in requests:
-            run = next(run for run, _ in request.waiters if run.lane is self)
-            self._queue.put(run, request)
+            self._queue.put(request.waiters[0][0], request)
         self._workers.hire()
 
     async def _lease(self, leases: Leases, requests: Bundle) -> None:
+        """Queue the requests that are leased now."""
         keys = [request.ask.key for request in requests]
         try:
             mine = await leases.claim(keys)
@@ -289,19 +277,19 @@ class Scheduler:
             self._fail(keys, exc)
             return
         self._grant([key for key in keys if key in mine])
-        leases.done([key for key in keys if key not in self._requests], stored=False)
+        leases.done([key for key in keys if key not in self.requests], stored=False)
 
     def _grant(self, keys: list[bytes]) -> None:
         """Queue the leased keys that a run still waits for; release the others."""
         assert self._leases is not None
-        requests = {} if self.closed else self._requests
-        unheld = [key for key in keys if key not in requests or self.joins is not None]
+        requests = {} if self.closed else self.requests
+        unheld = [key for key in keys if key not in requests or not self.holds_leases]
         self._leases.done(unheld, stored=False)
         wanted = [requests[key] for key in keys if key in requests]
         self._enqueue([request for request in wanted if not request.queued])
 
     def _answered_elsewhere(self, key: bytes, prediction: Prediction) -> None:
-        request = self._requests.get(key)
+        request = self.requests.get(key)
         if request is not None and not request.sent:
             self._valid = True
             self.meter.store_hits += 1
@@ -312,14 +300,13 @@ class Scheduler:
         if not isinstance(error, StoreError):
             cause, error = error, StoreError(f"leases failed: {error}")
             error.__cause__ = cause
-        known = [self._requests[key] for key in keys if key in self._requests]
+        known = [self.requests[key] for key in keys if key in self.requests]
         requests = [request for request in known if not request.sent]
         self._settle(requests, [error] * len(requests))
 
     async def lease(self, keys: Sequence[bytes]) -> set[bytes]:
-        """Lease keys that are about to be sent; returns those that nobody else asks or asked."""
-        free = [key for key in keys if key not in self._faster]
-        return set(free) if self._leases is None else await self._leases.take(free)
+        """Lease keys that are about to be sent; returns those that no other process asks."""
+        return set(keys) if self._leases is None else await self._leases.take(keys)
 
     def release(self, keys: Iterable[bytes]) -> None:
         """Release the leases of keys in flight, so that other processes can lease them."""
@@ -382,7 +369,7 @@ class Scheduler:
             again = set()
         for request in bundle:
             key = request.ask.key
-            wanted = self._requests.get(key) is request
+            wanted = self.requests.get(key) is request
             request.sent = wanted and (key not in expired or leases.holds(key))
             request.queued = request.sent
         ready = [request for request in bundle if request.sent]
@@ -403,10 +390,10 @@ class Scheduler:
             request.ask.step = max(request.ask.step, outcome.unreadable)
             if self.closed:
                 self._drop([request])
-            elif any(run.lane is self for run, _ in request.waiters):
+            elif request.waiters:
                 self._enqueue([request])
             else:
-                self._hand_back(request)
+                self._forget(request)
         kept = [(r, outcome) for r, outcome in pairs if not isinstance(outcome, NotSentError)]
         return [request for request, _ in kept], [outcome for _, outcome in kept]
 
@@ -444,8 +431,8 @@ class Scheduler:
             # the write stalls while the client closes
             self._settle(bundle, outcomes, ProviderError(_CLOSED))
             raise
-        if self.in_flight.reading:
-            self.in_flight.fresh.update(
+        if self._reading:
+            self._fresh.update(
                 (ask.key, stored) for (ask, _), stored in zip(answered, standing, strict=True)
             )
         rest = iter(standing)
@@ -465,7 +452,7 @@ class Scheduler:
         """
         if not self._suspects:
             return
-        left = any(r.waiters and not r.sent for r in self._requests.values())
+        left = any(r.waiters and not r.sent for r in self.requests.values())
         every = not (self._calls or (left and not self._enough_suspects))
         suspects, self._suspects = self._suspects, []
         for bundle, outcomes in suspects:
@@ -504,7 +491,7 @@ class Scheduler:
         """Pass outcomes on; a fatal one, or `failure`, ends the runs that wait for it."""
         stopped: dict[ScheduledRun, Exception] = {}
         for request, outcome in zip(bundle, outcomes, strict=True):
-            self._requests.pop(request.ask.key, None)
+            self.requests.pop(request.ask.key, None)
             failed = isinstance(outcome, Exception)
             if self._leases is not None:
                 self._leases.done([request.ask.key], stored=not failed and failure is None)
@@ -519,12 +506,12 @@ class Scheduler:
         for run, error in stopped.items():
             run.fail(error)
             # before a worker takes its next request, which would fail, too
-            run.lane.stop(run)
+            self._stop(run)
 
     def _drop(self, requests: Iterable[InFlightRequest]) -> None:
         """Remove requests that will not be sent, and fail the runs that wait for them."""
         for request in requests:
-            self._requests.pop(request.ask.key, None)
+            self.requests.pop(request.ask.key, None)
             for run, _ in request.waiters:
                 run.open -= 1
                 run.fail(ProviderError(_CLOSED))
@@ -538,69 +525,35 @@ class Scheduler:
             return error.fatal and not self._valid
         return isinstance(error, ProviderError) and error.fatal
 
-    def stop(self, run: ScheduledRun) -> None:
+    def _stop(self, run: ScheduledRun) -> None:
         """Remove the unsent requests of a failed run."""
         if not run.stopping:
             run.stopping = True
             self._abandon(run, sent=False)
 
     def _abandon(self, run: ScheduledRun, *, sent: bool = True) -> None:
-        """Remove a run; `sent`: from the requests in flight, too."""
-        self.leave(run, sent=sent)
-        if self.joins is not None:
-            self.joins.leave(run, sent=sent)
-
-    def leave(self, run: ScheduledRun, *, sent: bool) -> None:
-        """Remove a run from this lane's requests; those that other runs wait for are kept.
-
-        A request that only runs of another lane still wait for moves to that lane.
-        """
+        """Remove a run from the requests, `sent` ones included; those of other runs are kept."""
         queued = self._queue.remove(run)
-        moved: Bundle = []
-        for request in list(self._requests.values()) if run.open else ():
+        for request in list(self.requests.values()) if run.open else ():
             if request.sent and not sent:
                 continue
             before = len(request.waiters)
             request.waiters = [(r, ask) for r, ask in request.waiters if r is not run]
             run.open -= before - len(request.waiters)
-            if not request.sent and all(r.lane is not self for r, _ in request.waiters):
-                moved.append(request)
-        self._enqueue(r for r in queued if any(waiter.lane is self for waiter, _ in r.waiters))
-        for request in moved:
-            self._hand_back(request)
+            if not (request.sent or request.waiters):
+                self._forget(request)
+        self._enqueue(request for request in queued if request.waiters)
         self._settle_suspects()
 
-    def _hand_back(self, request: InFlightRequest) -> None:
-        """Remove a request that no run of this lane waits for; another lane may take it over."""
-        del self._requests[request.ask.key]
-        if self._leases is not None:
-            self._leases.done([request.ask.key], stored=False)
-        if request.waiters:
-            request.waiters[0][0].lane.adopt(request.ask, request.waiters)
-
-    def adopt(self, ask: Ask, waiters: list[tuple[ScheduledRun, Ask]]) -> None:
-        """Take over a request that a faster lane will not send."""
-        request = self._requests.get(ask.key)
-        if request is not None:
-            request.waiters += waiters
-            return
-        self._requests[ask.key] = request = InFlightRequest(ask, list(waiters))
-        self._admit([request])
-
-    def hand_over(self, requests: Iterable[InFlightRequest]) -> None:
-        """Make what this lane has not sent part of a faster lane's requests."""
-        for request in requests:
-            mine = self._requests.get(request.ask.key)
-            if mine is not None and not mine.sent:
-                request.waiters += mine.waiters
-                # it may be queued
-                mine.waiters = []
-                self._hand_back(mine)
+    def _forget(self, request: InFlightRequest) -> None:
+        """Remove an unsent request that no run waits for."""
+        del self.requests[request.ask.key]
+        self.release([request.ask.key])
 
     async def close(self) -> None:
         """Wait up to `drain` seconds for calls in flight, then stop the workers."""
         self.closed = True
-        self._drop([request for request in self._requests.values() if not request.sent])
+        self._drop([request for request in self.requests.values() if not request.sent])
         self._queue.clear()
         try:
             await self._workers.close(self.drain)

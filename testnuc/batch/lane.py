@@ -74,8 +74,8 @@ def _keys(batch: StoredBatch) -> set[bytes]:
 class BatchLane:
     """Predicts through a provider's batch API, with the keys of the live lane.
 
-    A request has at most `per_call` texts. Requests in flight in the `live` lane are joined; it
-    answers the rest with ``BatchPolicy(rest="live")``.
+    A request has at most `per_call` texts. What the `live` lane has in flight is not sent here: its
+    answers will be stored. It answers the rest with ``BatchPolicy(rest="live")``.
     """
 
     _predictor: Predictor
@@ -132,7 +132,7 @@ class BatchLane:
             # batches outlive the client: do not wait for them
             drain=0.0,
             mixed=True,
-            joins=self.live,
+            holds_leases=False,
         )
         if not getattr(store, "durable", True):
             _log.warning(
@@ -172,7 +172,8 @@ class BatchLane:
                 outcomes.update((ask.key, error) for ask in left)
                 break
             left = [ask for ask in left if ask.key not in outcomes]
-            outcomes.update(await self._round(left, rounds.alone))
+            free = [ask for ask in left if ask.key not in self.live.requests]
+            outcomes.update(await self._round(free, rounds.alone))
             # others ask for them; their answers will be stored
             taken = any(ask.key not in outcomes for ask in left)
             left = rounds.again(left, outcomes)
@@ -377,6 +378,7 @@ class BatchLane:
             keys = [ask.key for pack in load.packs for ask in pack]
             try:
                 taken = set(keys) - await self.scheduler.lease(keys)
+                taken |= self.live.requests.keys() & keys
                 if not taken:
                     await self._lifecycle.intend(batch)
                     if taken := await self._taken(batch):

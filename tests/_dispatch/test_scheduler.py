@@ -161,7 +161,7 @@ async def test_a_consumer_that_raises_ends_its_own_run_alone(per_call, after):
         again = await read(scheduler, asks(500))
     assert sorted(again) == list(range(500))
     assert len(model.asked) == len(set(model.asked)) == 550
-    assert not scheduler.in_flight.requests
+    assert not scheduler.requests
     await scheduler.close()
 
 
@@ -173,7 +173,7 @@ async def test_a_consumer_that_raises_leaves_its_unsent_asks_unasked():
     for _ in range(20):
         await asyncio.sleep(0)
     assert len(model.asked) < 50
-    assert not scheduler.in_flight.requests
+    assert not scheduler.requests
     assert not scheduler._workers._tasks
     await scheduler.close()
 
@@ -314,64 +314,9 @@ async def test_a_run_that_begins_while_the_client_closes_raises():
         await run
 
 
-def two_lanes():
-    store = MemoryStore()
-    models = {"live": Model(), "batch": Model()}
-
-    def lane(name, joins=None):
-        return Scheduler(
-            models[name], store, b"scope", meter=Meter(), workers=1, per_call=4, joins=joins
-        )
-
-    live = lane("live")
-    return models, {"live": live, "batch": lane("batch", joins=live)}
-
-
 async def turns(n=20):
     for _ in range(n):
         await asyncio.sleep(0)
-
-
-async def test_a_live_run_does_not_wait_for_the_batch_lane():
-    models, lanes = two_lanes()
-    models["batch"].gate.clear()
-    slow = asyncio.create_task(read(lanes["batch"], asks(8)))
-    await turns()
-    async with asyncio.timeout(10):
-        assert sorted(await read(lanes["live"], asks(8))) == list(range(8))
-    assert sorted(models["live"].asked) == list(range(8))
-    models["batch"].gate.set()
-    assert sorted(await slow) == list(range(8))
-    for lane in lanes.values():
-        await lane.close()
-
-
-@pytest.mark.parametrize("cancelled", ["live", "batch"])
-async def test_a_cancelled_run_hands_nothing_to_the_other_lane(cancelled):
-    models, lanes = two_lanes()
-    models["live"].gate.clear()
-    models["batch"].gate.clear()
-    runs = {"live": asyncio.create_task(read(lanes["live"], asks(12)))}
-    await turns()
-    # joins all twelve: four are sent
-    runs["batch"] = asyncio.create_task(read(lanes["batch"], asks(12)))
-    await turns()
-    sent = sorted(models["live"].asked)
-    assert len(sent) == 4
-    assert not models["batch"].asked
-    other = runs[{"live": "batch", "batch": "live"}[cancelled]]
-    runs[cancelled].cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await runs[cancelled]
-    for model in models.values():
-        model.gate.set()
-    async with asyncio.timeout(10):
-        assert sorted(await other) == list(range(12))
-    kept = list(range(12)) if cancelled == "batch" else sent
-    assert sorted(models["live"].asked) == kept
-    assert sorted(models["batch"].asked) == [i for i in range(12) if i not in kept]
-    for lane in lanes.values():
-        await lane.close()
 
 
 def rejecting(bad):

@@ -183,6 +183,35 @@ async def test_the_rest_joins_live_requests_in_flight(lane):
         assert (llm.calls, nuc.usage.calls) == (40, 40)
 
 
+@pytest.mark.parametrize("cancelled", [True, False])
+async def test_what_the_live_lane_asks_is_not_sent_in_a_batch(lane, cancelled):
+    texts = messages(40)
+    gate = asyncio.Event()
+    async with (
+        BatchLLM(confident) as llm,
+        lane(llm) as nuc,
+    ):
+        held, post = nuc._parts.transport._connections, nuc._parts.transport._connections.post
+
+        async def waiting(*args, **kwargs):
+            await gate.wait()
+            return await post(*args, **kwargs)
+
+        held.post = waiting
+        live = asyncio.create_task(nuc.classify_many(texts[:12]))
+        await until(lambda: len(nuc._parts.scheduler.requests) == 12)
+        batch = asyncio.create_task(nuc.classify_many(texts, lane="batch"))
+        # the job has what no live call asks about
+        await until(lambda: llm.batches == 1)
+        if cancelled:
+            live.cancel()
+        gate.set()
+        results = await batch
+        await asyncio.gather(live, return_exceptions=True)
+        assert not results.errors
+        assert (llm.calls, llm.batches) == (40, 1)
+
+
 async def test_live_calls_for_the_rest_are_stored_though_the_run_is_cancelled(lane):
     store = MemoryStore()
     batches = Batches(outcomes=["expired"], answered=0.5)
