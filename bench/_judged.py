@@ -18,7 +18,7 @@ from testnuc.trust.candidates import (
     differing,
     dissent_of,
 )
-from testnuc.trust.certificates import Strata, edges, error_of, strata_of
+from testnuc.trust.certificates import Strata, cells_of, edges, error_of
 from testnuc.trust.evidence import Draws
 from testnuc.trust.model import HeadModel, one_hot
 from testnuc.trust.review import Drawn, draw
@@ -226,7 +226,7 @@ class Judge:
         The further ones are drawn from the two fifths with the highest trust.
         """
         right, own = learned.labels == self.data.gold, self.data.texts.own == self.data.gold
-        places = strata_of(learned.trust, edges(learned.trust))
+        places = cells_of(learned.trust, edges(learned.trust), [len(learned.trust)])
         places[rows] = len(places)
         top = np.random.default_rng(seed).permutation(np.flatnonzero(places <= 1))[:ranked]
         every = np.concatenate([rows, top])
@@ -296,7 +296,7 @@ def proof(
     """Return what `Judge.proof` does, of any trust, and of whether labels are right."""
     start = Strata.of(trust, rows, right[rows], np.zeros(len(rows), dtype=np.bool_))
     parts, needed = len(start.lowest), -np.log(error_of(0.9, 0))
-    places = strata_of(trust, start.lowest)
+    places = cells_of(trust, start.lowest, [len(trust)])
     accurate = [bool(right[places <= part].mean() >= level) for part in range(parts)]
     places[rows] = -1
     # of the first texts of each stratum: how many are wrong

@@ -25,7 +25,7 @@ from testnuc.trust.candidates import (
 from testnuc.trust.evidence import Judgment, drawn_here, ends_of_draws
 from testnuc.trust.learned import Learned, fallen, grown_by_few, of_judged
 from testnuc.trust.model import NEIGHBORS, HeadModel, most_texts
-from testnuc.trust.review import GOALS, EarlierJudgment, ReviewContext
+from testnuc.trust.review import GOALS, ReviewContext
 from testnuc.voting import Labels
 
 #: Texts that candidates are fitted on at most.
@@ -224,9 +224,7 @@ class ArgmaxFit:
         judged = judged_of(drawn, self.rows, labels)
         gold = judged.right.first().tolist()
         earlier = tuple(
-            EarlierJudgment(
-                label >= 0, tuple(label >= 0 and int(c.labels[row]) == label for c in candidates)
-            )
+            (label >= 0, tuple(label >= 0 and int(c.labels[row]) == label for c in candidates))
             for row, label in zip(judged.rows.tolist(), gold, strict=True)
         )
         return ReviewContext(

@@ -256,16 +256,11 @@ def edges(trust: Float64s) -> Float64s:
     return np.unique(ascending[len(ascending) - sizes[sizes > 0]])[::-1]
 
 
-def strata_of(trust: Float64s, lowest: Float64s) -> Int64s:
-    """Return the stratum of each text; unknown trust: the number of strata."""
-    # NaN fails every comparison, thus has a place beyond the last
-    return np.searchsorted(-lowest, -trust)
-
-
 def cells_of(trust: Float64s, lowest: Float64s, ends: Sequence[int]) -> Int64s:
     """Return the stratum and the cohort of each text in one number: stratum * cohorts + cohort."""
     cohort = np.searchsorted(ends, np.arange(len(trust)), side="right")
-    return strata_of(trust, lowest) * len(ends) + cohort
+    # unknown trust, NaN, fails every comparison: its stratum is beyond the last
+    return np.searchsorted(-lowest, -trust) * len(ends) + cohort
 
 
 def too_many(texts: int, accuracy: float) -> int:

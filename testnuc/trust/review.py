@@ -6,7 +6,7 @@ from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import astuple, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from math import ceil
 from typing import Any, Literal, Self
 
@@ -45,22 +45,14 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class EarlierJudgment(Brief):
-    """A text that was drawn and judged before this review."""
-
-    #: Whether a label was said to be right.
-    known: bool
-    #: Whether each candidate gives the right label.
-    right: tuple[bool, ...]
-
-
-@dataclass(frozen=True, slots=True, repr=False)
 class ReviewContext(Brief):
     """What is known where a review is drawn: the page shows it beside the texts."""
 
     #: Name of each candidate, the LLM's own labels first.
     candidates: tuple[str, ...] = ()
-    earlier: tuple[EarlierJudgment, ...] = ()
+    #: Of each text that was drawn and judged before: whether a label was said to be right, and
+    #: whether each candidate gives it.
+    earlier: tuple[tuple[bool, tuple[bool, ...]], ...] = ()
     #: Number of texts that candidates label differently; None: unknown.
     differing: int | None = None
     #: Number of texts without a label; None: unknown.
@@ -83,7 +75,6 @@ class ReviewContext(Brief):
     def record(self) -> dict[str, Any]:
         """Return the context for a review file."""
         return {field.name: getattr(self, field.name) for field in fields(self)} | {
-            "earlier": [astuple(judgment) for judgment in self.earlier],
             "descriptions": dict(self.descriptions),
             # JSON has no name of a file that is not UTF-8
             "run": [] if valid_text(" ".join(self.run) or "-") else self.run,
@@ -98,8 +89,7 @@ class ReviewContext(Brief):
                 str(given if isinstance(given, str) else given[0]) for given in record["candidates"]
             ),
             earlier=tuple(
-                EarlierJudgment(bool(known), tuple(map(bool, right)))
-                for *_, known, right in record["earlier"]
+                (bool(known), tuple(map(bool, right))) for *_, known, right in record["earlier"]
             ),
             differing=_optional_count(record["differing"]),
             unlabeled=_optional_count(record["unlabeled"]),
@@ -197,7 +187,6 @@ class Review(Listed[ReviewItem]):
         ranking: str = "",
     ) -> None:
         self._rows: list[ReviewItem] = list(items)
-        self._places = {item.text: item.index for item in items}
         self.labels = tuple(labels)
         self.texts = texts
         self.model = model
@@ -248,9 +237,10 @@ class Review(Listed[ReviewItem]):
         """
         item = item.text if isinstance(item, ReviewItem) else item
         if isinstance(item, str):
-            if item not in self._places:
+            places = [one.index for one in self if one.text == item]
+            if not places:
                 raise InvalidInputError(f"the text {item[:60]!r} is not in this review")
-            item = self._places[item]
+            item = places[-1]
         elif item not in range(len(self)):
             raise InvalidInputError(f"item {item} does not exist; there are {len(self)} items")
         answer = self._checked(label)
@@ -267,7 +257,6 @@ class Review(Listed[ReviewItem]):
         """Return a review of the same labels with other items."""
         made = copy(self)
         made._rows = list(items)  # noqa: SLF001
-        made._places = {item.text: item.index for item in items}  # noqa: SLF001
         made.asks = None
         return made
 

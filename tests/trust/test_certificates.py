@@ -179,7 +179,7 @@ def by_looks(trust, right, known, looks, random):
     n, first = len(trust), np.inf
     needed = -np.log(certificates.error_of(0.9, 0))
     texts = Strata.of(trust, known, right[known], np.zeros(len(known), bool))
-    places = certificates.strata_of(trust, texts.lowest)
+    places = certificates.cells_of(trust, texts.lowest, [len(trust)])
     ends = texts.texts[:, 0].cumsum()
     true = [right[:end].sum() >= 0.9 * end - 1e-9 for end in ends]
     open_ = np.ones(n, dtype=bool)
