@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import fsum
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from testnuc._base.checks import checked_choice, checked_number, checked_whole
 from testnuc._base.display import Brief
@@ -97,6 +97,8 @@ class _Method:
     """One sample, without few-shot examples."""
 
     __slots__ = ()
+    #: Whether the few-shot examples carry labels.
+    labeled: ClassVar[bool] = False
 
     @property
     def samples(self) -> int:
@@ -107,11 +109,6 @@ class _Method:
     def context(self) -> int:
         """Number of neighbors in the prompt as few-shot examples."""
         return 0
-
-    @property
-    def labeled(self) -> bool:
-        """Whether the few-shot examples carry labels."""
-        return False
 
     def reduce(self, samples: Sequence[Prediction]) -> Prediction:
         """Return the only sample."""
@@ -251,10 +248,7 @@ class TopKICLP(TopKICL):
         vote.
     """
 
-    @property
-    def labeled(self) -> bool:
-        """Whether the few-shot examples carry labels: True."""
-        return True
+    labeled: ClassVar[bool] = True
 
 
 def resolve(method: Any, *, texts_per_call: int = 1) -> Method:
