@@ -433,9 +433,7 @@ def _column(texts: Any) -> list[str]:
     shape: tuple[int, ...] = getattr(texts, "shape", ())
     if len(shape) == 2:
         if shape[1] != 1:
-            raise InvalidInputError(
-                f"X has shape {shape}; give a list of texts, or a table of one column"
-            )
+            raise InvalidInputError(f"X has shape {shape}; give a list of texts, or one column")
         texts = np.asarray(texts, dtype=object).ravel()
     given = _listed(texts, "X")
     if not given:

@@ -91,9 +91,7 @@ _OPEN = typer.Option(
 _IDS = typer.Argument(
     None, help="Start of an id, or the provider's id.", metavar="[ID]..", show_default=False
 )
-_ADDRESS = typer.Option(
-    None, help="The server of the batches; needed if the store names one on another machine."
-)
+_ADDRESS = typer.Option(None, help="Server of batches; needed if the store names one elsewhere.")
 _referee = partial(typer.Option, rich_help_panel="Referee")
 # labels, where no option names them
 _OF_HEAD, _OF_FILES = "the labels of --head", "those of the files"
@@ -140,9 +138,7 @@ def classify(
         "FILE",
         "Texts: .csv, .tsv, .xlsx, .json, .jsonl, .parquet, .txt (one a line), or - (stdin).",
     ),
-    output: str | None = output_to(
-        "A file of one of these kinds; default or -: JSON Lines to stdout."
-    ),
+    output: str | None = output_to("A file of these kinds; default or -: JSON Lines to stdout."),
     lane: Literal["live", "batch"] = typer.Option(
         "live",
         help="live, or batch: the provider's batch API, at half the price, within a day; see "
@@ -181,9 +177,7 @@ def classify(
 
 @runs(app, "evaluate:run", "run", labels="the labels in FILE")
 def evaluate(
-    file: str = argument(
-        "FILE", "Labeled texts, as for classify; or results with a column of correct labels."
-    ),
+    file: str = argument("FILE", "Labeled texts, as for classify; or results with correct labels."),
     label_column: str = typer.Option("label", help="Column or field with the correct label."),
     output: str | None = output_to("A .json file for all scores."),
     dry_run: bool = _DRY_RUN,
@@ -209,14 +203,10 @@ def review(
         help="decide: disputed labels; certify, count: at random; correct: least trusted.",
         show_default="mostly decide",
     ),
-    output: str | None = output_to(
-        "A .json file.", show_default="review.json, or review-2.json, .."
-    ),
+    output: str | None = output_to("A .json file.", show_default="review.json, review-2.json, .."),
     by_hand: bool = once(False, "--answer", help="Judge the texts in the terminal."),
     blind: bool = once(False, "--blind", help="Do not show what the LLM and candidates say."),
-    judge: str | None = once(
-        None, help="Who judges; the page and the agreement of judges name them."
-    ),
+    judge: str | None = once(None, help="Who judges; the page and the agreement name them."),
     judges: int | None = once(
         None, min=1, help="A file for each of these judges; a tenth of the texts is in all."
     ),
@@ -229,9 +219,7 @@ def review(
 def learn(
     source: str = _RESULTS_OR_STORE,
     judged: list[str] | None = _JUDGED,
-    at_random: bool = once(
-        False, "--at-random", help="The marked texts were drawn at random over all."
-    ),
+    at_random: bool = once(False, "--at-random", help="The marked texts were drawn at random."),
     protect: list[str] | None = _PROTECT,
     output: str | None = output_to("A file for all texts with the labels that follow."),
     overwrite: bool = _OVERWRITE,
@@ -373,16 +361,10 @@ def serve(
     max_texts: int = rare(1_000, help="Maximum number of texts in a request."),
     max_text_chars: int = rare(32_000, help="Maximum number of characters in a text."),
     max_body: int = rare(4 * 1024 * 1024, help="Maximum size of a request in bytes."),
-    max_pending: int = rare(
-        4_096, help="Maximum number of texts in progress; further requests get 429."
-    ),
+    max_pending: int = rare(4_096, help="Texts in progress, at most; further requests get 429."),
     request_timeout: float = rare(300.0, help="Seconds until a request times out."),
-    grace: float = rare(
-        0.0, help="Seconds after SIGTERM during which requests are still accepted."
-    ),
-    drain_timeout: float = rare(
-        30.0, help="Seconds after that for requests in progress to finish."
-    ),
+    grace: float = rare(0.0, help="Seconds after SIGTERM in which requests are still accepted."),
+    drain_timeout: float = rare(30.0, help="Seconds after that for requests to finish."),
 ) -> None:
     """Serve labels over HTTP: POST /v1/classify."""
 
@@ -393,9 +375,7 @@ def audit(
     review: str = writes("audit.json", help="The file of the texts to judge."),
     by_hand: bool = once(False, "--answer", help="Judge the texts in the terminal."),
     open_page: bool | None = _OPEN,
-    label_set: str | None = once(
-        None, "--labels", help="Of several label sets in the store: this, a file or a,b."
-    ),
+    label_set: str | None = once(None, "--labels", help="Of several label sets: a file or a,b."),
     since: str | None = once(
         None, help="Look for changes from this week on, such as 2026-W07; later runs do, too."
     ),
@@ -420,9 +400,7 @@ def report(
     by: str | None = _BY,
     period: _Period | None = _PERIOD,
     overwrite: bool = _OVERWRITE,
-    rows: int = typer.Option(
-        20_000, min=1, help="Maximum number of texts listed: those to review first."
-    ),
+    rows: int = typer.Option(20_000, min=1, help="Texts listed, at most: those to review first."),
 ) -> None:
     """Write an HTML page for judging and browsing results."""
 

@@ -185,8 +185,7 @@ def _answered(nuc: TestNUC, table: Table) -> list[Classification]:
     if (row := next(cut, None)) is not None:
         raise InvalidInputError(
             f"{source}, row {row}: the text is cut at {xlsx.CELL:,} characters, the most in "
-            "a cell; run the same `testnuc classify` with -o to a .csv, and take that (the answers "
-            "are stored)"
+            "a cell; run the same `testnuc classify` with -o to a .csv (the answers are stored)"
         )
     if later := table.later:
         to_stderr(
@@ -235,7 +234,5 @@ async def _take(nuc: TestNUC, answered: list[Classification]) -> None:
     await parts.store.put_predictions(rows)
     texts = list(dict.fromkeys(result.text for result in answered))
     if len(nuc) < len(texts):
-        to_stderr(
-            f"embedding {len(texts):,} texts; with --store, embeddings are stored for later runs"
-        )
+        to_stderr(f"embedding {len(texts):,} texts; --store stores them for later runs")
     await nuc.add(texts)

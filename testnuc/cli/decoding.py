@@ -48,8 +48,7 @@ def decoded(raw: bytes, name: str, encoding: str | None = None) -> tuple[str, st
         marked = marked or encoding
         if not encoding.startswith(marked.removesuffix("-sig")):
             raise InvalidInputError(
-                f"{name} begins with the mark of {marked}, and --encoding is {encoding}; leave out "
-                "--encoding"
+                f"{name} begins with the mark of {marked}, and --encoding is {encoding}; omit it"
             )
         encoding = marked if encoding == "utf-8" else encoding
     try:
@@ -68,7 +67,7 @@ def decoded(raw: bytes, name: str, encoding: str | None = None) -> tuple[str, st
         line = content.count("\n", 0, strange.start()) + 1
         what = "a zero byte" if strange[0] == "\0" else "a lone surrogate (half a character)"
         raise InvalidInputError(
-            f"{name} holds {what} in line {line}, which is no part of a text; remove it"
+            f"{name} holds {what} in line {line}, not part of a text; remove it"
         )
     return content, encoding
 

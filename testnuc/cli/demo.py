@@ -47,8 +47,7 @@ def run(_: SimpleNamespace) -> None:
         _report(results, gold)
         if sys.stdin.isatty() and sys.stdout.isatty():
             _say(
-                f"\nYour turn: judge {len(review)} messages, where strategies disagree. q skips "
-                "this step."
+                f"\nYour turn: judge {len(review)} messages, where strategies disagree. q skips it."
             )
             answer(review, str(place / "review.json"))
         by_hand = len(review.judged)

@@ -88,9 +88,7 @@ def run(given: SimpleNamespace) -> None:
         results = labeled
     pairs = not_judged([*zip(results, where, strict=True)], f"labeled texts of {file}")
     if left_out := len(where) - len(pairs):
-        to_stderr(
-            f"{left_out:,} texts that a person judged are left out: their label is the judgment"
-        )
+        to_stderr(f"{left_out:,} judged texts are left out: their label is the judgment")
     results, where = [row for row, _ in pairs], [at for _, at in pairs]
     if several:
         results = [with_empty_set(result) for result in results]

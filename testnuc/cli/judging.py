@@ -738,9 +738,7 @@ def _read_reviews(files: Sequence[str], *, settles: bool = False) -> Review:
     joined = join_reviews(reviews)
     to_stderr(str(joined))
     if joined.undecided and not settles:
-        to_stderr(
-            f"to settle those that are open: testnuc review {shlex.join(files)} -o joined.json"
-        )
+        to_stderr(f"to settle open ones: testnuc review {shlex.join(files)} -o joined.json")
     return joined.review
 
 

@@ -150,10 +150,7 @@ def _parsed(content: str, name: str, kind: str) -> Any:
 
 
 def _yaml(content: str, name: str) -> Any:
-    with needing(
-        f"{name} needs PyYAML; install it with: pip install 'testnuc[yaml]', or give a .json or "
-        ".csv file"
-    ):
+    with needing(f"{name} needs PyYAML: pip install 'testnuc[yaml]', or give a .json or .csv file"):
         import yaml
     if len(content) > _LONGEST_YAML:
         raise InvalidInputError(

@@ -99,9 +99,7 @@ def _client(
         help="A file (.txt, .json, .yaml; .csv or .xlsx: label, description) or a,b,c.",
         show_default=False,
     ),
-    model: str = typer.Option(
-        "openai/gpt-4o-mini", help="A model, such as openai/.. or local/zero-shot."
-    ),
+    model: str = typer.Option("openai/gpt-4o-mini", help="Such as openai/.. or local/zero-shot."),
     base_url: str | None = typer.Option(None, help="An OpenAI-compatible server."),
     embedder: str | None = typer.Option(
         None,
@@ -109,9 +107,7 @@ def _client(
         show_default="the store's, or sentence-transformers/all-MiniLM-L6-v2",
     ),
     store: str | None = _marked(
-        typer.Option(
-            None, help="Stores answers, so that each is requested once: a path, postgresql://.."
-        ),
+        typer.Option(None, help="Stores answers: each is requested once. A path, postgresql://.."),
         "writes",
     ),
     instructions: str | None = typer.Option(None, help="Your guidelines for the LLM."),
@@ -160,9 +156,7 @@ def _client(
     ),
     budget_usd: float | None = _limits(None, min=0, help="Maximum cost in US dollars."),
     budget_calls: int | None = _rare_limits(None, min=1, help="Maximum number of calls."),
-    budget_tokens: int | None = _rare_limits(
-        None, min=1, help="Maximum number of input and output tokens."
-    ),
+    budget_tokens: int | None = _rare_limits(None, min=1, help="Maximum input and output tokens."),
     max_concurrency: int = _rare_limits(64, min=1, help="Maximum number of concurrent calls."),
     requests_per_minute: int | None = _rare_limits(None, min=1, help="The provider's limit."),
     tokens_per_minute: int | None = _rare_limits(None, min=1, help="The provider's limit."),
@@ -220,8 +214,7 @@ def _require_distinct(options: Mapping[str, Any], given: Mapping[str, Any], conf
         both = "STORE" in one and two == "--store"
         if (two, other) in written and not both and _same(place, other):
             raise InvalidInputError(
-                f"{one} and {two} are one file, {place}; it was not changed: name another file for "
-                f"{two}"
+                f"{one} and {two} are one file, {place}; it is unchanged: name another for {two}"
             )
 
 
@@ -236,9 +229,7 @@ def require_folder(output: str) -> None:
     """Check that the folder of an output file exists."""
     folder = Path(output).absolute().parent
     if not folder.is_dir():
-        raise InvalidInputError(
-            f"{output}: there is no folder {Path(output).parent}; create it first"
-        )
+        raise InvalidInputError(f"{output}: no folder {Path(output).parent}; create it first")
     for path in (Path(output), Path(f"{output}.resume")):
         try:
             mode = path.stat().st_mode

@@ -63,9 +63,7 @@ async def with_options_of_run(client: Options, source: str) -> tuple[Options, An
                 f"judgments; if this is a copy of a folder, copy its hidden {PROJECT}, too"
             )
     elif Path(source).suffix.lower() in {".yaml", ".yml", ".json", ".txt"}:
-        raise InvalidInputError(
-            f"{existing(source)} holds no texts with labels; name a .csv of them"
-        )
+        raise InvalidInputError(f"{existing(source)} has no texts with labels; name a .csv of them")
     else:
         require_store(source)
     store = str(kept.where)
@@ -136,9 +134,7 @@ async def _scope_in(store: str, client: Options) -> dict[str, Any]:
             f"{await held_scopes(store)}; give the options of the run that is meant, or --run N"
         )
     if len(fitting) > 1:
-        to_stderr(
-            f"note: {store} has {len(fitting):,} such runs; the newest is used: {fitting[-1]}"
-        )
+        to_stderr(f"note: {store} has {len(fitting)} such runs; the newest is used: {fitting[-1]}")
         to_stderr(f"for another add --run N; to list them: testnuc store runs {store}")
     return _options_of(fitting[-1].facts, client) | {"labels": fitting[-1].labels}
 

@@ -141,8 +141,7 @@ def write_rows(
 
 def _pyarrow() -> tuple[Any, Any]:
     with needing(
-        "Parquet files need pyarrow; install it with: pip install 'testnuc[parquet]', or give a "
-        ".jsonl file"
+        "Parquet files need pyarrow: pip install 'testnuc[parquet]', or give a .jsonl file"
     ):
         import pyarrow as pa
         from pyarrow import parquet

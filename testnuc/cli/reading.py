@@ -421,8 +421,7 @@ def _fields(file: str, content: str, delimiter: str) -> list[list[str]]:
                 if lines and any(row[len(lines[0]) :]):
                     raise InvalidInputError(
                         f"{file}, line {start} has {len(row)} columns, the header {len(lines[0])}: "
-                        f"put texts that hold {named(delimiter)} in quotes, or name another "
-                        "--delimiter"
+                        f"quote texts that hold {named(delimiter)}, or name another --delimiter"
                     )
                 if row:
                     lines.append(row)
@@ -462,7 +461,6 @@ def _json_rows(file: str, content: str) -> Iterable[dict[str, Any]]:
                 line_of({name: value})
             except (orjson.JSONEncodeError, RecursionError) as exc:
                 raise InvalidInputError(
-                    f"{file}, row {number}: {name!r} is nested too deep to be written again; leave "
-                    "it out"
+                    f"{file}, row {number}: {name!r} is nested too deep to be written; leave it out"
                 ) from exc
         yield row

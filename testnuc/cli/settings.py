@@ -82,9 +82,7 @@ def _tables(path: Path) -> dict[str, Any]:
                 "of labels instead of listing them"
             )
         if any(line.count(".") > _MOST_DOTS for line in content.splitlines()):
-            raise ConfigurationError(
-                f"{path} has a line with more than {_MOST_DOTS:,} dots; break it"
-            )
+            raise ConfigurationError(f"{path} has a line with over {_MOST_DOTS:,} dots; break it")
         return tomllib.loads(content)
     except FileNotFoundError as exc:
         raise ConfigurationError(f"settings file {path} does not exist; check --config") from exc

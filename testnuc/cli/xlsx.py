@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from testnuc._base.checks import needing
 from testnuc._base.jsonl import write_whole
-from testnuc.cli.decoding import EMPTY_CELLS, named, rows_by_name
+from testnuc.cli.decoding import EMPTY_CELLS, rows_by_name
 from testnuc.errors import InvalidInputError
 from testnuc.records import cell_of
 
@@ -194,8 +194,7 @@ def write_rows(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, A
 def require() -> Any:
     """Return openpyxl, by which workbooks are read and written."""
     with needing(
-        "Excel files need openpyxl; install it with: pip install 'testnuc[xlsx]', or save the "
-        f"sheet as .csv (with {named(',')} or {named(';')})"
+        "Excel files need openpyxl: pip install 'testnuc[xlsx]', or save the sheet as .csv"
     ):
         import openpyxl
     return openpyxl

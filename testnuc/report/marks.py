@@ -65,9 +65,7 @@ def _several(label: str) -> list[str] | None:
 
 def _rows_of(path: str | os.PathLike[str]) -> list[dict[str, str]]:
     if Path(path).suffix.lower() != ".csv":
-        raise InvalidInputError(
-            f"{path} is not .csv, and no review; give marks.csv, or the .json of a review"
-        )
+        raise InvalidInputError(f"{path} is neither .csv nor a review; give marks.csv, or a review")
     try:
         content = bytes_of(path).decode("utf-8-sig")
     except UnicodeDecodeError as exc:

@@ -45,9 +45,7 @@ _LEAST_BYTES, _LEAST_BODIES = 64 * 1024 * 1024, 4
 #: Bytes at the start of a body that do not count, so that small requests are always accepted: the
 #: limit of connections bounds them.
 _SMALL = 64 * 1024
-_BUSY = (
-    "too many large requests arrive at the same time; retry in 5 s, or send fewer texts per request"
-)
+_BUSY = "too many large requests arrive at once; retry in 5 s, or send fewer texts per request"
 
 
 def request_id(request: web.Request) -> str:

@@ -163,9 +163,7 @@ class AuditWeek(Brief):
             if not (whole and all(map(is_chance, chances)) and len(sample) <= week.size > 0):
                 raise ValueError(numbers)  # noqa: TRY301
         except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as exc:
-            raise StoreError(
-                f"texts that were set aside for an audit are damaged: {exc!r}"
-            ) from exc
+            raise StoreError(f"texts set aside for an audit are damaged: {exc!r}") from exc
         return week
 
 

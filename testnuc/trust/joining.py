@@ -193,13 +193,10 @@ def _checked(reviews: Mapping[str, Review], batches: bool) -> Review:  # noqa: F
             raise InvalidInputError(f"{name} has another label set than the first review")
         rest = [item.text for other in reviews.values() if other is not review for item in other]
         if review.context.judges > 1 and {item.text for item in review}.intersection(rest):
-            raise InvalidInputError(
-                f"{name} joins several reviews: name it alone, or those that it joins"
-            )
+            raise InvalidInputError(f"{name} joins several: name it alone, or those that it joins")
         if not chosen and _whole(review) != _whole(first):
             raise InvalidInputError(
-                f"{name} has other texts than the first review; learn from one after the other: "
-                "judgments add up"
+                f"{name} has other texts than the first review; learn from each: judgments add up"
             )
     return first
 

@@ -176,8 +176,7 @@ def checked_labels(
     rows = list(once.values())
     if rows and rows[0].multilabel:
         raise InvalidInputError(
-            "labels cannot be checked where a text can have several: nothing says which of them "
-            "are confused"
+            "labels cannot be checked where a text can have several: nothing says what is confused"
         )
     given = Counter(row.own_label for row in rows if row.own_label is not None)
     names = tuple(names) or tuple(sorted(given))

@@ -539,9 +539,7 @@ class Learned(Brief):
         """Return whether a label is right in each judged text, and which of all texts have it."""
         rule = self.rule
         if not isinstance(rule, Thresholds):
-            raise InvalidInputError(
-                f"label is {label!r}, but a text has one label; leave label out"
-            )
+            raise InvalidInputError(f"label is {label!r}, but a text has one; leave label out")
         if label not in self.labels:
             raise InvalidInputError(
                 f"the label {label!r} is not in the label set{closest_label(label, self.labels)}"

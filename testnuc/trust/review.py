@@ -403,9 +403,7 @@ class Review(Listed[ReviewItem]):
                 f"{path} is not a review; name a file that `review` wrote, or its page saved"
             )
         if record.get("version") != _VERSION:
-            raise InvalidInputError(
-                f"{path} is not a review of this version of testnuc; save it again"
-            )
+            raise InvalidInputError(f"{path} is not a review of this version; save it again")
         try:
             labels = record["labels"]
             if not (isinstance(labels, list) and all(isinstance(label, str) for label in labels)):

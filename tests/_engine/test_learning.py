@@ -187,7 +187,7 @@ async def test_a_review_is_saved_and_loaded_whole(tmp_path):
     [
         ('{"refund": "wants money back"}', "; name a file that"),
         ('["refund"]', "; name a file that"),
-        ('{"format": "testnuc.review", "version": 99}', " of this version of testnuc; save it"),
+        ('{"format": "testnuc.review", "version": 99}', " of this version; save it"),
         ('{"answer": refund}', r": .*line 1 column 12"),
     ],
 )

@@ -103,7 +103,7 @@ def test_a_delimiter_in_texts_is_none_of_columns():
 def test_an_unquoted_delimiter_loses_no_text(tmp_path):
     file = tmp_path / "in.csv"
     file.write_text("id,text\n1,hello there\n2,well, that was lost before\n")
-    with pytest.raises(InvalidInputError, match=r"line 3 has 3 columns, the header 2: put texts"):
+    with pytest.raises(InvalidInputError, match=r"line 3 has 3 columns, the header 2: quote texts"):
         read_table(str(file), "text")
     # a trailing delimiter is no text
     file.write_text("id,text\n1,hello there,,\n2,well\n")

@@ -91,8 +91,8 @@ def test_what_is_no_file_of_results_is_told():
     Path("labels.json").write_text('{"a": "b"}')
     Path("tickets.csv").write_text("text\n" + "\n".join(TEXTS))
     for file, said in (
-        ("labels.yaml", "labels.yaml holds no texts with labels; name a .csv of them"),
-        ("labels.json", "labels.json holds no texts with labels; name a .csv of them"),
+        ("labels.yaml", "labels.yaml has no texts with labels; name a .csv of them"),
+        ("labels.json", "labels.json has no texts with labels; name a .csv of them"),
         ("none.yaml", "there is no file none.yaml"),
         ("tickets.csv", "texts without labels need `classify` first"),
     ):

@@ -100,10 +100,10 @@ def test_lines_within_a_text_are_no_lines_of_the_file(tmp_path):
     ("file", "options", "says"),
     [
         (None, [], "there is no file"),
-        ("results.txt", [], "holds no texts with labels"),
+        ("results.txt", [], "has no texts with labels"),
         ("results.docx", [], "is not an SQLite file"),
         ("results.jsonl", ["-o", "report.pdf"], "name a .html or .htm file"),
-        ("results.jsonl", ["-o", "no/such/report.html"], "there is no folder no/such"),
+        ("results.jsonl", ["-o", "no/such/report.html"], "no folder no/such; create it first"),
         ("results.jsonl", ["--text-column", "body"], "did you mean --text-column 'text'?"),
         ("results.jsonl", ["--rows", "0"], "'--rows'"),
         ("results.csv", [], "has no field 'nuc_label'"),

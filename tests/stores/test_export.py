@@ -210,7 +210,7 @@ def test_mistakes_are_one_line_and_exit_code_2(filled, tmp_path):
         (("export", foreign, file), "foreign.db"),
         (("export", path, tickets), "tickets.jsonl exists and is not an export of a store"),
         (("export", path, tmp_path / "a.csv"), "name a .jsonl or .parquet file"),
-        (("export", path, tmp_path / "none" / "a.jsonl"), "there is no folder"),
+        (("export", path, tmp_path / "none" / "a.jsonl"), "no folder"),
         (("export", path, tmp_path / "a.parquet"), "pip install 'testnuc[parquet]'"),
         (("import", tmp_path / "none.jsonl", target), "there is no file"),
         (("import", file, foreign), "foreign.db"),

@@ -275,7 +275,7 @@ def test_a_joined_review_is_no_further_judge_beside_those_that_it_joins(batches)
     people = {"ann": review_of(["a", "b", "c"]), "ben": review_of(["a", "c", "c"])}
     joined = join_reviews(people).review
     for both in ({**people, "joined": joined}, {"joined": joined, "ann": people["ann"]}):
-        with pytest.raises(InvalidInputError, match=r"joined joins several .* name it alone, or"):
+        with pytest.raises(InvalidInputError, match=r"joined joins several: name it alone, or"):
             join_reviews(both, batches=batches)
     # of another draw it has no text in common
     cay = review_of(["a", "b"], called="later")
