@@ -347,6 +347,7 @@ _ESCAPED = re.compile(
     r"%[0-9a-f]{2}|\\u00[0-9a-f]{2}|\\x[0-9a-f]{2}|\\.|&(?:#[0-9]{1,4}|#x[0-9a-f]{1,4}|[a-z]{2,6});",
     re.IGNORECASE,
 )
+_WORD = re.compile(r"\S+")
 _LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
 
 
@@ -365,8 +366,8 @@ def _if_mixed(run: re.Match[str]) -> str:
 def without_key(text: str, key: str | tuple[str, ...] | None) -> str:
     """Return `text` without the key and parts of it, in base64 and with escapes as well.
 
-    A part is what has eight characters or more in common with the key, in any case. `key` may be
-    several.
+    A part is what has eight characters or more in common with the key, in any case; of a word with
+    escapes nothing is left then. `key` may be several.
     """
     for one in (key,) if isinstance(key, str) else key or ():
         text = _without(text, one)
@@ -379,22 +380,33 @@ def _without(text: str, key: str) -> str:
     text = text.replace(key, "[key]")
     if len(key) < _SHARED or len(text) < _SHARED:
         return text
-    plain, places = _unescaped(text)
     parts = _parts(key)
     kept, at, end = [], 0, 0
     # one character each: some have two in lower case
-    lowered = plain.translate(_LOWER)
+    lowered = text.translate(_LOWER)
     while at + _SHARED <= len(lowered):
         if lowered[at : at + _SHARED] not in parts:
             at += 1
             continue
-        start = at
+        kept.append(text[end:at])
         while lowered[at : at + _SHARED] in parts:
             at += 1
         at += _SHARED - 1
-        kept.append(text[end : places[start]])
-        end = places[at]
-    return "[key]".join([*kept, text[end:]]) if kept else text
+        end = at
+    text = "[key]".join([*kept, text[end:]])
+    return _WORD.sub(lambda word: "[key]" if _is_escaped(word[0], parts) else word[0], text)
+
+
+def _is_escaped(word: str, parts: frozenset[str]) -> bool:
+    """Whether a word has a part of a key once its escapes are undone."""
+    for _ in range(_ESCAPES):
+        if not any(mark in word for mark in "%\\&"):
+            break
+        word = _ESCAPED.sub(_character, word)
+        lowered = word.translate(_LOWER)
+        if any(lowered[at : at + _SHARED] in parts for at in range(len(lowered))):
+            return True
+    return False
 
 
 @lru_cache(maxsize=16)
@@ -413,29 +425,9 @@ def _parts(key: str) -> frozenset[str]:
     )
 
 
-def _unescaped(text: str) -> tuple[str, list[int]]:
-    """Return a text without escapes, and where each of its characters begins; then the end."""
-    places = list(range(len(text) + 1))
-    for _ in range(_ESCAPES):
-        if not any(mark in text for mark in "%\\&"):
-            break
-        parts: list[str] = []
-        starts: list[int] = []
-        at = 0
-        for escape in _ESCAPED.finditer(text):
-            starts += [*range(at, escape.start()), escape.start()]
-            parts += [text[at : escape.start()], _character(escape[0])]
-            at = escape.end()
-        if not parts:
-            break
-        starts += range(at, len(text) + 1)
-        text = "".join([*parts, text[at:]])
-        places = [places[start] for start in starts]
-    return text, places
-
-
-def _character(escape: str) -> str:
+def _character(found: re.Match[str]) -> str:
     """Return the character that an escape stands for; another one, if it stands for several."""
+    escape = found[0]
     if escape[0] == "&":
         meant = html.unescape(escape)
         return meant if len(meant) == 1 else "&"
