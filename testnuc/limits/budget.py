@@ -7,12 +7,11 @@ the list in genai-prices, never from the network.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from testnuc.errors import BudgetExceededError, BudgetReservedError, ConfigurationError
 from testnuc.limits.policies import Budget
@@ -20,7 +19,6 @@ from testnuc.protocols import TokenUsage
 from testnuc.types import Usage
 
 T = TypeVar("T")
-_Waiter: TypeAlias = tuple["Amounts", "asyncio.Future[Reservation]"]
 
 #: Integers, so that sums are exact: 1e-12 US dollars, tokens, calls.
 Amounts = tuple[int, int, int]
@@ -75,8 +73,8 @@ class BudgetAccount:
         self._reserved = [0, 0, 0]
         #: The part of `_reserved` that batch jobs hold.
         self._batches = [0, 0, 0]
-        self._waiting: deque[_Waiter] = deque()
-        self._waiting_batches: deque[_Waiter] = deque()
+        #: What waits for each reservation: the amounts, and whether it is a batch job's.
+        self._waiting: dict[asyncio.Future[Reservation], tuple[Amounts, bool]] = {}
         #: Seconds that a call waits for what others have reserved; but the first, until one ends.
         #: A service sets it: then calls do not wait for a provider that is down, either.
         self.patience: float | None = None
@@ -112,12 +110,11 @@ class BudgetAccount:
         cost. `BudgetReservedError`: it may fit once they end, which takes longer than `patience`.
         """
         amounts = (pico_usd, tokens, calls)
-        waiting = self._waiting_batches if batch else self._waiting
-        first = not (waiting or (batch and self._waiting))
+        first = not any(batch or not job for _, job in self._waiting.values())
         if first and (reservation := self._grant(amounts, batch=batch)) is not None:
             return reservation
         future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
-        waiting.append((amounts, future))
+        self._waiting[future] = amounts, batch
         try:
             async with asyncio.timeout(0 if self._stuck else self.patience):
                 return await granted(future, self.release, self._drain)
@@ -174,13 +171,7 @@ class BudgetAccount:
 
     def _drain(self) -> None:
         """Grant waiting reservations in order, until one does not fit; calls before batch jobs."""
-        if self._granted(self._waiting, batch=False):
-            self._granted(self._waiting_batches, batch=True)
-
-    def _granted(self, waiting: deque[_Waiter], *, batch: bool) -> bool:
-        """Grant the reservations of a queue; return whether none is left."""
-        while waiting:
-            amounts, future = waiting[0]
+        for future, (amounts, batch) in sorted(self._waiting.items(), key=lambda one: one[1][1]):
             if not future.done():
                 try:
                     reservation = self._grant(amounts, batch=batch)
@@ -190,10 +181,9 @@ class BudgetAccount:
                     future.set_exception(error)
                 else:
                     if reservation is None:
-                        return False
+                        return
                     future.set_result(reservation)
-            waiting.popleft()
-        return True
+            del self._waiting[future]
 
     def _exceeded(self, which: int, amount: int, spent: int) -> BudgetExceededError:
         limit = self._limits[which] or 0

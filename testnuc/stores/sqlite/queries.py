@@ -18,6 +18,8 @@ from testnuc.stores.sqlite.database import POOL_SHIFT
 _BOUND = 500
 #: Stored form of a vector: little-endian float16 on every machine.
 _VECTOR = np.dtype("<f2")
+#: Vectors of the texts that are in a pool.
+_POOLED = "vectors JOIN pool ON pool.vector = vectors.id AND removed IS NULL"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +85,7 @@ def select_texts(
     connection: Connection, embedder: int, columns: str, hashes: Sequence[bytes]
 ) -> Iterator[Any]:
     """Yield columns of those texts that are in the pool."""
-    statement = (
-        f"SELECT {columns} FROM vectors JOIN pool ON pool.vector = vectors.id AND removed IS NULL "
-        "WHERE embedder = ? AND hash IN"
-    )
+    statement = f"SELECT {columns} FROM {_POOLED} WHERE embedder = ? AND hash IN"
     return select_in(connection, statement, hashes, embedder)
 
 
@@ -97,11 +96,9 @@ def select_vectors(
     now = state(connection, embedder)
     if now is None:
         return [None] * len(hashes)
-    if pooled:
-        rows = list(select_texts(connection, now.embedder, "hash, vectors.vector", hashes))
-    else:
-        statement = "SELECT hash, vector FROM vectors WHERE embedder = ? AND hash IN"
-        rows = list(select_in(connection, statement, hashes, now.embedder))
+    table = _POOLED if pooled else "vectors"
+    statement = f"SELECT hash, vectors.vector FROM {table} WHERE embedder = ? AND hash IN"
+    rows = list(select_in(connection, statement, hashes, now.embedder))
     vectors = to_vectors([blob for _, blob in rows], now.dim)
     found = dict(zip([text_hash for text_hash, _ in rows], vectors, strict=True))
     return [found.get(h) for h in hashes]
