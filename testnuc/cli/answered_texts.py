@@ -95,8 +95,7 @@ async def texts_for(
         if not rows:
             raise InvalidInputError(
                 f"{await held_scopes(source)}; it holds no text embedded by {parts.embedding.name} "
-                "that this model answered with these labels and settings: give the options of the "
-                "run that filled it"
+                "that this model answered with these labels and settings: give those of its run"
             )
         table = Table(rows, ["text"], "text", source)
     check_output(output, table)

@@ -175,8 +175,7 @@ def rows_by_name(
     """
     if len(header) > _MOST_COLUMNS:
         raise InvalidInputError(
-            f"{file} has {len(header):,} columns; at most {_MOST_COLUMNS:,} are read: leave out "
-            "those that are not needed"
+            f"{file} has {len(header):,} columns; at most {_MOST_COLUMNS:,} are read: remove others"
         )
     unnamed = {at for at, name in enumerate(header) if not name}
     cells = ((at, value) for line in lines for at, value in enumerate(line) if at in unnamed)

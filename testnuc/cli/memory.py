@@ -365,8 +365,7 @@ class AnswerStore:
                     file.write("*\n")
         except OSError as exc:
             raise InvalidInputError(
-                f"{self.folder} cannot be created: {exc.strerror or exc}; write the output "
-                "elsewhere, or name a --store"
+                f"{self.folder} cannot be created: {exc.strerror or exc}; name a --store elsewhere"
             ) from exc
 
 

@@ -107,8 +107,7 @@ def _size(array: Any) -> int:
 def _require_size(path: Path, size: int, most: int) -> None:
     if size > most:
         raise InvalidInputError(
-            f"{path} unpacks to more than {most:,} bytes, far more than a table of its size holds; "
-            "save it as .csv or .jsonl"
+            f"{path} unpacks to more than {most:,} bytes, far too many for its size; save a .csv"
         )
 
 

@@ -37,8 +37,7 @@ def read_marks(path: str | os.PathLike[str]) -> tuple[list[str], list[str] | lis
     for number, mark in enumerate(_rows_of(path), 1):
         if mark.get("text") is None or "right_label" not in mark:
             raise InvalidInputError(
-                f"{path}, mark {number} has no text and right_label; give a review (.json) or "
-                "marks that the page saved"
+                f"{path}, mark {number} has no text and right_label; give what the page saved"
             )
         text, label = mark["text"], mark["right_label"]
         if not label:
@@ -65,7 +64,9 @@ def _several(label: str) -> list[str] | None:
 
 def _rows_of(path: str | os.PathLike[str]) -> list[dict[str, str]]:
     if Path(path).suffix.lower() != ".csv":
-        raise InvalidInputError(f"{path} is neither .csv nor a review; give marks.csv, or a review")
+        raise InvalidInputError(
+            f"{path} is not .csv, and no review; give marks.csv, or the .json of a review"
+        )
     try:
         content = bytes_of(path).decode("utf-8-sig")
     except UnicodeDecodeError as exc:

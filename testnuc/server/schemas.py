@@ -153,8 +153,7 @@ def _checked_texts(given: dict[str, Any], settings: ServerSettings) -> list[Any]
         raise _invalid("texts is empty; give at least one text")
     if len(texts) > settings.max_texts:
         raise _invalid(
-            f"texts has {len(texts)} texts; at most {settings.max_texts} are allowed in a request; "
-            "send several requests"
+            f"texts has {len(texts)} texts; at most {settings.max_texts} are allowed: send several"
         )
     return texts
 

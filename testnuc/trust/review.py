@@ -317,8 +317,7 @@ class Review(Listed[ReviewItem]):
             return None if said is None else self._known(said)
         if isinstance(said, str) or not isinstance(said, Iterable):
             raise InvalidInputError(
-                f"the answer is {said!r}, but a text can have several labels here; give a list of "
-                "them, [] for none"
+                f"the answer is {said!r}, but a text can have several labels; give a list, or []"
             )
         names = [self._known(name) for name in said]
         # in one order, so that equal answers are equal strings
