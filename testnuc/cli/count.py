@@ -217,9 +217,7 @@ async def _read(store: str, chosen: str | None) -> tuple[list[AuditWeek], AuditW
         every = [AuditWeek.of(data) for _, data in await opened.learned() if is_audit(data)]
     every.sort(key=lambda week: (week.week, week.latest))
     if not every:
-        raise InvalidInputError(
-            "the store has no texts set aside; run `testnuc serve` with it and --audit 20/week"
-        )
+        raise InvalidInputError("no text is set aside; run `testnuc serve` with --audit 20/week")
     last = every[-1]
     listed = one_line(", ".join(last.labels), _LINE)
     digest = labels_hash(last.labels, last.context.descriptions)

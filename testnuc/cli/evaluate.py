@@ -221,9 +221,7 @@ def chosen(given: SimpleNamespace) -> None:
     judged = Review.load(path) if Path(path).exists() else None
     texts = {row.text for run in runs.values() for row in run}
     if judged is not None and not all(item.text in texts for item in judged):
-        raise InvalidInputError(
-            f"{path} is a review of other texts, and is kept; name another file with --review"
-        )
+        raise InvalidInputError(f"{path} is a review of other texts, and is kept; name another")
     rule = partial(choose, runs, margin=given.margin / 100, among=given.among)
     decide = partial(rule, costs=costs, cheapest=given.cheapest)
     choice = decide(judged)
@@ -272,9 +270,7 @@ def _labeled_by_each(given: SimpleNamespace) -> tuple[dict[str, Results], dict[s
 
 def _given_runs(given: SimpleNamespace) -> dict[str, Results]:
     if len({Path(file).resolve() for file in given.files}) < max(len(given.files), 2):
-        raise InvalidInputError(
-            "name two or more different files of results, or a file of texts and --model twice"
-        )
+        raise InvalidInputError("name two files of results, or one of texts and --model twice")
     if given.cheapest or given.dry_run:
         raise InvalidInputError("--cheapest and --dry-run need --model: files name no price")
     runs = {file: read_table(file, given.text_column).results for file in given.files}

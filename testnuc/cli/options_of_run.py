@@ -222,9 +222,7 @@ async def stored_runs(store: str | None) -> list[StoredRun]:
         # what a store of somebody else holds fails here, not later
         list(map(str, runs))
     except (AttributeError, LookupError, TypeError, ValueError) as exc:
-        raise StoreError(
-            f"what {store} says of a run is damaged ({exc!r:.200}); take another copy of it"
-        ) from exc
+        raise StoreError(f"a run in {store} is damaged ({exc!r:.200}); take another copy") from exc
     return runs
 
 

@@ -135,7 +135,7 @@ def diagnose(
             decision = replace(decision, kept=kept, min_nearest=reach)
     if count and shares.max() > _DOMINANT:
         warnings.append(
-            f"the labels are unbalanced: {shares.max():.0%} of the predictions have the same label"
+            f"labels are unbalanced: {shares.max():.0%} of the predictions have one label"
         )
     plain = slice(_DEFAULT_K + 1)
     winners = vote(labels[:, plain], cosines[:, plain], n_classes=n_classes).label
@@ -473,9 +473,7 @@ def target_shares(prior: str | Mapping[str, float] | None, names: Sequence[str])
         return None
     if isinstance(prior, str):
         if prior != "balanced":
-            raise InvalidInputError(
-                f"prior is {prior!r}; give 'balanced', a mapping of label to share, or None"
-            )
+            raise InvalidInputError(f"prior is {prior!r}; give 'balanced', label -> share, or None")
         return np.full(len(names), 1 / len(names))
     if not isinstance(prior, Mapping) or set(prior) != set(names):
         raise InvalidInputError("prior must map every label, and nothing else, to its share")

@@ -39,9 +39,7 @@ class Agreement(Brief):
         values = [] if self.kappa is None else [f"Cohen's kappa {_shown(self.kappa)}"]
         values.append(f"Krippendorff's alpha {_shown(self.alpha)}")
         equal, low, high = self.equal
-        return (
-            f"{', '.join(values)}.\nTheir judgments agree in {equal:.1%} ({low:.1%} to {high:.1%})."
-        )
+        return f"{', '.join(values)}.\nJudgments agree in {equal:.1%} ({low:.1%} to {high:.1%})."
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -529,9 +529,7 @@ class Learned(Brief):
         checked_whole("level", level, least=1)
         if level > len(levels):
             most = f"give 1 to {len(levels)}" if len(levels) else "the labels have no levels"
-            raise InvalidInputError(
-                f"level is {level}; {most}, or leave level out for the labels themselves"
-            )
+            raise InvalidInputError(f"level is {level}; {most}, or leave level out")
         found: Bools = levels[level - 1]
         return found
 

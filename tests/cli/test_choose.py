@@ -69,8 +69,8 @@ def test_runs_that_do_not_fit_are_refused():
     write("c.csv", wrong_at(2), TEXTS[:50])
     Path("plain.csv").write_text("text\na\nb\n")
     for files, problem in [
-        (["a.csv"], "two or more different files"),
-        (["a.csv", "./a.csv"], "two or more different files"),
+        (["a.csv"], "name two files of results"),
+        (["a.csv", "./a.csv"], "name two files of results"),
         (["a.csv", "b.csv"], "different labels"),
         (["a.csv", "plain.csv"], "give a file written by `testnuc classify`"),
     ]:

@@ -162,7 +162,7 @@ def test_agreement_is_that_of_the_libraries():
         assert made.alpha[0] == pytest.approx(expected)
         assert made.alpha[1] < expected < made.alpha[2]
     assert f"Cohen's kappa {two.kappa[0]:.2f} (" in str(two)
-    assert f"Their judgments agree in {two.equal[0]:.1%} (" in str(two)
+    assert f"Judgments agree in {two.equal[0]:.1%} (" in str(two)
 
 
 def test_how_often_judges_err_is_said_once_and_alike():
