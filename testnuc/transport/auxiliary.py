@@ -7,9 +7,9 @@ policy as calls.
 import asyncio
 import io
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from random import Random
 from typing import TypeVar
 
@@ -36,39 +36,6 @@ _LINES_AT_ONCE = 500
 _MOST_SECONDS = 3_600.0
 #: Additional seconds for each byte of an upload, for slow connections.
 _SECONDS_PER_BYTE = 1 / 50_000
-
-
-@dataclass(eq=False)
-class _Lines:
-    """Splits a download into its lines."""
-
-    #: Bytes that were received.
-    size: int = 0
-    #: The line that is incomplete; empty if it is too long.
-    rest: bytearray = field(default_factory=bytearray)
-    too_long: bool = False
-
-    def complete(self, piece: bytes) -> Iterator[bytes]:
-        """Yield the lines that the next piece completes, without empty ones."""
-        self.size += len(piece)
-        first, *others = piece.split(b"\n")
-        self._extend(first)
-        if others:
-            if self.rest:
-                yield bytes(self.rest)
-            self.rest.clear()
-            self.too_long = False
-            last = others.pop()
-            yield from filter(None, others)
-            self._extend(last)
-
-    def _extend(self, part: bytes) -> None:
-        if len(self.rest) + len(part) > MOST_BYTES and not self.too_long:
-            _log.warning("a line of a download is left out: it has more than %d bytes", MOST_BYTES)
-            self.too_long = True
-            self.rest.clear()
-        if not self.too_long:
-            self.rest += part
 
 
 @dataclass(eq=False)
@@ -124,7 +91,7 @@ class AuxiliaryRequests:
         """
 
         async def attempt() -> None:
-            lines = _Lines()
+            rest, size = bytearray(), 0
             patience = self.retry.timeout
             loop = asyncio.get_running_loop()
             stop = loop.time() + _MOST_SECONDS
@@ -138,12 +105,18 @@ class AuxiliaryRequests:
                 while piece := await response.content.readany():
                     # the whole download may take long, but it must not stall
                     timer.reschedule(min(loop.time() + patience, stop))
-                    for number, line in enumerate(lines.complete(piece)):
-                        take(line)
+                    size += len(piece)
+                    *ended, begun = piece.split(b"\n")
+                    for number, part in enumerate(ended):
+                        _pass_on(rest + part, take)
+                        rest.clear()
                         # a fast connection must not starve other tasks
                         if number % _LINES_AT_ONCE == 0:
                             await asyncio.sleep(0)
-                    if lines.size > _MOST_OF_DOWNLOAD:
+                    rest += begun
+                    # of a line that is too long, what shows that it is
+                    del rest[MOST_BYTES + 1 :]
+                    if size > _MOST_OF_DOWNLOAD:
                         endless = ServerError(
                             f"the download from {host(provider)} is longer than "
                             f"{_MOST_OF_DOWNLOAD / 2**30:g} GB, and no batch job has such results; "
@@ -152,8 +125,7 @@ class AuxiliaryRequests:
                         endless.retryable = False
                         raise endless
                     await asyncio.sleep(0)
-            if lines.rest:
-                take(bytes(lines.rest))
+            _pass_on(rest, take)
 
         await self._with_key(provider, lambda: self._retried(attempt))
 
@@ -202,6 +174,14 @@ class AuxiliaryRequests:
         if isinstance(error, ProviderError) and error.retry_after is None:
             error.retry_after = retry_after(headers, self.wall())
         raise error
+
+
+def _pass_on(line: bytearray, take: Callable[[bytes], None]) -> None:
+    """Pass a line of a download on, unless it is empty, or longer than any response."""
+    if len(line) > MOST_BYTES:
+        _log.warning("a line of a download is left out: it has more than %d bytes", MOST_BYTES)
+    elif line:
+        take(bytes(line))
 
 
 @asynccontextmanager
