@@ -89,8 +89,7 @@ class LabelSet:
         self.descriptions: Mapping[str, str] = MappingProxyType(descriptions)
         self.none_label = none_label
         self._index = {name: i for i, name in enumerate(self.names)}
-        #: Normalized labels -> position; -1 if labels share a form: then only the label itself
-        #: matches.
+        #: Normalized labels -> position; -1 if labels share a form: only the label itself matches.
         self._strict: dict[str, int] = {}
         self._loose: dict[str, int] = {}
         #: Longer replies are prose, not labels.

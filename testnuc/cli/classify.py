@@ -267,8 +267,7 @@ def _next_step(
 ) -> str | None:
     """Return a line on what to do with results next; None: there are no results.
 
-    `source` is the file or store that holds them, if one does. A file's options are noted beside
-    it, all but the store.
+    `source` is the file or store that holds them, if any; a file's note has all but the store.
     """
     if results.errors or not any(label is not None for label in results.labels):
         return None

@@ -39,8 +39,7 @@ async def with_options_of_run(client: Options, source: str) -> tuple[Options, An
     """Return the options, with those of the run behind a file of results or a store; the store.
 
     What the command line names wins; the environment and the settings file, which are for new runs,
-    do not. An embedder that only the user may name is not loaded: the command may do with stored
-    vectors.
+    do not. An embedder that only the user may name is not loaded: stored vectors may do.
     """
     kept, run = AnswerStore(source), dict[str, Any]()
     if holds_rows(source):

@@ -29,8 +29,7 @@ from testnuc.types import SEPARATOR, UNKNOWN, Classification, Prediction, row, s
 
 #: Default for the most results that a page lists.
 MOST_LISTED = 20_000
-#: Characters that could end the script element of the data or a line of JavaScript, or that
-#: UTF-8 cannot encode.
+#: Characters that could end the script of the data or a line of JavaScript, or are not UTF-8.
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 #: In order: a script uses what those before it define.
@@ -196,8 +195,7 @@ def contents(
     """Return the data about labels and texts that the page's script reads.
 
     Of more than `most` results, those to review first are listed; counts are over all results.
-    Where a text can have `several` labels, all of them are one string, in the order of the label
-    set.
+    Where a text can have `several` labels, they are one string, in the order of the label set.
     """
     rows = list(results)
     if several:

@@ -350,8 +350,7 @@ class ServedSet:
             yield Value(name, meaning, value, self._place)
 
 
-#: Seconds between two writes of how many texts got each label. A text that is set aside is written
-#: at once.
+#: Seconds between two writes of how many texts got each label; texts set aside are written at once.
 _SECONDS = 60.0
 
 

@@ -46,8 +46,7 @@ class Argmax(Brief):
     #: Coefficients of the trust calibration: float64[3], or, as read, those of each fold, which
     #: differ if an older version learned: float64[FOLDS, 3].
     coefficients: Float64s
-    #: Counts of texts on which a referee contradicted the LLM: another candidate agreed with the
-    #: referee; none did.
+    #: Texts on which a referee contradicted the LLM: another candidate agreed with it; none did.
     dissent: tuple[int, int] = (0, 0)
     #: Whether it is shown to be better, see `Dissent`: else its answers are not used.
     referee_better: bool = False
@@ -94,8 +93,7 @@ class Argmax(Brief):
     ) -> Int32s:
         """Return int32[b], the label of each text.
 
-        `found`, float32[b, C], are the probabilities of the model, and `grounds` those of the
-        bases.
+        `found`, float32[b, C], are the model's probabilities, and `grounds` those of the bases.
         """
         if self.decides != "head":
             return kept
@@ -192,23 +190,19 @@ def labels_of(
     `found`: float32[b, C], rows sum to 1; `label`: int32[b], -1 = none; `trust`: float64[b];
     `shares`: whether all labels that the model finds likely are candidates.
     """
-    b, at = len(label), np.arange(len(label))
     other, part = second(found, label)
     shown = shown_shares(found, label) if shares else np.zeros_like(found)
-    chosen = np.zeros(found.shape, dtype=np.bool_)
-    chosen[at[label >= 0], label[label >= 0]] = True
-    next_best = np.zeros_like(chosen)
-    next_best[at[other >= 0], other[other >= 0]] = True
+    chosen, next_best = (np.arange(found.shape[1]) == of[:, None] for of in (label, other))
     rows, columns = np.nonzero(chosen | next_best | (shown > 0))
     given = chosen[rows, columns]
     # of what is left: label and alternative together are at most 1
     rest = np.where(next_best[rows, columns], (1 - trust[rows]) * part[rows], np.nan)
-    levels = np.empty((b, 0))
+    levels = np.empty((len(label), 0))
     if tree is not None:
         # the chance that a parent is right: of the label, or of its siblings
         levels = trust[:, None] + (1 - trust[:, None]) * parts_by_level(found, label, tree)
     return Labels(
-        starts_of_rows(rows, b),
+        starts_of_rows(rows, len(label)),
         columns.astype(np.int32),
         # the label first, also where no shares are known
         shown[rows, columns] if shares else given.astype(np.float32),
@@ -246,8 +240,7 @@ def shown_shares(found: Float32s, label: Int32s) -> Float32s:
 def parts_by_level(found: Float32s, label: Int32s, tree: LabelTree) -> Float32s:
     """Return what the other labels below each parent of a label are given, float32[b, depth - 1].
 
-    Parts of what a model, whose probabilities are float32[b, C], gives all labels except the text's
-    own.
+    Parts of what a model, with probabilities float32[b, C], gives all labels but the text's own.
     """
     parts = np.zeros((len(found), tree.depth - 1), dtype=np.float32)
     at = np.flatnonzero(label >= 0)

@@ -186,8 +186,7 @@ class Dissent(NamedTuple):
     All three are evidence of neighbors and models, and not of people.
     """
 
-    #: Contradictions where candidates differ from the LLM: one of them agrees with the referee, or
-    #: none.
+    #: Contradictions where candidates differ from the LLM: one agrees with the referee, or none.
     backed: int
     alone: int
     #: Whether all three conditions hold.

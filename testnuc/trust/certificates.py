@@ -350,8 +350,7 @@ def certify(
     """Certify the largest part of the texts, highest trust first, that judgments prove accurate.
 
     It is about all cohorts together, or about the first ones alone, if more texts are proved so.
-    `ranking`: rankings frozen before that were drawn from; `endless`: for new texts of the same
-    kind.
+    `ranking`: rankings frozen before that were drawn from; `endless`: for new texts like these.
     """
     error = error_of(confidence, ranking)
 

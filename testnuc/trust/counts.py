@@ -75,8 +75,7 @@ class LabelCount(Brief):
     #: About how many more judgments would halve the interval; without one, would give one.
     judgments_needed: int
     #: The share less that in all other groups (of two that are compared, in the other), or, of all
-    #: rows by period, that of the later half less that of the earlier one; None: there is no other,
-    #: or one is unknown.
+    #: rows by period, that of the later half less that of the earlier; None: one is not known.
     difference: Share | None = None
 
     @property
@@ -576,8 +575,7 @@ class _Counting:
             self.notes.append(
                 f"{elsewhere:,} more texts are judged, of other files (or left out, or edited here)"
             )
-        #: int64[m], bool[m, C] twice: where judged texts are, their labels, and those that they may
-        #: have.
+        #: int64[m], bool[m, C] twice: where judged texts are, their labels, those they may have.
         self.rows = np.array([places[one.hash] for one in used], dtype=np.int64)
         self.drawn = np.array([bool(one.uniform) for one in used], dtype=np.bool_)
         self.hits, self.missing = np.zeros((2, len(used), len(self.labels)), dtype=np.bool_)

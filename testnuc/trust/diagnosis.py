@@ -22,8 +22,7 @@ class Candidate:
     #: Share of labels that the vote changes.
     changed: float
     #: Expected gain in accuracy: how much more often a held-out near neighbor agrees with the vote
-    #: than with the text's own label, extrapolated to similarity 1, and two standard errors below
-    #: and above.
+    #: than with the text's own label, extrapolated to similarity 1, and two standard errors around.
     gain: Share
     #: Share of labels that the vote changes, extrapolated to similarity 1.
     overruled: float

@@ -72,8 +72,7 @@ class Learned(Brief):
     name: str
     #: How scores become labels and trust: of the largest, or of all above their thresholds.
     rule: Argmax | Thresholds
-    #: Over the texts that some were drawn from: of the labels, or in the mean Jaccard index where a
-    #: text has several.
+    #: Over the texts that some were drawn from: of labels, or of several the mean Jaccard index.
     gain: Share
     #: All judged texts, in the order they were drawn; several labels are one string.
     judged: tuple[Judgment, ...]
@@ -88,8 +87,7 @@ class Learned(Brief):
     right: Bools
     person: Bools
     draws: Draws = field(repr=False)
-    #: bool[m]: which of the judged texts were drawn from `ranking`. They prove, and nothing was
-    #: learned from them.
+    #: bool[m]: which judged texts were drawn from `ranking`: they prove, and taught nothing.
     drawn: Bools = field(repr=False)
     #: The ranking of the texts by `trust`; "": an older version learned, and there is none.
     ranking: str = ""
@@ -695,8 +693,7 @@ def fallen(
 ) -> tuple[tuple[str, int, int], ...]:
     """Return the labels that less than half as many texts have as before, and both numbers.
 
-    Labels of the same texts before and after are int32[n], -1 = none. A loss of one or two texts
-    says nothing.
+    Labels of the same texts before and after are int32[n], -1 = none. A loss of two says nothing.
     """
     counts = (np.bincount(given[given >= 0], minlength=len(labels)) for given in (before, after))
     return tuple(

@@ -105,8 +105,7 @@ class JudgedSample:
     rows: Int64s
     #: bool[m], whether they are a random sample: drawn from their stratum, equally likely.
     drawn: Bools
-    #: bool[m, C or 1], whether it is unknown if they are a hit, as they were skipped: the interval
-    #: is wider.
+    #: bool[m, C or 1], whether they were skipped, so may be a hit or not: the interval is wider.
     missing: Bools
 
     def totals(
@@ -414,8 +413,7 @@ def label_accuracy(
     `given`, bool[n], are the texts with the label by a rule that does not know their judgments, and
     `true`, bool[m], those that have it by them; `strata`, bool or int64[n], are those that texts
     were drawn from; other arguments are as for `accuracy_of`. Bounds are exact (Clopper and
-    Pearson; hypergeometric ones of the precision in each stratum, as bad as can be in one without
-    draws).
+    Pearson; of the precision hypergeometric in each stratum, the worst case in one without draws).
     """
     strata, sample = strata.astype(np.int64), drawn & ~ranked
     here, of = given[rows], strata[rows]
