@@ -61,9 +61,7 @@ _REVIEWS = typer.Argument(
     None, help="Of several people: agreement is added.", metavar="[REVIEW]..", show_default=False
 )
 _DRY_RUN = once(False, "--dry-run", help="Estimate the cost without sending anything.")
-_OVERWRITE = once(
-    False, "--overwrite", help="Replace an output that exists.", rich_help_panel="Files"
-)
+_OVERWRITE = once(False, "--overwrite", help="Replace an existing output.", rich_help_panel="Files")
 _STORE = argument("STORE", "Path of an SQLite store, or postgresql://..")
 _FILE = argument("FILE", "A .jsonl or .parquet file.")
 _MERGE = once([], help="'LABEL = OTHER': texts with LABEL get the label OTHER; can be repeated.")
@@ -207,9 +205,7 @@ def review(
     by_hand: bool = once(False, "--answer", help="Judge the texts in the terminal."),
     blind: bool = once(False, "--blind", help="Do not show what the LLM and candidates say."),
     judge: str | None = once(None, help="Who judges; the page and the agreement name them."),
-    judges: int | None = once(
-        None, min=1, help="A file for each of these judges; a tenth of the texts is in all."
-    ),
+    judges: int | None = once(None, min=1, help="A file for each; a tenth of the texts is in all."),
     open_page: bool | None = _OPEN,
 ) -> None:
     """Draw texts, let a person judge them on a page, and learn from that; makes no call."""

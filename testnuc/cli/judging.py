@@ -226,7 +226,7 @@ async def learn(given: SimpleNamespace) -> None:
             "note: marked texts were chosen, not drawn, so they correct and train, but prove "
             "nothing; draw some with `testnuc review`, or give --at-random if they were drawn"
         )
-    if unfit := [repr(judgment.text[:60]) for judgment in learned.unfit[0][-_EXAMPLES:]]:
+    if unfit := [repr(judgment.text[:60]) for judgment in learned.unfit_among()[0][-_EXAMPLES:]]:
         to_stderr(f"note: a label may be missing: no label fits {', '.join(unfit)}, as you judged")
     if output is None or table is None or found is None:
         to_stderr("it labels all later texts, too; to write these with their new labels, add -o")

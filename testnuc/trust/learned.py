@@ -155,13 +155,11 @@ class Learned(Brief):
         """Those that labels added, split or removed since left open: a review asks them first."""
         return tuple(j for j in self.judged if j.reopened)
 
-    @property
-    def unfit(self) -> tuple[list[Judgment], int]:
-        """Judged texts that fit no label, if they are many of the random ones, and their number."""
-        return self.unfit_among(None)
+    def unfit_among(self, texts: Collection[str] | None = None) -> tuple[list[Judgment], int]:
+        """Return judged texts that fit no label, if many of the random ones, and their number.
 
-    def unfit_among(self, texts: Collection[str] | None) -> tuple[list[Judgment], int]:
-        """Return what `unfit` says of some texts alone, as those of a file; None: of all."""
+        `texts`: of these alone, as of a file.
+        """
         wanted = {*(texts or ())}
         here = [j for j in self.judged if texts is None or j.text in wanted]
         drawn = [j for j in here if j.source == "person" and j.uniform]
@@ -467,7 +465,7 @@ class Learned(Brief):
     def cautions(self) -> list[str]:
         """What to look at: unused judgments, errors of judges, labels that are lost or grow."""
         said = [*_open_again(self.reopened), errors_of_judges(self._agreed)]
-        if (found := self.unfit)[0]:
+        if (found := self.unfit_among())[0]:
             later = "later " * all(j.probability is None for j in found[0])
             of = f"{len(found[0]):,} of {found[1]:,} {later}texts that were drawn at random and"
             said.append(f"{of} judged fit no label: a label may be missing (docs/label-set.md).")

@@ -996,14 +996,14 @@ async def test_what_fitted_no_label_is_asked_about_first_when_one_is_added(goal)
         learned = await nuc.learn(review)
         page = await nuc.describe(await nuc.classify_many(texts))
     unfit = {item.text for item in review if item.answer is None}
-    assert {one.text for one in learned.unfit[0]} == unfit
+    assert {one.text for one in learned.unfit_among()[0]} == unfit
     said = f"{len(unfit)} of 60 texts that were drawn at random and judged fit no label"
     assert said in str(learned)
     assert said in page
     async with TestNUC(names, model=Says(lambda _: "renamed"), embedder=Clustered()) as nuc:
         results = await nuc.classify_many(texts)
         learned = await nuc.learn(review, was={"renamed": [old[0]]})
-        assert learned.unfit == ([], 0)
+        assert learned.unfit_among() == ([], 0)
         assert {one.text for one in learned.reopened} == unfit
         said = f"judged 'none of these' before the label set had '{new}': {len(unfit)}."
         assert said in str(learned)
